@@ -1,0 +1,70 @@
+"""Every pytree that crosses a folder.
+
+One convention holds everywhere: column t describes token t, so `logp[b, t] = log p(tokens[b, t] | tokens[b, :t])`.
+A row is `prompt ++ response ++ padding`, aligned to column 0 and padded on the right: a token's position is its column,
+and causal attention alone keeps padding out of every valid token's context.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+
+def pytree(cls):
+    """A frozen dataclass that JAX sees as a pytree with one child per field."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@pytree
+class Prompts:
+    """P prompts of at most Tp tokens; answers and other metadata stay on the host."""
+
+    tokens: jax.Array  # i32[P, Tp], padded on the right
+    mask: jax.Array  # bool[P, Tp], true on prompt tokens; at least one a row
+    problem: jax.Array  # i32[P], a problem's id: part of the key its responses are drawn with
+
+
+@pytree
+class Rollout:
+    """B sampled responses with the log-probs of the distributions that made them. T = Tp + the largest response."""
+
+    tokens: jax.Array  # i32[B, T]
+    response_mask: jax.Array  # bool[B, T], true on response tokens up to and including the first stop token
+    sampler_logp: jax.Array  # f32[B, T], of the filtered and tempered distribution that was drawn from; 0 off the mask
+    model_logp: jax.Array  # f32[B, T], of the model at the training temperature, no filters; 0 off the mask
+    problem: jax.Array  # i32[B]
+    sample: jax.Array  # i32[B], index of the response among its problem's
+    finished: jax.Array  # bool[B], whether a stop token ended it (false: cut at its length limit)
+
+
+@pytree
+class TrainBatch:
+    """What an update sees: B rows of T tokens, with everything but the current policy's log-probs precomputed."""
+
+    tokens: jax.Array  # i32[B, T]
+    response_mask: jax.Array  # bool[B, T]
+    behavior_logp: jax.Array  # f32[B, T], the policy that sampled, as the trainer computes it at the sampling temperature
+    reference_logp: jax.Array  # f32[B, T]
+    advantage: jax.Array  # f32[B, 1] or f32[B, T]
+    weight: jax.Array  # f32[B, T], constant correction per token (method: sampler-trainer mismatch); ones when unused
+
+
+@pytree
+class Reference:
+    """Bookkeeping of the reference policy; `params` is None when the reference is the behaviour policy itself."""
+
+    params: Any  # same tree as TrainState.params, or None
+    refreshed_at: jax.Array  # i32[], optimizer step of the last refresh
+    kl_average: jax.Array  # f32[], moving average of the token mean of w * k3(ref / policy)
+
+
+@pytree
+class TrainState:
+    """All that a step reads and writes, arrays only."""
+
+    step: jax.Array  # i32[], optimizer steps taken
+    params: Any  # float32 tree; under schedule-free the point y where gradients are taken
+    opt_state: Any
+    reference: Reference
+    skipped: jax.Array  # i32[2], updates skipped as non-finite: in all, and in a row up to now
