@@ -1,0 +1,62 @@
+"""The wrapper of every entry point: flags in; one line and an exit status out.
+
+Exit statuses: 0 done, 2 the user's mistake (one line, no traceback), 75 preempted after saving, 1 anything else.
+"""
+
+import contextlib
+import errno
+import sys
+
+from absl import flags, logging
+
+PREEMPTED = 75
+_STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
+
+
+class Mistake(Exception):
+    """Something that the user can mend; its text is the one line that they see."""
+
+
+@contextlib.contextmanager
+def door():
+    """Where user input enters: what a library raises about it inside becomes a `Mistake`."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ImportError, OSError, SyntaxError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise Mistake(" ".join(str(text).split())) from error
+
+
+def fail(message: str):
+    """Prints one line on stderr and leaves with the status of a user's mistake."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def run(main, argv=None):
+    """Parses absl flags, calls `main(argv) -> exit status or None`, and exits.
+
+    `--help` prints the docstring of main's module and its flags. A `Mistake`, a flag that does not parse, or a disk that is
+    full or read-only ends in one line and status 2.
+    """
+    argv = list(sys.argv if argv is None else argv)
+    logging.set_verbosity(logging.ERROR)
+    module = sys.modules[main.__module__]
+    if {"--help", "-h", "--helpfull"} & set(argv):
+        print((module.__doc__ or "").strip(), flags.FLAGS.module_help(module), sep="\n")
+        sys.exit(0)
+    try:
+        rest = flags.FLAGS(argv)
+        if rest[1:]:
+            raise flags.Error(f"unexpected argument {rest[1]!r}; options start with --")
+    except (flags.Error, ValueError, TypeError, AttributeError, LookupError, OSError, SyntaxError, ImportError) as error:
+        fail(" ".join(str(error).split()))
+    try:
+        status = main(rest)
+    except Mistake as mistake:
+        fail(str(mistake))
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRORS:
+            raise
+        fail(f"{error.strerror}: {error.filename or 'while writing'}; what was saved before is intact")
+    sys.exit(status or 0)

@@ -1,0 +1,16 @@
+"""Decoder-only transformers: shapes, the forward pass, and log-probabilities of given tokens."""
+
+from rpg_jax.models.config import SIZES, ModelConfig, named, parameter_count
+from rpg_jax.models.logprobs import token_logprobs, token_logprobs_and_entropy
+from rpg_jax.models.transformer import Model, unstack_layers
+
+__all__ = [
+    "SIZES",
+    "Model",
+    "ModelConfig",
+    "named",
+    "parameter_count",
+    "token_logprobs",
+    "token_logprobs_and_entropy",
+    "unstack_layers",
+]

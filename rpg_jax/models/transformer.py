@@ -1,0 +1,170 @@
+"""The decoder-only transformer (Qwen3, Qwen2.5 and Llama shapes) as functions of a plain parameter tree.
+
+Linen names the parameters of one block; everything around it is plain JAX. The tree has one layout, `{"embed", "layers",
+"final_norm"[, "head"]}` with every leaf of "layers" stacked along a leading layer axis. Training scans over that axis;
+sampling unstacks it once per rollout (`unstack_layers`) and unrolls.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rpg_jax.models.attention import causal_attention
+from rpg_jax.models.config import ModelConfig
+
+_kernel = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+_embedding = nn.initializers.normal(0.02)
+
+REMAT_POLICIES = {
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def rotate(x, positions, theta):
+    """Rotary position embedding in the half-split convention of Hugging Face. x [B, T, H, D], positions i32[B, T]."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions[..., None, None].astype(jnp.float32) * frequency
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+
+
+class Block(nn.Module):
+    """One pre-norm layer. `attend(q, k, v) -> (out, anything)` decides what the queries see and where k and v are kept."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    constrain: Callable
+
+    @nn.compact
+    def __call__(self, x, positions, attend):
+        config, batch_and_time = self.config, x.shape[:2]
+        dense = partial(nn.Dense, dtype=self.dtype, kernel_init=_kernel)
+        norm = partial(nn.RMSNorm, epsilon=config.norm_epsilon, dtype=self.dtype)
+
+        h = norm(name="attention_norm")(x)
+        q = dense(config.heads * config.head_dim, use_bias=config.qkv_bias, name="q")(h)
+        k = dense(config.kv_heads * config.head_dim, use_bias=config.qkv_bias, name="k")(h)
+        v = dense(config.kv_heads * config.head_dim, use_bias=config.qkv_bias, name="v")(h)
+        q, k, v = (z.reshape(*batch_and_time, -1, config.head_dim) for z in (q, k, v))
+        if config.qk_norm:
+            q, k = norm(name="q_norm")(q), norm(name="k_norm")(k)
+        q, k = rotate(q, positions, config.rope_theta), rotate(k, positions, config.rope_theta)
+        attended, kept = attend(q, k, v)
+        attended = attended.reshape(*batch_and_time, -1)
+        x = self.constrain(x + dense(config.hidden_size, use_bias=False, name="o")(attended), "residual")
+
+        h = norm(name="mlp_norm")(x)
+        gated = nn.silu(dense(config.mlp_size, use_bias=False, name="gate")(h))
+        h = self.constrain(gated * dense(config.mlp_size, use_bias=False, name="up")(h), "mlp")
+        return self.constrain(x + dense(config.hidden_size, use_bias=False, name="down")(h), "residual"), kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model's shape and how to compute it; holds no arrays, and hashes, so that it can be a static argument.
+
+    `attention(q, k, v) -> out` is the training attention and `constrain(array, name) -> array` pins activations to a mesh;
+    both are injected. `dtype` is that of the computation; parameters are float32 unless cast by the caller.
+    """
+
+    config: ModelConfig
+    dtype: jnp.dtype = jnp.float32
+    scan: bool = True
+    remat: str = "none"
+    attention: Callable = causal_attention
+    constrain: Callable = lambda array, name: array
+
+    def __post_init__(self):
+        if self.remat not in REMAT_POLICIES:
+            raise ValueError(f"unknown remat policy {self.remat!r}; known: {', '.join(REMAT_POLICIES)}")
+
+    def init(self, key):
+        """Random float32 parameters, `layers` stacked along axis 0. Jit it with out_shardings to make them sharded."""
+        config, norm = self.config, {"scale": jnp.ones(self.config.hidden_size)}
+        embed_key, layer_key, head_key = jax.random.split(key, 3)
+        x, positions = jnp.zeros((1, 1, config.hidden_size)), jnp.zeros((1, 1), jnp.int32)
+
+        def init_layer(key):
+            return self.block.init(key, x, positions, lambda q, k, v: (q, None))["params"]
+
+        params = {
+            "embed": {"embedding": _embedding(embed_key, (config.vocab_size, config.hidden_size))},
+            "layers": jax.vmap(init_layer)(jax.random.split(layer_key, config.layers)),
+            "final_norm": norm,
+        }
+        if not config.tied_embeddings:
+            params["head"] = {"kernel": _kernel(head_key, (config.hidden_size, config.vocab_size))}
+        return params
+
+    @property
+    def block(self):
+        return Block(self.config, self.dtype, self.constrain)
+
+    def embed(self, params, tokens):
+        """[B, T] token ids to [B, T, hidden] in the compute dtype."""
+        return self.constrain(jnp.take(params["embed"]["embedding"], tokens, axis=0).astype(self.dtype), "residual")
+
+    def normalize(self, params, x):
+        """The final RMSNorm: what the vocabulary projection reads."""
+        norm = nn.RMSNorm(epsilon=self.config.norm_epsilon, dtype=self.dtype)
+        return norm.apply({"params": params["final_norm"]}, x)
+
+    def hidden(self, params, tokens, positions=None):
+        """Final hidden states for training: tokens i32[B, T] -> [B, T, hidden], causal, no vocabulary projection."""
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+        def layer(x, layer_params):
+            attend = lambda q, k, v: (self.attention(q, k, v), None)
+            return self.block.apply({"params": layer_params}, x, positions, attend)
+
+        if self.remat != "none":
+            layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan)
+        x = self.embed(params, tokens)
+        if self.scan:
+            x, _ = jax.lax.scan(layer, x, params["layers"])
+        else:
+            for layer_params in unstack_layers(params)["layers"]:
+                x, _ = layer(x, layer_params)
+        return self.normalize(params, x)
+
+    def cached(self, params, tokens, positions, attend):
+        """One pass for sampling, unrolled over the layers of an unstacked tree.
+
+        Args:
+          params: the tree of `unstack_layers`.
+          tokens, positions: i32[B, T].
+          attend: (layer index, q, k, v) -> (out, kept); owns the KV cache.
+
+        Returns:
+          final hidden states [B, T, hidden] and the list of what `attend` kept, one a layer.
+        """
+        x, kept = self.embed(params, tokens), []
+        for index, layer_params in enumerate(params["layers"]):
+            x, keep = self.block.apply({"params": layer_params}, x, positions, partial(attend, index))
+            kept.append(keep)
+        return self.normalize(params, x), kept
+
+    def logits(self, params, hidden):
+        """Vocabulary projection: [..., hidden] -> [..., vocab], at least float32."""
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        if self.config.tied_embeddings:
+            table = params["embed"]["embedding"].astype(self.dtype)
+            return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=wide)
+        kernel = params["head"]["kernel"].astype(self.dtype)
+        return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=wide)
+
+
+def unstack_layers(params):
+    """The same weights with `layers` as a list of per-layer trees; its transpose is one concatenation per leaf."""
+    leaves, treedef = jax.tree.flatten(params["layers"])
+    layers = [treedef.unflatten(slices) for slices in zip(*(jnp.unstack(leaf) for leaf in leaves), strict=True)]
+    return {**params, "layers": layers}
