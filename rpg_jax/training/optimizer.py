@@ -1,0 +1,59 @@
+"""AdamW and schedule-free AdamW, and the two points of the latter.
+
+Schedule-free trains at y (`TrainState.params`, where gradients are taken) and is evaluated at x: rollouts, evaluation,
+the reference and exported weights use `evaluation_params`. Gradient clipping stays outside, in the update step: wrapped
+in `optax.chain` the state would hide from `schedule_free_eval_params`.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+
+class Optimizer(NamedTuple):
+    transformation: optax.GradientTransformation
+    evaluation_params: object  # (opt_state, params) -> params to sample from, evaluate and export
+
+
+def warmup_schedule(learning_rate, warmup_steps, decay="constant", total_steps=None):
+    """Learning rate at update t = 1, 2, …: linear to its peak at t = `warmup_steps`, then constant or a decay to zero."""
+    if decay not in ("constant", "linear", "cosine"):
+        raise ValueError(f"optimizer decay {decay!r}: expected constant, linear or cosine")
+
+    def schedule(t):
+        warm = jnp.minimum(1.0, t / max(warmup_steps, 1))
+        if decay == "constant":
+            return learning_rate * warm
+        done = jnp.clip((t - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)
+        return learning_rate * warm * (1.0 - done if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * done)))
+
+    return schedule
+
+
+def make_optimizer(
+    name, *, learning_rate, warmup_steps=0, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.0, decay=None, total_steps=None
+) -> Optimizer:
+    """`adamw` (Loshchilov & Hutter 2019) or `schedule_free_adamw` (Defazio et al. 2024, held against their package).
+
+    Args:
+      learning_rate: peak; warmup_steps: in optimizer updates.
+      decay: after warm-up: None or constant, linear, cosine to zero at `total_steps` updates; schedule-free has none.
+    """
+    if name == "adamw":
+        schedule = warmup_schedule(learning_rate, warmup_steps, decay or "constant", total_steps)
+        shifted = lambda count: schedule(count + 1)  # optax counts updates from 0
+        return Optimizer(optax.adamw(shifted, beta1, beta2, epsilon, weight_decay=weight_decay), lambda state, params: params)
+    if name == "schedule_free_adamw":
+        if decay is not None:
+            raise ValueError(f"optimizer decay {decay!r}: schedule-free AdamW has no decay; leave it unset")
+        schedule = warmup_schedule(learning_rate, warmup_steps)
+        # Built from parts: optax's own constructor warms its step size up one update later than its averaging weights.
+        base = optax.chain(
+            optax.scale_by_rms(decay=beta2, eps=epsilon, eps_in_sqrt=False, bias_correction=True),
+            optax.add_decayed_weights(weight_decay),
+            optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
+        )
+        transformation = optax.contrib.schedule_free(base, schedule, b1=beta1)
+        return Optimizer(transformation, optax.contrib.schedule_free_eval_params)
+    raise ValueError(f"unknown optimizer {name!r}; known: adamw, schedule_free_adamw")
