@@ -1,0 +1,89 @@
+"""From problems to arrays: one global order with one cursor, and rows of tokens. NumPy only."""
+
+from collections.abc import Sequence
+
+import grain
+import numpy as np
+
+from rpg_jax.data.problems import Problem
+
+
+class ProblemStream:
+    """An endless, seeded, globally shuffled order of problems, of which each process reads its share.
+
+    The order depends on the source and the seed alone, with a new shuffle every epoch. All processes hold the same cursor,
+    the number of problems that all of them together have been given: it is the whole state, so a run may resume on another
+    number of processes. (Grain's iterator state is per process and does not allow that.)
+    """
+
+    def __init__(self, source, seed: int, cursor=0, process_index=0, process_count=1):
+        """`source` is a sequence or grain.MapDataset of problems; `seed` is in 0..2**32 - 1."""
+        dataset = source if isinstance(source, grain.MapDataset) else grain.MapDataset.source(source)
+        if not len(dataset):
+            raise ValueError("the problem source is empty")
+        self._order = dataset.shuffle(seed).repeat()
+        self._cursor = cursor
+        self._process_index, self._process_count = process_index, process_count
+
+    def next(self, n: int) -> list[Problem]:
+        """This process's contiguous share of the next `n` problems of the global order."""
+        if n % self._process_count:
+            raise ValueError(f"a batch of {n} problems does not divide over {self._process_count} processes")
+        share = n // self._process_count
+        start = self._cursor + share * self._process_index
+        self._cursor += n
+        return [self._order[i] for i in range(start, start + share)]
+
+    def get_state(self) -> int:
+        """The cursor: problems given out so far, over all processes."""
+        return self._cursor
+
+    def set_state(self, cursor: int) -> None:
+        self._cursor = int(cursor)
+
+
+def prompt_rows(problems: Sequence[Problem], tokenizer, length: int, key="prompt_length"):
+    """Rows BOS + prompt, padded on the right.
+
+    Args:
+      length: tokens in a row, BOS included. key: the config key of that limit, for the error.
+
+    Returns:
+      (tokens i32[P, length], mask bool[P, length], problem ids i32[P]).
+
+    Raises:
+      ValueError: naming the first problem whose prompt is longer.
+    """
+    rows = [[tokenizer.bos_id, *tokenizer.encode(problem.prompt)] for problem in problems]
+    tokens, lengths = _pad(rows, problems, "prompt", length, tokenizer.pad_id, key)
+    return tokens, np.arange(length) < lengths[:, None], np.array([p.id for p in problems], np.int32)
+
+
+def supervised_rows(problems: Sequence[Problem], tokenizer, length: int, key="sequence_length"):
+    """Rows BOS + prompt ++ worked solution + EOS, padded on the right.
+
+    Returns:
+      (tokens i32[B, length], response_mask bool[B, length]); the mask is true on the solution and its EOS.
+
+    Raises:
+      ValueError: naming the first problem that does not fit in `length` tokens, and `key`.
+    """
+    prompts = [[tokenizer.bos_id, *tokenizer.encode(problem.prompt)] for problem in problems]
+    solutions = [[*tokenizer.encode(problem.solution), tokenizer.eos_id] for problem in problems]
+    rows = [prompt + solution for prompt, solution in zip(prompts, solutions, strict=True)]
+    tokens, lengths = _pad(rows, problems, "prompt and solution", length, tokenizer.pad_id, key)
+    starts = np.array([len(prompt) for prompt in prompts])
+    column = np.arange(length)
+    return tokens, (column >= starts[:, None]) & (column < lengths[:, None])
+
+
+def _pad(rows, problems, what, length, pad_id, key):
+    tokens = np.full((len(rows), length), pad_id, np.int32)
+    for i, (row, problem) in enumerate(zip(rows, problems, strict=True)):
+        if len(row) > length:
+            raise ValueError(
+                f"problem {problem.id} ({problem.task}): its {what} take {len(row)} tokens, more than {key}={length}; "
+                f"raise {key} to at least {len(row)}"
+            )
+        tokens[i, : len(row)] = row
+    return tokens, np.array([len(row) for row in rows])

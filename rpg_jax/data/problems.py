@@ -1,0 +1,98 @@
+"""Problems, and their life on disk: TFDS ArrayRecord datasets with the splits `train` and `heldout`."""
+
+import contextlib
+import dataclasses
+import io
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from rpg_jax.data.tasks import SPLITS, draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One problem. `id` is unique over both splits of a dataset and fits 31 bits: it keys the noise of its responses."""
+
+    id: int
+    task: str
+    prompt: str
+    solution: str  # worked, ends with the line `Answer: ...`
+    answer: str  # JSON, what the verifier needs
+
+
+def generate(tasks: dict[str, dict], train_size: int, heldout_size: int, seed: int) -> dict[str, list[Problem]]:
+    """Splits of `train_size` and `heldout_size` distinct problems *of each task*, tasks interleaved.
+
+    Ids count up from 0 through both splits. A task's problems depend on its own name, difficulty and the seed alone.
+    """
+    if not tasks:
+        raise ValueError("no tasks given")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed} must be in 0..2**32 - 1")
+    splits, next_id = {}, 0
+    for index, (split, size) in enumerate(zip(SPLITS, (train_size, heldout_size), strict=True)):
+        drawn = {
+            name: draw(name, split, size, np.random.default_rng([seed, index, *name.encode()]), **difficulty)
+            for name, difficulty in tasks.items()
+        }
+        rows = [(name, *drawn[name][i]) for i in range(size) for name in tasks]
+        splits[split] = [Problem(next_id + i, *row) for i, row in enumerate(rows)]
+        next_id += len(rows)
+    return splits
+
+
+class Problems(tfds.core.GeneratorBasedBuilder):
+    """The TFDS builder of generated problems."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    url_infos = None  # nothing is downloaded; TFDS 4.9.10 would look for checksums with a package that it does not require
+
+    def __init__(self, splits: dict[str, list[Problem]], **kwargs):
+        self._splits = splits
+        super().__init__(**kwargs)
+
+    def _info(self):
+        text = tfds.features.Text()
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Procedurally generated problems with worked solutions and checkable answers.",
+            features=tfds.features.FeaturesDict(
+                {"id": np.int32, "task": text, "prompt": text, "solution": text, "answer": text}
+            ),
+            disable_shuffling=True,  # Grain shuffles; on disk the order is that of the ids
+        )
+
+    def _split_generators(self, dl_manager):
+        return {name: self._generate_examples(problems) for name, problems in self._splits.items()}
+
+    def _generate_examples(self, problems):
+        for problem in problems:
+            yield problem.id, dataclasses.asdict(problem)
+
+
+def write(splits: dict[str, list[Problem]], directory) -> None:
+    """Writes the splits as a TFDS dataset `problems` under `directory`, quietly."""
+    with contextlib.redirect_stdout(io.StringIO()), _no_progress_bars():
+        Problems(splits, data_dir=str(directory), file_format="array_record").download_and_prepare()
+
+
+def read(directory, split: str):
+    """A random-access sequence of the records of one split: `source[i]` is a dict; see `to_problem`."""
+    path = f"{directory}/problems/{Problems.VERSION}"
+    return tfds.builder_from_directory(path).as_data_source(split=split)
+
+
+def to_problem(record: dict) -> Problem:
+    """A TFDS record as a `Problem`."""
+    texts = {key: record[key].decode() for key in ("task", "prompt", "solution", "answer")}
+    return Problem(id=int(record["id"]), **texts)
+
+
+@contextlib.contextmanager
+def _no_progress_bars():
+    tfds.display_progress_bar(False)
+    try:
+        yield
+    finally:
+        tfds.display_progress_bar(True)

@@ -1,0 +1,94 @@
+"""Task families: procedurally generated problems with difficulty knobs and worked solutions.
+
+A family is one entry of `TASKS`: a function that draws a problem and one that names it. To add a family, write both in a
+new file, list it here, and give `rpg_jax/rewards/verifiers.py` a verifier of the same name.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import inspect
+from collections.abc import Callable
+
+from rpg_jax.data.tasks import arithmetic, countdown, rewriting
+
+SPLITS = ("train", "heldout")
+HELDOUT_SHARE = 8  # one problem in so many is held out
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A family of problems.
+
+    `generate(rng, **difficulty) -> (prompt, solution, answer)`: three strings. The solution is worked step by step and ends
+    with the line `Answer: ...`; `answer` is JSON that holds what the verifier needs. Difficulty is keyword-only, with
+    defaults. `canonical(prompt) -> str` is equal for two prompts exactly when they pose the same problem.
+    """
+
+    generate: Callable[..., tuple[str, str, str]]
+    canonical: Callable[[str], str]
+
+
+TASKS = {
+    "arithmetic": Task(arithmetic.generate, arithmetic.canonical),
+    "countdown": Task(countdown.generate, countdown.canonical),
+    "rewriting": Task(rewriting.generate, rewriting.canonical),
+}
+
+
+def defaults(name: str) -> dict:
+    """The difficulty keys of a family and their default values."""
+    parameters = inspect.signature(_task(name).generate).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_difficulty(name: str, difficulty: dict) -> dict:
+    """The full difficulty of a family, given keys over its defaults; raises ValueError that names an unfit key."""
+    known = defaults(name)
+    for key, value in difficulty.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise ValueError(f"task {name!r} has no difficulty key {key!r}; {hint}")
+        if type(value) is not type(known[key]):
+            raise ValueError(f"task {name!r}: {key}={value!r} must be of type {type(known[key]).__name__}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"task {name!r}: {key}={value} must not be negative")
+    return known | difficulty
+
+
+def split_of(name: str, prompt: str) -> str:
+    """The split that a problem belongs to: a hash of its canonical form, so that no problem can be in both."""
+    digest = hashlib.blake2b(f"{name}\n{_task(name).canonical(prompt)}".encode(), digest_size=8).digest()
+    return SPLITS[int.from_bytes(digest, "big") % HELDOUT_SHARE == 0]
+
+
+def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str, str, str]]:
+    """`count` distinct problems of one split, as (prompt, solution, answer).
+
+    Raises ValueError for an unknown task or difficulty key, a count below 1, and a family that has fewer problems.
+    """
+    if count < 1:
+        raise ValueError(f"task {name!r} would have no {split} problems: {split}_size is {count} and must be at least 1")
+    task, difficulty = _task(name), check_difficulty(name, difficulty)
+    found, missed, patience = {}, 0, 2000 * HELDOUT_SHARE
+    while len(found) < count:
+        problem = task.generate(rng, **difficulty)
+        key = task.canonical(problem[0])
+        if key in found or split_of(name, problem[0]) != split:
+            missed += 1
+            if missed > patience:
+                settings = ", ".join(f"{k}={v!r}" for k, v in difficulty.items())
+                raise ValueError(
+                    f"task {name!r} has only about {len(found)} {split} problems with {settings}, and {split}_size asks "
+                    f"for {count}: ask for fewer or raise the difficulty"
+                )
+        else:
+            found[key], missed = problem, 0
+    return list(found.values())
+
+
+def _task(name: str) -> Task:
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}; known: {', '.join(TASKS)}")
+    return TASKS[name]

@@ -1,0 +1,46 @@
+"""Multi-step integer arithmetic, worked one operation a line.
+
+    Compute 47+5-8
+    47+5=52
+    52-8=44
+    Answer: 44
+"""
+
+import itertools
+import json
+import re
+
+from rpg_jax.data.tasks import chains
+
+
+def generate(rng, *, steps=3, operand=9, maximum=99, operators="+-"):
+    """One problem: `steps` operations, operands in 1..operand, every running value in 0..maximum.
+
+    `operators` is any of "+-*". Raises ValueError for settings under which no problem exists.
+    """
+    chains.check_operators("arithmetic", operators)
+    if "/" in operators:
+        raise ValueError(f"task 'arithmetic': operators={operators!r} must be out of '+-*'")
+    if not (steps and operand and maximum):
+        raise ValueError(f"task 'arithmetic': {steps=}, {operand=} and {maximum=} must all be at least 1")
+    for _ in range(1000):
+        start = total = int(rng.integers(1, maximum + 1))
+        chain, lines = [], []
+        for _ in range(steps):
+            operator, number = operators[rng.integers(len(operators))], int(rng.integers(1, operand + 1))
+            before, total = total, chains.OPERATORS[operator](total, number)
+            if not 0 <= total <= maximum:
+                break
+            chain.append((operator, number))
+            lines.append(f"{before}{operator}{number}={total}\n")
+        else:
+            return f"Compute {chains.text(start, chain)}\n", f"{''.join(lines)}Answer: {total}", json.dumps(total)
+    raise ValueError(f"task 'arithmetic': {steps=} with {operators=} seldom stays within 0..{maximum=}; raise maximum")
+
+
+def canonical(prompt: str) -> str:
+    """The chain with each run of additions and subtractions, or of multiplications, sorted: they commute."""
+    numbers, operators = re.findall(r"\d+", prompt), re.findall(r"[-+*]", prompt)
+    operators.insert(0, "*" if operators[0] == "*" else "+")
+    runs = itertools.groupby(zip(operators, numbers, strict=True), key=lambda step: step[0] == "*")
+    return " ".join(operator + number for _, run in runs for operator, number in sorted(run))

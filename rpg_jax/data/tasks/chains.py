@@ -1,0 +1,34 @@
+"""Chains: an integer and a sequence of (operator, operand) applied to it from left to right."""
+
+from fractions import Fraction
+
+OPERATORS = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: Fraction(a) / b,
+}
+
+
+def check_operators(task: str, operators: str) -> None:
+    """Raises ValueError unless `operators` is a non-empty string of distinct members of OPERATORS."""
+    if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
+        raise ValueError(f"task {task!r}: operators={operators!r} must be distinct characters out of '{''.join(OPERATORS)}'")
+
+
+def text(start: int, steps) -> str:
+    """The chain in standard notation, with parentheses only where precedence asks for them: (1+2)*3."""
+    expression, is_sum = str(start), False
+    for operator, operand in steps:
+        if operator in "*/" and is_sum:
+            expression = f"({expression})"
+        expression, is_sum = f"{expression}{operator}{operand}", operator in "+-"
+    return expression
+
+
+def value(start: int, steps):
+    """The chain's exact value, int or Fraction."""
+    total = start
+    for operator, operand in steps:
+        total = OPERATORS[operator](total, operand)
+    return total
