@@ -1,0 +1,99 @@
+"""RPG-REINFORCE with RPG-Style Clip on three generated task families, on a laptop CPU.
+
+    python -m rpg_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+
+Hardware: 2 CPU cores.
+Variants: `:smoke` is the same path in a fraction of a minute, for tests.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config(variant=""):
+    config = ConfigDict()
+    config.seed = 0
+    config.steps = 40
+
+    config.model = ConfigDict(dict(size="tiny", dtype="float32", scan=False, remat="none"))
+    config.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1))
+    config.data = ConfigDict(
+        dict(
+            directory="runs/data",
+            seed=0,
+            train_size=8000,  # problems of each task
+            heldout_size=64,
+            vocab_size=512,
+            tasks=ConfigDict(dict(arithmetic=ConfigDict(), countdown=ConfigDict(), rewriting=ConfigDict())),
+        )
+    )
+    config.warm_start = ConfigDict(
+        dict(steps=150, batch=64, microbatch_rows=8, learning_rate=2e-3, warmup_steps=20, save_every=50)
+    )
+    config.rollout = ConfigDict(
+        dict(
+            prompts=32,
+            samples=8,
+            max_prompt=40,
+            max_new=56,
+            slots=128,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            dynamic_sampling=True,
+            oversample=1.5,
+            max_batches=8,
+            overlong_buffer=8,
+            overlong_factor=1.0,
+        )
+    )
+    config.reward = ConfigDict(
+        dict(function=placeholder(str), workers=2, timeout_seconds=5.0, memory_mb=1024, max_failures=0.1)
+    )
+    config.objective = ConfigDict(
+        dict(
+            name="rpg",
+            advantage="group_mean",
+            divergence="urkl",
+            estimator="reinforce",
+            clip="rpg",
+            level=placeholder(str),
+            reduction=placeholder(str),
+            denominator=placeholder(float),
+            beta=1e-4,
+            clip_low=placeholder(float),
+            clip_high=placeholder(float),
+            clip_c=placeholder(float),
+            z_old=placeholder(float),
+        )
+    )
+    config.reference = ConfigDict(dict(mode="iterative", every=placeholder(int), kl_target=placeholder(float)))
+    config.update = ConfigDict(dict(epochs=1, minibatch_prompts=16, microbatch_rows=8, logprob_chunk=128))
+    config.optimizer = ConfigDict(
+        dict(
+            name="schedule_free_adamw",
+            learning_rate=1e-3,
+            warmup_steps=10,
+            decay=placeholder(str),
+            beta1=0.9,
+            beta2=0.99,
+            epsilon=1e-8,
+            weight_decay=0.0,
+            clip_norm=1.0,
+        )
+    )
+    config.evaluation = ConfigDict(dict(every=10, k=8, temperature=1.0))
+    config.checkpoint = ConfigDict(dict(every=10, keep_last=2, most_skipped=10))
+    config.log = ConfigDict(dict(tensorboard=True, wandb=placeholder(str)))
+
+    if variant == "smoke":
+        config.steps = 3
+        config.data.update(dict(train_size=300, heldout_size=4))
+        config.warm_start.update(dict(steps=6, batch=16, save_every=3))
+        config.rollout.update(dict(prompts=4, samples=4, slots=12, dynamic_sampling=False))
+        config.update.update(dict(minibatch_prompts=2, microbatch_rows=4))
+        config.evaluation.update(dict(every=2, k=4))
+        config.checkpoint.update(dict(every=1))
+    elif variant:
+        raise ValueError(f"unknown variant {variant!r} of configs/quickstart.py; known: smoke")
+    return config

@@ -1,0 +1,100 @@
+"""From sampled responses to what an update learns from: log-probs of the fixed policies, rewards, advantages."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from rpg_jax import parallel
+from rpg_jax.models import token_logprobs_and_entropy, unstack_layers
+from rpg_jax.objectives import advantages
+from rpg_jax.objectives import metrics as metric
+from rpg_jax.training.update import split_rows
+from rpg_jax.types import TrainBatch
+
+ADVANTAGES = {
+    "group_mean": advantages.group_mean,
+    "group_mean_std": advantages.group_mean_std,
+    "leave_one_out": advantages.leave_one_out,
+    "batch_mean": advantages.batch_mean,
+}
+
+
+def make_sampling_params(model, optimizer, mesh):
+    """Builds the jitted `policy(state) -> params to sample from`: x of schedule-free, cast, unstacked, laid out anew."""
+
+    def policy(state):
+        params = optimizer.evaluation_params(state.opt_state, state.params)
+        return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), params))
+
+    def shardings(state):
+        return parallel.shardings(mesh, jax.eval_shape(policy, state), parallel.SAMPLING)
+
+    cache = {}
+
+    def call(state):
+        if not cache:
+            cache["policy"] = jax.jit(policy, out_shardings=shardings(state))
+        return cache["policy"](state)
+
+    return call
+
+
+def make_experience(model, optimizer, mesh, *, rows, temperature, logprob_chunk, advantage):
+    """Builds the jitted `experience(state, rollout, reward f32[P, G]) -> (TrainBatch, metrics)`.
+
+    The behavior policy is the one that sampled (x under schedule-free), recomputed by the trainer at the sampling
+    temperature; the reference is the behavior policy itself unless the state holds another.
+    """
+    if advantage not in ADVANTAGES:
+        raise ValueError(f"unknown advantage {advantage!r}; known: {', '.join(ADVANTAGES)}")
+
+    def score(params, tokens, mask):
+        def one(micro):
+            return token_logprobs_and_entropy(model, params, *micro, temperature=temperature, chunk=logprob_chunk)
+
+        return jax.tree.map(
+            lambda x: x.reshape(tokens.shape), jax.lax.map(one, split_rows(mesh, (tokens, mask), rows))
+        )
+
+    def experience(state, rollout, reward):
+        tokens, mask = rollout.tokens, rollout.response_mask
+        params = optimizer.evaluation_params(state.opt_state, state.params)
+        behavior, entropy = score(params, tokens, mask)
+        reference = behavior if state.reference.params is None else score(state.reference.params, tokens, mask)[0]
+        batch = TrainBatch(
+            tokens=tokens,
+            response_mask=mask,
+            behavior_logp=behavior,
+            reference_logp=reference,
+            advantage=ADVANTAGES[advantage](reward).reshape(-1, 1),
+            weight=jnp.ones_like(behavior),
+        )
+        batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
+        gap = jnp.abs(behavior - rollout.model_logp)
+        metrics = {
+            "entropy": metric.masked_mean(entropy, mask),
+            "sampler_logp_gap": metric.masked_mean(gap, mask),
+            "sampler_logp_gap_max": metric.masked_max(gap, mask),
+            "response_length": metric.mean_of(mask.sum(-1)),
+            "finished": metric.mean_of(rollout.finished),
+        }
+        return batch, metrics
+
+    return jax.jit(experience)
+
+
+@jax.jit
+def take_rows(tree, rows):
+    """The given rows of every [B, ...] leaf."""
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+@jax.jit
+def merge_rows(kept, fresh, source):
+    """Row i of the result is row `source[i]` of `fresh`, or row i of `kept` where `source[i]` is -1."""
+
+    def merge(old, new):
+        taken = new[jnp.maximum(source, 0)]
+        return jnp.where((source >= 0).reshape(-1, *(1,) * (new.ndim - 1)), taken, old)
+
+    return jax.tree.map(merge, kept, fresh)

@@ -1,0 +1,170 @@
+"""The RL loop: rollouts, rewards, log-probs of the fixed policies, epochs of minibatches, reference, evaluation."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rpg_jax.objectives import metrics as metric
+from rpg_jax.training.experience import take_rows
+from rpg_jax.training.rollout import Preempted
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSettings:
+    """How a step's groups are learned from, and when to look and save. Counts are RL steps unless named otherwise."""
+
+    steps: int
+    seed: int
+    prompts: int  # groups a step
+    samples: int  # responses a group
+    minibatch_prompts: int
+    microbatch_rows: int
+    epochs: int
+    evaluate_every: int
+    save_every: int
+    most_skipped: int  # non-finite updates in a row that end the run
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if field.name != "seed" and getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1")
+        rows = self.minibatch_prompts * self.samples
+        if self.prompts % self.minibatch_prompts:
+            raise ValueError(
+                f"update.minibatch_prompts ({self.minibatch_prompts}) does not divide rollout.prompts ({self.prompts})"
+            )
+        if rows % self.microbatch_rows:
+            raise ValueError(
+                f"update.microbatch_rows ({self.microbatch_rows}) does not divide the {rows} rows of a minibatch "
+                f"(update.minibatch_prompts {self.minibatch_prompts} x rollout.samples {self.samples})"
+            )
+
+    def minibatches(self, step: int):
+        """Row indices of each minibatch of each epoch; whole groups, shuffled anew every epoch."""
+        for epoch in range(self.epochs):
+            groups = np.random.default_rng([self.seed, step, epoch]).permutation(self.prompts)
+            for some in groups.reshape(-1, self.minibatch_prompts):
+                yield (some[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The jitted and host functions of a step, built in `train.py`."""
+
+    sampling_params: Callable  # (state) -> params
+    collect: Callable  # (params, stream, step) -> Collected
+    experience: Callable  # (state, rollout, reward) -> (TrainBatch, metrics)
+    update: Callable  # (state, batch, count) -> (state, metrics)
+    refresh: Callable  # (state) -> state with a new reference
+    evaluate: Callable  # (params, ...) -> Evaluation
+    reference: Any  # ReferenceSchedule
+    stream: Any  # ProblemStream
+    checkpoints: Any
+    log: Any
+    should_stop: Callable
+
+
+class Clock:
+    """Wall time of the phases of a step, under `time/<name>`."""
+
+    def __init__(self, **seconds):
+        self.seconds, self._mark = dict(seconds), time.perf_counter()
+
+    def lap(self, name):
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._mark
+        self._mark = now
+
+    def skip(self):
+        self._mark = time.perf_counter()
+
+
+def host(metrics, prefix) -> dict:
+    """Metrics of a step as floats."""
+    return {f"{prefix}/{name}": float(value.value()) for name, value in jax.device_get(metrics).items()}
+
+
+def rl_step(parts: Parts, settings: LoopSettings, state, step):
+    """One RL step; returns the new state, what was collected, and the step's log row."""
+    if parts.reference.is_due(state):
+        state = parts.refresh(state)
+    collected = parts.collect(parts.sampling_params(state), parts.stream, step)
+    clock = Clock(**collected.seconds)
+    batch, before = parts.experience(state, collected.rollout, jnp.asarray(collected.reward))
+    jax.block_until_ready(batch)
+    clock.lap("experience")
+    count = settings.minibatch_prompts * settings.samples // settings.microbatch_rows
+    during = None
+    for rows in settings.minibatches(step):
+        state, metrics = parts.update(state, take_rows(batch, rows), jnp.int32(count))
+        during = metrics if during is None else metric.merge(during, metrics)
+    row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during, "train")
+    clock.lap("update")
+    trained = float(batch.response_mask.sum()) * settings.epochs
+    row |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
+    row["throughput/rollout_tokens_per_second"] = collected.tokens / clock.seconds["rollout"]
+    row["throughput/update_tokens_per_second"] = trained / clock.seconds["update"]
+    row["train/updates"], row["train/skipped_updates"] = int(state.step), int(state.skipped[0])
+    return state, collected, row
+
+
+def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
+    """Trains from `start` to the last step, writing logs and checkpoints.
+
+    Args:
+      totals: running sums that survive a resume: `seconds`, `tokens`; updated in place.
+
+    Returns:
+      (state, steps done, whether it was told to stop). Raises RuntimeError after too many non-finite updates in a row.
+    """
+    begin, seconds_before = time.perf_counter(), totals["seconds"]
+
+    def save(step, state, cursor, score=None, wait=False):
+        totals["seconds"] = seconds_before + time.perf_counter() - begin
+        parts.checkpoints.save(step, state, {"cursor": cursor, "totals": totals}, metric=score, wait=wait)
+
+    def evaluated(step):
+        clock = Clock()
+        found = parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop).metrics()
+        clock.lap("evaluation")
+        return {f"eval/{name}": value for name, value in found.items()} | {"time/evaluation": clock.seconds["evaluation"]}
+
+    if start == 0:
+        row = evaluated(0)
+        if parts.should_stop():
+            return state, 0, True
+        parts.log.write({"step": 0, **row})
+    with parts.log.progress("RL", start, settings.steps) as progress:
+        for step in range(start, settings.steps):
+            cursor = parts.stream.get_state()
+            try:
+                if parts.should_stop():
+                    raise Preempted
+                state, collected, row = rl_step(parts, settings, state, step)
+            except Preempted:
+                if parts.checkpoints.latest_step() != step:
+                    save(step, state, cursor, wait=True)
+                return state, step, True
+            totals["tokens"] += collected.tokens
+            done, last = step + 1, step + 1 == settings.steps
+            due = done % settings.evaluate_every == 0 or last
+            if due:
+                row |= evaluated(done)
+                due = not parts.should_stop()  # an evaluation that was cut short says nothing
+                row = row if due else {k: v for k, v in row.items() if not k.startswith("eval/")}
+            parts.log.write({"step": done, **row}, samples=collected.examples)
+            progress(done, accuracy=row["train/accuracy"], reward=row["train/reward"], entropy=row["train/entropy"])
+            if int(state.skipped[1]) >= settings.most_skipped:
+                raise RuntimeError(
+                    f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss or gradient and were skipped; "
+                    f"the newest checkpoint is from before them. Lower optimizer.learning_rate, or look at train/ratio_max"
+                )
+            if due or done % settings.save_every == 0:
+                score = next((v for k, v in row.items() if k.startswith("eval/all/mean@") and k[-1].isdigit()), None)
+                save(done, state, parts.stream.get_state(), score, wait=last)
+    return state, settings.steps, False

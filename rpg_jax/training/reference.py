@@ -1,0 +1,56 @@
+"""When the reference policy is renewed (method: Figure 9 and the released scripts).
+
+`iterative` is the default: each rollout's behavior policy is the reference, and only its log-probs are kept. The others hold
+a parameter tree in `TrainState.reference`, renewed between rollouts only and so frozen within one.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from rpg_jax import parallel
+from rpg_jax.types import Reference, TrainState
+
+MODES = ("iterative", "every", "kl_target", "fixed")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceSchedule:
+    """`every`: in optimizer updates. `kl_target`: in nats, on the moving average of the token mean of w k3(ref/policy)."""
+
+    mode: str = "iterative"
+    every: int | None = None
+    kl_target: float | None = None
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise ValueError(f"unknown reference.mode {self.mode!r}; known: {', '.join(MODES)}")
+        for name, mode in (("every", "every"), ("kl_target", "kl_target")):
+            value = getattr(self, name)
+            if (value is not None) != (self.mode == mode):
+                needs = "must be given" if value is None else "cannot matter and must be left unset"
+                raise ValueError(f"reference.{name} {needs} with reference.mode={self.mode}")
+            if value is not None and value <= 0:
+                raise ValueError(f"reference.{name} is {value}; it must be above 0")
+
+    def is_due(self, state: TrainState) -> bool:
+        """Whether the coming rollout gets a new reference; reads scalars from the device."""
+        if self.mode == "every":
+            return int(state.step) - int(state.reference.refreshed_at) >= self.every
+        return self.mode == "kl_target" and float(state.reference.kl_average) > self.kl_target
+
+
+def make_refresh(optimizer, mesh):
+    """Builds the jitted `refresh(state) -> state` whose reference is a copy of the policy that samples (x if schedule-free)."""
+
+    @jax.jit
+    def copy(state):
+        params = jax.tree.map(jnp.copy, optimizer.evaluation_params(state.opt_state, state.params))
+        params = jax.lax.with_sharding_constraint(params, parallel.shardings(mesh, params))
+        return Reference(params, state.step, jnp.zeros(()))
+
+    def refresh(state):
+        return TrainState(state.step, state.params, state.opt_state, copy(state), state.skipped)
+
+    return refresh

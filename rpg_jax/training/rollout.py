@@ -1,0 +1,149 @@
+"""Collecting a step's groups: prompts, responses, rewards, and dynamic sampling until the batch is full."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from rpg_jax import parallel
+from rpg_jax.data import prompt_rows
+from rpg_jax.rewards import overlong_penalty
+from rpg_jax.sampling import Sampling, generate
+from rpg_jax.training.experience import merge_rows, take_rows
+from rpg_jax.types import Prompts, Rollout
+
+
+EXAMPLES = 3  # responses a step to write down
+
+
+class Preempted(Exception):
+    """Raised between decode segments when the job was asked to stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutSettings:
+    """How responses are made; lengths in tokens."""
+
+    prompts: int  # groups a step
+    samples: int  # responses a group
+    max_prompt: int
+    max_new: int
+    slots: int
+    temperature: float
+    dynamic_sampling: bool  # drop groups whose accuracies are all equal
+    oversample: float  # prompts generated at a time, as a multiple of `prompts`
+    max_batches: int  # generation batches a step at most
+    overlong_buffer: int  # soft punishment over the last so many tokens
+    overlong_factor: float
+
+    def __post_init__(self):
+        for name in ("prompts", "samples", "max_prompt", "max_new", "slots", "max_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"rollout.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.samples < 2 and self.dynamic_sampling:
+            raise ValueError("rollout.dynamic_sampling needs rollout.samples of at least 2: one response is always uniform")
+        if self.oversample < 1:
+            raise ValueError(f"rollout.oversample is {self.oversample}; it must be at least 1")
+        if self.temperature <= 0:
+            raise ValueError(f"rollout.temperature is {self.temperature}; training samples from the policy, so it must be above 0")
+        if not 0 <= self.overlong_buffer < self.max_new:
+            raise ValueError(f"rollout.overlong_buffer ({self.overlong_buffer}) must be under rollout.max_new ({self.max_new})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collected:
+    """A full batch of groups, problem-major: row p * samples + s."""
+
+    rollout: Rollout
+    reward: np.ndarray  # f32[P, G], shaped
+    metrics: dict
+    examples: list  # of dicts, for samples.jsonl
+    seconds: dict  # rollout and reward
+    tokens: int  # response tokens generated, dropped groups included
+
+
+def respond(model, params, tokenizer, mesh, problems, *, samples, max_prompt, max_new, rows, **settings):
+    """Samples responses to problems; returns the Rollout (rows problem-major) and the response texts [P][G].
+
+    `rows` pads the prompts with requests that are not run, so that one compiled shape serves any remainder.
+    """
+    padded = problems + [problems[0]] * (rows - len(problems))
+    prompts = parallel.to_global(mesh, parallel.ROWS, Prompts(*prompt_rows(padded, tokenizer, max_prompt)))
+    limits = np.where(np.arange(rows) < len(problems), max_new, 0).astype(np.int32)
+    rollout = generate(model, params, prompts, samples=samples, max_new=max_new, limits=limits, **settings)
+    tokens, mask = np.asarray(rollout.tokens), np.asarray(rollout.response_mask)
+    texts = [tokenizer.decode(row[keep].tolist()) for row, keep in zip(tokens, mask, strict=True)]
+    return rollout, [texts[p * samples : (p + 1) * samples] for p in range(len(problems))]
+
+
+def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key, should_stop: Callable[[], bool]):
+    """Builds `collect(params, stream, step) -> Collected`, which advances the stream by whole generation batches.
+
+    Raises RuntimeError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
+    """
+    groups, samples = settings.prompts, settings.samples
+    fresh = int(np.ceil(groups * settings.oversample)) if settings.dynamic_sampling else groups
+    sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
+
+    def one_batch(params, stream, step, seconds):
+        """Generates and scores `fresh` groups: problems, rollout, texts, accuracy [P, G], shaped reward [P, G], failures."""
+        begin = time.perf_counter()
+        problems = stream.next(fresh)
+        rollout, texts = respond(
+            model, params, tokenizer, mesh, problems, samples=samples, max_prompt=settings.max_prompt, rows=fresh,
+            max_new=settings.max_new, key=key, step=step, sampling=sampling, slots=settings.slots, should_stop=should_stop,
+        )  # fmt: skip
+        if should_stop():
+            raise Preempted
+        lengths = np.asarray(rollout.response_mask).sum(-1).reshape(-1, samples)
+        scored = time.perf_counter()
+        scores = scorer.score(problems, texts)
+        penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
+        seconds["rollout"] += scored - begin
+        seconds["reward"] += time.perf_counter() - scored
+        return problems, rollout, texts, scores.correct, 2.0 * scores.correct - 1.0 + penalty, lengths, scores.failures
+
+    def collect(params, stream, step):
+        seconds, seen, kept, filled = {"rollout": 0.0, "reward": 0.0}, [], None, 0
+        kept_reward = np.zeros((groups, samples), np.float32)
+        while filled < groups:
+            if len(seen) == settings.max_batches:
+                raise RuntimeError(starved(step, filled, seen))
+            seen.append(one_batch(params, stream, step, seconds))
+            _, rollout, _, correct, reward, *_ = seen[-1]
+            chosen = np.flatnonzero(usable(correct))[: groups - filled]
+            source = np.full((groups, samples), -1)
+            source[filled : filled + len(chosen)] = chosen[:, None] * samples + np.arange(samples)
+            kept_reward[filled : filled + len(chosen)] = reward[chosen]
+            kept = take_rows(rollout, np.arange(groups * samples)) if kept is None else kept
+            kept = merge_rows(kept, rollout, source.reshape(-1))
+            filled += len(chosen)
+        correct, reward, lengths = (np.concatenate([batch[i] for batch in seen]) for i in (3, 4, 5))
+        metrics = {
+            "accuracy": float(correct.mean()),
+            "reward": float(reward.mean()),
+            "kept_fraction": float(usable(correct).mean()),
+            "generation_batches": len(seen),
+            "reward_failures": sum(len(batch[6]) for batch in seen),
+        }
+        problems, _, texts, correct, reward, *_ = seen[0]
+        examples = [
+            dict(problem=p.id, task=p.task, prompt=p.prompt, response=t[0], answer=p.answer, correct=float(c[0]), reward=float(r[0]))
+            for p, t, c, r in zip(problems[:EXAMPLES], texts, correct, reward, strict=False)
+        ]
+        return Collected(kept, kept_reward, metrics, examples, seconds, int(lengths.sum()))
+
+    def usable(correct):
+        """Which groups say anything: those whose accuracies differ, decided before shaping."""
+        return (correct != correct[:, :1]).any(1) | (not settings.dynamic_sampling)
+
+    def starved(step, filled, seen):
+        accuracy = np.concatenate([batch[3] for batch in seen])
+        return (
+            f"step {step}: dynamic sampling kept {filled} of the {groups} groups that a step needs after {len(seen)} generation "
+            f"batches ({usable(accuracy).sum()} of {len(accuracy)} groups were not uniform; mean accuracy {accuracy.mean():.3f}); "
+            f"raise rollout.max_batches or rollout.oversample, or change the tasks' difficulty"
+        )
+
+    return collect

@@ -1,0 +1,111 @@
+"""One optimizer update from a minibatch: gradients of microbatches added up under the minibatch's own denominator.
+
+The number of microbatches is traced and the gradient is taken inside the loop, so one compilation serves any count, and
+how a minibatch is cut changes memory and speed but neither loss nor gradient.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+
+from rpg_jax import parallel
+from rpg_jax.models import token_logprobs
+from rpg_jax.objectives import metrics as metric
+from rpg_jax.types import Reference, TrainState
+
+KL_AVERAGE_DECAY = 0.9  # of the moving average that the `kl_target` reference schedule watches
+
+
+def init_state(model, optimizer, mesh, params) -> TrainState:
+    """A fresh state around given parameters; takes ownership of them. No separate reference policy yet."""
+
+    def build(params):
+        zero = jnp.zeros((), jnp.int32)
+        reference = Reference(None, zero, jnp.zeros(()))
+        return TrainState(zero, params, optimizer.transformation.init(params), reference, jnp.zeros(2, jnp.int32))
+
+    shapes = jax.eval_shape(build, params)
+    return jax.jit(build, out_shardings=parallel.shardings(mesh, shapes))(params)
+
+
+def init_params(model, mesh, seed: int):
+    """Random parameters, each device making only its shards."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    shapes = jax.eval_shape(model.init, key)
+    return jax.jit(model.init, out_shardings=parallel.shardings(mesh, shapes))(key)
+
+
+def split_rows(mesh, tree, rows: int):
+    """[B, ...] leaves to [B / rows, rows, ...], rows spread over the mesh. For use inside jit."""
+    sharding = NamedSharding(mesh, parallel.MICROBATCHES)
+    return jax.tree.map(
+        lambda x: jax.lax.with_sharding_constraint(x.reshape(-1, rows, *x.shape[1:]), sharding), tree
+    )
+
+
+def make_update(
+    model, objective, optimizer, mesh, state_shardings, *, rows, temperature, clip_norm, logprob_chunk, denominator=None
+):
+    """Builds the jitted `update(state, batch: TrainBatch, count) -> (state, metrics)`; `state` is donated.
+
+    `rows` is the microbatch size and must divide the batch; only the first `count` (i32[]) microbatches are used.
+    `denominator` is the number that reduction="constant" divides by. An update whose loss or gradient is not finite is
+    skipped and counted in `state.skipped`.
+    """
+
+    def loss(params, micro, total):
+        with jax.named_scope("policy_logprobs"):
+            logp = token_logprobs(
+                model, params, micro.tokens, micro.response_mask, temperature=temperature, chunk=logprob_chunk
+            )
+        value, metrics = objective(
+            logp,
+            micro.behavior_logp,
+            micro.advantage,
+            micro.response_mask,
+            reference_logp=micro.reference_logp,
+            weight=micro.weight,
+            denominator=total,
+        )
+        return value, metrics
+
+    def update(state, batch, count):
+        micro_batches = split_rows(mesh, batch, rows)
+        total = objective.count(batch.response_mask) if denominator is None else denominator
+        gradient = jax.value_and_grad(loss, has_aux=True)
+
+        def body(index, carry):
+            micro = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), micro_batches)
+            value, metrics, grads = carry
+            (more, more_metrics), more_grads = gradient(state.params, micro, total)
+            return value + more, metric.merge(metrics, more_metrics), jax.tree.map(jnp.add, grads, more_grads)
+
+        first = jax.tree.map(lambda x: x[0], micro_batches)
+        (value, metrics), _ = jax.eval_shape(gradient, state.params, first, total)
+        start = jnp.zeros(value.shape, value.dtype), metric.empty(metrics), jax.tree.map(jnp.zeros_like, state.params)
+        value, metrics, grads = jax.lax.fori_loop(0, count, body, start)
+
+        with jax.named_scope("optimizer"):
+            norm = optax.global_norm(grads)
+            finite = jnp.isfinite(value) & jnp.isfinite(norm)
+            scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
+            grads = jax.tree.map(lambda g: g * scale, grads)
+            steps, opt_state = optimizer.transformation.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, steps)
+        average = state.reference.kl_average
+        average += (1 - KL_AVERAGE_DECAY) * (metrics["kl_reference_weighted"].value() - average)
+        taken = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            reference=Reference(state.reference.params, state.reference.refreshed_at, average),
+            skipped=state.skipped * jnp.array([1, 0]),
+        )
+        not_taken = TrainState(state.step, state.params, state.opt_state, state.reference, state.skipped + 1)
+        state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), taken, not_taken)
+        metrics = {**metrics, "loss": metric.mean_of(value), "grad_norm": metric.mean_of(norm)}
+        metrics["update_norm"] = metric.mean_of(jnp.where(finite, optax.global_norm(steps), 0.0))
+        return state, metrics
+
+    return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings, None))
