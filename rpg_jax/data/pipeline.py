@@ -11,9 +11,9 @@ from rpg_jax.data.problems import Problem
 class ProblemStream:
     """An endless, seeded, globally shuffled order of problems, of which each process reads its share.
 
-    The order depends on the source and the seed alone, with a new shuffle every epoch. All processes hold the same cursor,
-    the number of problems that all of them together have been given: it is the whole state, so a run may resume on another
-    number of processes. (Grain's iterator state is per process and does not allow that.)
+    The order depends on the source and the seed alone, with a new shuffle every epoch. All processes hold the same
+    cursor, the number of problems given to all of them together: it is the whole state, so a run may resume on
+    another number of processes. (Grain's iterator state is per process and does not allow that.)
     """
 
     def __init__(self, source, seed: int, cursor=0, process_index=0, process_count=1):

@@ -44,7 +44,7 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
       log: called with one line when something had to be made.
 
     Raises:
-      ValueError: for an unknown task or key, or settings under which a split cannot be filled. Nothing is left behind then.
+      ValueError: for an unknown task or key, or settings under which a split cannot be filled. Nothing is left then.
     """
     tasks = {name: check_difficulty(name, dict(difficulty)) for name, difficulty in tasks.items()}
     settings = dict(tasks=tasks, train_size=train_size, heldout_size=heldout_size, seed=seed, vocab_size=vocab_size)
@@ -60,6 +60,7 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
     try:
         splits = problems.generate(tasks, train_size, heldout_size, seed)
         problems.write(splits, building)
+        shutil.rmtree(building / "downloads", ignore_errors=True)  # TFDS makes it, empty
         texts = (text for problem in splits["train"] for text in (problem.prompt, problem.solution))
         (building / "tokenizer.model").write_bytes(train_tokenizer(texts, vocab_size))
         (building / "settings.json").write_text(text + "\n")

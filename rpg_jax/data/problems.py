@@ -12,9 +12,9 @@ from rpg_jax.data.tasks import SPLITS, draw
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One problem. `id` is unique over both splits of a dataset and fits 31 bits: it keys the noise of its responses."""
+    """One problem, as its generator made it."""
 
-    id: int
+    id: int  # unique over both splits of a dataset, 31 bits: it keys the noise of the problem's responses
     task: str
     prompt: str
     solution: str  # worked, ends with the line `Answer: ...`
@@ -46,7 +46,7 @@ class Problems(tfds.core.GeneratorBasedBuilder):
     """The TFDS builder of generated problems."""
 
     VERSION = tfds.core.Version("1.0.0")
-    url_infos = None  # nothing is downloaded; TFDS 4.9.10 would look for checksums with a package that it does not require
+    url_infos = None  # no downloads, no checksums: TFDS 4.9.10 looks for them with a package it does not require
 
     def __init__(self, splits: dict[str, list[Problem]], **kwargs):
         self._splits = splits

@@ -15,8 +15,8 @@ _BYTES = 256
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """A byte-pair model of at most `vocab_size` tokens, as the bytes of its file; the same bytes for the same texts.
 
-    Digits are split; the rest falls back to bytes, so that every string has an encoding. Raises ValueError when `vocab_size`
-    cannot hold bytes, symbols and every character of the texts.
+    Digits are split, and what the texts lack falls back to bytes, so that every string has an encoding. Raises
+    ValueError when `vocab_size` cannot hold bytes, symbols and every character of the texts.
     """
     lines = [line for text in texts for line in text.split("\n") if line]
     characters = set("".join(lines)) - set(_SYMBOLS) - {" "}

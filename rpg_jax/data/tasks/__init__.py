@@ -1,7 +1,7 @@
 """Task families: procedurally generated problems with difficulty knobs and worked solutions.
 
-A family is one entry of `TASKS`: a function that draws a problem and one that names it. To add a family, write both in a
-new file, list it here, and give `rpg_jax/rewards/verifiers.py` a verifier of the same name.
+A family is one entry of `TASKS`: a function that draws a problem and one that names it. To add a family, write both in
+a new file, list it here, and give `rpg_jax/rewards/verifiers.py` a verifier of the same name.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ HELDOUT_SHARE = 8  # one problem in so many is held out
 class Task:
     """A family of problems.
 
-    `generate(rng, **difficulty) -> (prompt, solution, answer)`: three strings. The solution is worked step by step and ends
-    with the line `Answer: ...`; `answer` is JSON that holds what the verifier needs. Difficulty is keyword-only, with
-    defaults. `canonical(prompt) -> str` is equal for two prompts exactly when they pose the same problem.
+    `generate(rng, **difficulty) -> (prompt, solution, answer)`: three strings. The solution is worked step by step and
+    ends with the line `Answer: ...`; `answer` is JSON that holds what the verifier needs. Difficulty is keyword-only,
+    with defaults. `canonical(prompt) -> str` is equal for two prompts exactly when they pose the same problem.
     """
 
     generate: Callable[..., tuple[str, str, str]]
@@ -69,7 +69,9 @@ def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str
     Raises ValueError for an unknown task or difficulty key, a count below 1, and a family that has fewer problems.
     """
     if count < 1:
-        raise ValueError(f"task {name!r} would have no {split} problems: {split}_size is {count} and must be at least 1")
+        raise ValueError(
+            f"task {name!r} would have no {split} problems: {split}_size is {count} and must be at least 1"
+        )
     task, difficulty = _task(name), check_difficulty(name, difficulty)
     found, missed, patience = {}, 0, 2000 * HELDOUT_SHARE
     while len(found) < count:
@@ -80,8 +82,8 @@ def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str
             if missed > patience:
                 settings = ", ".join(f"{k}={v!r}" for k, v in difficulty.items())
                 raise ValueError(
-                    f"task {name!r} has only about {len(found)} {split} problems with {settings}, and {split}_size asks "
-                    f"for {count}: ask for fewer or raise the difficulty"
+                    f"task {name!r} has only about {len(found)} {split} problems with {settings}, and "
+                    f"{split}_size asks for {count}: ask for fewer or raise the difficulty"
                 )
         else:
             found[key], missed = problem, 0

@@ -1,9 +1,9 @@
 """Multi-step integer arithmetic, worked one operation a line.
 
-    Compute 47+5-8
-    47+5=52
-    52-8=44
-    Answer: 44
+Compute 47+5-8
+47+5=52
+52-8=44
+Answer: 44
 """
 
 import itertools

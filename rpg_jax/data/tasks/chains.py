@@ -13,7 +13,9 @@ OPERATORS = {
 def check_operators(task: str, operators: str) -> None:
     """Raises ValueError unless `operators` is a non-empty string of distinct members of OPERATORS."""
     if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
-        raise ValueError(f"task {task!r}: operators={operators!r} must be distinct characters out of '{''.join(OPERATORS)}'")
+        raise ValueError(
+            f"task {task!r}: operators={operators!r} must be distinct characters out of '{''.join(OPERATORS)}'"
+        )
 
 
 def text(start: int, steps) -> str:

@@ -1,9 +1,9 @@
 """Rewriting: replace each letter of a word by the rules until no rule applies. Not mathematics: look up, chain, stop.
 
-    Rewrite b,f by f>c,b>e,c>a
-    b>e
-    f>c>a
-    Answer: e,a
+Rewrite b,f by f>c,b>e,c>a
+b>e
+f>c>a
+Answer: e,a
 """
 
 import json
@@ -13,8 +13,8 @@ import string
 def generate(rng, *, letters=8, rules=5, word=2, depth=3):
     """One problem: a word of `word` letters and `rules` rules, each letter rewritten between 1 and `depth` times.
 
-    Letters are drawn anew for each problem out of the first `letters` of the alphabet. A letter has at most one rule and no
-    rules form a cycle, so that the result is unique. Raises ValueError for settings under which no problem exists.
+    Letters are the first `letters` of the alphabet. Each has at most one rule, and no rules form a cycle: the result is
+    unique. Raises ValueError for settings under which no problem exists.
     """
     if not 2 <= letters <= 26:
         raise ValueError(f"task 'rewriting': {letters=} must be between 2 and 26")
