@@ -1,0 +1,78 @@
+"""The KV cache of the slots: a prompt's columns, then a ring of response columns that all slots write together.
+
+Attention masks by the position stored with a column, never by the column itself. So a step's keys and values go to one
+shared column, in place (a scatter to a column per slot would copy the cache on TPU), and a slot that is refilled only
+has its row of positions reset. The ring is as long as the longest response, so no request overwrites its own entries.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rpg_jax.types import pytree
+
+
+@pytree
+class KVCache:
+    """Keys and values of each layer. capacity = prompt columns + ring columns."""
+
+    k: list[jax.Array]  # [slots, kv_heads, capacity, head_dim] each
+    v: list[jax.Array]  # [slots, kv_heads, capacity, head_dim] each
+    position: jax.Array  # i32[slots, capacity], token index in the row; -1 where the column is empty for this slot
+
+
+@pytree
+class Prefix:
+    """Keys and values of P prompts without their last tokens, which are the first inputs of decoding."""
+
+    k: list[jax.Array]  # [P, kv_heads, Tp, head_dim] each
+    v: list[jax.Array]  # [P, kv_heads, Tp, head_dim] each
+    length: jax.Array  # i32[P], prompt length in tokens
+    last: jax.Array  # i32[P], last prompt token
+
+
+def empty_cache(model, slots, capacity):
+    """A cache in the model's dtype with nothing in it."""
+    config = model.config
+    shape = (slots, config.kv_heads, capacity, config.head_dim)
+    layers = range(config.layers)
+    return KVCache(
+        k=[jnp.zeros(shape, model.dtype) for _ in layers],
+        v=[jnp.zeros(shape, model.dtype) for _ in layers],
+        position=jnp.full((slots, capacity), -1, jnp.int32),
+    )
+
+
+def insert(cache, prefix, prompt, slot):
+    """Makes `slot` hold the prefix of `prompt` and nothing else. prompt and slot are i32 scalars."""
+
+    def put(cached, rows):
+        row = jax.lax.dynamic_slice_in_dim(rows, prompt, 1)
+        return jax.lax.dynamic_update_slice(cached, row, (slot, 0, 0, 0))
+
+    columns = jnp.arange(cache.position.shape[1])
+    position = jnp.where(columns < prefix.length[prompt] - 1, columns, -1)
+    return KVCache(
+        k=jax.tree.map(put, cache.k, prefix.k),
+        v=jax.tree.map(put, cache.v, prefix.v),
+        position=cache.position.at[slot].set(position),
+    )
+
+
+def attend(q, k, v, visible):
+    """One query a slot over the cache.
+
+    Args:
+      q: [slots, 1, heads, head_dim]; k, v: [slots, kv_heads, capacity, head_dim].
+      visible: bool[slots, capacity]; a slot that sees nothing (an idle one) gets an average of what is there.
+
+    Returns:
+      [slots, 1, heads, head_dim].
+    """
+    slots, kv_heads, _, dim = k.shape
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    grouped = q.reshape(slots, kv_heads, -1, dim)
+    scores = jnp.einsum("bkgd,bkcd->bkgc", grouped, k, preferred_element_type=wide) * dim**-0.5
+    scores = jnp.where(visible[:, None, None], scores, -1e30)
+    weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+    mixed = jnp.einsum("bkgc,bkcd->bkgd", weights.astype(v.dtype), v, preferred_element_type=wide)
+    return (mixed / weights.sum(-1, keepdims=True)).reshape(q.shape).astype(q.dtype)

@@ -1,0 +1,281 @@
+"""Continuous batching as functions on explicit state: prefill, insert, decode_step, advance.
+
+N requests wait in a queue, a slot runs one at a time, and idle slots are refilled inside the jitted program.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from rpg_jax.models.attention import causal_attention
+from rpg_jax.sampling.cache import KVCache, Prefix, attend, empty_cache, insert
+from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
+from rpg_jax.sampling.filters import filter_threshold
+from rpg_jax.types import pytree
+
+STOP_IDS = 8  # size of Sampling.stop_ids
+
+
+@pytree
+class Requests:
+    """The queue: one row a response to make."""
+
+    prompt: jax.Array  # i32[N], row of the prompts
+    key: jax.Array  # uint32[N, 2], threefry key of its noise
+    max_new: jax.Array  # i32[N], most tokens; 0 is padding, not run
+
+
+@pytree
+class Sampling:
+    """Settings of the drawn distribution, as traced values: new ones never recompile. Build it with `make`."""
+
+    temperature: jax.Array  # f32[], 0 is greedy
+    top_k: jax.Array  # i32[], 0 is off
+    top_p: jax.Array  # f32[], 1 is off
+    stop_ids: jax.Array  # i32[STOP_IDS], padded with -1
+
+    @staticmethod
+    def make(temperature=1.0, top_k=0, top_p=1.0, stop_ids=()):
+        """Checks host values and makes arrays of them; raises ValueError for what has no meaning."""
+        if not temperature >= 0:
+            raise ValueError(f"temperature is {temperature}; it must be at least 0 (0 is greedy)")
+        if top_k < 0 or top_k != int(top_k):
+            raise ValueError(f"top_k is {top_k}; it must be a whole number, 0 to keep every token")
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1 (1 keeps every token)")
+        if len(stop_ids) > STOP_IDS or any(token < 0 for token in stop_ids):
+            raise ValueError(f"stop_ids are {tuple(stop_ids)}; give at most {STOP_IDS}, none negative")
+        padded = list(stop_ids) + [-1] * (STOP_IDS - len(stop_ids))
+        return Sampling(
+            jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p), jnp.asarray(padded, dtype=jnp.int32)
+        )
+
+
+@pytree
+class Responses:
+    """Tokens and their log-probs; a row is a slot's ring of columns, or a request's finished response."""
+
+    tokens: jax.Array  # i32[rows, R]
+    sampler_logp: jax.Array  # f32[rows, R]
+    model_logp: jax.Array  # f32[rows, R]
+
+
+@pytree
+class DecodeState:
+    """All that decoding reads and writes. R, the ring's length, is the most tokens that a response may have."""
+
+    cache: KVCache
+    ring: Responses  # [slots, R], what running requests have drawn, at the columns shared with the cache's ring
+    token: jax.Array  # i32[slots], next input
+    position: jax.Array  # i32[slots], its index in the row
+    request: jax.Array  # i32[slots], -1 idle
+    count: jax.Array  # i32[slots], tokens drawn for this request: the index of the next one's noise
+    done: jax.Array  # bool[slots], the request is complete; it is collected before the next step
+    stopped: jax.Array  # bool[slots], a stop token made it complete
+    step: jax.Array  # i32[], decode steps taken; step mod R is the ring's column
+    head: jax.Array  # i32[], first request of the queue that no slot has taken
+    responses: Responses  # [N, R]
+    length: jax.Array  # i32[N]
+    finished: jax.Array  # bool[N], ended by a stop token
+
+
+def start(model, requests, prefix, slots, ring):
+    """The state before the first step: every slot idle, every request in the queue."""
+    rows, prompt_columns = requests.prompt.shape[0], prefix.k[0].shape[2]
+
+    def blank(rows):
+        return Responses(*(jnp.zeros((rows, ring), dtype) for dtype in (jnp.int32, jnp.float32, jnp.float32)))
+
+    zeros = jnp.zeros(slots, jnp.int32)
+    return DecodeState(
+        cache=empty_cache(model, slots, prompt_columns + ring),
+        ring=blank(slots),
+        token=zeros,
+        position=zeros,
+        request=zeros - 1,
+        count=zeros,
+        done=zeros > 0,
+        stopped=zeros > 0,
+        step=jnp.int32(0),
+        head=jnp.int32(0),
+        responses=blank(rows),
+        length=jnp.zeros(rows, jnp.int32),
+        finished=jnp.zeros(rows, bool),
+    )
+
+
+def prefill(model, params, prompts, rows):
+    """Runs the prompts through the model, at most `rows` of them at a time, with no vocabulary projection.
+
+    Args:
+      params: unstacked tree; prompts: `Prompts` of P rows.
+
+    Returns:
+      `Prefix` of P rows.
+    """
+
+    def keep(layer, q, k, v):
+        return causal_attention(q, k, v), (k.swapaxes(1, 2), v.swapaxes(1, 2))
+
+    def chunk(tokens):
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        _, kept = model.cached(params, tokens, positions, keep)
+        return [k for k, _ in kept], [v for _, v in kept]
+
+    count, columns = prompts.tokens.shape
+    chunks = -(-count // rows)
+    rows = -(-count // chunks)
+    tokens = jnp.pad(prompts.tokens, ((0, chunks * rows - count), (0, 0)))
+    k, v = jax.lax.map(chunk, tokens.reshape(chunks, rows, columns))
+    k, v = jax.tree.map(lambda x: x.reshape(chunks * rows, *x.shape[2:])[:count], (k, v))
+    length = prompts.mask.sum(-1, dtype=jnp.int32)
+    last = jnp.take_along_axis(prompts.tokens, length[:, None] - 1, axis=1)[:, 0]
+    return Prefix(k, v, length, last)
+
+
+def sample(logits, keys, counts, sampling, model_temperature):
+    """Draws one token a row: temperature, then top-k, then top-p.
+
+    Args:
+      logits: f32[B, V]; keys: uint32[B, 2]; counts: i32[B]; model_temperature: f32[].
+
+    Returns:
+      token i32[B]; sampler_logp f32[B], under the distribution drawn from (0 when greedy); model_logp f32[B], under
+      softmax(logits / model_temperature).
+    """
+
+    def drawn(logits):
+        scaled = logits / sampling.temperature
+        threshold = filter_threshold(scaled, sampling.top_k, sampling.top_p)
+        return draw(scaled, threshold, token_uniforms(keys, counts))
+
+    def greedy(logits):
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros(logits.shape[0], logits.dtype)
+
+    token, sampler_logp = jax.lax.cond(sampling.temperature > 0, drawn, greedy, logits)
+    unfiltered = (sampling.top_k == 0) & (sampling.top_p == 1) & (sampling.temperature == model_temperature)
+    model_logp = jax.lax.cond(
+        unfiltered, lambda logits: sampler_logp, lambda logits: token_logp(logits / model_temperature, token), logits
+    )
+    return token, sampler_logp, model_logp
+
+
+def decode_step(model, params, requests, sampling, model_temperature, state):
+    """Every slot takes one token in and draws the next; idle slots compute, and change nothing that is read."""
+    running = state.request >= 0
+    ring_column = state.step % state.ring.tokens.shape[1]
+    column = state.cache.position.shape[1] - state.ring.tokens.shape[1] + ring_column
+    position = jax.lax.dynamic_update_slice(
+        state.cache.position, jnp.where(running, state.position, -1)[:, None], (0, column)
+    )
+    visible = position >= 0
+
+    def write_and_attend(layer, q, k, v):
+        keys, values = (
+            jax.lax.dynamic_update_slice(cached, new.swapaxes(1, 2), (0, 0, column, 0))
+            for cached, new in ((state.cache.k[layer], k), (state.cache.v[layer], v))
+        )
+        return attend(q, keys, values, visible), (keys, values)
+
+    hidden, kept = model.cached(params, state.token[:, None], state.position[:, None], write_and_attend)
+    request = jnp.maximum(state.request, 0)
+    drawn = sample(model.logits(params, hidden[:, 0]), requests.key[request], state.count, sampling, model_temperature)
+    token, count = drawn[0], state.count + running
+    ring = jax.tree.map(
+        lambda ring, new: jax.lax.dynamic_update_slice(ring, new[:, None], (0, ring_column)),
+        state.ring,
+        Responses(*drawn),
+    )
+    stopped = running & (token[:, None] == sampling.stop_ids).any(-1)
+    return dataclasses.replace(
+        state,
+        cache=KVCache([k for k, _ in kept], [v for _, v in kept], position),
+        ring=ring,
+        token=token,
+        position=state.position + running,
+        count=count,
+        done=running & (stopped | (count >= requests.max_new[request])),
+        stopped=stopped,
+        step=state.step + 1,
+    )
+
+
+def collect(state):
+    """Copies every complete request out of its slot's ring, and leaves the slot idle."""
+    slots, ring = state.ring.tokens.shape
+    order = jnp.argsort(~state.done, stable=True)
+    offsets = jnp.arange(ring)
+
+    def copy(index, collected):
+        responses, length, finished = collected
+        slot = order[index]
+        request, count = state.request[slot], state.count[slot]
+        columns = (state.step - count + offsets) % ring  # it drew at each of the last `count` steps
+        responses = jax.tree.map(
+            lambda rows, rings: rows.at[request].set(jnp.where(offsets < count, rings[slot, columns], 0)),
+            responses,
+            state.ring,
+        )
+        return responses, length.at[request].set(count), finished.at[request].set(state.stopped[slot])
+
+    responses, length, finished = jax.lax.fori_loop(
+        0, state.done.sum(), copy, (state.responses, state.length, state.finished)
+    )
+    return dataclasses.replace(
+        state,
+        responses=responses,
+        length=length,
+        finished=finished,
+        request=jnp.where(state.done, -1, state.request),
+        done=jnp.zeros(slots, bool),
+    )
+
+
+def refill(requests, prefix, state):
+    """Every idle slot takes the next request of the queue, if there is one."""
+    idle = state.request < 0
+    candidate = state.head + jnp.cumsum(idle) - 1
+    taken = idle & (candidate < requests.prompt.size)
+    request = jnp.where(taken, candidate, state.request)
+    prompt = requests.prompt[jnp.maximum(request, 0)]
+    order = jnp.argsort(~taken, stable=True)
+    cache = jax.lax.fori_loop(
+        0, taken.sum(), lambda index, cache: insert(cache, prefix, prompt[order[index]], order[index]), state.cache
+    )
+    return dataclasses.replace(
+        state,
+        cache=cache,
+        token=jnp.where(taken, prefix.last[prompt], state.token),
+        position=jnp.where(taken, prefix.length[prompt] - 1, state.position),
+        request=request,
+        count=jnp.where(taken, 0, state.count),
+        done=taken & (requests.max_new[jnp.maximum(request, 0)] == 0),
+        stopped=state.stopped & ~taken,
+        head=state.head + taken.sum(),
+    )
+
+
+def unfinished(requests, state):
+    """Whether a request waits or runs: bool[]."""
+    return (state.head < requests.prompt.size) | (state.request >= 0).any()
+
+
+def advance(model, params, requests, prefix, sampling, model_temperature, state, max_steps):
+    """Decodes until all requests are complete, or for at most `max_steps` steps (i32[], traced).
+
+    The outer loop turns over slots whose request is complete; the inner one decodes until some slot's is.
+    """
+    end = state.step + max_steps
+
+    def turn_over_and_decode(state):
+        state = refill(requests, prefix, collect(state))
+        return jax.lax.while_loop(
+            lambda state: (state.step < end) & (state.request >= 0).any() & ~state.done.any(),
+            lambda state: decode_step(model, params, requests, sampling, model_temperature, state),
+            state,
+        )
+
+    return jax.lax.while_loop(
+        lambda state: (state.step < end) & unfinished(requests, state), turn_over_and_decode, state
+    )
