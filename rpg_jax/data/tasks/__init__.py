@@ -69,9 +69,7 @@ def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str
     Raises ValueError for an unknown task or difficulty key, a count below 1, and a family that has fewer problems.
     """
     if count < 1:
-        raise ValueError(
-            f"task {name!r} would have no {split} problems: {split}_size is {count} and must be at least 1"
-        )
+        raise ValueError(f"task {name!r} would have no {split} problems: {split}_size={count} must be at least 1")
     task, difficulty = _task(name), check_difficulty(name, difficulty)
     found, missed, patience = {}, 0, 2000 * HELDOUT_SHARE
     while len(found) < count:

@@ -1,0 +1,157 @@
+"""Preparation on disk, the global order, and rows of tokens."""
+
+import json
+import multiprocessing
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax.data import Problem, ProblemStream, prepare, problems, prompt_rows, supervised_rows
+
+TASKS = {"arithmetic": dict(steps=2), "rewriting": {}}
+TINY = dict(tasks=TASKS, train_size=40, heldout_size=10, seed=0, vocab_size=512)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("data"), **TINY)
+
+
+def test_written_and_read_back_exactly(prepared):
+    splits = problems.generate(TASKS, 40, 10, 0)
+    for split, expected in splits.items():
+        assert list(prepared.problems(split)) == expected
+    every = splits["train"] + splits["heldout"]
+    assert [problem.id for problem in every] == list(range(100))
+    assert [problem.task for problem in every[:4]] == ["arithmetic", "rewriting"] * 2
+    assert {path.name for path in prepared.path.iterdir()} == {"problems", "settings.json", "tokenizer.model"}
+    assert json.loads((prepared.path / "settings.json").read_text())["tasks"]["arithmetic"]["steps"] == 2
+
+
+def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
+    odd = [Problem(5, "t", " p ", "s\n\n", ""), Problem(2**31 - 1, "tâche", "é\n😀\x00", "", '{"a": 1}')]
+    problems.write({"train": odd, "heldout": odd[:1]}, tmp_path)
+    source = problems.read(tmp_path, "train")
+    assert [problems.to_problem(source[i]) for i in range(len(source))] == odd
+
+
+def test_a_tasks_problems_do_not_depend_on_the_other_tasks():
+    both = problems.generate(TASKS, 5, 5, 0)["train"]
+    alone = problems.generate({"rewriting": {}}, 5, 5, 0)["train"]
+    assert [p.prompt for p in both if p.task == "rewriting"] == [p.prompt for p in alone]
+
+
+def test_prepare_is_cached_by_content(tmp_path):
+    lines = []
+    first = prepare(tmp_path, **TINY, log=lines.append)
+    stamp = (first.path / "tokenizer.model").stat().st_mtime_ns
+    again = prepare(tmp_path, **TINY, log=lines.append)
+    assert again.path == first.path and (again.path / "tokenizer.model").stat().st_mtime_ns == stamp
+    assert len(lines) == 1 and "80 train, 20 heldout problems" in lines[0]
+    spelled_out = {"arithmetic": dict(steps=2, operand=9), "rewriting": {}}
+    assert prepare(tmp_path, **TINY | dict(tasks=spelled_out), log=lines.append).path == first.path
+    other = prepare(tmp_path, **TINY | dict(seed=1), log=lines.append)
+    assert other.path != first.path and other.problems("train")[0] != first.problems("train")[0]
+    assert {path.name for path in tmp_path.iterdir()} == {first.path.name, other.path.name}, (
+        "no folder is left half built"
+    )
+
+
+def test_a_failed_preparation_leaves_nothing(tmp_path):
+    for bad, says in [
+        (dict(tasks={"arithmetic": dict(stpes=2)}), "stpes"),
+        (dict(tasks={}), "no tasks"),
+        (dict(vocab_size=100), "vocab_size=100"),
+        (dict(heldout_size=0), "heldout_size=0"),
+        (dict(seed=-1), "seed=-1"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            prepare(tmp_path / "new", **TINY | bad)
+    assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())
+
+
+def _prepare_quietly(directory):
+    return str(prepare(directory, **TINY, log=lambda line: None).path)
+
+
+def test_processes_that_prepare_at_once_agree(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        paths = pool.map(_prepare_quietly, [str(tmp_path)] * 4, chunksize=1)
+    assert len(set(paths)) == 1 and len(list(tmp_path.iterdir())) == 1
+
+
+def test_preparation_prints_its_own_line_and_nothing_else(tmp_path):
+    code = f"from rpg_jax.data import prepare; p = prepare({str(tmp_path)!r}, **{TINY!r}); p.problems('train')[0]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("prepared 80 train") and done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def stream(size=10, **kwargs):
+    return ProblemStream([Problem(i, "t", f"p{i}", "s", "a") for i in range(size)], seed=3, **kwargs)
+
+
+def test_every_epoch_is_a_new_permutation():
+    ids = [problem.id for problem in stream().next(30)]
+    epochs = [ids[:10], ids[10:20], ids[20:]]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(10))
+    other = ProblemStream([Problem(i, "t", "p", "s", "a") for i in range(10)], seed=4)
+    assert [problem.id for problem in other.next(10)] != epochs[0]
+
+
+@given(st.lists(st.integers(0, 5), max_size=8), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4]))
+@settings(max_examples=10, deadline=None)
+def test_resume_on_another_number_of_processes(batches, before, after):
+    """Shares in order of the processes are the global batch, through a resume with another process count."""
+    whole = stream()
+    expected = [[p.id for p in whole.next(12 * n)] for n in batches]
+    half, got, state = len(batches) // 2, [], 0
+    for count, part in ((before, batches[:half]), (after, batches[half:])):
+        processes = [stream(process_index=i, process_count=count) for i in range(count)]
+        for process in processes:
+            process.set_state(state)
+        got += [[p.id for process in processes for p in process.next(12 * n)] for n in part]
+        assert len({process.get_state() for process in processes}) == 1
+        state = json.loads(json.dumps(processes[0].get_state()))
+    assert got == expected and state == whole.get_state()
+
+
+def test_stream_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match="batch of 5 problems does not divide over 2 processes"):
+        stream(process_count=2).next(5)
+    with pytest.raises(ValueError, match="empty"):
+        ProblemStream([], seed=0)
+
+
+def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):
+    rows, tokenizer = list(prepared.problems("train"))[:6], prepared.tokenizer
+    tokens, mask, ids = prompt_rows(rows, tokenizer, 40)
+    assert tokens.shape == mask.shape == (6, 40) and tokens.dtype == ids.dtype == np.int32 and mask.dtype == bool
+    assert ids.tolist() == [row.id for row in rows]
+    full, response = supervised_rows(rows, tokenizer, 80)
+    assert full.dtype == np.int32 and response.dtype == bool
+    for i, row in enumerate(rows):
+        n = int(mask[i].sum())
+        assert mask[i, :n].all() and (tokens[i, n:] == tokenizer.pad_id).all() and tokens[i, 0] == tokenizer.bos_id
+        assert tokenizer.decode(tokens[i, 1:n]) == row.prompt
+        assert (full[i, :n] == tokens[i, :n]).all()
+        answer = full[i][response[i]]
+        assert tokenizer.decode(answer[:-1]) == row.solution and answer[-1] == tokenizer.eos_id
+        end = n + len(answer)
+        assert (np.flatnonzero(response[i]) == np.arange(n, end)).all() and (full[i, end:] == tokenizer.pad_id).all()
+
+
+def test_rows_that_do_not_fit_name_problem_length_and_key(prepared):
+    rows, tokenizer = list(prepared.problems("train"))[:4], prepared.tokenizer
+    longest = max(rows, key=lambda row: len(tokenizer.encode(row.prompt)))
+    need = len(tokenizer.encode(longest.prompt)) + 1
+    prompt_rows(rows, tokenizer, need)
+    with pytest.raises(ValueError, match=rf"problem \d+ \(\w+\).*{need} tokens, more than prompt_length={need - 1}"):
+        prompt_rows([longest], tokenizer, need - 1)
+    with pytest.raises(ValueError, match="more than data.sequence_length=20; raise data.sequence_length to at least"):
+        supervised_rows(rows, tokenizer, 20, key="data.sequence_length")

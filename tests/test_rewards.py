@@ -1,0 +1,128 @@
+"""Answers, verifiers and shaping."""
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rpg_jax.rewards import VERIFIERS, final_answer, overlong_penalty, signed_reward
+from rpg_jax.rewards.verifiers import evaluate
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("1+1=2\nAnswer: 2", "2"),
+        ("Answer: 1\nno\nAnswer: 2\n", "2"),
+        ("answer :  $2$. ", "2"),
+        ("**Answer: `x  y`**", "x y"),
+        ("Answer:", None),
+        ("Answer:\n2", None),
+        ("the result is 2", None),
+        ("", None),
+        ("Answer: 2" + " " * 300, None),
+        ("x" * 1000 + "Answer: 7", "7"),
+    ],
+)
+def test_final_answer(response, answer):
+    assert final_answer(response) == answer
+
+
+def test_verifiers_by_example():
+    arithmetic, countdown, rewriting = (VERIFIERS[name] for name in ("arithmetic", "countdown", "rewriting"))
+    assert arithmetic("Answer: 42", "42") and arithmetic("Answer: +42.", "42") and arithmetic("Answer: -3", "-3")
+    assert not any(
+        arithmetic(f"Answer: {text}", "42") for text in ("4 2", "42.0", "0x2a", "4_2", "٤٢", "42 or 43", "--42")
+    )
+    goal = json.dumps({"numbers": [2, 3, 3, 12], "target": 8})
+    right = ["2+3+3", "12-(3+3)+2", "12 / 3 * 2", "(12*2)/3", "((2+3))+3", "12/(3/2)"]
+    wrong = ["8", "2+2+2+2", "3+3+3-1", "12/0", "2+3+3=8", "2+3+3)", "(2+3+3", "-2+12", "2+3 3", "2**3", "+", "12-3-1"]
+    assert all(countdown(f"Answer: {text}", goal) for text in right)
+    assert not any(countdown(f"Answer: {text}", goal) for text in wrong)
+    assert rewriting("Answer: a, b", '"a,b"') and not rewriting("Answer: b,a", '"a,b"')
+
+
+numbers = st.integers(0, 10**10 - 1)
+expressions = st.recursive(
+    numbers.map(str),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from("+-*/"), inner).map("".join), inner.map(lambda text: f"({text})")
+    ),
+    max_leaves=20,
+)
+
+
+@given(expressions)
+@settings(deadline=None)
+def test_evaluate_agrees_with_python(expression):
+    """Against Python's own parser on exact fractions, wherever the expression is within our bounds."""
+    import re
+
+    exact = re.sub(r"\d+", r"Fraction(\g<0>)", expression)
+    try:
+        expected = eval(exact, {"Fraction": Fraction})
+    except ZeroDivisionError:
+        expected = None
+    got = evaluate(expression)
+    depth = max(expression[:i].count("(") - expression[:i].count(")") for i in range(len(expression) + 1))
+    if len(re.findall(r"\d+|\D", expression)) > 64 or depth > 16 or expected is None:
+        assert got is None
+    else:
+        assert got == (expected, [int(number) for number in re.findall(r"\d+", expression)])
+
+
+@given(st.text("0123456789+-*/() .,=\n", max_size=200) | st.text(max_size=200), st.sampled_from(sorted(VERIFIERS)))
+@example("(" * 200, "countdown")
+@example("9" * 250, "countdown")
+@example("1" * 200, "arithmetic")
+@example("/".join(["9999999999"] * 26), "countdown")
+@example("1/(1-1)", "countdown")
+@settings(deadline=None)
+def test_verifiers_give_a_verdict_on_any_text(text, name):
+    answer = {"arithmetic": "7", "countdown": '{"numbers": [1, 2], "target": 3}', "rewriting": '"a,b"'}[name]
+    for response in (text, f"Answer: {text}"):
+        assert VERIFIERS[name](response, answer) in (True, False)
+
+
+def test_bounds_of_expressions():
+    assert evaluate("+".join(["1"] * 32)) == (32, [1] * 32)
+    assert evaluate("+".join(["1"] * 33)) is None, "65 tokens"
+    assert evaluate("(" * 16 + "1" + ")" * 16) == (1, [1])
+    assert evaluate("(" * 17 + "1" + ")" * 17) is None
+    assert evaluate("1" * 10) is not None and evaluate("1" * 11) is None
+
+
+def test_signed_reward():
+    reward = signed_reward([1, 0, 0.5])
+    assert reward.dtype == np.float32 and reward.tolist() == [1, -1, 0]
+
+
+def test_overlong_penalty_is_dapos():
+    """Equation 13 of DAPO, case by case."""
+    maximum, buffer = 100, 20
+    for length in range(0, 140):
+        if length <= maximum - buffer:
+            expected = 0.0
+        elif length <= maximum:
+            expected = ((maximum - buffer) - length) / buffer
+        else:
+            expected = -1.0
+        got = overlong_penalty([length], maximum, buffer)
+        assert got.dtype == np.float32 and got[0] == pytest.approx(expected, abs=1e-6)
+    assert overlong_penalty([100], maximum, buffer, factor=0.5)[0] == -0.5
+    for buffer in (0, 101):
+        with pytest.raises(ValueError, match=f"buffer={buffer} must be between 1 and"):
+            overlong_penalty([1], maximum, buffer)
+
+
+def test_rewards_never_import_jax():
+    code = (
+        "import sys, rpg_jax.rewards; print([m for m in ('jax', 'grain', 'tensorflow_datasets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

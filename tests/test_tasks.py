@@ -1,0 +1,177 @@
+"""Generators against the verifiers, the splits, and what they refuse."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax.data.tasks import TASKS, check_difficulty, defaults, draw, split_of
+from rpg_jax.rewards import VERIFIERS, final_answer
+
+SETTINGS = [
+    ("arithmetic", {}),
+    ("arithmetic", dict(steps=5, operand=12, maximum=500, operators="*+-")),
+    ("arithmetic", dict(steps=1, operand=3, maximum=9, operators="-")),
+    ("countdown", {}),
+    ("countdown", dict(numbers=3, used=2, largest=20, attempts=0)),
+    ("countdown", dict(numbers=6, used=6, largest=25, maximum=999, operators="+-*/", attempts=4)),
+    ("rewriting", {}),
+    ("rewriting", dict(letters=26, rules=20, word=5, depth=6)),
+    ("rewriting", dict(letters=3, rules=1, word=1, depth=1)),
+]
+
+
+def test_every_task_has_a_verifier():
+    assert TASKS.keys() == VERIFIERS.keys()
+
+
+@pytest.mark.parametrize(("name", "difficulty"), SETTINGS)
+def test_worked_solutions_verify_and_corrupted_ones_do_not(name, difficulty):
+    rng, verify = np.random.default_rng(0), VERIFIERS[name]
+    for _ in range(200):
+        prompt, solution, answer = TASKS[name].generate(rng, **difficulty)
+        json.loads(answer)
+        assert prompt.endswith("\n") and solution.splitlines()[-1].startswith("Answer: ")
+        assert verify(solution, answer)
+        final = final_answer(solution)
+        assert not verify(solution.removesuffix("Answer: " + final), answer)
+        for wrong in (final + "1", final + ",q", "", "(" + final, f"{final}a{final}", final + "+0.5"):
+            assert not verify(f"Answer: {wrong}", answer)
+        if name == "countdown":
+            spare = next(n for n in range(1, 99) if n not in json.loads(answer)["numbers"])
+            assert not verify(f"Answer: {final}+{spare}-{spare}", answer), "a number that was not given"
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_every_line_of_arithmetic_and_countdown_is_true(split):
+    for name in ("arithmetic", "countdown"):
+        for _, solution, _ in draw(name, split, 100, np.random.default_rng(3)):
+            for line in solution.splitlines()[:-1]:
+                left, right = line.split("=")
+                terms = re.findall(r"[+-]?\d+", left)
+                assert sum(map(int, terms)) == int(right)
+
+
+def test_countdown_attempts_before_the_last_miss():
+    for prompt, solution, _ in draw("countdown", "train", 200, np.random.default_rng(3)):
+        target = int(re.search(r"\d+", prompt)[0])
+        *lines, last, _ = solution.splitlines()
+        assert all(int(line.split("=")[1]) != target for line in lines)
+        assert int(last.split("=")[1]) == target
+
+
+def test_rewriting_agrees_with_substitution_until_nothing_changes():
+    for prompt, solution, answer in draw("rewriting", "train", 200, np.random.default_rng(5)):
+        _, word, _, rules = prompt.split()
+        table = dict(rule.split(">") for rule in rules.split(","))
+        letters, old = word.split(","), None
+        while letters != old:
+            old, letters = letters, [table.get(letter, letter) for letter in letters]
+        assert ",".join(letters) == json.loads(answer)
+        for line in solution.splitlines()[:-1]:
+            path = line.split(">")
+            assert all(table[a] == b for a, b in zip(path, path[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_splits_are_disjoint_and_fill_their_shares(name):
+    canonical = TASKS[name].canonical
+    train = draw(name, "train", 700, np.random.default_rng(0))
+    heldout = draw(name, "heldout", 100, np.random.default_rng(1))
+    keys = [{canonical(prompt) for prompt, _, _ in problems} for problems in (train, heldout)]
+    assert len(keys[0]) == 700 and len(keys[1]) == 100, "problems repeat within a split"
+    assert not keys[0] & keys[1]
+    rng = np.random.default_rng(2)
+    share = np.mean([split_of(name, TASKS[name].generate(rng)[0]) == "heldout" for _ in range(4000)])
+    assert abs(share - 1 / 8) < 0.03
+
+
+def test_commuted_problems_are_the_same_problem():
+    arithmetic, countdown, rewriting = (TASKS[name].canonical for name in ("arithmetic", "countdown", "rewriting"))
+    assert arithmetic("Compute 3+5-8+5\n") == arithmetic("Compute 5+5+3-8\n")
+    assert arithmetic("Compute (3+5)*2*4\n") == arithmetic("Compute (5+3)*4*2\n")
+    assert arithmetic("Compute 3*5+2\n") == arithmetic("Compute 5*3+2\n")
+    assert arithmetic("Compute 3+5-8\n") != arithmetic("Compute 3-5+8\n")
+    assert arithmetic("Compute 3*5+2\n") != arithmetic("Compute (3+5)*2\n")
+    assert arithmetic("Compute 12+3\n") != arithmetic("Compute 1+23\n")
+    assert countdown("Make 8 from 9,3,2,3\n") == countdown("Make 8 from 3,2,9,3\n")
+    assert countdown("Make 9 from 8,3,2,3\n") != countdown("Make 8 from 9,3,2,3\n")
+    assert rewriting("Rewrite a,b by b>c,a>c\n") == rewriting("Rewrite a,b by a>c,b>c\n")
+    assert rewriting("Rewrite b,a by b>c,a>c\n") != rewriting("Rewrite a,b by a>c,b>c\n")
+
+
+@given(st.lists(st.tuples(st.sampled_from("+-*"), st.integers(1, 9)), min_size=1, max_size=6), st.randoms())
+def test_canonical_arithmetic_ignores_the_order_of_a_run(steps, random):
+    run = 0
+    while run < len(steps) and steps[run][0] != "*":
+        run += 1
+    head = steps[:run]
+    random.shuffle(head)
+    canonical = TASKS["arithmetic"].canonical
+    assert canonical(_chain(100, steps)) == canonical(_chain(100, head + steps[run:]))
+
+
+def _chain(start, steps):
+    expression = str(start)
+    for i, (operator, operand) in enumerate(steps):
+        parenthesize = operator == "*" and i and steps[i - 1][0] in "+-"
+        expression = f"({expression}){operator}{operand}" if parenthesize else f"{expression}{operator}{operand}"
+    return expression
+
+
+@given(st.integers(1, 99), st.lists(st.tuples(st.sampled_from("+-*/"), st.integers(1, 9)), max_size=6))
+@settings(max_examples=200)
+def test_chain_text_means_the_chain(start, steps):
+    """What the generators print, read by Python's own parser, has the value that they computed."""
+    from fractions import Fraction
+
+    from rpg_jax.data.tasks import chains
+
+    exact = re.sub(r"\d+", r"Fraction(\g<0>)", chains.text(start, steps))
+    assert eval(exact, {"Fraction": Fraction}) == chains.value(start, steps)
+
+
+def test_determined_by_the_seed():
+    for name in TASKS:
+        first, again, other = (draw(name, "train", 50, np.random.default_rng(seed)) for seed in (7, 7, 8))
+        assert first == again and first != other
+
+
+@pytest.mark.parametrize(
+    ("name", "difficulty", "says"),
+    [
+        ("sums", {}, "unknown task 'sums'"),
+        ("arithmetic", dict(step=3), "'step'.*did you mean 'steps'"),
+        ("arithmetic", dict(steps=0), "steps=0"),
+        ("arithmetic", dict(steps="3"), "steps='3' must be of type int"),
+        ("arithmetic", dict(maximum=-1), "maximum=-1 must not be negative"),
+        ("arithmetic", dict(operators="+%"), "operators='\\+%'"),
+        ("arithmetic", dict(operators="+/"), "operators='\\+/'"),
+        ("arithmetic", dict(operators="-", steps=20, maximum=10), "steps=20.*maximum=10"),
+        ("countdown", dict(used=5), "used=5.*numbers=4"),
+        ("countdown", dict(largest=0), "largest=0"),
+        ("countdown", dict(operators="*", largest=9, maximum=1, used=4), "maximum=1"),
+        ("countdown", dict(operators=""), "operators=''"),
+        ("rewriting", dict(rules=8), "rules=8"),
+        ("rewriting", dict(letters=27), "letters=27"),
+        ("rewriting", dict(word=0), "word=0"),
+    ],
+)
+def test_unfit_settings_name_the_key(name, difficulty, says):
+    with pytest.raises(ValueError, match=says) as error:
+        draw(name, "train", 200, np.random.default_rng(0), **difficulty)
+    assert "\n" not in str(error.value)
+
+
+def test_a_family_too_small_for_a_split_says_so():
+    with pytest.raises(ValueError, match=r"'arithmetic' has only about \d+ heldout problems.*heldout_size asks for 50"):
+        draw("arithmetic", "heldout", 50, np.random.default_rng(0), steps=1, operand=2, maximum=5)
+    with pytest.raises(ValueError, match="no heldout problems: heldout_size=0"):
+        draw("arithmetic", "heldout", 0, np.random.default_rng(0))
+
+
+def test_difficulty_is_completed_with_defaults():
+    assert check_difficulty("arithmetic", dict(steps=2)) == defaults("arithmetic") | dict(steps=2)
