@@ -105,14 +105,14 @@ def test_every_epoch_is_a_new_permutation():
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_resume_on_another_number_of_processes(batches, before, after):
     """Shares in order of the processes are the global batch, through a resume with another process count."""
-    whole = stream()
+    whole = stream(1000)
     expected = [[p.id for p in whole.next(12 * n)] for n in batches]
     half, got, state = len(batches) // 2, [], 0
     for count, part in ((before, batches[:half]), (after, batches[half:])):
-        processes = [stream(process_index=i, process_count=count) for i in range(count)]
+        processes = [stream(1000, process_index=i, process_count=count) for i in range(count)]
         for process in processes:
             process.set_state(state)
         got += [[p.id for process in processes for p in process.next(12 * n)] for n in part]
