@@ -1,0 +1,67 @@
+"""Divergences D(policy, reference), each one function of log u, where u = policy / (Z · reference).
+
+D = E_ref[rho(u)] up to a constant, and what a sample from the behavior policy contributes is r·rho(u), with
+r = Z · reference / behavior and w = policy / behavior = u·r. Both factors can overflow where their product does not, so
+a divergence is written as that product:
+
+    rho(log_u, w, r) = r·rho(u)
+
+To add one, multiply its rho(u) by r, write w for every u·r, and put it in `DIVERGENCES`: its gradient follows by
+differentiation in log u (under which w moves as w does and r stays), and rho(u) itself is `rho(log_u, exp(log_u), 1)`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LOG_2 = 0.6931471805599453
+
+
+class Divergence(NamedTuple):
+    """One divergence. Every function is elementwise; arrays in, an array of the same shape out.
+
+    rho: (log_u, w, r) -> r·rho(u).
+    kappa_over_u: log_u -> kappa(u) / u in a closed form that overflows only where it must itself, with
+      kappa = d rho / d log u; the regularized advantage is A' = A − beta·kappa(u)/u (method.md 2).
+      None: taken from `rho`, which is right wherever exp(−log_u) is finite.
+    """
+
+    rho: Callable
+    kappa_over_u: Callable | None = None
+
+
+DIVERGENCES = {
+    # forward KL(ref || policy): rho = −log u
+    "fkl": Divergence(lambda log_u, w, r: -r * log_u, lambda log_u: -jnp.exp(-log_u)),
+    # reverse KL(policy || ref): rho = u log u
+    "rkl": Divergence(lambda log_u, w, r: w * log_u, lambda log_u: log_u + 1),
+    # unnormalized forward KL: rho = u − log u − 1
+    "ufkl": Divergence(lambda log_u, w, r: w - r * (log_u + 1), lambda log_u: -jnp.expm1(-log_u)),
+    # unnormalized reverse KL: rho = u log u − u + 1
+    "urkl": Divergence(lambda log_u, w, r: w * (log_u - 1) + r, lambda log_u: log_u),
+    # Jensen-Shannon: rho = ½ u log(2u / (1 + u)) + ½ log(2 / (1 + u))
+    "js": Divergence(
+        lambda log_u, w, r: 0.5 * (w * (LOG_2 - jax.nn.softplus(-log_u)) + r * (LOG_2 - jax.nn.softplus(log_u))),
+        lambda log_u: 0.5 * (LOG_2 - jax.nn.softplus(-log_u)),
+    ),
+    # squared Hellinger, a quarter of Amari's alpha-divergence at alpha = ½: rho = ½ (√u − 1)²
+    "hellinger": Divergence(
+        lambda log_u, w, r: 0.5 * (w + r) - r * jnp.exp(0.5 * log_u),
+        lambda log_u: -0.5 * jnp.expm1(-0.5 * log_u),
+    ),
+}
+
+
+def weighted_kappa(divergence: Divergence, log_u, w, r):
+    """r·kappa(u), the derivative of r·rho(u) in log u; arguments and result of one shape."""
+    along_log_u = (jnp.ones_like(log_u), w, jnp.zeros_like(r))
+    return jax.jvp(divergence.rho, (log_u, w, r), along_log_u)[1]
+
+
+def kappa_over_u(divergence: Divergence, log_u):
+    """kappa(u) / u, so that A' = A − beta·kappa_over_u."""
+    if divergence.kappa_over_u is not None:
+        return divergence.kappa_over_u(log_u)
+    return weighted_kappa(divergence, log_u, jnp.ones_like(log_u), jnp.exp(-log_u))

@@ -1,0 +1,159 @@
+"""What every loss does around its surrogate, once: checks, promotion, masking, levels, reduction, metrics."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rpg_jax.objectives import metrics as metric
+from rpg_jax.objectives import reductions
+from rpg_jax.objectives.baselines import k3
+
+EXACT = "exact per sample"
+EXACT_MEAN = "exact in expectation"
+BIASED = "biased"
+
+
+class Claim(NamedTuple):
+    """What a gradient is declared to be, each one of EXACT, EXACT_MEAN, BIASED; held to it by `rpg_jax.verify`."""
+
+    on_policy: str  # where policy = behavior
+    off_policy: str
+
+
+class Batch(NamedTuple):
+    """Arrays of one shape: [B, T] for tokens, [B, 1] for sequences. Finite wherever masked."""
+
+    logp: jax.Array
+    behavior_logp: jax.Array
+    reference_logp: jax.Array
+    advantage: jax.Array
+    weight: jax.Array
+    mask: jax.Array  # bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Objective:
+    """A loss with its settings resolved; made by `make`.
+
+    surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses.
+    clipped: (w, advantage) -> `surrogates.Clipped`; decides: (logp, reference_logp, advantage) -> the advantage it
+    goes by. divergence, beta, z_old: those of the objective whose gradient it estimates (divergence None: reward
+    only).
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    surrogate: Callable
+    clipped: Callable
+    decides: Callable
+    level: str
+    reduction: str
+    divergence: str | None
+    beta: float
+    z_old: float
+    declares: Claim
+
+    def __call__(self, logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+        """Loss to minimize, and metrics.
+
+        Args:
+          logp: [B, T] log-probs of the current policy, the only input that gradients reach; column t describes token t.
+          behavior_logp: [B, T] of the policy that sampled.
+          advantage: [B, T] or [B, 1]. At level "sequence" its masked row mean is used.
+          mask: [B, T], nonzero on the tokens that count. Elsewhere the inputs may hold anything, NaN included.
+          reference_logp: [B, T] of the (normalized) reference policy; None: the behavior policy is the reference.
+          weight: [B, T] or [B, 1], a constant correction that multiplies each token's loss; None: 1. At level
+          "sequence" a
+            row has one, its masked row mean: give the sequence's own correction as [B, 1].
+          denominator: scalar that replaces the reduction's own count (`self.count`), so that microbatch losses add up.
+
+        Returns:
+          loss: scalar, float32, or float64 if an input is.
+          metrics: name -> `metrics.Mean`, `Max` or `EffectiveSampleSize`. Clip fractions, ratio and effective sample
+          size are
+            over what the level counts (tokens, or rows); the k1, k2, k3 estimators always over tokens.
+
+        Raises:
+          ValueError: a shape that does not fit, or no denominator for reduction "constant".
+        """
+        tokens = prepare(logp, behavior_logp, advantage, mask, reference_logp, weight)
+        units = tokens if self.level == "token" else as_sequences(tokens)
+        losses = self.surrogate(*units[:4]) * units.weight
+        loss = reductions.reduce(self.reduction, losses, units.mask, denominator)
+        tokens, units = jax.lax.stop_gradient((tokens, units))
+        w = jnp.exp(units.logp - units.behavior_logp)
+        clipped = self.clipped(w, self.decides(units.logp, units.reference_logp, units.advantage))
+        return loss, measure(tokens, units, clipped)
+
+    def count(self, mask):
+        """The reduction's own denominator for mask [B, T], i32[]; ValueError for "constant", which has none."""
+        return reductions.count(self.reduction, mask)
+
+
+def prepare(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None) -> Batch:
+    """Checks, promotes to one dtype of at least float32, zeroes what is masked, and stops gradients on all but logp."""
+    logp = jnp.asarray(logp)
+    reference_logp = behavior_logp if reference_logp is None else reference_logp
+    arrays = dict(behavior_logp=behavior_logp, reference_logp=reference_logp, advantage=advantage)
+    arrays["weight"] = jnp.ones((), logp.dtype) if weight is None else weight
+    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
+    mask = jnp.asarray(mask)
+    if logp.ndim != 2:
+        raise ValueError(f"logp has shape {logp.shape}; expected [B, T], one sequence a row")
+    rows = (logp.shape[0], 1)
+    for name, array in {**arrays, "mask": mask}.items():
+        by_row = name in ("advantage", "weight")
+        if array.shape == logp.shape or (by_row and array.shape == rows) or (name == "weight" and weight is None):
+            continue
+        expected = f"{logp.shape}, that of logp" + (f", or {rows}" if by_row else "")
+        raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
+    dtype = jnp.result_type(jnp.float32, logp.dtype, *(array.dtype for array in arrays.values()))
+    mask = mask.astype(bool)
+
+    def clean(array):
+        return jnp.where(mask, array.astype(dtype), 0)
+
+    constants = {name: jax.lax.stop_gradient(clean(array)) for name, array in arrays.items()}
+    return Batch(logp=clean(logp), mask=mask, **constants)
+
+
+def as_sequences(tokens: Batch) -> Batch:
+    """Rows as units, [B, 1]: log-probs are masked sums, advantage and weight masked row means (no length in w)."""
+
+    def total(x):
+        return jnp.sum(x, axis=1, keepdims=True)
+
+    length = jnp.maximum(total(tokens.mask), 1).astype(tokens.logp.dtype)
+    sums = Batch(*map(total, tokens))
+    return sums._replace(
+        advantage=sums.advantage / length,
+        weight=sums.weight / length,
+        mask=jnp.any(tokens.mask, axis=1, keepdims=True),
+    )
+
+
+def measure(tokens: Batch, units: Batch, clipped) -> dict:
+    """Metrics of a batch; `units` is `tokens`, or its rows at level "sequence"; `clipped` says where the clip was."""
+    log_w = units.logp - units.behavior_logp
+    high, low, ceiling = clipped
+    metrics = {
+        "clip_fraction": high | low | ceiling,
+        "clip_fraction_high": high,
+        "clip_fraction_low": low,
+        "clip_fraction_ceiling": ceiling,
+        "ratio_mean": jnp.exp(log_w),
+    }
+    metrics = {name: metric.mean_of(x.astype(log_w.dtype), units.mask) for name, x in metrics.items()}
+    metrics["ratio_max"] = metric.max_of(jnp.exp(log_w), units.mask)
+    metrics["effective_sample_size"] = metric.effective_sample_size(log_w, units.mask)
+    to_reference = tokens.reference_logp - tokens.logp
+    to_behavior = tokens.behavior_logp - tokens.logp
+    for name, log_y in (("kl_behavior", to_behavior), ("kl_reference", to_reference)):
+        for estimator, x in (("k1", -log_y), ("k2", 0.5 * log_y**2), ("k3", k3(log_y))):
+            metrics[f"{name}_{estimator}"] = metric.mean_of(x, tokens.mask)
+    # w·k3(ref / policy), what the reference schedule `kl_target` watches: estimates the reverse KL off policy too.
+    metrics["kl_reference_weighted"] = metric.mean_of(jnp.exp(-to_behavior) * k3(to_reference), tokens.mask)
+    return metrics

@@ -1,0 +1,243 @@
+"""`make(name, **settings)`: every objective by name, its settings checked.
+
+A recipe holds the defaults of its settings (None: resolved from the others) and a function that turns settings into an
+`Objective`. To add a baseline, write its loss in `baselines` and add a line to `RECIPES`.
+"""
+
+import difflib
+import functools
+import math
+import numbers
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from rpg_jax.objectives import baselines, surrogates
+from rpg_jax.objectives.divergences import DIVERGENCES, Divergence
+from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Claim, Objective
+from rpg_jax.objectives.reductions import REDUCTIONS
+
+
+class Recipe(NamedTuple):
+    build: (
+        Callable  # (name, settings, given) -> Objective; settings are complete, given holds those that the caller set
+    )
+    defaults: dict
+    clips: tuple = ("ppo", "none")
+
+
+def make(name: str, **settings) -> Objective:
+    """Builds an objective; `RECIPES[name].defaults` lists its settings. A setting that is None is unset.
+
+    make("rpg", divergence="fkl|rkl|ufkl|urkl|js|hellinger", estimator="differentiable|reinforce", beta=1e-4,
+         clip="none|rpg|dual|truncate", clip_low=0.2, clip_high=0.28, clip_c=3.0, level="token|sequence",
+         reduction="token_mean|sequence_mean|sequence_mean_token_mean|constant", z_old=1.0)
+    make("grpo", beta=0.04, clip="ppo|none", clip_low=0.2, clip_high=0.2, reduction="sequence_mean_token_mean"), and
+    so on for "grpo_corrected", "dapo", "ppo_clip", "reinforce" (method.md 7).
+
+    Unset, rpg's divergence is urkl, its clip none, its estimator reinforce (differentiable for clip="dual"), its
+    reduction token_mean (sequence_mean for level="sequence").
+
+    Raises:
+      ValueError: an unknown name or setting, a value out of range, a combination that method.md refuses, or a setting
+      that
+        cannot matter given the others.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"unknown objective {name!r}{_nearest(name, RECIPES)}; known: {', '.join(RECIPES)}")
+    recipe = RECIPES[name]
+    for key in settings:
+        if key not in recipe.defaults:
+            known = ", ".join(recipe.defaults)
+            raise ValueError(
+                f"objective {name!r} has no setting {key!r}{_nearest(key, recipe.defaults)}; it has: {known}"
+            )
+    checks = {**CHECKS, "clip": functools.partial(_choice, recipe.clips)}
+    given = {key: checks[key](key, value) for key, value in settings.items() if value is not None}
+    return recipe.build(name, {**recipe.defaults, **given}, given)
+
+
+def _nearest(word, known):
+    close = difflib.get_close_matches(str(word), list(known), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _choice(known, key, value):
+    if value not in tuple(known):
+        raise ValueError(f"{key}={value!r}{_nearest(value, known)}; expected one of: {', '.join(known)}")
+    return value
+
+
+def _number(fits, expected, key, value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(value):
+        raise ValueError(f"{key}={value!r}; expected a number {expected}")
+    return float(value)
+
+
+CHECKS = {
+    "divergence": functools.partial(_choice, DIVERGENCES),
+    "estimator": functools.partial(_choice, ("differentiable", "reinforce")),
+    "level": functools.partial(_choice, ("token", "sequence")),
+    "reduction": functools.partial(_choice, REDUCTIONS),
+    "beta": functools.partial(_number, lambda x: 0 <= x < math.inf, "of at least 0"),
+    "clip_low": functools.partial(_number, lambda x: 0 < x <= 1, "above 0 and at most 1"),
+    "clip_high": functools.partial(_number, lambda x: x > 0, "above 0"),
+    "clip_c": functools.partial(_number, lambda x: x > 1, "above 1"),
+    "z_old": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"),
+}
+
+
+def _refuse_bounds(clip, given, used):
+    """Raises for a bound that was given and that the clip does not have."""
+    for key in ("clip_low", "clip_high", "clip_c"):
+        if key in given and key not in used:
+            has = f"has only {' and '.join(used)}" if used else "clips nothing"
+            raise ValueError(f"{key}={given[key]} cannot matter: clip={clip!r} {has}; leave {key} unset")
+
+
+def _claim(on_policy, off_policy, reduction):
+    """A mean over each response's own length is biased whatever is averaged."""
+    return Claim(BIASED, BIASED) if reduction == "sequence_mean_token_mean" else Claim(on_policy, off_policy)
+
+
+# At beta = 0 a reference far away must not turn into 0 · inf.
+NO_DIVERGENCE = Divergence(lambda log_u, w, r: jnp.zeros_like(w), jnp.zeros_like)
+RPG_BOUNDS = dict(clip_low=0.2, clip_high=0.28, clip_c=3.0)
+
+
+class Form(NamedTuple):
+    surrogate: Callable
+    clipped: Callable  # (w, the advantage whose sign decides, **bounds) -> Clipped
+    decides: Callable  # surrogates.regularized_advantage, or raw_advantage
+    bounds: tuple
+
+
+def raw_advantage(logp, reference_logp, advantage, *, divergence, beta):
+    """A itself decides."""
+    del logp, reference_logp, divergence, beta
+    return advantage
+
+
+# What is not here is refused (method.md 4).
+RPG_FORMS = {
+    ("none", "reinforce"): Form(surrogates.reinforce, surrogates.unclipped, raw_advantage, ()),
+    ("none", "differentiable"): Form(surrogates.differentiable, surrogates.unclipped, raw_advantage, ()),
+    ("rpg", "reinforce"): Form(
+        surrogates.rpg_clip,
+        surrogates.rpg_clipped,
+        surrogates.regularized_advantage,
+        ("clip_low", "clip_high", "clip_c"),
+    ),
+    ("truncate", "reinforce"): Form(
+        surrogates.truncate, surrogates.truncate_clipped, raw_advantage, ("clip_low", "clip_high")
+    ),
+    ("dual", "differentiable"): Form(
+        surrogates.dual_clip,
+        surrogates.ppo_clipped,
+        surrogates.regularized_advantage,
+        ("clip_low", "clip_high", "clip_c"),
+    ),
+}
+
+
+def _rpg(name, settings, given):
+    clip, estimator, divergence, beta, level, z_old = (
+        settings[key] for key in ("clip", "estimator", "divergence", "beta", "level", "z_old")
+    )
+    estimator = estimator or next(e for c, e in RPG_FORMS if c == clip)
+    if (clip, estimator) not in RPG_FORMS:
+        takes = next(e for c, e in RPG_FORMS if c == clip)
+        raise ValueError(f"clip={clip!r} takes estimator={takes!r}, not {estimator!r}")
+    form = RPG_FORMS[clip, estimator]
+    if clip == "dual" and divergence not in ("rkl", "urkl"):
+        form = form._replace(surrogate=surrogates.dual_clip_reward, decides=raw_advantage)
+    _refuse_bounds(clip, given, form.bounds)
+    if clip != "none" and z_old != 1:
+        raise ValueError(f"z_old={z_old} takes clip='none', not {clip!r}: clips are for a normalized reference")
+    reduction = settings["reduction"] or ("token_mean" if level == "token" else "sequence_mean")
+    if level == "sequence" and reduction not in ("sequence_mean", "constant"):
+        raise ValueError(f"reduction={reduction!r} averages tokens; level='sequence' takes sequence_mean or constant")
+
+    bounds = {key: settings[key] or RPG_BOUNDS[key] for key in form.bounds}
+    terms = dict(divergence=DIVERGENCES[divergence] if beta else NO_DIVERGENCE, beta=beta)
+    mass = dict(z_old=z_old) if clip == "none" else {}
+    on_policy = EXACT_MEAN if form.surrogate is surrogates.dual_clip and beta else EXACT
+    return Objective(
+        name=name,
+        settings={**settings, "estimator": estimator, "reduction": reduction, **bounds},
+        surrogate=functools.partial(form.surrogate, **terms, **bounds, **mass),
+        clipped=functools.partial(form.clipped, **bounds),
+        decides=functools.partial(form.decides, **terms),
+        level=level,
+        reduction=reduction,
+        divergence=divergence if beta else None,
+        beta=beta,
+        z_old=z_old,
+        declares=_claim(on_policy, EXACT if clip == "none" else BIASED, reduction),
+    )
+
+
+OUT_OF_REACH = dict(clip_low=1.0, clip_high=math.inf)  # bounds that no ratio crosses
+
+
+def _policy_gradient(name, settings, given):
+    """REINFORCE: no ratio, no clip, no regularizer."""
+    del given
+    claim = _claim(EXACT, BIASED, settings["reduction"])
+    return _baseline(name, settings, baselines.policy_gradient, surrogates.unclipped, claim)
+
+
+def _clipped_baseline(with_regularizer, regularizer_is_exact, name, settings, given):
+    """PPO's clip (or none) of the reward part; a regularizer where beta is set and not 0."""
+    clip, beta = settings["clip"], settings.get("beta", 0.0)
+    bounds = {key: settings[key] for key in OUT_OF_REACH}
+    if clip == "none":
+        _refuse_bounds(clip, given, ())
+        settings = {**settings, **dict.fromkeys(OUT_OF_REACH)}
+        bounds = OUT_OF_REACH
+    loss = functools.partial(baselines.ppo_clip, **bounds)
+    if beta:
+        loss = functools.partial(with_regularizer, beta=beta, **bounds)
+    on_policy = EXACT if regularizer_is_exact or not beta else BIASED
+    claim = _claim(on_policy, on_policy if clip == "none" else BIASED, settings["reduction"])
+    return _baseline(name, settings, loss, functools.partial(surrogates.ppo_clipped, **bounds), claim)
+
+
+def _baseline(name, settings, surrogate, clipped, claim):
+    """Token level, a normalized reference; the divergence, if there is one, is that which k3 estimates."""
+    beta = settings.get("beta", 0.0)
+    return Objective(
+        name=name,
+        settings=settings,
+        surrogate=surrogate,
+        clipped=clipped,
+        decides=functools.partial(raw_advantage, divergence=None, beta=0.0),
+        level="token",
+        reduction=settings["reduction"],
+        divergence="urkl" if beta else None,
+        beta=beta,
+        z_old=1.0,
+        declares=claim,
+    )
+
+
+_ppo = functools.partial(_clipped_baseline, None, True)
+_grpo = functools.partial(_clipped_baseline, baselines.grpo, False)
+_grpo_corrected = functools.partial(_clipped_baseline, baselines.grpo_corrected, True)
+PPO_BOUNDS = dict(clip="ppo", clip_low=0.2, clip_high=0.2)
+GRPO = dict(beta=0.04, **PPO_BOUNDS, reduction="sequence_mean_token_mean")
+
+RECIPES = {
+    "rpg": Recipe(
+        _rpg,
+        dict(divergence="urkl", estimator=None, beta=1e-4, clip="none", clip_low=None, clip_high=None, clip_c=None)
+        | dict(level="token", reduction=None, z_old=1.0),
+        clips=("none", "rpg", "dual", "truncate"),
+    ),
+    "grpo": Recipe(_grpo, GRPO),
+    "grpo_corrected": Recipe(_grpo_corrected, GRPO),
+    "dapo": Recipe(_grpo, dict(beta=0.0, clip="ppo", clip_low=0.2, clip_high=0.28, reduction="token_mean")),
+    "ppo_clip": Recipe(_ppo, dict(**PPO_BOUNDS, reduction="token_mean")),
+    "reinforce": Recipe(_policy_gradient, dict(reduction="token_mean")),
+}
