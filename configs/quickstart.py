@@ -21,7 +21,7 @@ def get_config(variant=""):
         dict(
             directory="runs/data",
             seed=0,
-            train_size=8000,  # problems of each task
+            train_size=3000,  # problems of each task
             heldout_size=64,
             vocab_size=512,
             tasks=ConfigDict(dict(arithmetic=ConfigDict(), countdown=ConfigDict(), rewriting=ConfigDict())),
@@ -68,7 +68,7 @@ def get_config(variant=""):
         )
     )
     config.reference = ConfigDict(dict(mode="iterative", every=placeholder(int), kl_target=placeholder(float)))
-    config.update = ConfigDict(dict(epochs=1, minibatch_prompts=16, microbatch_rows=8, logprob_chunk=128))
+    config.learner = ConfigDict(dict(epochs=1, minibatch_prompts=16, microbatch_rows=8, logprob_chunk=128))
     config.optimizer = ConfigDict(
         dict(
             name="schedule_free_adamw",
@@ -91,7 +91,7 @@ def get_config(variant=""):
         config.data.update(dict(train_size=300, heldout_size=4))
         config.warm_start.update(dict(steps=6, batch=16, save_every=3))
         config.rollout.update(dict(prompts=4, samples=4, slots=12, dynamic_sampling=False))
-        config.update.update(dict(minibatch_prompts=2, microbatch_rows=4))
+        config.learner.update(dict(minibatch_prompts=2, microbatch_rows=4))
         config.evaluation.update(dict(every=2, k=4))
         config.checkpoint.update(dict(every=1))
     elif variant:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rpg_jax.sampling import Sampling
-from rpg_jax.training.rollout import respond
+from rpg_jax.training.rollout import grade, respond
 from rpg_jax.training.statistics import bootstrap_interval, mean_at_k, pass_at_k
 
 ALL = "all"  # the name under which every problem of every task is counted
@@ -34,7 +34,21 @@ class Evaluation:
 
 
 def make_evaluate(
-    model, tokenizer, scorer, mesh, problems, *, k, rows, temperature, max_prompt, max_new, slots, key, top_k=0, top_p=1.0
+    model,
+    tokenizer,
+    scorer,
+    mesh,
+    problems,
+    *,
+    k,
+    rows,
+    temperature,
+    max_prompt,
+    max_new,
+    slots,
+    key,
+    top_k=0,
+    top_p=1.0,
 ) -> Callable:
     """Builds `evaluate(params, on_batch=None, should_stop=None) -> Evaluation`, `rows` problems at a time.
 
@@ -51,7 +65,7 @@ def make_evaluate(
                 model, params, tokenizer, mesh, some, samples=k, max_prompt=max_prompt, max_new=max_new, rows=rows,
                 key=key, step=0, sampling=sampling, slots=slots, should_stop=should_stop,
             )  # fmt: skip
-            correct.append(scorer.score(some, responses).correct)
+            correct.append(grade(scorer, some, responses)[0])
             texts += responses
             tokens += int(np.asarray(rollout.response_mask).sum())
             if on_batch:

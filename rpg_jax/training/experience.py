@@ -19,24 +19,15 @@ ADVANTAGES = {
 }
 
 
-def make_sampling_params(model, optimizer, mesh):
+def make_sampling_params(model, optimizer, mesh, shapes):
     """Builds the jitted `policy(state) -> params to sample from`: x of schedule-free, cast, unstacked, laid out anew."""
 
     def policy(state):
         params = optimizer.evaluation_params(state.opt_state, state.params)
         return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), params))
 
-    def shardings(state):
-        return parallel.shardings(mesh, jax.eval_shape(policy, state), parallel.SAMPLING)
-
-    cache = {}
-
-    def call(state):
-        if not cache:
-            cache["policy"] = jax.jit(policy, out_shardings=shardings(state))
-        return cache["policy"](state)
-
-    return call
+    out_shardings = parallel.shardings(mesh, jax.eval_shape(policy, shapes), parallel.SAMPLING)
+    return jax.jit(policy, out_shardings=out_shardings)
 
 
 def make_experience(model, optimizer, mesh, *, rows, temperature, logprob_chunk, advantage):
@@ -52,9 +43,7 @@ def make_experience(model, optimizer, mesh, *, rows, temperature, logprob_chunk,
         def one(micro):
             return token_logprobs_and_entropy(model, params, *micro, temperature=temperature, chunk=logprob_chunk)
 
-        return jax.tree.map(
-            lambda x: x.reshape(tokens.shape), jax.lax.map(one, split_rows(mesh, (tokens, mask), rows))
-        )
+        return jax.tree.map(lambda x: x.reshape(tokens.shape), jax.lax.map(one, split_rows(mesh, (tokens, mask), rows)))
 
     def experience(state, rollout, reward):
         tokens, mask = rollout.tokens, rollout.response_mask
@@ -72,11 +61,11 @@ def make_experience(model, optimizer, mesh, *, rows, temperature, logprob_chunk,
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
         gap = jnp.abs(behavior - rollout.model_logp)
         metrics = {
-            "entropy": metric.masked_mean(entropy, mask),
-            "sampler_logp_gap": metric.masked_mean(gap, mask),
-            "sampler_logp_gap_max": metric.masked_max(gap, mask),
-            "response_length": metric.mean_of(mask.sum(-1)),
-            "finished": metric.mean_of(rollout.finished),
+            "entropy": metric.mean_of(entropy, mask),
+            "sampler_logp_gap": metric.mean_of(gap, mask),
+            "sampler_logp_gap_max": metric.max_of(gap, mask),
+            "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
+            "finished": metric.mean_of(rollout.finished.astype(jnp.float32)),
         }
         return batch, metrics
 

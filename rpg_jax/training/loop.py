@@ -10,8 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rpg_jax.objectives import metrics as metric
+from rpg_jax.training.compilations import CompilationCounter
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.rollout import Preempted
+
+WARMUP_STEPS = 2  # RL steps of a process in which programs may compile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +39,12 @@ class LoopSettings:
         rows = self.minibatch_prompts * self.samples
         if self.prompts % self.minibatch_prompts:
             raise ValueError(
-                f"update.minibatch_prompts ({self.minibatch_prompts}) does not divide rollout.prompts ({self.prompts})"
+                f"learner.minibatch_prompts ({self.minibatch_prompts}) does not divide rollout.prompts ({self.prompts})"
             )
         if rows % self.microbatch_rows:
             raise ValueError(
-                f"update.microbatch_rows ({self.microbatch_rows}) does not divide the {rows} rows of a minibatch "
-                f"(update.minibatch_prompts {self.minibatch_prompts} x rollout.samples {self.samples})"
+                f"learner.microbatch_rows ({self.microbatch_rows}) does not divide the {rows} rows of a minibatch "
+                f"(learner.minibatch_prompts {self.minibatch_prompts} x rollout.samples {self.samples})"
             )
 
     def minibatches(self, step: int):
@@ -84,9 +87,9 @@ class Clock:
         self._mark = time.perf_counter()
 
 
-def host(metrics, prefix) -> dict:
-    """Metrics of a step as floats."""
-    return {f"{prefix}/{name}": float(value.value()) for name, value in jax.device_get(metrics).items()}
+def host(metrics) -> dict:
+    """Metrics as floats, for the log."""
+    return {f"train/{name}": float(value) for name, value in metric.values(jax.device_get(metrics)).items()}
 
 
 def rl_step(parts: Parts, settings: LoopSettings, state, step):
@@ -103,7 +106,7 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
     for rows in settings.minibatches(step):
         state, metrics = parts.update(state, take_rows(batch, rows), jnp.int32(count))
         during = metrics if during is None else metric.merge(during, metrics)
-    row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during, "train")
+    row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
     clock.lap("update")
     trained = float(batch.response_mask.sum()) * settings.epochs
     row |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
@@ -113,16 +116,21 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
     return state, collected, row
 
 
+def new_totals(seconds=0.0) -> dict:
+    """Running sums of a run that survive a resume."""
+    return {"seconds": seconds, "tokens": 0, "compilations_after_warmup": 0}
+
+
 def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
     """Trains from `start` to the last step, writing logs and checkpoints.
 
     Args:
-      totals: running sums that survive a resume: `seconds`, `tokens`; updated in place.
+      totals: those of `new_totals`, updated in place.
 
     Returns:
-      (state, steps done, whether it was told to stop). Raises RuntimeError after too many non-finite updates in a row.
+      (state, steps done, whether it came to its end). Raises RuntimeError after too many non-finite updates in a row.
     """
-    begin, seconds_before = time.perf_counter(), totals["seconds"]
+    begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
 
     def save(step, state, cursor, score=None, wait=False):
         totals["seconds"] = seconds_before + time.perf_counter() - begin
@@ -132,12 +140,14 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
         clock = Clock()
         found = parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop).metrics()
         clock.lap("evaluation")
-        return {f"eval/{name}": value for name, value in found.items()} | {"time/evaluation": clock.seconds["evaluation"]}
+        return {f"eval/{name}": value for name, value in found.items()} | {
+            "time/evaluation": clock.seconds["evaluation"]
+        }
 
     if start == 0:
         row = evaluated(0)
         if parts.should_stop():
-            return state, 0, True
+            return state, 0, False
         parts.log.write({"step": 0, **row})
     with parts.log.progress("RL", start, settings.steps) as progress:
         for step in range(start, settings.steps):
@@ -149,8 +159,11 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
             except Preempted:
                 if parts.checkpoints.latest_step() != step:
                     save(step, state, cursor, wait=True)
-                return state, step, True
+                return state, step, False
             totals["tokens"] += collected.tokens
+            row["compilations"], compilations.count = compilations.count, 0
+            if step >= start + WARMUP_STEPS:
+                totals["compilations_after_warmup"] += row["compilations"]
             done, last = step + 1, step + 1 == settings.steps
             due = done % settings.evaluate_every == 0 or last
             if due:
@@ -167,4 +180,4 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
             if due or done % settings.save_every == 0:
                 score = next((v for k, v in row.items() if k.startswith("eval/all/mean@") and k[-1].isdigit()), None)
                 save(done, state, parts.stream.get_state(), score, wait=last)
-    return state, settings.steps, False
+    return state, settings.steps, True

@@ -32,7 +32,16 @@ def warmup_schedule(learning_rate, warmup_steps, decay="constant", total_steps=N
 
 
 def make_optimizer(
-    name, *, learning_rate, warmup_steps=0, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.0, decay=None, total_steps=None
+    name,
+    *,
+    learning_rate,
+    warmup_steps=0,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-8,
+    weight_decay=0.0,
+    decay=None,
+    total_steps=None,
 ) -> Optimizer:
     """`adamw` (Loshchilov & Hutter 2019) or `schedule_free_adamw` (Defazio et al. 2024, held against their package).
 
@@ -43,7 +52,9 @@ def make_optimizer(
     if name == "adamw":
         schedule = warmup_schedule(learning_rate, warmup_steps, decay or "constant", total_steps)
         shifted = lambda count: schedule(count + 1)  # optax counts updates from 0
-        return Optimizer(optax.adamw(shifted, beta1, beta2, epsilon, weight_decay=weight_decay), lambda state, params: params)
+        return Optimizer(
+            optax.adamw(shifted, beta1, beta2, epsilon, weight_decay=weight_decay), lambda state, params: params
+        )
     if name == "schedule_free_adamw":
         if decay is not None:
             raise ValueError(f"optimizer decay {decay!r}: schedule-free AdamW has no decay; leave it unset")

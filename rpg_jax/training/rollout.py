@@ -1,6 +1,7 @@
 """Collecting a step's groups: prompts, responses, rewards, and dynamic sampling until the batch is full."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from rpg_jax import parallel
 from rpg_jax.data import prompt_rows
-from rpg_jax.rewards import overlong_penalty
+from rpg_jax.rewards import overlong_penalty, signed_reward
 from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.types import Prompts, Rollout
@@ -42,13 +43,24 @@ class RolloutSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"rollout.{name} is {getattr(self, name)}; it must be at least 1")
         if self.samples < 2 and self.dynamic_sampling:
-            raise ValueError("rollout.dynamic_sampling needs rollout.samples of at least 2: one response is always uniform")
+            raise ValueError(
+                "rollout.dynamic_sampling needs rollout.samples of at least 2: one response is always uniform"
+            )
         if self.oversample < 1:
             raise ValueError(f"rollout.oversample is {self.oversample}; it must be at least 1")
         if self.temperature <= 0:
-            raise ValueError(f"rollout.temperature is {self.temperature}; training samples from the policy, so it must be above 0")
+            raise ValueError(
+                f"rollout.temperature is {self.temperature}; training samples from the policy, so it must be above 0"
+            )
         if not 0 <= self.overlong_buffer < self.max_new:
-            raise ValueError(f"rollout.overlong_buffer ({self.overlong_buffer}) must be under rollout.max_new ({self.max_new})")
+            raise ValueError(
+                f"rollout.overlong_buffer ({self.overlong_buffer}) must be under rollout.max_new ({self.max_new})"
+            )
+
+    @property
+    def fresh_prompts(self) -> int:
+        """Prompts of one generation batch."""
+        return math.ceil(self.prompts * self.oversample) if self.dynamic_sampling else self.prompts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +81,9 @@ def respond(model, params, tokenizer, mesh, problems, *, samples, max_prompt, ma
     `rows` pads the prompts with requests that are not run, so that one compiled shape serves any remainder.
     """
     padded = problems + [problems[0]] * (rows - len(problems))
-    prompts = parallel.to_global(mesh, parallel.ROWS, Prompts(*prompt_rows(padded, tokenizer, max_prompt)))
+    prompts = parallel.to_global(
+        mesh, parallel.ROWS, Prompts(*prompt_rows(padded, tokenizer, max_prompt, key="rollout.max_prompt"))
+    )
     limits = np.where(np.arange(rows) < len(problems), max_new, 0).astype(np.int32)
     rollout = generate(model, params, prompts, samples=samples, max_new=max_new, limits=limits, **settings)
     tokens, mask = np.asarray(rollout.tokens), np.asarray(rollout.response_mask)
@@ -77,13 +91,18 @@ def respond(model, params, tokenizer, mesh, problems, *, samples, max_prompt, ma
     return rollout, [texts[p * samples : (p + 1) * samples] for p in range(len(problems))]
 
 
+def grade(scorer, problems, texts):
+    """Scores [P][G] texts: (accuracy f32[P, G], lines that name what could not be scored)."""
+    scores = scorer.score([(problem, text) for problem, group in zip(problems, texts, strict=True) for text in group])
+    return scores.correct.reshape(len(problems), -1), scores.failures
+
+
 def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key, should_stop: Callable[[], bool]):
     """Builds `collect(params, stream, step) -> Collected`, which advances the stream by whole generation batches.
 
     Raises RuntimeError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
     """
-    groups, samples = settings.prompts, settings.samples
-    fresh = int(np.ceil(groups * settings.oversample)) if settings.dynamic_sampling else groups
+    groups, samples, fresh = settings.prompts, settings.samples, settings.fresh_prompts
     sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
 
     def one_batch(params, stream, step, seconds):
@@ -98,11 +117,13 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
             raise Preempted
         lengths = np.asarray(rollout.response_mask).sum(-1).reshape(-1, samples)
         scored = time.perf_counter()
-        scores = scorer.score(problems, texts)
-        penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
+        correct, failures = grade(scorer, problems, texts)
+        reward = signed_reward(correct)
+        if settings.overlong_buffer:
+            reward += overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
         seconds["rollout"] += scored - begin
         seconds["reward"] += time.perf_counter() - scored
-        return problems, rollout, texts, scores.correct, 2.0 * scores.correct - 1.0 + penalty, lengths, scores.failures
+        return problems, rollout, texts, correct, reward, lengths, failures
 
     def collect(params, stream, step):
         seconds, seen, kept, filled = {"rollout": 0.0, "reward": 0.0}, [], None, 0
@@ -129,7 +150,15 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
         }
         problems, _, texts, correct, reward, *_ = seen[0]
         examples = [
-            dict(problem=p.id, task=p.task, prompt=p.prompt, response=t[0], answer=p.answer, correct=float(c[0]), reward=float(r[0]))
+            dict(
+                problem=p.id,
+                task=p.task,
+                prompt=p.prompt,
+                response=t[0],
+                answer=p.answer,
+                correct=float(c[0]),
+                reward=float(r[0]),
+            )
             for p, t, c, r in zip(problems[:EXAMPLES], texts, correct, reward, strict=False)
         ]
         return Collected(kept, kept_reward, metrics, examples, seconds, int(lengths.sum()))

@@ -17,7 +17,7 @@ from rpg_jax.types import Reference, TrainState
 KL_AVERAGE_DECAY = 0.9  # of the moving average that the `kl_target` reference schedule watches
 
 
-def init_state(model, optimizer, mesh, params) -> TrainState:
+def init_state(optimizer, mesh, params) -> TrainState:
     """A fresh state around given parameters; takes ownership of them. No separate reference policy yet."""
 
     def build(params):
@@ -39,17 +39,15 @@ def init_params(model, mesh, seed: int):
 def split_rows(mesh, tree, rows: int):
     """[B, ...] leaves to [B / rows, rows, ...], rows spread over the mesh. For use inside jit."""
     sharding = NamedSharding(mesh, parallel.MICROBATCHES)
-    return jax.tree.map(
-        lambda x: jax.lax.with_sharding_constraint(x.reshape(-1, rows, *x.shape[1:]), sharding), tree
-    )
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x.reshape(-1, rows, *x.shape[1:]), sharding), tree)
 
 
 def make_update(
-    model, objective, optimizer, mesh, state_shardings, *, rows, temperature, clip_norm, logprob_chunk, denominator=None
+    model, objective, optimizer, mesh, shapes, *, rows, temperature, clip_norm, logprob_chunk, denominator=None
 ):
     """Builds the jitted `update(state, batch: TrainBatch, count) -> (state, metrics)`; `state` is donated.
 
-    `rows` is the microbatch size and must divide the batch; only the first `count` (i32[]) microbatches are used.
+    `shapes` is the state or its shapes, for its shardings. `rows` is the microbatch size and must divide the batch; only the first `count` (i32[]) microbatches are used.
     `denominator` is the number that reduction="constant" divides by. An update whose loss or gradient is not finite is
     skipped and counted in `state.skipped`.
     """
@@ -108,4 +106,4 @@ def make_update(
         metrics["update_norm"] = metric.mean_of(jnp.where(finite, optax.global_norm(steps), 0.0))
         return state, metrics
 
-    return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings, None))
+    return jax.jit(update, donate_argnums=0, out_shardings=(parallel.shardings(mesh, shapes), None))

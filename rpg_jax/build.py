@@ -1,0 +1,185 @@
+"""From a ConfigDict to the parts of a run: the only place that reads config keys."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from rpg_jax import data, objectives, parallel
+from rpg_jax.models import Model, named
+from rpg_jax.rewards import Scorer
+from rpg_jax.training.evaluation import make_evaluate
+from rpg_jax.training.experience import make_experience, make_sampling_params
+from rpg_jax.training.loop import LoopSettings, Parts
+from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.reference import ReferenceSchedule, make_refresh
+from rpg_jax.training.rollout import RolloutSettings, make_collect
+from rpg_jax.training.update import init_params, init_state, make_update
+
+
+def given(section, *without) -> dict:
+    """The keys of a section that are set, as keyword arguments."""
+    return {name: value for name, value in section.to_dict().items() if value is not None and name not in without}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What both training and evaluation need of a config."""
+
+    mesh: jax.sharding.Mesh
+    data: data.Prepared
+    model: Model
+    scorer: Scorer
+    objective: objectives.Objective
+    optimizer: object
+    rollout: RolloutSettings
+    reference: ReferenceSchedule
+    loop: LoopSettings
+
+
+def build_run(config, log=print) -> Run:
+    """Builds and checks everything that costs little; raises ValueError for a config that makes no sense."""
+    if config.rollout.top_k or config.rollout.top_p != 1.0:
+        raise ValueError(
+            "training samples the whole distribution: filters take away the behavior policy's support, and with it the "
+            "importance ratio; leave rollout.top_k=0 and rollout.top_p=1.0 (evaluation may filter)"
+        )
+    objective = objectives.make(config.objective.name, **given(config.objective, "name", "advantage", "denominator"))
+    rollout = RolloutSettings(**given(config.rollout, "top_k", "top_p"))
+    loop = LoopSettings(
+        steps=config.steps,
+        seed=config.seed,
+        prompts=config.rollout.prompts,
+        samples=config.rollout.samples,
+        minibatch_prompts=config.learner.minibatch_prompts,
+        microbatch_rows=config.learner.microbatch_rows,
+        epochs=config.learner.epochs,
+        evaluate_every=config.evaluation.every,
+        save_every=config.checkpoint.every,
+        most_skipped=config.checkpoint.most_skipped,
+    )
+    updates = config.steps * config.learner.epochs * config.rollout.prompts // config.learner.minibatch_prompts
+    optimizer = make_optimizer(**given(config.optimizer, "clip_norm"), total_steps=updates)
+    reference = ReferenceSchedule(**given(config.reference))
+    mesh = parallel.make_mesh(**config.mesh)
+    prepared = data.prepare(**given(config.data), log=log)
+    size = named(config.model.size)
+    model = Model(
+        dataclasses.replace(size, vocab_size=prepared.tokenizer.vocab_size),
+        dtype=jnp.dtype(config.model.dtype),
+        scan=config.model.scan,
+        remat=config.model.remat,
+    )
+    longest = rollout.max_prompt + rollout.max_new
+    if longest > size.max_length:
+        raise ValueError(
+            f"rollout.max_prompt + rollout.max_new = {longest} tokens exceed the {size.max_length} of model size {config.model.size!r}"
+        )
+    return Run(mesh, prepared, model, Scorer(**given(config.reward)), objective, optimizer, rollout, reference, loop)
+
+
+def build_state(run: Run, params):
+    """A fresh RL state around given parameters, holding the reference tree if the schedule needs one."""
+    state = init_state(run.optimizer, run.mesh, params)
+    return state if run.reference.mode == "iterative" else make_refresh(run.optimizer, run.mesh)(state)
+
+
+def abstract(run: Run, build):
+    """Shapes and shardings of the state that `build(params)` makes, without making it: what a restore is told to look like."""
+    key = jax.random.key(0, impl="threefry2x32")
+    shapes = jax.eval_shape(lambda: build(run.model.init(key)))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        parallel.shardings(run.mesh, shapes),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """The warm start's own optimizer, update and order of problems."""
+
+    optimizer: object
+    update: object
+    stream: data.ProblemStream
+    shapes: object  # its state, abstract
+    fresh: object  # () -> its state at the beginning
+
+
+def build_warm_start(config, run: Run) -> WarmStart:
+    warm = config.warm_start
+    if warm.steps < 0 or warm.batch < 1 or warm.microbatch_rows < 1 or warm.batch % warm.microbatch_rows:
+        raise ValueError(
+            f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch}), both at least 1, "
+            f"and warm_start.steps ({warm.steps}) must not be negative"
+        )
+    optimizer = make_optimizer(
+        config.optimizer.name,
+        learning_rate=warm.learning_rate,
+        warmup_steps=warm.warmup_steps,
+        beta2=config.optimizer.beta2,
+    )
+    build = partial(init_state, optimizer, run.mesh)
+    shapes = abstract(run, build)
+    update = make_update(
+        run.model,
+        objectives.make("reinforce"),
+        optimizer,
+        run.mesh,
+        shapes,
+        rows=warm.microbatch_rows,
+        temperature=1.0,
+        clip_norm=config.optimizer.clip_norm,
+        logprob_chunk=config.learner.logprob_chunk,
+    )
+    stream = data.ProblemStream(run.data.problems("train"), config.seed)
+    return WarmStart(optimizer, update, stream, shapes, lambda: build(init_params(run.model, run.mesh, config.seed)))
+
+
+def noise_key(config, purpose: int):
+    """Rollouts (0) and evaluations (1) draw from keys of their own; threefry, so that noise does not depend on the batch."""
+    return jax.random.fold_in(jax.random.key(config.seed, impl="threefry2x32"), purpose)
+
+
+def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_stop) -> Parts:
+    """The functions of an RL step; `shapes` is the abstract state."""
+    scoring = dict(
+        rows=config.learner.microbatch_rows,
+        temperature=config.rollout.temperature,
+        logprob_chunk=config.learner.logprob_chunk,
+    )
+    update = dict(clip_norm=config.optimizer.clip_norm, denominator=config.objective.denominator)
+    key = noise_key(config, 0)
+    return Parts(
+        sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),
+        collect=make_collect(run.model, run.data.tokenizer, run.scorer, run.mesh, run.rollout, key, should_stop),
+        experience=make_experience(run.model, run.optimizer, run.mesh, advantage=config.objective.advantage, **scoring),
+        update=make_update(run.model, run.objective, run.optimizer, run.mesh, shapes, **scoring, **update),
+        refresh=make_refresh(run.optimizer, run.mesh),
+        evaluate=build_evaluate(config, run),
+        reference=run.reference,
+        stream=stream,
+        checkpoints=checkpoints,
+        log=log,
+        should_stop=should_stop,
+    )
+
+
+def build_evaluate(config, run: Run, k=None, **sampling):
+    """Held-out evaluation in the batches that rollouts have, so that both share one compilation when k is the same."""
+    settings = dict(temperature=config.evaluation.temperature, **sampling)
+    return make_evaluate(
+        run.model,
+        run.data.tokenizer,
+        run.scorer,
+        run.mesh,
+        list(run.data.problems("heldout")),
+        k=k or config.evaluation.k,
+        rows=run.rollout.fresh_prompts,
+        max_prompt=run.rollout.max_prompt,
+        max_new=run.rollout.max_new,
+        slots=run.rollout.slots,
+        key=noise_key(config, 1),
+        **settings,
+    )

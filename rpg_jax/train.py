@@ -1,0 +1,104 @@
+"""Trains a policy with reinforcement learning, after a supervised warm start, and resumes by itself.
+
+    python -m rpg_jax.train --config=configs/quickstart.py --workdir=runs/quickstart [--config.objective.beta=1e-3 ...]
+
+The same command goes on from the newest checkpoint. Exit statuses: 0 done, 2 a mistake in the input, 75 stopped by SIGTERM
+after saving.
+"""
+
+import signal
+import threading
+import time
+from functools import partial
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from rpg_jax import build, cli, workdir
+from rpg_jax.data import ProblemStream
+from rpg_jax.training import loop, warm_start
+from rpg_jax.training.checkpoints import Checkpoints
+from rpg_jax.training.logs import Progress, RunLog
+from rpg_jax.training.summary import write_summary
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: FILE.py or FILE.py:VARIANT.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: checkpoints, logs, figures.")
+_ACCEPT = flags.DEFINE_bool("accept_config_change", False, "Go on in a workdir whose run had another config.")
+
+
+def main(_):
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with cli.door():
+        if _CONFIG.value is None or _WORKDIR.value is None:
+            raise ValueError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
+        config = _CONFIG.value.lock()
+        run = build.build_run(config)
+        path = workdir.open_workdir(_WORKDIR.value, config, _ACCEPT.value)
+    try:
+        return 0 if train(config, run, path, stop.is_set) else cli.PREEMPTED
+    except jax.errors.JaxRuntimeError:
+        raise
+    except (RuntimeError, ValueError) as error:  # the run cannot go on, and says why in words
+        raise cli.Mistake(str(error)) from error
+    finally:
+        run.scorer.close()
+
+
+def train(config, run, path, should_stop) -> bool:
+    """Warm start, RL, figure and summary; returns False when it was told to stop before the end."""
+    shapes = build.abstract(run, partial(build.build_state, run))
+    stream = ProblemStream(run.data.problems("train"), config.seed)
+    with Checkpoints(path / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
+        restored = checkpoints.restore(shapes)
+        if restored is None:
+            params, seconds = warm_started(config, run, path / "warm_start", should_stop)
+            if params is None:
+                return False
+            restored = 0, build.build_state(run, params), {"cursor": 0, "totals": loop.new_totals(seconds)}
+        start, state, extra = restored
+        stream.set_state(extra["cursor"])
+        with RunLog(path, start, config=config.to_dict(), **config.log) as log:
+            parts = build.build_parts(
+                config, run, shapes, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop
+            )
+            state, _, finished = loop.run(parts, run.loop, state, start, extra["totals"])
+    if finished:
+        summary = write_summary(path, extra["totals"])
+        print(
+            f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%} "
+            f"in {summary['wall_seconds']:.0f} s; see {path}/summary.json and {path}/figures/training.png"
+        )
+    return finished
+
+
+def warm_started(config, run, path, should_stop):
+    """Parameters after supervised learning on worked solutions, and the seconds it took; no parameters if told to stop."""
+    warm, settings, begin = build.build_warm_start(config, run), config.warm_start, time.perf_counter()
+    length = run.rollout.max_prompt + run.rollout.max_new
+    with Checkpoints(path, keep_last=1) as checkpoints:
+        start, state, extra = checkpoints.restore(warm.shapes) or (0, warm.fresh(), {"cursor": 0, "seconds": 0.0})
+        warm.stream.set_state(extra["cursor"])
+
+        def seconds():
+            return extra["seconds"] + time.perf_counter() - begin
+
+        def save(step, state, wait):
+            checkpoints.save(step, state, {"cursor": warm.stream.get_state(), "seconds": seconds()}, wait=wait)
+
+        def next_batch():
+            return warm_start.supervised_batch(run.mesh, warm.stream.next(settings.batch), run.data.tokenizer, length)
+
+        with Progress("warm start", start, settings.steps) as progress:
+            state, finished = warm_start.run(
+                state, start, settings.steps, update=warm.update, next_batch=next_batch, save=save, progress=progress,
+                microbatches=settings.batch // settings.microbatch_rows, save_every=settings.save_every,
+                should_stop=should_stop,
+            )  # fmt: skip
+    params = jax.jit(warm.optimizer.evaluation_params)(state.opt_state, state.params) if finished else None
+    return params, seconds()
+
+
+if __name__ == "__main__":
+    cli.run(main)
