@@ -138,7 +138,7 @@ def sample(logits, keys, counts, sampling, model_temperature):
     """Draws one token a row: temperature, then top-k, then top-p.
 
     Args:
-      logits: f32[B, V]; keys: uint32[B, 2]; counts: i32[B]; model_temperature: f32[].
+      logits: f32[V, B]; keys: uint32[B, 2]; counts: i32[B]; model_temperature: f32[].
 
     Returns:
       token i32[B]; sampler_logp f32[B], under the distribution drawn from (0 when greedy); model_logp f32[B], under
@@ -151,7 +151,7 @@ def sample(logits, keys, counts, sampling, model_temperature):
         return draw(scaled, threshold, token_uniforms(keys, counts))
 
     def greedy(logits):
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros(logits.shape[0], logits.dtype)
+        return jnp.argmax(logits, axis=0).astype(jnp.int32), jnp.zeros(logits.shape[1:], logits.dtype)
 
     token, sampler_logp = jax.lax.cond(sampling.temperature > 0, drawn, greedy, logits)
     unfiltered = (sampling.top_k == 0) & (sampling.top_p == 1) & (sampling.temperature == model_temperature)
@@ -180,7 +180,8 @@ def decode_step(model, params, requests, sampling, model_temperature, state):
 
     hidden, kept = model.cached(params, state.token[:, None], state.position[:, None], write_and_attend)
     request = jnp.maximum(state.request, 0)
-    drawn = sample(model.logits(params, hidden[:, 0]), requests.key[request], state.count, sampling, model_temperature)
+    logits = model.logits(params, hidden[:, 0]).T
+    drawn = sample(logits, requests.key[request], state.count, sampling, model_temperature)
     token, count = drawn[0], state.count + running
     ring = jax.tree.map(
         lambda ring, new: jax.lax.dynamic_update_slice(ring, new[:, None], (0, ring_column)),

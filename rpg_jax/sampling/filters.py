@@ -11,69 +11,62 @@ def filter_threshold(logits, top_k, top_p):
     """The smallest logit kept by top-k and then top-p (of what top-k left, renormalized).
 
     Args:
-      logits: f32[B, V], already divided by the temperature.
+      logits: f32[V, B], already divided by the temperature.
       top_k: i32[], keep the k largest; 0 is off.
       top_p: f32[], keep the fewest largest whose mass is at least p; 1 is off.
 
     Returns:
       f32[B]; -inf where nothing is cut. Either filter costs nothing when off.
     """
-    nothing = jnp.full(logits.shape[:1], -jnp.inf, logits.dtype)
+    nothing = jnp.full(logits.shape[1:], -jnp.inf, logits.dtype)
     threshold = jax.lax.cond(top_k > 0, top_k_threshold, lambda logits, k: nothing, logits, top_k)
     return jax.lax.cond(top_p < 1, top_p_threshold, lambda logits, p, above: above, logits, top_p, threshold)
 
 
 def top_k_threshold(logits, k):
-    """The k-th largest logit of each row, exactly: f32[B, V], i32[] -> f32[B]."""
+    """The k-th largest logit of each column, exactly; the smallest if there are fewer. f32[V, B], i32[] -> f32[B]."""
     ranks = _ordered(logits)
-
-    def enough(candidate):
-        return jnp.sum(ranks >= candidate[:, None], axis=-1) >= k
-
-    lowest, highest = jnp.min(ranks, axis=-1), jnp.max(ranks, axis=-1)
-    return _unordered(_bisect(enough, lowest, highest))
+    least = _bisect(lambda candidate: jnp.sum(ranks >= candidate, axis=0) >= k, ranks.min(axis=0), ranks.max(axis=0))
+    return _unordered(least)
 
 
 def top_p_threshold(logits, p, above):
-    """The largest threshold, of those at or over `above`, whose kept tokens hold p of the mass at or over `above`.
+    """The largest threshold whose kept tokens hold p of the mass at or over `above`.
 
     Args:
-      logits: f32[B, V]; p: f32[]; above: f32[B].
+      logits: f32[V, B]; p: f32[]; above: f32[B], at most the column's largest logit.
 
     Returns:
-      f32[B].
+      f32[B], at least `above`.
     """
-    mass = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
-    mass = jnp.where(logits >= above[:, None], mass, 0.0)
-    needed = p * mass.sum(-1)
+    mass = jnp.where(logits >= above, jnp.exp(logits - jnp.max(logits, axis=0)), 0.0)
+    needed = p * jnp.sum(mass, axis=0)
     ranks = _ordered(mass)
 
     def enough(candidate):
-        return jnp.sum(jnp.where(ranks >= candidate[:, None], mass, 0.0), axis=-1) >= needed
+        return jnp.sum(jnp.where(ranks >= candidate, mass, 0.0), axis=0) >= needed
 
-    least = _bisect(enough, jnp.zeros_like(ranks[:, 0]), jnp.max(ranks, axis=-1))
-    kept = (ranks >= least[:, None]) & (logits >= above[:, None])
-    return jnp.min(logits, axis=-1, where=kept, initial=jnp.inf)
+    least = _bisect(enough, jnp.zeros_like(ranks[0]), ranks.max(axis=0))
+    return jnp.min(logits, axis=0, where=(ranks >= least) & (logits >= above), initial=jnp.inf)
 
 
 def _bisect(enough, lowest, highest):
-    """The largest integer of [lowest, highest] with enough(x), given that enough is decreasing and holds at lowest."""
+    """The largest integer of [lowest, highest] with enough(x); enough is decreasing and taken to hold at lowest."""
 
     def halve(_, bounds):
         low, high = bounds
         middle = (low >> 1) + (high >> 1) + ((low | high) & 1)  # ceil((low + high) / 2) without overflow
-        hold = enough(middle)
-        return jnp.where(hold, middle, low), jnp.where(hold, high, middle - 1)
+        holds = enough(middle)
+        return jnp.where(holds, middle, low), jnp.where(holds, high, middle - 1)
 
     return jax.lax.fori_loop(0, 32, halve, (lowest, highest))[0]
 
 
 def _ordered(x):
-    """float32 to int32 with the same order: negative floats have their magnitude bits flipped. Its own inverse."""
+    """float32 to int32 in the same order: a negative number's magnitude bits are flipped."""
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 def _unordered(ranks):
-    bits = jnp.where(ranks < 0, ranks ^ 0x7FFFFFFF, ranks)
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return jax.lax.bitcast_convert_type(jnp.where(ranks < 0, ranks ^ 0x7FFFFFFF, ranks), jnp.float32)
