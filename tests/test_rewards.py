@@ -34,7 +34,7 @@ def test_final_answer(response, answer):
 
 
 def test_verifiers_by_example():
-    arithmetic, countdown, rewriting = (VERIFIERS[name] for name in ("arithmetic", "countdown", "rewriting"))
+    arithmetic, countdown, sorting = (VERIFIERS[name] for name in ("arithmetic", "countdown", "sorting"))
     assert arithmetic("Answer: 42", "42") and arithmetic("Answer: +42.", "42") and arithmetic("Answer: -3", "-3")
     assert not any(
         arithmetic(f"Answer: {text}", "42") for text in ("4 2", "42.0", "0x2a", "4_2", "٤٢", "42 or 43", "--42")
@@ -44,7 +44,7 @@ def test_verifiers_by_example():
     wrong = ["8", "2+2+2+2", "3+3+3-1", "12/0", "2+3+3=8", "2+3+3)", "(2+3+3", "-2+12", "2+3 3", "2**3", "+", "12-3-1"]
     assert all(countdown(f"Answer: {text}", goal) for text in right)
     assert not any(countdown(f"Answer: {text}", goal) for text in wrong)
-    assert rewriting("Answer: a, b", '"a,b"') and not rewriting("Answer: b,a", '"a,b"')
+    assert sorting("Answer: a, b", '"a,b"') and not sorting("Answer: b,a", '"a,b"')
 
 
 numbers = st.integers(0, 10**10 - 1)
@@ -84,7 +84,12 @@ def test_evaluate_agrees_with_python(expression):
 @example("1/(1-1)", "countdown")
 @settings(deadline=None)
 def test_verifiers_give_a_verdict_on_any_text(text, name):
-    answer = {"arithmetic": "7", "countdown": '{"numbers": [1, 2], "target": 3}', "rewriting": '"a,b"'}[name]
+    answer = {
+        "arithmetic": "7",
+        "countdown": '{"numbers": [1, 2], "target": 3}',
+        "sorting": '"a,b"',
+        "rewriting": '"a,b"',
+    }[name]
     for response in (text, f"Answer: {text}"):
         assert VERIFIERS[name](response, answer) in (True, False)
 

@@ -18,6 +18,8 @@ SETTINGS = [
     ("countdown", {}),
     ("countdown", dict(numbers=3, used=2, largest=20, attempts=0)),
     ("countdown", dict(numbers=6, used=6, largest=25, maximum=999, operators="+-*/", attempts=4)),
+    ("sorting", {}),
+    ("sorting", dict(length=12, letters=12)),
     ("rewriting", {}),
     ("rewriting", dict(letters=26, rules=20, word=5, depth=6)),
     ("rewriting", dict(letters=3, rules=1, word=1, depth=1)),
@@ -63,6 +65,12 @@ def test_countdown_attempts_before_the_last_miss():
         assert int(last.split("=")[1]) == target
 
 
+def test_sorting_is_pythons():
+    for prompt, solution, answer in draw("sorting", "heldout", 50, np.random.default_rng(5)):
+        expected = sorted(prompt.removeprefix("Sort ").strip().split(","))
+        assert json.loads(answer) == ",".join(expected) and solution.splitlines()[0] == "<".join(expected)
+
+
 def test_rewriting_agrees_with_substitution_until_nothing_changes():
     for prompt, solution, answer in draw("rewriting", "train", 200, np.random.default_rng(5)):
         _, word, _, rules = prompt.split()
@@ -90,7 +98,9 @@ def test_splits_are_disjoint_and_fill_their_shares(name):
 
 
 def test_commuted_problems_are_the_same_problem():
-    arithmetic, countdown, rewriting = (TASKS[name].canonical for name in ("arithmetic", "countdown", "rewriting"))
+    arithmetic, countdown, sorting, rewriting = (
+        TASKS[name].canonical for name in ("arithmetic", "countdown", "sorting", "rewriting")
+    )
     assert arithmetic("Compute 3+5-8+5\n") == arithmetic("Compute 5+5+3-8\n")
     assert arithmetic("Compute (3+5)*2*4\n") == arithmetic("Compute (5+3)*4*2\n")
     assert arithmetic("Compute 3*5+2\n") == arithmetic("Compute 5*3+2\n")
@@ -99,6 +109,7 @@ def test_commuted_problems_are_the_same_problem():
     assert arithmetic("Compute 12+3\n") != arithmetic("Compute 1+23\n")
     assert countdown("Make 8 from 9,3,2,3\n") == countdown("Make 8 from 3,2,9,3\n")
     assert countdown("Make 9 from 8,3,2,3\n") != countdown("Make 8 from 9,3,2,3\n")
+    assert sorting("Sort d,b,a\n") == sorting("Sort a,d,b\n") != sorting("Sort a,d,c\n")
     assert rewriting("Rewrite a,b by b>c,a>c\n") == rewriting("Rewrite a,b by a>c,b>c\n")
     assert rewriting("Rewrite b,a by b>c,a>c\n") != rewriting("Rewrite a,b by a>c,b>c\n")
 
@@ -155,6 +166,8 @@ def test_determined_by_the_seed():
         ("countdown", dict(largest=0), "largest=0"),
         ("countdown", dict(operators="*", largest=9, maximum=1, used=4), "maximum=1"),
         ("countdown", dict(operators=""), "operators=''"),
+        ("sorting", dict(length=9, letters=8), "length=9 and letters=8"),
+        ("sorting", dict(letters=27), "letters=27"),
         ("rewriting", dict(rules=8), "rules=8"),
         ("rewriting", dict(letters=27), "letters=27"),
         ("rewriting", dict(word=0), "word=0"),

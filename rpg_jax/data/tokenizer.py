@@ -7,7 +7,7 @@ import sentencepiece
 
 # Always tokens of their own, so that a digit or letter is the same token wherever it stands. U+2581 is a space.
 _SPACE = "\u2581"
-_SYMBOLS = ["\n", _SPACE, *"+-*/()=,;>"]
+_SYMBOLS = ["\n", _SPACE, *"+-*/()=,;<>"]
 _PAD, _BOS, _EOS, _UNKNOWN = range(4)
 _BYTES = 256
 

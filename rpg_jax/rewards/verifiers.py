@@ -36,13 +36,13 @@ def countdown(response: str, answer: str) -> bool:
     return value == goal["target"] and Counter(used) <= Counter(goal["numbers"])
 
 
-def rewriting(response: str, answer: str) -> bool:
+def word(response: str, answer: str) -> bool:
     """The final answer is the comma-separated word that `answer` holds; spaces do not count."""
     text = final_answer(response)
     return text is not None and text.replace(" ", "") == json.loads(answer)
 
 
-VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "rewriting": rewriting}
+VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "sorting": word, "rewriting": word}
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:

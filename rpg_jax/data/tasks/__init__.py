@@ -10,7 +10,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 
-from rpg_jax.data.tasks import arithmetic, countdown, rewriting
+from rpg_jax.data.tasks import arithmetic, countdown, rewriting, sorting
 
 SPLITS = ("train", "heldout")
 HELDOUT_SHARE = 8  # one problem in so many is held out
@@ -32,6 +32,7 @@ class Task:
 TASKS = {
     "arithmetic": Task(arithmetic.generate, arithmetic.canonical),
     "countdown": Task(countdown.generate, countdown.canonical),
+    "sorting": Task(sorting.generate, sorting.canonical),
     "rewriting": Task(rewriting.generate, rewriting.canonical),
 }
 
