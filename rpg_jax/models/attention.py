@@ -3,35 +3,81 @@
 import jax
 import jax.numpy as jnp
 
+MIN_BLOCK, MAX_BLOCKS = 64, 8  # columns a query block has at least, and blocks a sequence is cut into at most
 
-def weighted_values(query, key, value, visible):
-    """Softmax attention with the division delayed until after the value product.
 
-    Exponentials, weighted sum, then one division of a [.., D] array instead of one of the [.., T, S] weights: the same
-    number, and on CPU about half the time of the backward pass.
+def causal_attention(query, key, value):
+    """Each token attends to itself and to those before it.
+
+    Queries go in blocks, each against its prefix of keys only, so that most of the upper triangle is never computed.
 
     Args:
-      query: [B, T, H, D]; key, value: [B, S, K, D] with H a multiple of K.
-      visible: bool, broadcastable to [B, T, S]. A query that sees nothing gets zeros.
+      query: [B, T, H, D]; key, value: [B, T, K, D] with H a multiple of K.
 
     Returns:
       [B, T, H, D] in query's dtype; scores and sums are at least float32.
     """
     batch, length, heads, dim = query.shape
     kv_heads = key.shape[2]
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, dim)
-    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=wide) * dim**-0.5
-    visible = jnp.broadcast_to(visible, (batch, length, key.shape[1]))[:, None, None]
-    largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, where=visible, initial=-1e30))
-    weights = jnp.where(visible, jnp.exp(scores - largest), 0.0)
-    total = weights.sum(-1)
-    mixed = jnp.einsum("bkgts,bskd->btkgd", weights.astype(value.dtype), value, preferred_element_type=wide)
-    total = jnp.transpose(total, (0, 3, 1, 2))[..., None]
-    return (mixed / jnp.maximum(total, 1e-30)).reshape(query.shape).astype(query.dtype)
+    group = heads // kv_heads
+    query = query.reshape(batch, length, kv_heads, group, dim).transpose(0, 2, 3, 1, 4)
+    key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
+    block = -(-length // min(max(length // MIN_BLOCK, 1), MAX_BLOCKS))
+    mixed = []
+    for start in range(0, length, block):
+        stop = min(start + block, length)
+        rows = query[:, :, :, start:stop].reshape(batch, kv_heads, -1, dim)
+        visible = jnp.tile(jnp.arange(start, stop)[:, None] >= jnp.arange(stop), (group, 1))
+        out = softmax_mix(rows, key[:, :, :stop], value[:, :, :stop], visible)
+        mixed.append(out.reshape(batch, kv_heads, group, -1, dim))
+    return jnp.concatenate(mixed, 3).transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
 
 
-def causal_attention(query, key, value):
-    """Each token attends to itself and to those before it. Shapes as in `weighted_values` with S = T."""
-    length = query.shape[1]
-    return weighted_values(query, key, value, jnp.tril(jnp.ones((length, length), bool)))
+@jax.custom_vjp
+def softmax_mix(query, key, value, visible):
+    """softmax(query keyᵀ / √D) value with the division delayed until after the value product.
+
+    Exponentials, weighted sum, then one division of an [X, D] array instead of one of the [X, S] weights: the same
+    number. The gradient is written out so that it reuses the exponentials and never transposes an [X, S] array, which
+    on CPU took most of the time of a training step.
+
+    Args:
+      query: [B, K, X, D]; key, value: [B, K, S, D].
+      visible: bool[X, S]; each row has at least one true entry.
+
+    Returns:
+      [B, K, X, D] in query's dtype.
+    """
+    return _mix_forward(query, key, value, visible)[0]
+
+
+def _mix_forward(query, key, value, visible):
+    scores = _batched_dot(query, key, 3, 3) * query.shape[-1] ** -0.5
+    scores = jnp.where(visible, scores, -jnp.inf)
+    weights = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
+    total = weights.sum(-1, keepdims=True)
+    weights = weights.astype(value.dtype)
+    out = (_batched_dot(weights, value, 3, 2) / total).astype(query.dtype)
+    return out, (query, key, value, weights, total, out)
+
+
+def _mix_backward(saved, d_out):
+    query, key, value, weights, total, out = saved
+    scale = query.shape[-1] ** -0.5
+    d_mixed = d_out / total
+    d_weights = _batched_dot(d_mixed.astype(value.dtype), value, 3, 3) - (d_mixed * out).sum(-1, keepdims=True)
+    d_scores = (weights * d_weights).astype(query.dtype)  # hidden entries have weight 0
+    d_query = _batched_dot(d_scores, key, 3, 2) * scale
+    d_key = _batched_dot(query, d_scores, 2, 2).swapaxes(2, 3) * scale
+    d_value = _batched_dot(d_mixed.astype(value.dtype), weights, 2, 2).swapaxes(2, 3)
+    return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype), None
+
+
+def _batched_dot(left, right, left_axis, right_axis):
+    """Contracts one axis of two [B, K, ...] arrays, at least in float32."""
+    wide = jnp.promote_types(left.dtype, jnp.float32)
+    dimensions = (((left_axis,), (right_axis,)), ((0, 1), (0, 1)))
+    return jax.lax.dot_general(left, right, dimensions, preferred_element_type=wide)
+
+
+softmax_mix.defvjp(_mix_forward, _mix_backward)

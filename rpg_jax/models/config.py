@@ -33,7 +33,7 @@ class ModelConfig:
 
 _qwen3 = dict(qk_norm=True, max_length=40960)
 _qwen25 = dict(qkv_bias=True, rope_theta=1e6)
-_llama3 = dict(rope_theta=5e5, norm_epsilon=1e-5, max_length=8192, vocab_size=128256)
+_llama3 = dict(rope_theta=5e5, norm_epsilon=1e-5, max_length=8192)
 
 SIZES = {
     # The embedded default, and the two sizes that benchmarks compare with other systems.
@@ -48,7 +48,14 @@ SIZES = {
     "qwen2.5-1.5b": ModelConfig(151936, 1536, 8960, 28, 12, 2, 128, **_qwen25),
     "qwen2.5-7b": ModelConfig(152064, 3584, 18944, 28, 28, 4, 128, tied_embeddings=False, **_qwen25),
     "llama3-8b": ModelConfig(
-        hidden_size=4096, mlp_size=14336, layers=32, heads=32, kv_heads=8, head_dim=128, tied_embeddings=False, **_llama3
+        hidden_size=4096,
+        mlp_size=14336,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        tied_embeddings=False,
+        **_llama3,
     ),
 }
 

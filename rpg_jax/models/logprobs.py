@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens without a [B, T, V] array: the one place that shifts tokens against predictions.
 
-The vocabulary projection, log-softmax and gather go chunk by chunk along T and are recomputed in the backward pass, so the
-largest temporary is [B, chunk, V]. Chunks in which no row has a response token are skipped.
+The vocabulary projection, log-softmax and gather go chunk by chunk along T and are recomputed in the backward pass, so
+the largest temporary is [B, chunk, V]. Chunks in which no row has a response token are skipped.
 """
 
 import jax

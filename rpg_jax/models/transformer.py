@@ -1,8 +1,8 @@
 """The decoder-only transformer (Qwen3, Qwen2.5 and Llama shapes) as functions of a plain parameter tree.
 
-Linen names the parameters of one block; everything around it is plain JAX. The tree has one layout, `{"embed", "layers",
-"final_norm"[, "head"]}` with every leaf of "layers" stacked along a leading layer axis. Training scans over that axis;
-sampling unstacks it once per rollout (`unstack_layers`) and unrolls.
+Linen names the parameters of one block; everything around it is plain JAX. The tree has one layout, `{"embed",
+"layers", "final_norm"[, "head"]}` with every leaf of "layers" stacked along a leading layer axis. Training scans over
+that axis; sampling unstacks it once per rollout (`unstack_layers`) and unrolls, as training may for few layers.
 """
 
 import dataclasses
@@ -26,8 +26,34 @@ REMAT_POLICIES = {
 }
 
 
+@jax.custom_vjp
+def project(x, kernel):
+    """x [..., I] times kernel [I, O].
+
+    The kernel's gradient is formed as [I, O]; autodiff's [O, I] would first transpose the larger array of the MLP.
+    """
+    return x @ kernel
+
+
+def _project_backward(saved, d_out):
+    x, kernel = saved
+    rows = tuple(range(x.ndim - 1))
+    return d_out @ kernel.T, jax.lax.dot_general(x, d_out, ((rows, rows), ((), ())))
+
+
+project.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _project_backward)
+
+
+def _dot_general(x, kernel, dimensions, precision=None):
+    """`project` as `nn.Dense` calls it."""
+    return project(x, kernel)
+
+
 def rotate(x, positions, theta):
-    """Rotary position embedding in the half-split convention of Hugging Face. x [B, T, H, D], positions i32[B, T]."""
+    """Rotary position embedding in the half-split convention of Hugging Face.
+
+    x [B, T, H, D], positions i32[B, T] or i32[1, T].
+    """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions[..., None, None].astype(jnp.float32) * frequency
@@ -37,7 +63,7 @@ def rotate(x, positions, theta):
 
 
 class Block(nn.Module):
-    """One pre-norm layer. `attend(q, k, v) -> (out, anything)` decides what the queries see and where k and v are kept."""
+    """One pre-norm layer. `attend(q, k, v) -> (out, anything)` decides what queries see and where k and v are kept."""
 
     config: ModelConfig
     dtype: jnp.dtype
@@ -46,7 +72,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x, positions, attend):
         config, batch_and_time = self.config, x.shape[:2]
-        dense = partial(nn.Dense, dtype=self.dtype, kernel_init=_kernel)
+        dense = partial(nn.Dense, dtype=self.dtype, kernel_init=_kernel, dot_general=_dot_general)
         norm = partial(nn.RMSNorm, epsilon=config.norm_epsilon, dtype=self.dtype)
 
         h = norm(name="attention_norm")(x)
@@ -71,8 +97,8 @@ class Block(nn.Module):
 class Model:
     """A model's shape and how to compute it; holds no arrays, and hashes, so that it can be a static argument.
 
-    `attention(q, k, v) -> out` is the training attention and `constrain(array, name) -> array` pins activations to a mesh;
-    both are injected. `dtype` is that of the computation; parameters are float32 unless cast by the caller.
+    `attention(q, k, v) -> out` is the training attention and `constrain(array, name) -> array` pins activations to a
+    mesh; both are injected. `dtype` is that of the computation; parameters are float32 unless cast by the caller.
     """
 
     config: ModelConfig
@@ -118,21 +144,25 @@ class Model:
         return norm.apply({"params": params["final_norm"]}, x)
 
     def hidden(self, params, tokens, positions=None):
-        """Final hidden states for training: tokens i32[B, T] -> [B, T, hidden], causal, no vocabulary projection."""
+        """Final hidden states for training: tokens i32[B, T] -> [B, T, hidden], causal, no vocabulary projection.
+
+        `params` may be unstacked already (`unstack_layers`): then the layers are unrolled whatever `scan` says.
+        """
         if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            positions = jnp.arange(tokens.shape[1])[None]  # one row: a table of angles, not one a sequence
 
         def layer(x, layer_params):
-            attend = lambda q, k, v: (self.attention(q, k, v), None)
-            return self.block.apply({"params": layer_params}, x, positions, attend)
+            return self.block.apply({"params": layer_params}, x, positions, lambda *qkv: (self.attention(*qkv), None))
 
+        unstacked = isinstance(params["layers"], list)
+        scan = self.scan and not unstacked
         if self.remat != "none":
-            layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan)
+            layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.remat], prevent_cse=not scan)
         x = self.embed(params, tokens)
-        if self.scan:
+        if scan:
             x, _ = jax.lax.scan(layer, x, params["layers"])
         else:
-            for layer_params in unstack_layers(params)["layers"]:
+            for layer_params in (params if unstacked else unstack_layers(params))["layers"]:
                 x, _ = layer(x, layer_params)
         return self.normalize(params, x)
 
