@@ -47,16 +47,7 @@ SIZES = {
     "qwen2.5-0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, 64, **_qwen25),
     "qwen2.5-1.5b": ModelConfig(151936, 1536, 8960, 28, 12, 2, 128, **_qwen25),
     "qwen2.5-7b": ModelConfig(152064, 3584, 18944, 28, 28, 4, 128, tied_embeddings=False, **_qwen25),
-    "llama3-8b": ModelConfig(
-        hidden_size=4096,
-        mlp_size=14336,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        tied_embeddings=False,
-        **_llama3,
-    ),
+    "llama3-8b": ModelConfig(128256, 4096, 14336, 32, 32, 8, 128, tied_embeddings=False, **_llama3),
 }
 
 
