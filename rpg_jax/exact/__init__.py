@@ -1,0 +1,20 @@
+"""Enumerated policies and exact objectives, and what they say of a loss. Reading order: enumeration, targets, certify."""
+
+from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, level_gap, worst
+from rpg_jax.exact.enumeration import CONDITIONS, SPACES, Condition, Problem, Space, every_sequence, random_problems
+
+__all__ = [
+    "CONDITIONS",
+    "SPACES",
+    "VERDICTS",
+    "Condition",
+    "Gap",
+    "Problem",
+    "Space",
+    "Target",
+    "every_sequence",
+    "examine",
+    "level_gap",
+    "random_problems",
+    "worst",
+]

@@ -1,0 +1,89 @@
+"""Policies small enough to sum over: every sequence of a few tokens, with one free logit per history and token.
+
+A policy is a table of logits [H, V], a row for each of the H histories. Whatever is exact for it is exact for every
+parameterization, whose gradient is this one's, pulled back. With one token a sequence it is the plain softmax.
+"""
+
+import dataclasses
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Space:
+    """Every sequence x of at most T tokens. Column t of row x: the history that token t follows, and the token."""
+
+    name: str
+    vocab: int
+    histories: int  # H
+    history: np.ndarray  # i32[N, T]
+    token: np.ndarray  # i32[N, T]
+    mask: np.ndarray  # bool[N, T], false after the stop token
+
+
+def every_sequence(name: str, vocab: int, length: int, stop: int | None = None) -> Space:
+    """All vocab ** length sequences; with `stop`, sequences end after their first stop token, which counts as theirs."""
+    ended = {}
+    for tokens in itertools.product(range(vocab), repeat=length):
+        end = tokens.index(stop) + 1 if stop in tokens else length
+        ended[tokens[:end]] = end
+    prefixes = sorted({x[:t] for x in ended for t in range(len(x))}, key=lambda h: (len(h), h))
+    row_of = {prefix: row for row, prefix in enumerate(prefixes)}
+    history, token = np.zeros((2, len(ended), length), np.int32)
+    mask = np.zeros((len(ended), length), bool)
+    for row, x in enumerate(ended):
+        for t, symbol in enumerate(x):
+            history[row, t], token[row, t], mask[row, t] = row_of[x[:t]], symbol, True
+    return Space(name, vocab, len(prefixes), history, token, mask)
+
+
+SPACES = (
+    every_sequence("softmax over 8", 8, 1),
+    every_sequence("3 tokens, length 3", 3, 3),
+    every_sequence("3 tokens, length up to 3", 3, 3, stop=0),
+)
+
+
+class Problem(NamedTuple):
+    """Three policies and a reward signal in a `Space`; a leading axis S of independent problems."""
+
+    policy: jax.Array  # f64[S, H, V] logits
+    behavior: jax.Array
+    reference: jax.Array
+    advantage: jax.Array  # f64[S, N, T], one to each token of each sequence; level "sequence" uses row means
+
+
+class Condition(NamedTuple):
+    on_policy: bool
+    reference_is_behavior: bool
+
+    def __str__(self):
+        return f"{'on' if self.on_policy else 'off'} policy, reference {'=' if self.reference_is_behavior else '≠'} behavior"
+
+
+CONDITIONS = tuple(Condition(on, same) for on in (True, False) for same in (True, False))
+
+
+def random_problems(space: Space, condition: Condition, count: int, seed: int = 0) -> Problem:
+    """`count` problems. Off policy, logits move by normal draws of deviation 0.7: ratios go past every clip's bounds."""
+    rng = np.random.default_rng(seed)
+    behavior, step, far = rng.normal(size=(3, count, space.histories, space.vocab))
+    advantage = rng.normal(size=(count, *space.mask.shape)) + 0.3
+    policy = behavior if condition.on_policy else behavior + 0.7 * step
+    reference = behavior if condition.reference_is_behavior else far
+    return Problem(*(jnp.asarray(x) for x in (policy, behavior, reference, advantage)))
+
+
+def token_logprobs(space: Space, logits):
+    """log p(token | history), [H, V] -> [N, T]; 0 where masked."""
+    return jnp.where(space.mask, jax.nn.log_softmax(logits)[space.history, space.token], 0)
+
+
+def row_means(space: Space, advantage):
+    """Masked row means of [N, T], as [N, 1]."""
+    total = jnp.sum(jnp.where(space.mask, advantage, 0), axis=1, keepdims=True)
+    return total / jnp.sum(space.mask, axis=1, keepdims=True)

@@ -1,0 +1,343 @@
+"""Checks by enumeration that every objective has the gradient it claims, and says how far it is where it does not.
+
+    python -m rpg_jax.verify
+    python -m rpg_jax.verify --json=out.json
+    python -m rpg_jax.verify --objective=my_file.py:my_objective --divergence=urkl --beta=0.1
+
+Sums over every outcome of small policies (a softmax, and sequences of fixed and of varying length), in float64, with the
+policy equal to the behavior policy or not, and the reference equal to it or not. Two measures: each sample's gradient against
+−(wA − beta·r·kappa(u)) ∇log policy, and the expected gradient against the derivative of the exact objective.
+
+A function of your own takes (logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None),
+all [B, T] but the scalar denominator, and returns (loss, metrics). What it is held against comes from the flags, or from
+attributes of the function, which `rpg_jax.objectives.make` sets on its own: `divergence` (None: reward only), `beta`, `level`
+("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it claims: "exact per sample", "exact in
+expectation" or "biased", or a pair of them for on and off policy.
+
+Exit status: 0; 1 if something is not what it declares itself to be; 2 for a mistake in the call.
+"""
+
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import math
+import pathlib
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from rpg_jax import cli, objectives
+from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Gap, Target, examine, level_gap, worst
+from rpg_jax.objectives import DIVERGENCES, Claim
+from rpg_jax.objectives.objective import BIASED
+from rpg_jax.objectives.registry import RPG_FORMS
+
+_OBJECTIVE = flags.DEFINE_string(
+    "objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones"
+)
+_DIVERGENCE = flags.DEFINE_string("divergence", None, "with --objective: the divergence of its target; default none")
+_BETA = flags.DEFINE_float("beta", None, "with --objective: its coefficient; default 0")
+_LEVEL = flags.DEFINE_string("level", None, "with --objective: token or sequence; default token")
+_DECLARES = flags.DEFINE_string("declares", None, "with --objective: what it claims to be, on and off policy")
+_JSON = flags.DEFINE_string("json", None, "file to write every measurement to")
+
+PROBLEMS = 6  # random ones in each situation
+BETA = 0.3  # large enough that a wrong regularizer shows
+MASSES = (1.0, 0.5, 2.0)  # of the reference, for the forms that take an unnormalized one
+CONTRACT = "(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None)"
+
+
+class Case(NamedTuple):
+    """Losses that share a line of the table: one form, at every mass Z of the reference."""
+
+    name: str
+    divergence: str
+    estimator: str
+    clip: str
+    level: str
+    members: tuple  # ((objective, Target), ...)
+    declares: Claim | None
+
+
+class Finding(NamedTuple):
+    case: Case
+    gaps: list  # of each member, (space name, condition) -> Gap
+
+    def verdict(self, on_policy: bool) -> Gap:
+        """Worst over masses, spaces and references."""
+        return worst(gap for gaps in self.gaps for (_, c), gap in gaps.items() if c.on_policy == on_policy)
+
+    def holds(self) -> bool:
+        """Whether nothing falls short of what is declared."""
+        if self.case.declares is None:
+            return True
+        pairs = zip(self.case.declares, (self.verdict(True), self.verdict(False)), strict=True)
+        return all(VERDICTS.index(gap.verdict) <= VERDICTS.index(claim) for claim, gap in pairs)
+
+
+def built_in_cases() -> list[Case]:
+    """Every objective × divergence × estimator × clip × level × mass, divided by a constant; then the other reductions."""
+    cases = []
+    for level in ("token", "sequence"):
+        for divergence in DIVERGENCES:
+            for clip, estimator in RPG_FORMS:
+                settings = dict(divergence=divergence, estimator=estimator, clip=clip, level=level, beta=BETA)
+                masses = MASSES if clip == "none" else (1.0,)
+                losses = [objectives.make("rpg", reduction="constant", z_old=z, **settings) for z in masses]
+                cases.append(_case("rpg", losses))
+    for divergence in ("rkl", "urkl"):  # Algorithm 1 unclipped
+        bounds = dict(clip_low=1.0, clip_high=1e9, clip_c=1e9)
+        loss = objectives.make("rpg", divergence=divergence, clip="dual", beta=BETA, reduction="constant", **bounds)
+        claim = Claim("exact in expectation", "exact in expectation")
+        cases.append(_case("rpg", [loss])._replace(clip="dual, out of reach", declares=claim))
+    for name, recipe in objectives.RECIPES.items():
+        if name != "rpg":
+            beta = dict(beta=BETA) if recipe.defaults.get("beta") else {}
+            clips = [dict(clip=clip) for clip in recipe.clips] if "clip" in recipe.defaults else [{}]
+            cases += [_case(name, [objectives.make(name, reduction="constant", **beta, **clip)]) for clip in clips]
+    for reduction in ("token_mean", "sequence_mean", "sequence_mean_token_mean"):
+        cases.append(_case(f"rpg, {reduction}", [objectives.make("rpg", beta=BETA, reduction=reduction)]))
+    return cases
+
+
+def _case(name, losses) -> Case:
+    first, get = losses[0], losses[0].settings.get
+    members = tuple((loss, Target(loss.level, loss.divergence, loss.beta, loss.z_old)) for loss in losses)
+    return Case(
+        name, first.divergence or "-", get("estimator") or "-", get("clip") or "-", first.level, members, first.declares
+    )
+
+
+def load(spec: str):
+    """The function that FILE.py:NAME names, its signature checked; `cli.Mistake` says what is wrong."""
+    path, colon, name = spec.rpartition(":")
+    if not colon or not path or not name:
+        raise cli.Mistake(f"--objective={spec}: expected FILE.py:NAME")
+    if not pathlib.Path(path).is_file():
+        raise cli.Mistake(f"--objective={spec}: there is no file {path}")
+    module_spec = importlib.util.spec_from_loader("examined", importlib.machinery.SourceFileLoader("examined", path))
+    module = importlib.util.module_from_spec(module_spec)
+    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise cli.Mistake(f"{path} does not import: {_line(error)}") from error
+    if not hasattr(module, name):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise cli.Mistake(f"{path} has no {name!r}; it has: {', '.join(known) or 'no function'}")
+    function = getattr(module, name)
+    if not callable(function):
+        raise cli.Mistake(f"{spec} is a {type(function).__name__}; expected a function {CONTRACT} -> (loss, metrics)")
+    names = list(inspect.signature(function).parameters)
+    try:
+        inspect.signature(function).bind(*range(4), reference_logp=None, weight=None, denominator=None)
+        swapped = set(names[:4]) & set(ARGUMENTS) and any(n in ARGUMENTS and n != a for n, a in zip(names, ARGUMENTS))
+        if swapped:
+            raise TypeError("its arguments are in another order")
+    except TypeError as error:
+        signature = inspect.signature(function)
+        raise cli.Mistake(f"{spec} takes {signature}; expected {CONTRACT}: {error}") from error
+    return function
+
+
+ARGUMENTS = ("logp", "behavior_logp", "advantage", "mask")
+
+
+def _line(error) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def user_case(spec: str) -> Case:
+    """A user's function and what it is held against: flags first, then its attributes."""
+    function = load(spec)
+
+    def setting(flag, default):
+        return getattr(function, flag.name, default) if flag.value is None else flag.value
+
+    divergence, level = setting(_DIVERGENCE, None), setting(_LEVEL, "token")
+    beta, z, declares = setting(_BETA, 0.0), getattr(function, "z_old", 1.0), setting(_DECLARES, None)
+    if divergence is not None and divergence not in DIVERGENCES:
+        raise cli.Mistake(f"divergence {divergence!r} of {spec}; expected one of: {', '.join(DIVERGENCES)}")
+    if (divergence is None) != (not beta):
+        raise cli.Mistake(
+            f"{spec} has divergence {divergence} and beta {beta}: give both (--divergence, --beta) or neither"
+        )
+    if level not in ("token", "sequence"):
+        raise cli.Mistake(f"level {level!r} of {spec}; expected token or sequence")
+    if declares is not None:
+        declares = Claim(declares, declares) if isinstance(declares, str) else Claim(*declares)
+        for claim in declares:
+            if claim not in VERDICTS:
+                raise cli.Mistake(f"{spec} declares {claim!r}; expected one of: {', '.join(VERDICTS)}")
+    target = Target(level, divergence, float(beta), float(z))
+    return Case(spec, divergence or "-", "-", "-", level, ((function, target),), declares)
+
+
+def contract_faults(function) -> list[str]:
+    """What a function does not keep of the contract, besides its gradient; each in a few words."""
+    rng = np.random.default_rng(0)
+    mask = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
+    logp, behavior, reference, advantage = rng.normal(size=(4, *mask.shape)) - np.array([1, 1, 1, 0])[:, None, None]
+    arrays = dict(logp=logp, behavior_logp=behavior, advantage=advantage, reference_logp=reference)
+    arrays["weight"] = np.ones(mask.shape)
+
+    def gradient(argument="logp", denominator=3.0, **changed):
+        given = {**arrays, **changed}
+
+        def loss(x):
+            return function(**{**given, argument: x}, mask=mask, denominator=denominator)[0]
+
+        return jax.grad(loss)(jnp.asarray(given[argument]))
+
+    def same(a, b):
+        return bool(jnp.allclose(a, b, rtol=1e-9, atol=1e-12))
+
+    plain = gradient()
+    dirty = {key: np.where(mask, x, np.nan) for key, x in arrays.items()}
+    checks = {
+        "what is masked changes the gradient": same(gradient(**dirty), plain),
+        "denominator= does not divide": same(2 * gradient(denominator=6.0), plain),
+        "weight= does not multiply": same(gradient(weight=np.full(mask.shape, 2.0)), 2 * plain),
+        "reference_logp=None is not the behavior policy": same(
+            gradient(reference_logp=None), gradient(reference_logp=behavior)
+        ),
+        "gradients reach behavior_logp": same(gradient("behavior_logp"), 0),
+        "gradients reach advantage": same(gradient("advantage"), 0),
+    }
+    return [fault for fault, kept in checks.items() if not kept]
+
+
+def as_json(finding: Finding) -> list[dict]:
+    """One object a member: its settings, verdicts, and every measurement."""
+
+    def number(x):
+        return x if math.isfinite(x) else None
+
+    case, objects = finding.case, []
+    for (loss, target), gaps in zip(case.members, finding.gaps, strict=True):
+        one = Finding(case, [gaps])
+        verdicts = {"on_policy": one.verdict(True), "off_policy": one.verdict(False)}
+        measured = [
+            {
+                "space": space,
+                "on_policy": condition.on_policy,
+                "reference_is_behavior": condition.reference_is_behavior,
+                "verdict": gap.verdict,
+                "per_sample_gap": number(gap.per_sample),
+                "expected_gap": number(gap.expected),
+                "expected_gap_after_rescaling": number(gap.residual),
+                "best_scale": number(gap.scale),
+            }
+            for (space, condition), gap in gaps.items()
+        ]
+        objects.append(
+            {
+                "objective": case.name,
+                "divergence": target.divergence,
+                "estimator": case.estimator,
+                "clip": case.clip,
+                "level": target.level,
+                "beta": target.beta,
+                "z_old": target.z,
+                "settings": dict(getattr(loss, "settings", {})),
+                "declares": case.declares and case.declares._asdict(),
+                "verdict": {name: gap.verdict for name, gap in verdicts.items()},
+                "bias_percent": {
+                    name: number(100 * gap.expected) if gap.verdict == BIASED else 0.0 for name, gap in verdicts.items()
+                },
+                "holds": one.holds(),
+                "measurements": measured,
+            }
+        )
+    return objects
+
+
+HEADER = ("objective", "divergence", "estimator", "clip", "level", "on policy", "off policy", "as declared")
+
+
+def row(finding: Finding) -> tuple:
+    declared = "-" if finding.case.declares is None else "yes" if finding.holds() else "NO"
+    return (*finding.case[:5], str(finding.verdict(True)), str(finding.verdict(False)), declared)
+
+
+def print_table(findings: list[Finding]):
+    """A table on a terminal; in a pipe, aligned lines."""
+    rows = [row(finding) for finding in findings]
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
+        for cells in (HEADER, *rows):
+            print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*HEADER)
+    for cells in rows:
+        table.add_row(*cells, style="bold red" if cells[-1] == "NO" else None)
+    Console().print(table)
+
+
+def print_levels(gaps: dict):
+    print(
+        "\nThe token-level objective's gradient is not the sequence-level one's. Apart by (worst; reward part, urkl part):"
+    )
+    for condition, (reward, divergence) in gaps.items():
+        print(f"  {str(condition):35}{100 * reward:6.1f} %{100 * divergence:8.1f} %")
+
+
+def main(argv):
+    del argv
+    started = time.monotonic()
+    only = [flag.name for flag in (_DIVERGENCE, _BETA, _LEVEL, _DECLARES) if flag.value is not None]
+    if only and not _OBJECTIVE.value:
+        raise cli.Mistake(f"--{only[0]} goes with --objective=FILE.py:NAME")
+    output = pathlib.Path(_JSON.value) if _JSON.value else None
+    if output and not output.parent.is_dir():
+        raise cli.Mistake(f"--json={output}: there is no folder {output.parent}")
+    faults, levels = [], None
+    with jax.enable_x64():
+        if _OBJECTIVE.value:
+            cases = [user_case(_OBJECTIVE.value)]
+            try:
+                faults = contract_faults(cases[0].members[0][0])
+                findings = [Finding(case, [examine(*member, PROBLEMS) for member in case.members]) for case in cases]
+            except Exception as error:
+                raise cli.Mistake(
+                    f"{_OBJECTIVE.value} does not run as {CONTRACT} -> (loss, metrics): {_line(error)}"
+                ) from error
+        else:
+            findings = [
+                Finding(case, [examine(*member, PROBLEMS) for member in case.members]) for case in built_in_cases()
+            ]
+            levels = level_gap("urkl", PROBLEMS)
+    print_table(findings)
+    if levels:
+        print_levels(levels)
+    for fault in faults:
+        print(f"contract: {fault}")
+    failures = [finding for finding in findings if not finding.holds()]
+    if output:
+        report = {
+            "ok": not failures,
+            "objectives": [entry for finding in findings for entry in as_json(finding)],
+            "contract_faults": faults,
+            "token_level_against_sequence_level": levels
+            and [{**c._asdict(), "reward_gap": a, "divergence_gap": b} for c, (a, b) in levels.items()],
+        }
+        with cli.door():
+            output.write_text(json.dumps(report, indent=1))
+    seconds = time.monotonic() - started
+    count = len(findings) * len(SPACES) * len(CONDITIONS)
+    print(f"\n{len(findings)} forms, {count} situations of {PROBLEMS} problems each, in {seconds:.0f} s: ", end="")
+    print("all are what they declare." if not failures else f"{len(failures)} are not what they declare.")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)
