@@ -1,0 +1,294 @@
+"""Checkpoints that notice damage: Orbax writes them, a checksum per leaf says whether what came back is what went in.
+
+Orbax makes a save atomic and asynchronous, but hands back flipped bits without a word. So every step holds, beside its
+arrays, a JSON record with each leaf's name, shape, dtype and checksum, the caller's own values, and a digest of itself.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+_WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
+_STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint on disk that is not what was saved."""
+
+
+def _mix(word):
+    """A bijection of uint32 under which neighbors part (the finalizer of MurmurHash3)."""
+    word = (word ^ (word >> 16)) * np.uint32(0x85EBCA6B)
+    word = (word ^ (word >> 13)) * np.uint32(0xC2B2AE35)
+    return word ^ (word >> 16)
+
+
+@jax.jit
+def checksum(x):
+    """A u32[] over the bits of `x`, an array of any shape of booleans, integers or floats.
+
+    The sum over elements of a bijection of (bits, global index), modulo 2**32: independent of the order of summation, and
+    so of sharding, mesh and process count. A change within one element always changes it; any other change goes unseen
+    with probability 2**-32.
+    """
+    words = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _WORD[x.dtype.itemsize])
+    index = jnp.zeros(words.shape, jnp.uint32)
+    for axis, size in enumerate(words.shape):
+        index = index * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    return jnp.sum(_mix(words.astype(jnp.uint32) ^ _mix(index)), dtype=jnp.uint32)
+
+
+class Checkpoints:
+    """The checkpoints of one run, one folder a step: the newest `keep_last` and the `keep_best` with the highest metric.
+
+    Every process of a job makes the same calls. Usable as a context manager; leaving it waits for the save under way.
+
+    Args:
+      directory: local path or bucket URL; made when it does not exist.
+
+    Raises:
+      OSError: here, in `save` or in `close`, when the disk is full or read-only; earlier checkpoints stay as they were.
+    """
+
+    def __init__(self, directory, keep_last: int = 2, keep_best: int = 1):
+        if keep_last < 1 or keep_best < 0:
+            raise ValueError(f"keep_last is {keep_last} and keep_best {keep_best}; at least 1 and 0 are needed")
+        self.directory = epath.Path(directory).expanduser()
+        if "://" not in str(directory):
+            self.directory = epath.Path(os.path.abspath(self.directory))
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self._resumed_from, self._saved = None, False
+        options = ocp.CheckpointManagerOptions(preservation_policy=self)
+        self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options)
+        self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
+
+    def save(self, step: int, state, extra: dict, metric: float | None = None, wait: bool = False) -> None:
+        """Copies `state` off the device and writes it in the background; `wait` returns when it is safe on disk.
+
+        After a `restore`, the first save also deletes what is newer than the restored step: damaged or abandoned.
+
+        Args:
+          state: pytree of arrays; may be donated as soon as this returns.
+          extra: JSON values to get back from `restore`.
+          metric: ranks checkpoints; higher is better. None or NaN never counts as best.
+        """
+        arrays = {name: _data(jnp.asarray(x)) for name, x in _named(state).items()}
+        sums = jax.device_get({name: checksum(x) for name, x in arrays.items()})
+        metric = None if metric is None or math.isnan(metric) else float(metric)
+        leaves = {name: [_describe(x), int(sums[name])] for name, x in _named(state).items()}
+        record = _sealed({"leaves": leaves, "metric": metric, "extra": extra})
+        self._discard_leftovers()
+        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(record))
+        self._metrics[step] = metric
+        self._storage(self._manager.save, step, args=items, force=True)
+        if wait:
+            self._storage(self._manager.wait_until_finished)
+
+    def restore(self, like, step: int | None = None):
+        """The newest checkpoint that is whole, or that of `step`.
+
+        Args:
+          like: the pytree that was saved, of arrays or `ShapeDtypeStruct`; leaves come back with its shardings.
+
+        Returns:
+          (step, state, extra), or None when nothing was saved. Each damaged checkpoint that was passed over is reported in
+          one line on stderr.
+
+        Raises:
+          ValueError: `like` has other leaves, shapes or dtypes than the checkpoint; `step` does not exist.
+          DamagedCheckpoint: `step`, or every step there is, is damaged.
+        """
+        self._storage(self._manager.wait_until_finished)
+        wanted, structure = _named(like), jax.tree.structure(like)
+        known = sorted(self._manager.all_steps(), reverse=True)
+        if step is not None and step not in known:
+            raise ValueError(f"{self.directory} has no checkpoint of step {step}; it has {known[::-1]}")
+        for candidate in known if step is None else [step]:
+            arrays, extra, damage = self._read(candidate, wanted)
+            if damage is None:
+                self._resumed_from = candidate
+                return candidate, structure.unflatten(arrays), extra
+            if step is None and jax.process_index() == 0:
+                print(f"warning: checkpoint {candidate} in {self.directory} is damaged: {damage}", file=sys.stderr)
+        if known:
+            which = "no checkpoint in" if step is None else f"checkpoint {step} in"
+            raise DamagedCheckpoint(
+                f"{which} {self.directory} can be restored (the last one tried: {damage}); "
+                f"mend the storage and try again, or move the folder away to start over"
+            )
+        for x in wanted.values():
+            words = _stored(x)
+            checksum(jnp.zeros(words.shape, words.dtype, device=words.sharding))  # compiled now rather than in the middle of the run
+        return None
+
+    def latest_step(self) -> int | None:
+        """The newest step saved, not counting those newer than a restored one."""
+        return max(self._steps(), default=None)
+
+    def best_step(self) -> int | None:
+        """The step with the highest metric, the newest of equals; None when no checkpoint has one."""
+        return max(self._ranked(self._steps()), key=self._rank, default=None)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether some host of the job was told to stop; ask every step, on every process, with the same `step`."""
+        return self._manager.reached_preemption(step)
+
+    def close(self) -> None:
+        """Waits for the save under way and lets go of Orbax's threads."""
+        self._storage(self._manager.close)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        """Orbax's preservation policy: which checkpoints stay once the newest one is safe."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        best = sorted(self._ranked(steps), key=self._rank, reverse=True)[: self._keep_best]
+        return [step in best or step in steps[-self._keep_last :] for step in steps]
+
+    def _steps(self):
+        return [s for s in self._manager.all_steps() if self._resumed_from is None or s <= self._resumed_from]
+
+    def _ranked(self, steps):
+        return [step for step in steps if self._metrics.get(step) is not None]
+
+    def _rank(self, step):
+        return self._metrics[step], step
+
+    def _metric_of(self, step):
+        try:
+            return self._record(step)["metric"]
+        except DamagedCheckpoint:
+            return None
+
+    def _record(self, step):
+        """The JSON record of a step. Raises DamagedCheckpoint."""
+        try:
+            record = self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+            whole = record["digest"] == _sealed(record)["digest"]
+        except Exception as error:  # whatever reading it raises, it cannot be read
+            raise DamagedCheckpoint(f"its record cannot be read ({_one_line(error)})") from error
+        if not whole:
+            raise DamagedCheckpoint("its record was altered")
+        return record
+
+    def _read(self, step, wanted):
+        """(leaves in the order of `wanted`, extra, None), or (None, None, what is wrong), the same on every process."""
+        arrays = extra = damage = None
+        try:
+            record = self._record(step)
+            self._check_fit(step, record["leaves"], wanted)
+            like = {name: _stored(x) for name, x in wanted.items()}
+            try:
+                data = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))["state"]
+                sums = jax.device_get({name: checksum(x) for name, x in data.items()})
+            except Exception as error:  # as above
+                raise DamagedCheckpoint(f"its arrays cannot be read ({_one_line(error)})") from error
+            altered = [name for name, (_, expected) in record["leaves"].items() if int(sums[name]) != expected]
+            if altered:
+                rest = f" and {len(altered) - 1} more" if altered[1:] else ""
+                raise DamagedCheckpoint(f"the checksum of leaf {altered[0]}{rest} differs")
+            arrays, extra = [_restored(data[name], x) for name, x in wanted.items()], record["extra"]
+        except DamagedCheckpoint as error:
+            damage = str(error)
+        if not multihost_utils.process_allgather(np.array(damage is None)).all():
+            return None, None, damage or "another process could not read it"
+        return arrays, extra, None
+
+    def _check_fit(self, step, saved, wanted):
+        """Raises ValueError, naming the leaf, when a whole checkpoint is not of `wanted`'s structure."""
+        for name in sorted(saved.keys() | wanted.keys()):
+            there = saved[name][0] if name in saved else "absent"
+            here = _describe(wanted[name]) if name in wanted else "absent"
+            if there != here:
+                raise ValueError(
+                    f"checkpoint {step} in {self.directory} is not of this run: leaf {name} is {there} there and {here} "
+                    f"here; use the config it was made with, or another folder"
+                )
+
+    def _discard_leftovers(self):
+        """Before a save: deletes steps newer than the restored one, and once what killed saves left behind."""
+        if self._resumed_from is not None:
+            for newer in set(self._manager.all_steps()) - set(self._steps()):
+                self._storage(self._manager.delete, newer)
+                self._metrics.pop(newer, None)
+            self._resumed_from = None
+        if not self._saved and jax.process_index() == 0:
+            for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                self._storage(path.rmtree)
+        self._saved = True
+
+    def _storage(self, call, *args, **kwargs):
+        """Calls, and turns whatever a full or read-only disk makes Orbax raise into the OSError it is."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            code = _storage_errno(error)
+            if code is None:
+                raise
+            raise OSError(code, os.strerror(code), str(self.directory)) from error
+
+
+def _named(tree) -> dict:
+    """{"path/of/leaf": leaf}, in the tree's order."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _is_key(x) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _data(x):
+    """The array that is stored for a leaf: itself, or a PRNG key's words."""
+    return jax.random.key_data(x) if _is_key(x) else x
+
+
+def _stored(like) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of `_data` of a leaf; the first device when it does not say."""
+    words = jax.eval_shape(_data, like)
+    sharding = getattr(like, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding)
+
+
+def _restored(data, like):
+    """The inverse of `_data` for a leaf of `like`'s dtype."""
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.zeros((), like.dtype))) if _is_key(like) else data
+
+
+def _describe(x) -> str:
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def _sealed(record: dict) -> dict:
+    """The record as JSON gives it back, with a digest of its other entries."""
+    body = json.dumps({k: v for k, v in record.items() if k != "digest"}, sort_keys=True)
+    return json.loads(body) | {"digest": hashlib.sha256(body.encode()).hexdigest()}
+
+
+def _one_line(error, width=200) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= width else f"{text[:width]}..."
+
+
+def _storage_errno(error) -> int | None:
+    """The errno of a storage failure anywhere in an exception's causes; TensorStore and gRPC give it as text only."""
+    while error is not None:
+        for code in _STORAGE_ERRORS:
+            if getattr(error, "errno", None) == code or os.strerror(code).lower() in str(error).lower():
+                return code
+        error = error.__cause__ or error.__context__
+    return None
