@@ -3,6 +3,7 @@
 Attention masks by the position stored with a column, never by the column itself. So a step's keys and values go to one
 shared column, in place (a scatter to a column per slot would copy the cache on TPU), and a slot that is refilled only
 has its row of positions reset. The ring is as long as the longest response, so no request overwrites its own entries.
+Keys are kept transposed, columns last: both products of attention then read the cache as it lies.
 """
 
 import jax
@@ -15,7 +16,7 @@ from rpg_jax.types import pytree
 class KVCache:
     """Keys and values of each layer. capacity = prompt columns + ring columns."""
 
-    k: list[jax.Array]  # [slots, kv_heads, capacity, head_dim] each
+    k: list[jax.Array]  # [slots, kv_heads, head_dim, capacity] each
     v: list[jax.Array]  # [slots, kv_heads, capacity, head_dim] each
     position: jax.Array  # i32[slots, capacity], token index in the row; -1 where the column is empty for this slot
 
@@ -24,7 +25,7 @@ class KVCache:
 class Prefix:
     """Keys and values of P prompts without their last tokens, which are the first inputs of decoding."""
 
-    k: list[jax.Array]  # [P, kv_heads, Tp, head_dim] each
+    k: list[jax.Array]  # [P, kv_heads, head_dim, Tp] each
     v: list[jax.Array]  # [P, kv_heads, Tp, head_dim] each
     length: jax.Array  # i32[P], prompt length in tokens
     last: jax.Array  # i32[P], last prompt token
@@ -33,11 +34,11 @@ class Prefix:
 def empty_cache(model, slots, capacity):
     """A cache in the model's dtype with nothing in it."""
     config = model.config
-    shape = (slots, config.kv_heads, capacity, config.head_dim)
-    layers = range(config.layers)
+    k_shape = (slots, config.kv_heads, config.head_dim, capacity)
+    v_shape = (slots, config.kv_heads, capacity, config.head_dim)
     return KVCache(
-        k=[jnp.zeros(shape, model.dtype) for _ in layers],
-        v=[jnp.zeros(shape, model.dtype) for _ in layers],
+        k=[jnp.zeros(k_shape, model.dtype) for _ in range(config.layers)],
+        v=[jnp.zeros(v_shape, model.dtype) for _ in range(config.layers)],
         position=jnp.full((slots, capacity), -1, jnp.int32),
     )
 
@@ -58,20 +59,29 @@ def insert(cache, prefix, prompt, slot):
     )
 
 
+def write(cached_k, cached_v, k, v, column):
+    """One layer's cache with k, v [slots, 1, kv_heads, head_dim] put at the shared column."""
+    return (
+        jax.lax.dynamic_update_slice(cached_k, jnp.moveaxis(k, 1, 3), (0, 0, 0, column)),
+        jax.lax.dynamic_update_slice(cached_v, jnp.moveaxis(v, 1, 2), (0, 0, column, 0)),
+    )
+
+
 def attend(q, k, v, visible):
     """One query a slot over the cache.
 
     Args:
-      q: [slots, 1, heads, head_dim]; k, v: [slots, kv_heads, capacity, head_dim].
+      q: [slots, 1, heads, head_dim].
+      k: [slots, kv_heads, head_dim, capacity]; v: [slots, kv_heads, capacity, head_dim].
       visible: bool[slots, capacity]; a slot that sees nothing (an idle one) gets an average of what is there.
 
     Returns:
       [slots, 1, heads, head_dim].
     """
-    slots, kv_heads, _, dim = k.shape
+    slots, kv_heads, dim, _ = k.shape
     wide = jnp.promote_types(q.dtype, jnp.float32)
     grouped = q.reshape(slots, kv_heads, -1, dim)
-    scores = jnp.einsum("bkgd,bkcd->bkgc", grouped, k, preferred_element_type=wide) * dim**-0.5
+    scores = jnp.einsum("bkgd,bkdc->bkgc", grouped, k, preferred_element_type=wide) * dim**-0.5
     scores = jnp.where(visible[:, None, None], scores, -1e30)
     weights = jnp.exp(scores - scores.max(-1, keepdims=True))
     mixed = jnp.einsum("bkgc,bkcd->bkgd", weights.astype(v.dtype), v, preferred_element_type=wide)

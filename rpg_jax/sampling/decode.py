@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax.models.attention import causal_attention
-from rpg_jax.sampling.cache import KVCache, Prefix, attend, empty_cache, insert
+from rpg_jax.sampling.cache import KVCache, Prefix, attend, empty_cache, insert, write
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
 from rpg_jax.sampling.filters import filter_threshold
 from rpg_jax.types import pytree
@@ -82,7 +82,7 @@ class DecodeState:
 
 def start(model, requests, prefix, slots, ring):
     """The state before the first step: every slot idle, every request in the queue."""
-    rows, prompt_columns = requests.prompt.shape[0], prefix.k[0].shape[2]
+    rows, prompt_columns = requests.prompt.shape[0], prefix.v[0].shape[2]
 
     def blank(rows):
         return Responses(*(jnp.zeros((rows, ring), dtype) for dtype in (jnp.int32, jnp.float32, jnp.float32)))
@@ -116,7 +116,7 @@ def prefill(model, params, prompts, rows):
     """
 
     def keep(layer, q, k, v):
-        return causal_attention(q, k, v), (k.swapaxes(1, 2), v.swapaxes(1, 2))
+        return causal_attention(q, k, v), (jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2))
 
     def chunk(tokens):
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -172,10 +172,7 @@ def decode_step(model, params, requests, sampling, model_temperature, state):
     visible = position >= 0
 
     def write_and_attend(layer, q, k, v):
-        keys, values = (
-            jax.lax.dynamic_update_slice(cached, new.swapaxes(1, 2), (0, 0, column, 0))
-            for cached, new in ((state.cache.k[layer], k), (state.cache.v[layer], v))
-        )
+        keys, values = write(state.cache.k[layer], state.cache.v[layer], k, v, column)
         return attend(q, keys, values, visible), (keys, values)
 
     hidden, kept = model.cached(params, state.token[:, None], state.position[:, None], write_and_attend)

@@ -1,0 +1,185 @@
+"""Drawing one token: the two-level inverse CDF, its noise, and top-k / top-p as thresholds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rpg_jax.sampling.draw import draw, inverse_cdf, request_key, token_logp, token_uniforms
+from rpg_jax.sampling.filters import filter_threshold, top_k_threshold, top_p_threshold
+
+KEEP_ALL = -jnp.inf
+
+
+def draw_many(logits, count, threshold=KEEP_ALL, batch=256, seed=0):
+    """`count` tokens from one row of logits f32[V], with noise that is not the sampler's own."""
+
+    def block(key):
+        uniforms = jax.random.uniform(key, (2, batch), minval=2.0**-24, maxval=1 - 2.0**-24)
+        columns = jnp.broadcast_to(jnp.asarray(logits, jnp.float32)[:, None], (len(logits), batch))
+        return draw(columns, jnp.full(batch, threshold), uniforms)
+
+    keys = jax.random.split(jax.random.key(seed), -(-count // batch))
+    tokens, logp = jax.jit(lambda keys: jax.lax.map(block, keys))(keys)
+    return np.asarray(tokens).reshape(-1), np.asarray(logp).reshape(-1)
+
+
+def softmax64(logits):
+    logits = np.asarray(logits, np.float64)
+    mass = np.exp(logits - logits.max())
+    return mass / mass.sum()
+
+
+def chi_square(tokens, probability, bins):
+    """p-value of drawn tokens against probability [V], after merging tokens by bins [V]."""
+    expected = np.bincount(bins, probability) * len(tokens)
+    observed = np.bincount(bins[tokens], minlength=len(expected))
+    assert observed[expected == 0].sum() == 0
+    used = expected > 0
+    assert expected[used].min() >= 5, "too few expected draws in a bin"
+    return scipy.stats.chisquare(observed[used], expected[used]).pvalue
+
+
+@pytest.mark.parametrize("vocab", [3, 53, 128, 130, 512])
+def test_every_token_is_drawn_with_its_probability(vocab):
+    logits = np.random.default_rng(vocab).normal(size=vocab)
+    tokens, logp = draw_many(logits, 300_000, batch=4096)
+    assert chi_square(tokens, softmax64(logits), np.arange(vocab)) > 1e-3
+    np.testing.assert_allclose(logp, np.log(softmax64(logits))[tokens], rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("bins", ["chunk", "inside", "low bits", "quarter"])
+def test_large_vocabulary_is_drawn_evenly_between_and_inside_chunks(bins):
+    vocab = 151_936
+    logits = np.random.default_rng(0).normal(size=vocab)
+    tokens, logp = draw_many(logits, 16_000)
+    index = np.arange(vocab)
+    groups = {
+        "chunk": index // 1187,
+        "inside": index % 1187 % 97,
+        "low bits": index % 16,
+        "quarter": index * 4 // vocab,
+    }
+    assert chi_square(tokens, softmax64(logits), groups[bins]) > 1e-3
+    np.testing.assert_allclose(logp, np.log(softmax64(logits))[tokens], rtol=0, atol=2e-5)
+
+
+def test_tail_of_a_large_vocabulary():
+    """One token holds half of the mass; 151,935 share the rest, the last one as often as any."""
+    vocab = 151_936
+    logits = np.zeros(vocab)
+    logits[70_000] = np.log(vocab - 100)
+    logits[-99:] = np.log(50.0)
+    tokens, _ = draw_many(logits, 20_000, seed=1)
+    bins = np.arange(vocab) * 40 // vocab
+    bins[70_000], bins[-99:] = 40, 41
+    assert chi_square(tokens, softmax64(logits), bins) > 1e-3
+    assert len(np.unique(tokens[bins[tokens] < 40])) > 0.9 * (bins[tokens] < 40).sum()
+
+
+def test_filtered_set_is_renormalized_and_nothing_else_is_drawn():
+    logits = np.random.default_rng(3).normal(size=512)
+    threshold = np.sort(logits.astype(np.float32))[-20]
+    tokens, logp = draw_many(logits, 100_000, threshold, batch=4096)
+    kept = np.where(logits.astype(np.float32) >= threshold, logits, -np.inf)
+    assert chi_square(tokens, softmax64(kept), np.arange(512)) > 1e-3
+    np.testing.assert_allclose(logp, np.log(softmax64(kept)[tokens]), rtol=0, atol=3e-6)
+
+
+def test_a_single_token_left_is_drawn_for_certain():
+    logits = np.full(151_936, -5.0)
+    logits[151_935] = 4.0
+    tokens, logp = draw_many(logits, 512, threshold=4.0)
+    assert (tokens == 151_935).all() and (logp == 0).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    mass=hnp.arrays(np.float32, (37, 1), elements=st.sampled_from([0.0, 1e-30, 1e-8, 1e-3, 0.1, 1.0])),
+    uniform=st.sampled_from([2.0**-24, 1 - 2.0**-24]) | st.floats(2.0**-24, 1 - 2.0**-24, width=32),
+)
+def test_inverse_cdf_brackets_its_uniform_number(mass, uniform):
+    mass[-1 if uniform < 0.5 else 0] = 1.0
+    index = int(inverse_cdf(jnp.asarray(mass), jnp.float32([uniform]))[0])
+    wide = mass[:, 0].astype(np.float64)
+    cumulative = wide.cumsum() / wide.sum()
+    assert wide[index] > 0
+    assert cumulative[index] >= uniform - 1e-6
+    assert cumulative[index] - wide[index] / wide.sum() <= uniform + 1e-6
+
+
+def test_uniforms_are_a_function_of_key_and_count_alone():
+    key = jax.random.key(5, impl="threefry2x32")
+    keys = jax.vmap(lambda n: request_key(key, 2, n // 4, n % 4))(jnp.arange(64))
+    counts = jnp.arange(64) % 7
+    together = np.asarray(token_uniforms(keys, counts))
+    one_by_one = [np.asarray(token_uniforms(keys[n][None], counts[n][None]))[:, 0] for n in range(64)]
+    np.testing.assert_array_equal(together, np.stack(one_by_one, axis=1))
+    assert len(np.unique(np.asarray(keys), axis=0)) == 64
+    assert (np.asarray(request_key(key, 3, 0, 0)) != np.asarray(request_key(key, 2, 0, 0))).any()
+
+
+def test_uniforms_are_uniform_and_independent():
+    keys = jnp.repeat(request_key(jax.random.key(0, impl="threefry2x32"), 0, 0, 0)[None], 20_000, axis=0)
+    first, second = np.asarray(token_uniforms(keys, jnp.arange(20_000)), np.float64)
+    assert 0 < min(first.min(), second.min()) and max(first.max(), second.max()) < 1
+    for numbers in (first, second, (first + second) % 1, (first[1:] + first[:-1]) % 1):
+        assert scipy.stats.kstest(numbers, "uniform").pvalue > 1e-3
+
+
+def test_token_logp_against_float64():
+    logits = np.random.default_rng(1).normal(scale=20, size=(300, 5)).astype(np.float32)
+    token = np.array([0, 299, 7, 100, int(logits[:, 4].argmin())])
+    expected = [np.log(softmax64(logits[:, b])[t]) for b, t in enumerate(token)]
+    np.testing.assert_allclose(token_logp(jnp.asarray(logits), jnp.asarray(token)), expected, rtol=1e-5, atol=1e-5)
+
+
+# Few distinct values make ties; normals make none.
+tied_logits = hnp.arrays(
+    np.float32, (23, 3), elements=st.sampled_from([-40.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 2.0, 9.0])
+)
+logits_arrays = tied_logits | st.integers(0, 2**31).map(
+    lambda seed: np.random.default_rng(seed).normal(scale=4, size=(23, 3)).astype(np.float32)
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(logits=logits_arrays, k=st.integers(1, 30))
+def test_top_k_keeps_what_sorting_keeps(logits, k):
+    threshold = np.asarray(top_k_threshold(jnp.asarray(logits), jnp.int32(k)))
+    expected = np.sort(logits, axis=0)[-min(k, len(logits))]
+    np.testing.assert_array_equal(logits >= threshold, logits >= expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(logits=logits_arrays, p=st.floats(0.01, 0.999), k=st.integers(0, 30))
+def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k):
+    threshold = np.asarray(filter_threshold(jnp.asarray(logits), jnp.int32(k), jnp.float32(p)))
+    for column, least in zip(logits.T, threshold, strict=True):
+        left = column >= np.sort(column)[-min(k, 23)] if k else np.ones(23, bool)
+        probability = softmax64(np.where(left, column, -np.inf))
+        kept = column >= least
+        assert kept.any() and not (kept & ~left).any()
+        assert probability[kept].sum() >= p - 1e-6
+        without_the_smallest = kept & (column > column[kept].min())
+        assert probability[without_the_smallest].sum() < p + 1e-6
+
+
+def test_filters_at_a_large_vocabulary_against_sorting():
+    logits = np.random.default_rng(0).normal(scale=3, size=(151_936, 2)).astype(np.float32)
+    top_k = np.asarray(top_k_threshold(jnp.asarray(logits), jnp.int32(1000)))
+    np.testing.assert_array_equal(top_k, np.sort(logits, axis=0)[-1000])
+    top_p = np.asarray(top_p_threshold(jnp.asarray(logits), jnp.float32(0.9), jnp.full(2, -jnp.inf)))
+    for column, least in zip(logits.T, top_p, strict=True):
+        descending = np.sort(column)[::-1]
+        needed = np.searchsorted(np.cumsum(softmax64(descending)), 0.9) + 1
+        assert abs((column >= least).sum() - needed) <= 2  # float32 sums
+
+
+def test_filters_that_are_off_keep_everything():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(50, 4)), jnp.float32)
+    assert (np.asarray(filter_threshold(logits, jnp.int32(0), jnp.float32(1))) == -np.inf).all()

@@ -1,0 +1,322 @@
+"""generate: the same responses whatever the batching, and log-probs that are those of the full forward pass."""
+
+import dataclasses
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rpg_jax import models, parallel
+from rpg_jax.sampling import Sampling, generate
+from rpg_jax.types import Prompts
+
+VOCAB, COLUMNS, NEW = 53, 9, 11
+LENGTHS = np.array([1, 5, 9, 3, 7])
+CONFIG = models.ModelConfig(VOCAB, 32, 48, 2, 4, 2, 8, qk_norm=True, max_length=64)
+KEY = jax.random.key(0, impl="threefry2x32")
+
+
+def make_model(config=CONFIG, dtype=jnp.float32, scale=2.0):
+    """Weights scaled up so that distributions are far from uniform and depend on their context."""
+    model = models.Model(config, dtype=dtype)
+    return model, jax.tree.map(lambda leaf: scale * leaf, model.init(jax.random.key(1)))
+
+
+MODEL, PARAMS = make_model()
+
+
+def make_prompts(lengths=LENGTHS, columns=COLUMNS, vocab=VOCAB, seed=0):
+    mask = np.arange(columns) < np.asarray(lengths)[:, None]
+    tokens = np.where(mask, np.random.default_rng(seed).integers(0, vocab, mask.shape), 0)
+    return Prompts(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), jnp.arange(len(mask)) * 3 + 7)
+
+
+def run(prompts=None, *, params=PARAMS, **changes):
+    settings = dict(
+        key=KEY, step=3, samples=3, max_new=NEW, sampling=Sampling.make(stop_ids=(5, 6, 7)), slots=4, segment=5
+    )
+    settings.update(changes)
+    rollout = generate(MODEL, models.unstack_layers(params), prompts or make_prompts(), **settings)
+    return jax.tree.map(np.asarray, rollout)
+
+
+def responses(rollout):
+    return [row[mask].tolist() for row, mask in zip(rollout.tokens, rollout.response_mask, strict=True)]
+
+
+def full_logits(tokens):
+    """Logits [B, T, V] of which row t predicts token t, from the training forward pass."""
+    logits = MODEL.logits(PARAMS, MODEL.hidden(PARAMS, jnp.asarray(tokens)))
+    return np.pad(np.asarray(logits, np.float64)[:, :-1], ((0, 0), (1, 0), (0, 0)))
+
+
+def log_softmax64(logits):
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def test_rows_are_prompt_then_response_then_zeros():
+    prompts, rollout = make_prompts(), run()
+    assert rollout.tokens.shape == (15, COLUMNS + NEW) and rollout.tokens.dtype == np.int32
+    assert rollout.sampler_logp.dtype == rollout.model_logp.dtype == np.float32
+    np.testing.assert_array_equal(rollout.problem, np.repeat(prompts.problem, 3))
+    np.testing.assert_array_equal(rollout.sample, np.tile(np.arange(3), 5))
+    for row in range(15):
+        length, count = LENGTHS[row // 3], rollout.response_mask[row].sum()
+        np.testing.assert_array_equal(rollout.tokens[row, :length], prompts.tokens[row // 3, :length])
+        np.testing.assert_array_equal(np.flatnonzero(rollout.response_mask[row]), length + np.arange(count))
+        assert not rollout.tokens[row, length + count :].any()
+    off = ~rollout.response_mask
+    assert not rollout.sampler_logp[off].any() and not rollout.model_logp[off].any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_teacher_forcing(temperature):
+    """15 requests in 4 slots: slots are refilled, and the ring of 11 columns is written around several times."""
+    rollout = run(sampling=Sampling.make(temperature=temperature, stop_ids=(5, 6, 7)))
+    expected = models.token_logprobs(
+        MODEL, PARAMS, jnp.asarray(rollout.tokens), jnp.asarray(rollout.response_mask), temperature=temperature
+    )
+    np.testing.assert_allclose(rollout.model_logp, expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(rollout.sampler_logp, expected, rtol=0, atol=2e-5)
+    assert expected.std() > 0.5, "the model is too uniform for this test to mean anything"
+
+
+def test_logprobs_of_a_filtered_and_tempered_distribution():
+    temperature, k, p = 1.5, 12, 0.8
+    rollout = run(sampling=Sampling.make(temperature=temperature, top_k=k, top_p=p), temperature_model=0.5)
+    logits, mask = full_logits(rollout.tokens), rollout.response_mask
+    model_logp = np.take_along_axis(log_softmax64(logits / 0.5), rollout.tokens[..., None], -1)[..., 0]
+    np.testing.assert_allclose(rollout.model_logp[mask], model_logp[mask], rtol=0, atol=5e-5)
+
+    scaled = logits[mask] / temperature
+    ordered = np.argsort(-scaled, axis=-1)
+    kept = np.zeros(scaled.shape, bool)
+    for row, order in enumerate(ordered):
+        first = order[:k]
+        mass = np.exp(log_softmax64(scaled[row, first]))
+        kept[row, first[: np.searchsorted(np.cumsum(mass), p) + 1]] = True
+    expected = log_softmax64(np.where(kept, scaled, -np.inf))[np.arange(len(kept)), rollout.tokens[mask]]
+    assert kept.sum(-1).std() > 0 and (kept.sum(-1) < k).any()
+    np.testing.assert_allclose(rollout.sampler_logp[mask], expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("slots, segment, prefill_rows", [(1, 100, 1), (2, 1, 2), (7, 3, 5), (15, 8, 3), (100, 4, 4)])
+def test_responses_do_not_depend_on_slots_segments_or_prefill(slots, segment, prefill_rows):
+    reference, other = run(), run(slots=slots, segment=segment, prefill_rows=prefill_rows)
+    assert responses(other) == responses(reference)
+    np.testing.assert_array_equal(other.finished, reference.finished)
+    np.testing.assert_allclose(other.model_logp, reference.model_logp, rtol=0, atol=1e-5)
+
+
+def test_responses_do_not_depend_on_the_order_of_requests():
+    order = np.array([3, 0, 4, 2, 1])
+    prompts = make_prompts()
+    reference = np.array(responses(run(prompts)), object).reshape(5, 3)
+    permuted = np.array(responses(run(jax.tree.map(lambda leaf: leaf[order], prompts))), object).reshape(5, 3)
+    assert permuted.tolist() == reference[order].tolist()
+
+
+def test_noise_depends_on_key_step_problem_and_sample():
+    reference = responses(run())
+    prompts = make_prompts()
+    for changed in (
+        run(key=jax.random.key(1, impl="threefry2x32")),
+        run(step=4),
+        run(dataclasses.replace(prompts, problem=prompts.problem + 1)),
+    ):
+        assert all(a != b for a, b in zip(responses(changed), reference, strict=True))
+    alike = Prompts(prompts.tokens[[1, 1]], prompts.mask[[1, 1]], jnp.array([7, 10]))
+    drawn = responses(run(alike, samples=4))
+    assert len({tuple(response) for response in drawn}) == 8
+    np.testing.assert_array_equal(responses(run(alike, samples=2))[:2], drawn[:2])
+
+
+def test_stop_tokens_cut_what_would_have_been_drawn_without_them():
+    free = run(sampling=Sampling.make())
+    assert (free.response_mask.sum(-1) == NEW).all() and not free.finished.any(), "capacity reached by every response"
+    stop_ids = (5, 6, 7, 8, 9)
+    stopped = run(sampling=Sampling.make(stop_ids=stop_ids))
+    for cut, whole, finished in zip(responses(stopped), responses(free), stopped.finished, strict=True):
+        ends = [index for index, token in enumerate(whole) if token in stop_ids]
+        assert cut == (whole[: ends[0] + 1] if ends else whole)
+        assert finished == bool(ends)
+    assert 0 < stopped.finished.sum() < 15
+
+
+def test_a_stop_token_drawn_at_once_ends_the_response():
+    config = dataclasses.replace(CONFIG, vocab_size=8)
+    model, params = make_model(config)
+    prompts = make_prompts(vocab=8)
+    for slots in (2, 15):
+        rollout = generate(
+            model, models.unstack_layers(params), prompts, key=KEY, step=0, samples=3, max_new=4,
+            sampling=Sampling.make(stop_ids=range(8)), slots=slots,
+        )  # fmt: skip
+        assert (np.asarray(rollout.response_mask).sum(-1) == 1).all() and np.asarray(rollout.finished).all()
+
+
+def test_limits_cut_and_padding_requests_are_not_run():
+    limits = np.array([0, 3, NEW, 1, 0])
+    free, limited = run(sampling=Sampling.make()), run(sampling=Sampling.make(), limits=limits)
+    for row, (cut, whole) in enumerate(zip(responses(limited), responses(free), strict=True)):
+        assert cut == whole[: limits[row // 3]]
+    assert not limited.finished.any()
+    nothing = run(limits=np.zeros(5, int))
+    assert not nothing.response_mask.any() and not nothing.finished.any()
+
+
+def test_greedy_is_the_argmax_of_the_full_forward_pass():
+    rollout = run(sampling=Sampling.make(temperature=0), samples=1)
+    tokens = np.pad(np.asarray(make_prompts().tokens), ((0, 0), (0, NEW)))
+    for index in range(NEW):
+        columns = LENGTHS + index
+        tokens[np.arange(5), columns] = full_logits(tokens)[np.arange(5), columns].argmax(-1)
+    np.testing.assert_array_equal(rollout.tokens, tokens)
+    mask = rollout.response_mask
+    assert not rollout.sampler_logp.any()
+    expected = np.take_along_axis(log_softmax64(full_logits(tokens)), tokens[..., None], -1)[..., 0]
+    np.testing.assert_allclose(rollout.model_logp[mask], expected[mask], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("sampling", [Sampling.make(temperature=0.6), Sampling.make(top_k=5), Sampling.make(top_p=0.7)])
+def test_drawn_tokens_have_the_models_distribution(sampling):
+    """First and second tokens of 4,096 responses to one prompt against exact probabilities (chi-square)."""
+    prompts = make_prompts([4])
+    rollout = run(prompts, samples=4096, max_new=2, slots=256, sampling=sampling)
+    pairs = rollout.tokens[:, 4:6]
+
+    def probabilities(tokens):
+        scaled = full_logits(tokens) / np.float64(sampling.temperature)
+        probability = np.exp(log_softmax64(scaled))
+        order = np.argsort(-probability, axis=-1)
+        descending = np.take_along_axis(probability, order, -1)
+        keep = np.ones(descending.shape, bool)
+        if sampling.top_k > 0:
+            keep &= np.arange(VOCAB) < int(sampling.top_k)
+        if sampling.top_p < 1:
+            keep &= descending.cumsum(-1) - descending < float(sampling.top_p)
+        kept = np.zeros(keep.shape, bool)
+        np.put_along_axis(kept, order, keep, -1)
+        probability = np.where(kept, probability, 0)
+        return probability / probability.sum(-1, keepdims=True)
+
+    rows = np.repeat(np.asarray(prompts.tokens)[:, :6], VOCAB, axis=0)
+    rows[:, 4] = np.arange(VOCAB)
+    both = probabilities(rows)
+    joint = both[0, 4][:, None] * both[:, 5]
+    observed = np.bincount(pairs[:, 0] * VOCAB + pairs[:, 1], minlength=VOCAB**2)
+    expected = 4096 * joint.reshape(-1)
+    assert observed[expected == 0].sum() == 0
+    frequent = expected >= 5
+    assert frequent.sum() >= 10
+    rest = [observed[~frequent].sum()], [expected[~frequent].sum()]
+    observed, expected = (np.append(x[frequent], r) for x, r in zip((observed, expected), rest, strict=True))
+    used = expected > 0
+    assert scipy.stats.chisquare(observed[used], expected[used]).pvalue > 1e-3
+
+
+def test_nothing_recompiles_for_new_settings_prompts_limits_or_steps(caplog):
+    run()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        run(make_prompts(LENGTHS[::-1], seed=4), step=9, key=jax.random.key(8, impl="threefry2x32"), segment=2)
+        run(
+            sampling=Sampling.make(temperature=0.3, top_k=4, top_p=0.5, stop_ids=(1,)), limits=np.array([2, 0, 1, 4, 9])
+        )
+        run(sampling=Sampling.make(temperature=0), should_stop=lambda: False)
+        assert "Finished XLA compilation" not in caplog.text
+        run(samples=2)
+    assert "Finished XLA compilation" in caplog.text, "the log line this test relies on is gone"
+
+
+def test_should_stop_is_asked_between_segments_and_keeps_what_is_complete():
+    asked, reference = [], run(sampling=Sampling.make(), samples=1, slots=2)
+    partial = run(
+        sampling=Sampling.make(), samples=1, slots=2, segment=4, should_stop=lambda: asked.append(0) or len(asked) == 4
+    )
+    assert len(asked) == 4
+    lengths = partial.response_mask.sum(-1)  # 16 steps: two responses of 11 tokens complete, two running, one waiting
+    np.testing.assert_array_equal(lengths, [NEW, NEW, 0, 0, 0])
+    assert responses(partial)[:2] == responses(reference)[:2]
+
+
+def test_global_arrays_on_a_mesh():
+    mesh = parallel.make_mesh(data=1)
+    unstacked = models.unstack_layers(PARAMS)
+    params = jax.device_put(unstacked, NamedSharding(mesh, PartitionSpec()))
+    prompts = parallel.to_global(mesh, parallel.ROWS, make_prompts())
+    settings = dict(step=3, samples=3, max_new=NEW, sampling=Sampling.make(stop_ids=(5, 6, 7)), slots=4, segment=5)
+    rollout = generate(MODEL, params, prompts, key=KEY, **settings)
+    assert responses(jax.tree.map(np.asarray, rollout)) == responses(run())
+
+
+def test_bfloat16():
+    model, params = make_model(dtype=jnp.bfloat16)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    rollout = generate(
+        model, models.unstack_layers(params), make_prompts(), key=KEY, step=0, samples=2, max_new=NEW,
+        sampling=Sampling.make(), slots=3,
+    )  # fmt: skip
+    assert rollout.model_logp.dtype == jnp.float32
+    expected = models.token_logprobs(model, params, rollout.tokens, rollout.response_mask)
+    assert np.abs(rollout.model_logp - expected).mean() < 0.02
+    assert expected.std() > 0.5
+
+
+def test_a_vocabulary_of_151936():
+    config = dataclasses.replace(CONFIG, vocab_size=151_936)
+    model, params = make_model(config, scale=4.0)
+    prompts = make_prompts([2, 4], columns=4, vocab=151_936)
+    rollout = generate(
+        model, models.unstack_layers(params), prompts, key=KEY, step=0, samples=2, max_new=4,
+        sampling=Sampling.make(top_k=50_000), temperature_model=1.0, slots=3,
+    )  # fmt: skip
+    expected = models.token_logprobs(model, params, rollout.tokens, rollout.response_mask)
+    np.testing.assert_allclose(rollout.model_logp, expected, rtol=0, atol=5e-5)
+    mask = np.asarray(rollout.response_mask)
+    assert (np.asarray(rollout.sampler_logp)[mask] > np.asarray(rollout.model_logp)[mask]).all()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(max_new=56), "max_length"),
+        (dict(slots=0), "slots"),
+        (dict(samples=0), "samples"),
+        (dict(limits=np.full(5, NEW + 1)), "limits"),
+        (dict(limits=np.full(4, 1)), "limits"),
+        (dict(key=jax.random.key(0, impl="rbg")), "threefry2x32"),
+    ],
+)
+def test_mistakes_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(**changes)
+
+
+def test_stacked_layers_are_refused():
+    with pytest.raises(ValueError, match="unstack_layers"):
+        generate(
+            MODEL, PARAMS, make_prompts(), key=KEY, step=0, samples=1, max_new=1, sampling=Sampling.make(), slots=1
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(temperature=-0.1), "temperature"),
+        (dict(temperature=float("nan")), "temperature"),
+        (dict(top_k=-1), "top_k"),
+        (dict(top_k=1.5), "top_k"),
+        (dict(top_p=0.0), "top_p"),
+        (dict(top_p=1.1), "top_p"),
+        (dict(stop_ids=range(9)), "stop_ids"),
+        (dict(stop_ids=(-1,)), "stop_ids"),
+    ],
+)
+def test_sampling_settings_without_meaning_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling.make(**settings)
