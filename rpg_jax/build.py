@@ -74,7 +74,8 @@ def build_run(config, log=print) -> Run:
     longest = rollout.max_prompt + rollout.max_new
     if longest > size.max_length:
         raise ValueError(
-            f"rollout.max_prompt + rollout.max_new = {longest} tokens exceed the {size.max_length} of model size {config.model.size!r}"
+            f"rollout.max_prompt + rollout.max_new = {longest} tokens exceed the {size.max_length} of model size "
+            f"{config.model.size!r}; lower them"
         )
     return Run(mesh, prepared, model, Scorer(**given(config.reward)), objective, optimizer, rollout, reference, loop)
 
@@ -86,7 +87,7 @@ def build_state(run: Run, params):
 
 
 def abstract(run: Run, build):
-    """Shapes and shardings of the state that `build(params)` makes, without making it: what a restore is told to look like."""
+    """Shapes and shardings of the state that `build(params)` makes, without making it: what a restore looks like."""
     key = jax.random.key(0, impl="threefry2x32")
     shapes = jax.eval_shape(lambda: build(run.model.init(key)))
     return jax.tree.map(
@@ -111,8 +112,8 @@ def build_warm_start(config, run: Run) -> WarmStart:
     warm = config.warm_start
     if warm.steps < 0 or warm.batch < 1 or warm.microbatch_rows < 1 or warm.batch % warm.microbatch_rows:
         raise ValueError(
-            f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch}), both at least 1, "
-            f"and warm_start.steps ({warm.steps}) must not be negative"
+            f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch}), both at "
+            f"least 1, and warm_start.steps ({warm.steps}) must not be negative"
         )
     optimizer = make_optimizer(
         config.optimizer.name,
@@ -138,7 +139,7 @@ def build_warm_start(config, run: Run) -> WarmStart:
 
 
 def noise_key(config, purpose: int):
-    """Rollouts (0) and evaluations (1) draw from keys of their own; threefry, so that noise does not depend on the batch."""
+    """The key of rollouts (0) or evaluations (1); threefry, so that noise does not depend on the batch."""
     return jax.random.fold_in(jax.random.key(config.seed, impl="threefry2x32"), purpose)
 
 

@@ -36,8 +36,8 @@ def fail(message: str):
 def run(main, argv=None):
     """Parses absl flags, calls `main(argv) -> exit status or None`, and exits.
 
-    `--help` prints the docstring of main's module and its flags. A `Mistake`, a flag that does not parse, or a disk that is
-    full or read-only ends in one line and status 2.
+    `--help` prints the docstring of main's module and its flags. A `Mistake`, a flag that does not parse, or a disk
+    that is full or read-only ends in one line and status 2.
     """
     argv = list(sys.argv if argv is None else argv)
     logging.set_verbosity(logging.ERROR)
@@ -49,7 +49,16 @@ def run(main, argv=None):
         rest = flags.FLAGS(argv)
         if rest[1:]:
             raise flags.Error(f"unexpected argument {rest[1]!r}; options start with --")
-    except (flags.Error, ValueError, TypeError, AttributeError, LookupError, OSError, SyntaxError, ImportError) as error:
+    except (
+        flags.Error,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        OSError,
+        SyntaxError,
+        ImportError,
+    ) as error:
         fail(" ".join(str(error).split()))
     try:
         status = main(rest)

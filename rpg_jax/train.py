@@ -2,8 +2,8 @@
 
     python -m rpg_jax.train --config=configs/quickstart.py --workdir=runs/quickstart [--config.objective.beta=1e-3 ...]
 
-The same command goes on from the newest checkpoint. Exit statuses: 0 done, 2 a mistake in the input, 75 stopped by SIGTERM
-after saving.
+The same command goes on from the newest checkpoint. Exit statuses: 0 done, 2 a mistake in the input, 75 stopped by
+SIGTERM after saving.
 """
 
 import signal
@@ -74,7 +74,7 @@ def train(config, run, path, should_stop) -> bool:
 
 
 def warm_started(config, run, path, should_stop):
-    """Parameters after supervised learning on worked solutions, and the seconds it took; no parameters if told to stop."""
+    """Parameters after learning from worked solutions, and the seconds it took; None and seconds if told to stop."""
     warm, settings, begin = build.build_warm_start(config, run), config.warm_start, time.perf_counter()
     length = run.rollout.max_prompt + run.rollout.max_new
     with Checkpoints(path, keep_last=1) as checkpoints:

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+from rpg_jax.training.statistics import bootstrap_interval, mean_at_k, pass_at_k
 
 from rpg_jax.sampling import Sampling
 from rpg_jax.training.rollout import grade, respond
-from rpg_jax.training.statistics import bootstrap_interval, mean_at_k, pass_at_k
 
 ALL = "all"  # the name under which every problem of every task is counted
 
@@ -52,8 +52,8 @@ def make_evaluate(
 ) -> Callable:
     """Builds `evaluate(params, on_batch=None, should_stop=None) -> Evaluation`, `rows` problems at a time.
 
-    Noise depends on `key`, problem and sample alone, so that evaluations of one run share it. `on_batch(done)` is called
-    with the number of problems done.
+    Noise depends on `key`, problem and sample alone, so that evaluations of one run share it. `on_batch(done)` is
+    called with the number of problems done.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
 

@@ -20,7 +20,7 @@ ADVANTAGES = {
 
 
 def make_sampling_params(model, optimizer, mesh, shapes):
-    """Builds the jitted `policy(state) -> params to sample from`: x of schedule-free, cast, unstacked, laid out anew."""
+    """Builds the jitted `policy(state) -> params to sample from`: x of schedule-free, cast, unstacked, laid out."""
 
     def policy(state):
         params = optimizer.evaluation_params(state.opt_state, state.params)

@@ -174,8 +174,8 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
             progress(done, accuracy=row["train/accuracy"], reward=row["train/reward"], entropy=row["train/entropy"])
             if int(state.skipped[1]) >= settings.most_skipped:
                 raise RuntimeError(
-                    f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss or gradient and were skipped; "
-                    f"the newest checkpoint is from before them. Lower optimizer.learning_rate, or look at train/ratio_max"
+                    f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss or gradient and were "
+                    f"skipped, so parameters are unchanged; lower optimizer.learning_rate, or look at train/ratio_max"
                 )
             if due or done % settings.save_every == 0:
                 score = next((v for k, v in row.items() if k.startswith("eval/all/mean@") and k[-1].isdigit()), None)

@@ -17,7 +17,7 @@ class Optimizer(NamedTuple):
 
 
 def warmup_schedule(learning_rate, warmup_steps, decay="constant", total_steps=None):
-    """Learning rate at update t = 1, 2, …: linear to its peak at t = `warmup_steps`, then constant or a decay to zero."""
+    """Learning rate at update t = 1, 2, …: linear to its peak at `warmup_steps`, then constant or a decay to zero."""
     if decay not in ("constant", "linear", "cosine"):
         raise ValueError(f"optimizer decay {decay!r}: expected constant, linear or cosine")
 
@@ -51,10 +51,9 @@ def make_optimizer(
     """
     if name == "adamw":
         schedule = warmup_schedule(learning_rate, warmup_steps, decay or "constant", total_steps)
-        shifted = lambda count: schedule(count + 1)  # optax counts updates from 0
-        return Optimizer(
-            optax.adamw(shifted, beta1, beta2, epsilon, weight_decay=weight_decay), lambda state, params: params
-        )
+        # optax counts updates from 0
+        adamw = optax.adamw(lambda count: schedule(count + 1), beta1, beta2, epsilon, weight_decay=weight_decay)
+        return Optimizer(adamw, lambda opt_state, params: params)
     if name == "schedule_free_adamw":
         if decay is not None:
             raise ValueError(f"optimizer decay {decay!r}: schedule-free AdamW has no decay; leave it unset")

@@ -1,7 +1,7 @@
 """When the reference policy is renewed (method: Figure 9 and the released scripts).
 
-`iterative` is the default: each rollout's behavior policy is the reference, and only its log-probs are kept. The others hold
-a parameter tree in `TrainState.reference`, renewed between rollouts only and so frozen within one.
+`iterative` is the default: each rollout's behavior policy is the reference, and only its log-probs are kept. The others
+hold a parameter tree in `TrainState.reference`, renewed between rollouts only and so frozen within one.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ MODES = ("iterative", "every", "kl_target", "fixed")
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceSchedule:
-    """`every`: in optimizer updates. `kl_target`: in nats, on the moving average of the token mean of w k3(ref/policy)."""
+    """`every`: optimizer updates. `kl_target`: nats, of the moving average of the token mean of w k3(ref/policy)."""
 
     mode: str = "iterative"
     every: int | None = None
@@ -42,7 +42,7 @@ class ReferenceSchedule:
 
 
 def make_refresh(optimizer, mesh):
-    """Builds the jitted `refresh(state) -> state` whose reference is a copy of the policy that samples (x if schedule-free)."""
+    """Builds `refresh(state) -> state` whose reference is a copy of the policy that samples (x if schedule-free)."""
 
     @jax.jit
     def copy(state):

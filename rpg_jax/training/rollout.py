@@ -14,7 +14,6 @@ from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.types import Prompts, Rollout
 
-
 EXAMPLES = 3  # responses a step to write down
 
 
@@ -106,12 +105,13 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
     sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
 
     def one_batch(params, stream, step, seconds):
-        """Generates and scores `fresh` groups: problems, rollout, texts, accuracy [P, G], shaped reward [P, G], failures."""
+        """Generates and scores `fresh` groups; rewards are shaped, accuracies are not."""
         begin = time.perf_counter()
         problems = stream.next(fresh)
         rollout, texts = respond(
             model, params, tokenizer, mesh, problems, samples=samples, max_prompt=settings.max_prompt, rows=fresh,
-            max_new=settings.max_new, key=key, step=step, sampling=sampling, slots=settings.slots, should_stop=should_stop,
+            max_new=settings.max_new, key=key, step=step, sampling=sampling, slots=settings.slots,
+            should_stop=should_stop,
         )  # fmt: skip
         if should_stop():
             raise Preempted
@@ -170,9 +170,9 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
     def starved(step, filled, seen):
         accuracy = np.concatenate([batch[3] for batch in seen])
         return (
-            f"step {step}: dynamic sampling kept {filled} of the {groups} groups that a step needs after {len(seen)} generation "
-            f"batches ({usable(accuracy).sum()} of {len(accuracy)} groups were not uniform; mean accuracy {accuracy.mean():.3f}); "
-            f"raise rollout.max_batches or rollout.oversample, or change the tasks' difficulty"
+            f"step {step}: dynamic sampling kept {filled} of the {groups} groups that a step needs after {len(seen)} "
+            f"generation batches ({usable(accuracy).sum()} of {len(accuracy)} groups were not uniform; mean accuracy "
+            f"{accuracy.mean():.3f}); raise rollout.max_batches or rollout.oversample, or change the tasks' difficulty"
         )
 
     return collect

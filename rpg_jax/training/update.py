@@ -47,9 +47,9 @@ def make_update(
 ):
     """Builds the jitted `update(state, batch: TrainBatch, count) -> (state, metrics)`; `state` is donated.
 
-    `shapes` is the state or its shapes, for its shardings. `rows` is the microbatch size and must divide the batch; only the first `count` (i32[]) microbatches are used.
-    `denominator` is the number that reduction="constant" divides by. An update whose loss or gradient is not finite is
-    skipped and counted in `state.skipped`.
+    `shapes` is the state or its shapes, for its shardings. `rows` is the microbatch size and must divide the batch;
+    only the first `count` (i32[]) microbatches are used. `denominator` is the number that reduction="constant" divides
+    by. An update whose loss or gradient is not finite is skipped and counted in `state.skipped`.
     """
 
     def loss(params, micro, total):

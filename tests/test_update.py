@@ -1,0 +1,163 @@
+"""The optimizer update: microbatches, the global denominator, skipped updates, schedule-free's two points."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rpg_jax import objectives, parallel
+from rpg_jax.models import Model, ModelConfig
+from rpg_jax.training.experience import make_sampling_params, merge_rows, take_rows
+from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.update import init_params, init_state, make_update
+from rpg_jax.types import TrainBatch
+
+MODEL = Model(ModelConfig(24, 16, 32, 2, 2, 1, 8, qk_norm=True))
+ROWS, LENGTH = 8, 12
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return parallel.make_mesh()
+
+
+def make_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    start, stop = rng.integers(1, 4, ROWS), rng.integers(4, LENGTH + 1, ROWS)
+    column = np.arange(LENGTH)
+    mask = (column >= start[:, None]) & (column < stop[:, None])
+    logp = lambda: rng.normal(-3, 0.3, (ROWS, LENGTH)).astype(np.float32)  # noqa: E731
+    return TrainBatch(
+        tokens=rng.integers(0, 24, (ROWS, LENGTH)).astype(np.int32),
+        response_mask=mask,
+        behavior_logp=logp(),
+        reference_logp=logp(),
+        advantage=rng.normal(size=(ROWS, 1)).astype(np.float32),
+        weight=rng.uniform(0.5, 1, (ROWS, LENGTH)).astype(np.float32),
+    )
+
+
+def updated(mesh, objective, *, rows=4, count=None, batch=None, name="adamw", clip_norm=1.0, denominator=None, times=1):
+    optimizer = make_optimizer(name, learning_rate=1e-2, warmup_steps=2, weight_decay=0.1)
+    state = init_state(optimizer, mesh, init_params(MODEL, mesh, 0))
+    update = make_update(
+        MODEL, objective, optimizer, mesh, state, rows=rows, temperature=0.8, clip_norm=clip_norm, logprob_chunk=5,
+        denominator=denominator,
+    )  # fmt: skip
+    batch = make_batch() if batch is None else batch
+    for _ in range(times):
+        state, metrics = update(state, batch, jnp.int32(ROWS // rows if count is None else count))
+    return state, metrics, update
+
+
+def plain_gradient(objective, params, batch, denominator=None):
+    """The whole minibatch at once from full logits: no chunks, no microbatches."""
+
+    def loss(params):
+        logits = MODEL.logits(params, MODEL.hidden(params, batch.tokens)) / 0.8
+        logp = jnp.take_along_axis(jax.nn.log_softmax(logits)[:, :-1], jnp.asarray(batch.tokens)[:, 1:, None], -1)
+        logp = jnp.pad(logp[..., 0], ((0, 0), (1, 0)))
+        value, _ = objective(
+            logp, batch.behavior_logp, batch.advantage, batch.response_mask,
+            reference_logp=batch.reference_logp, weight=batch.weight, denominator=denominator,
+        )  # fmt: skip
+        return value
+
+    return jax.value_and_grad(loss)(params)
+
+
+def assert_close(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(clip="rpg", estimator="reinforce"),
+        dict(clip="none", estimator="differentiable", reduction="sequence_mean", level="sequence"),
+        dict(clip="none", estimator="reinforce", reduction="sequence_mean_token_mean"),
+        dict(clip="none", estimator="reinforce", reduction="constant"),
+    ],
+)
+def test_update_equals_the_plain_gradient_whatever_the_microbatch(mesh, settings):
+    objective = objectives.make("rpg", divergence="urkl", beta=0.1, **settings)
+    denominator = 50.0 if settings.get("reduction") == "constant" else None
+    batch, params = make_batch(), init_params(MODEL, mesh, 0)
+    loss, grads = plain_gradient(objective, params, batch, denominator)
+    norm = optax.global_norm(grads)
+    expected = jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.05 / norm), grads)
+    optimizer = make_optimizer("adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1).transformation
+    steps, _ = optimizer.update(expected, optimizer.init(params), params)
+    expected = optax.apply_updates(params, steps)
+    for rows in (2, 4, 8):
+        state, metrics, _ = updated(mesh, objective, rows=rows, clip_norm=0.05, denominator=denominator)
+        np.testing.assert_allclose(metrics["loss"].value(), loss, rtol=2e-5, atol=1e-7)
+        np.testing.assert_allclose(metrics["grad_norm"].value(), norm, rtol=2e-5)
+        # Adam's first step divides a gradient by its own size: tiny gradients carry their rounding into it.
+        assert_close(state.params, expected, atol=3e-4)
+
+
+def test_count_is_traced_and_leaves_the_rest_out(mesh):
+    objective = objectives.make("rpg", divergence="rkl", estimator="reinforce", clip="none", reduction="constant")
+    batch = make_batch()
+    half = dataclasses.replace(batch, response_mask=np.where(np.arange(ROWS)[:, None] < 4, batch.response_mask, False))
+    state, _, update = updated(mesh, objective, rows=2, count=2, denominator=30.0)
+    expected, _, _ = updated(mesh, objective, rows=2, batch=half, denominator=30.0)
+    assert_close(state.params, expected.params, rtol=1e-6)
+    for count in (1, 2, 3, 4):
+        state, _ = update(state, batch, jnp.int32(count))
+    # Two: the first call's state came from another program and carries no donated layout.
+    assert update._cache_size() <= 2
+
+
+@pytest.mark.parametrize("name", ["adamw", "schedule_free_adamw"])
+def test_a_non_finite_update_changes_nothing_and_is_counted(mesh, name):
+    objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="none")
+    optimizer = make_optimizer(name, learning_rate=1e-2)
+    state = init_state(optimizer, mesh, init_params(MODEL, mesh, 0))
+    update = make_update(
+        MODEL, objective, optimizer, mesh, state, rows=4, temperature=1.0, clip_norm=1.0, logprob_chunk=5
+    )
+    good, count = make_batch(), jnp.int32(2)
+    bad = dataclasses.replace(good, advantage=np.full((ROWS, 1), np.inf, np.float32))
+    state, _ = update(state, good, count)
+    before = jax.tree.map(np.asarray, state)
+    state, metrics = update(state, bad, count)
+    state, _ = update(state, bad, count)
+    assert not np.isfinite(metrics["loss"].value())
+    assert state.skipped.tolist() == [2, 2]
+    assert int(state.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
+    state, _ = update(state, good, count)
+    assert state.skipped.tolist() == [2, 0] and int(state.step) == 2
+
+
+def test_schedule_free_samples_at_x_and_trains_at_y(mesh):
+    objective = objectives.make("reinforce")
+    state, _, _ = updated(mesh, objective, name="schedule_free_adamw", times=3)
+    optimizer = make_optimizer("schedule_free_adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1)
+    sampled = make_sampling_params(MODEL, optimizer, mesh, state)(state)
+    x = jax.tree.map(lambda y, z: (y - 0.1 * z) / 0.9, state.params, state.opt_state.z)  # y = 0.9 x + 0.1 z
+    np.testing.assert_allclose(sampled["embed"]["embedding"], x["embed"]["embedding"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sampled["layers"][1]["q"]["kernel"], x["layers"]["q"]["kernel"][1], rtol=1e-5, atol=1e-6)
+    assert np.abs(x["embed"]["embedding"] - state.params["embed"]["embedding"]).max() > 1e-4
+
+
+def test_reference_average_follows_the_weighted_k3(mesh):
+    objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="none", beta=0.0)
+    state, metrics, _ = updated(mesh, objective)
+    assert float(metrics["kl_reference_weighted"].value()) > 0
+    np.testing.assert_allclose(
+        state.reference.kl_average, 0.1 * metrics["kl_reference_weighted"].value(), rtol=1e-5
+    )
+
+
+def test_merging_rows():
+    kept, fresh = {"a": jnp.arange(4), "b": jnp.zeros((4, 2))}, {"a": jnp.arange(10, 16), "b": jnp.ones((6, 2))}
+    merged = merge_rows(kept, fresh, np.array([-1, 5, -1, 0]))
+    assert merged["a"].tolist() == [0, 15, 2, 10]
+    assert merged["b"][:, 0].tolist() == [0, 1, 0, 1]
+    assert take_rows(fresh, np.array([3, 3]))["a"].tolist() == [13, 13]
