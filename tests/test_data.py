@@ -52,7 +52,7 @@ def test_prepare_is_cached_by_content(tmp_path):
     again = prepare(tmp_path, **TINY, log=lines.append)
     assert again.path == first.path and (again.path / "tokenizer.model").stat().st_mtime_ns == stamp
     assert len(lines) == 1 and "80 train, 20 heldout problems" in lines[0]
-    spelled_out = {"arithmetic": dict(steps=2, operand=9), "rewriting": {}}
+    spelled_out = {"rewriting": {}, "arithmetic": dict(operand=9, steps=2)}
     assert prepare(tmp_path, **TINY | dict(tasks=spelled_out), log=lines.append).path == first.path
     other = prepare(tmp_path, **TINY | dict(seed=1), log=lines.append)
     assert other.path != first.path and other.problems("train")[0] != first.problems("train")[0]

@@ -13,7 +13,7 @@ import re
 from rpg_jax.data.tasks import chains
 
 
-def generate(rng, *, steps=3, operand=9, maximum=99, operators="+-"):
+def generate(rng, *, steps=2, operand=9, maximum=99, operators="+-"):
     """One problem: `steps` operations, operands in 1..operand, every running value in 0..maximum.
 
     `operators` is any of "+-*". Raises ValueError for settings under which no problem exists.

@@ -1,10 +1,11 @@
 """Countdown: make a target from given numbers, each used at most once. Many answers are right.
 
-    Make 13 from 9,3,7
-    9-3+7=13
-    Answer: 9-3+7
+    Make 13 from 9,3,11,4
+    11+4=15
+    9+4=13
+    Answer: 9+4
 
-The worked solution is a search that checks itself: some attempts that miss, each with its value, then one that hits.
+The worked solution is a search that checks itself: attempts that miss, each with its value, then one that hits.
 """
 
 import json
@@ -13,7 +14,7 @@ import re
 from rpg_jax.data.tasks import chains
 
 
-def generate(rng, *, numbers=4, used=3, largest=9, maximum=99, operators="+-", attempts=2):
+def generate(rng, *, numbers=4, used=2, largest=12, maximum=99, operators="+-", attempts=1):
     """One problem: `numbers` integers in 1..largest and a target in 1..maximum.
 
     Args:

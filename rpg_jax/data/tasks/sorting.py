@@ -9,7 +9,7 @@ import json
 import string
 
 
-def generate(rng, *, length=6, letters=26):
+def generate(rng, *, length=5, letters=26):
     """One problem: `length` distinct letters out of the first `letters` of the alphabet.
 
     Raises ValueError unless 2 <= length <= letters <= 26.
