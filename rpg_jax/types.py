@@ -44,9 +44,7 @@ class TrainBatch:
 
     tokens: jax.Array  # i32[B, T]
     response_mask: jax.Array  # bool[B, T]
-    behavior_logp: (
-        jax.Array
-    )  # f32[B, T], the policy that sampled, as the trainer computes it at the sampling temperature
+    behavior_logp: jax.Array  # f32[B, T], the policy that sampled, by the trainer and at the sampling temperature
     reference_logp: jax.Array  # f32[B, T]
     advantage: jax.Array  # f32[B, 1] or f32[B, T]
     weight: jax.Array  # f32[B, T], constant correction per token (method: sampler-trainer mismatch); ones when unused
