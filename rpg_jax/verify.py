@@ -4,15 +4,16 @@
     python -m rpg_jax.verify --json=out.json
     python -m rpg_jax.verify --objective=my_file.py:my_objective --divergence=urkl --beta=0.1
 
-Sums over every outcome of small policies (a softmax, and sequences of fixed and of varying length), in float64, with the
-policy equal to the behavior policy or not, and the reference equal to it or not. Two measures: each sample's gradient against
-−(wA − beta·r·kappa(u)) ∇log policy, and the expected gradient against the derivative of the exact objective.
+Sums over every outcome of small policies (a softmax, and sequences of fixed and of varying length), in float64, with
+the policy equal to the behavior policy or not, and the reference equal to it or not. Two measures: each sample's
+gradient against −(wA − beta·r·kappa(u)) ∇log policy, and the expected gradient against the derivative of the exact
+objective.
 
 A function of your own takes (logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None),
-all [B, T] but the scalar denominator, and returns (loss, metrics). What it is held against comes from the flags, or from
-attributes of the function, which `rpg_jax.objectives.make` sets on its own: `divergence` (None: reward only), `beta`, `level`
-("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it claims: "exact per sample", "exact in
-expectation" or "biased", or a pair of them for on and off policy.
+all [B, T] but the scalar denominator, and returns (loss, metrics). What it is held against comes from the flags, or
+from attributes of the function, which `rpg_jax.objectives.make` sets on its own: `divergence` (None: reward only),
+`beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it claims: "exact
+per sample", "exact in expectation" or "biased", or a pair of them for on and off policy.
 
 Exit status: 0; 1 if something is not what it declares itself to be; 2 for a mistake in the call.
 """
@@ -28,12 +29,10 @@ import time
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import flags
 
 from rpg_jax import cli, objectives
-from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Gap, Target, examine, level_gap, worst
+from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Gap, Target, contract_faults, examine, level_gap, worst
 from rpg_jax.objectives import DIVERGENCES, Claim
 from rpg_jax.objectives.objective import BIASED
 from rpg_jax.objectives.registry import RPG_FORMS
@@ -50,6 +49,7 @@ _JSON = flags.DEFINE_string("json", None, "file to write every measurement to")
 PROBLEMS = 6  # random ones in each situation
 BETA = 0.3  # large enough that a wrong regularizer shows
 MASSES = (1.0, 0.5, 2.0)  # of the reference, for the forms that take an unnormalized one
+POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
 CONTRACT = "(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None)"
 
 
@@ -82,7 +82,7 @@ class Finding(NamedTuple):
 
 
 def built_in_cases() -> list[Case]:
-    """Every objective × divergence × estimator × clip × level × mass, divided by a constant; then the other reductions."""
+    """Every objective × divergence × estimator × clip × level × mass, reduced by a constant; then other reductions."""
     cases = []
     for level in ("token", "sequence"):
         for divergence in DIVERGENCES:
@@ -121,11 +121,12 @@ def load(spec: str):
         raise cli.Mistake(f"--objective={spec}: expected FILE.py:NAME")
     if not pathlib.Path(path).is_file():
         raise cli.Mistake(f"--objective={spec}: there is no file {path}")
-    module_spec = importlib.util.spec_from_loader("examined", importlib.machinery.SourceFileLoader("examined", path))
-    module = importlib.util.module_from_spec(module_spec)
+    loader = importlib.machinery.SourceFileLoader("examined_objective", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    sys.modules[loader.name] = module
     sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
     try:
-        module_spec.loader.exec_module(module)
+        loader.exec_module(module)
     except Exception as error:
         raise cli.Mistake(f"{path} does not import: {_line(error)}") from error
     if not hasattr(module, name):
@@ -134,19 +135,15 @@ def load(spec: str):
     function = getattr(module, name)
     if not callable(function):
         raise cli.Mistake(f"{spec} is a {type(function).__name__}; expected a function {CONTRACT} -> (loss, metrics)")
-    names = list(inspect.signature(function).parameters)
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(*range(4), reference_logp=None, weight=None, denominator=None)
-        swapped = set(names[:4]) & set(ARGUMENTS) and any(n in ARGUMENTS and n != a for n, a in zip(names, ARGUMENTS))
-        if swapped:
-            raise TypeError("its arguments are in another order")
+        signature.bind(*POSITIONAL, reference_logp=None, weight=None, denominator=None)
     except TypeError as error:
-        signature = inspect.signature(function)
         raise cli.Mistake(f"{spec} takes {signature}; expected {CONTRACT}: {error}") from error
+    theirs = [argument for argument in signature.parameters if argument in POSITIONAL]
+    if theirs != [argument for argument in POSITIONAL if argument in theirs]:
+        raise cli.Mistake(f"{spec} takes {signature}; expected {CONTRACT}, in that order")
     return function
-
-
-ARGUMENTS = ("logp", "behavior_logp", "advantage", "mask")
 
 
 def _line(error) -> str:
@@ -177,40 +174,6 @@ def user_case(spec: str) -> Case:
                 raise cli.Mistake(f"{spec} declares {claim!r}; expected one of: {', '.join(VERDICTS)}")
     target = Target(level, divergence, float(beta), float(z))
     return Case(spec, divergence or "-", "-", "-", level, ((function, target),), declares)
-
-
-def contract_faults(function) -> list[str]:
-    """What a function does not keep of the contract, besides its gradient; each in a few words."""
-    rng = np.random.default_rng(0)
-    mask = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
-    logp, behavior, reference, advantage = rng.normal(size=(4, *mask.shape)) - np.array([1, 1, 1, 0])[:, None, None]
-    arrays = dict(logp=logp, behavior_logp=behavior, advantage=advantage, reference_logp=reference)
-    arrays["weight"] = np.ones(mask.shape)
-
-    def gradient(argument="logp", denominator=3.0, **changed):
-        given = {**arrays, **changed}
-
-        def loss(x):
-            return function(**{**given, argument: x}, mask=mask, denominator=denominator)[0]
-
-        return jax.grad(loss)(jnp.asarray(given[argument]))
-
-    def same(a, b):
-        return bool(jnp.allclose(a, b, rtol=1e-9, atol=1e-12))
-
-    plain = gradient()
-    dirty = {key: np.where(mask, x, np.nan) for key, x in arrays.items()}
-    checks = {
-        "what is masked changes the gradient": same(gradient(**dirty), plain),
-        "denominator= does not divide": same(2 * gradient(denominator=6.0), plain),
-        "weight= does not multiply": same(gradient(weight=np.full(mask.shape, 2.0)), 2 * plain),
-        "reference_logp=None is not the behavior policy": same(
-            gradient(reference_logp=None), gradient(reference_logp=behavior)
-        ),
-        "gradients reach behavior_logp": same(gradient("behavior_logp"), 0),
-        "gradients reach advantage": same(gradient("advantage"), 0),
-    }
-    return [fault for fault, kept in checks.items() if not kept]
 
 
 def as_json(finding: Finding) -> list[dict]:
@@ -284,11 +247,10 @@ def print_table(findings: list[Finding]):
 
 
 def print_levels(gaps: dict):
-    print(
-        "\nThe token-level objective's gradient is not the sequence-level one's. Apart by (worst; reward part, urkl part):"
-    )
+    print("\nHow far the token-level objective's gradient is from the sequence-level one's (worst):")
+    print(f"  {'':37}reward part    urkl part")
     for condition, (reward, divergence) in gaps.items():
-        print(f"  {str(condition):35}{100 * reward:6.1f} %{100 * divergence:8.1f} %")
+        print(f"  {str(condition):37}{100 * reward:9.1f} %{100 * divergence:11.1f} %")
 
 
 def main(argv):

@@ -1,6 +1,10 @@
-"""Enumerated policies and exact objectives, and what they say of a loss. Reading order: enumeration, targets, certify."""
+"""Enumerated policies and exact objectives, and what they say of a loss.
+
+Reading order: enumeration, targets, certify, contract.
+"""
 
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, level_gap, worst
+from rpg_jax.exact.contract import contract_faults
 from rpg_jax.exact.enumeration import CONDITIONS, SPACES, Condition, Problem, Space, every_sequence, random_problems
 
 __all__ = [
@@ -12,6 +16,7 @@ __all__ = [
     "Problem",
     "Space",
     "Target",
+    "contract_faults",
     "every_sequence",
     "examine",
     "level_gap",

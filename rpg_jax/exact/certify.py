@@ -52,39 +52,9 @@ def worst(gaps) -> Gap:
     return Gap(*(max((getattr(gap, field) for gap in gaps), key=key) for field in Gap._fields[:3]), scale)
 
 
-def sample_gradients(objective, problems: dict[Space, Problem]) -> dict[Space, jax.Array]:
-    """dL/dlogp [S, N, T] in every space; each sequence is a batch of its own, [1, T], with denominator=1."""
-    widest = max(space.mask.shape[1] for space in problems)
-
-    def rows(space, x):
-        """[S, N, T] -> [S · N, widest], padded."""
-        return jnp.pad(x, ((0, 0), (0, 0), (0, widest - x.shape[2]))).reshape(-1, widest)
-
-    batches = []
-    for space, problem in problems.items():
-        logs = [jax.vmap(functools.partial(token_logprobs, space))(x) for x in problem[:3]]
-        mask = jnp.broadcast_to(space.mask, problem.advantage.shape)
-        batches.append([rows(space, x) for x in (*logs, problem.advantage, mask)])
-
-    def loss(logp, behavior, reference, advantage, mask):
-        value, _ = objective(
-            logp[None], behavior[None], advantage[None], mask[None], reference_logp=reference[None], denominator=1.0
-        )
-        return value
-
-    gradients = jax.vmap(jax.grad(loss))(*map(jnp.concatenate, zip(*batches, strict=True)))
-    results, start = {}, 0
-    for space, problem in problems.items():
-        count, sequences, length = problem.advantage.shape
-        mine = gradients[start : start + count * sequences]
-        results[space] = mine.reshape(count, sequences, widest)[:, :, :length]
-        start += count * sequences
-    return results
-
-
 @functools.cache
 def _problems(count: int, seed: int) -> dict[Space, Problem]:
-    """In every space, all conditions' problems in one leading axis, condition by condition."""
+    """In every space, all conditions' problems in one leading axis S, condition by condition."""
     problems = {}
     for index, space in enumerate(SPACES):
         each = [random_problems(space, condition, count, seed + 1000 * index) for condition in CONDITIONS]
@@ -93,26 +63,66 @@ def _problems(count: int, seed: int) -> dict[Space, Problem]:
 
 
 @functools.cache
-def _truth(space: Space, target: Target, count: int, seed: int):
-    """Per-sample coefficients [S, N, T] and ∇J [S, H, V] of the problems."""
-    problem = _problems(count, seed)[space]
-    terms = target.divergence, target.beta, target.z
-    coefficient = jax.vmap(lambda p: targets.sample_coefficient(space, p, target.level, *terms))(problem)
-    objective = targets.OBJECTIVES[target.level]
-    gradient = jax.vmap(jax.grad(lambda policy, p: objective(space, policy, p, *terms)))(problem.policy, problem)
-    return coefficient, gradient
+def _rows(count: int, seed: int):
+    """Every sequence of every problem: (logp, behavior, reference, advantage, mask), each [rows, T], padded."""
+    widest = max(space.mask.shape[1] for space in SPACES)
+    batches = []
+    for space, problem in _problems(count, seed).items():
+        logs = [jax.vmap(functools.partial(token_logprobs, space))(x) for x in problem[:3]]
+        arrays = (*logs, problem.advantage, jnp.broadcast_to(space.mask, problem.advantage.shape))
+        padding = ((0, 0), (0, 0), (0, widest - space.mask.shape[1]))
+        batches.append([jnp.pad(x, padding).reshape(-1, widest) for x in arrays])
+    return tuple(map(jnp.concatenate, zip(*batches, strict=True)))
 
 
-@functools.cache
-def _expectation(space: Space):
-    """(problem, coefficients) -> Σ_x behavior(x) Σ_t coefficient[x, t] ∇log policy, jitted once per space."""
+def sample_gradients(objective, count: int, seed: int) -> dict[Space, jax.Array]:
+    """dL/dlogp [S, N, T] in every space; each sequence is a batch of its own, [1, T], with denominator=1."""
 
-    def expected(problem, coefficient):
+    def loss(*row):
+        logp, behavior, reference, advantage, mask = (x[None] for x in row)
+        return objective(logp, behavior, advantage, mask, reference_logp=reference, denominator=1.0)[0]
+
+    gradients = jax.vmap(jax.grad(loss))(*_rows(count, seed))
+    results, start = {}, 0
+    for space, problem in _problems(count, seed).items():
+        problems, sequences, length = problem.advantage.shape
+        mine = gradients[start : start + problems * sequences]
+        results[space] = mine.reshape(problems, sequences, -1)[:, :, :length]
+        start += problems * sequences
+    return results
+
+
+@functools.partial(jax.jit, static_argnames=("space", "level", "divergence"))
+def _truth(space: Space, level, divergence, beta, z, problem: Problem):
+    """Per-sample coefficients [S, N, T] and ∇J [S, H, V]."""
+
+    def one(problem):
+        terms = divergence, beta, z
+        coefficient = targets.sample_coefficient(space, problem, level, *terms)
+        objective = targets.OBJECTIVES[level]
+        return coefficient, jax.grad(lambda policy: objective(space, policy, problem, *terms))(problem.policy)
+
+    return jax.vmap(one)(problem)
+
+
+@functools.partial(jax.jit, static_argnames="space")
+def _measure(space: Space, problem: Problem, actual, coefficient, gradient):
+    """The four numbers of a `Gap`, each [S]; `actual` and `coefficient` [S, N, T] multiply ∇log policy."""
+
+    def one(problem, actual, coefficient, gradient):
         probability = jnp.exp(jnp.sum(token_logprobs(space, problem.behavior), axis=1, keepdims=True))
         _, pull_back = jax.vjp(functools.partial(token_logprobs, space), problem.policy)
-        return pull_back(probability * coefficient)[0]
+        (expected,) = pull_back(probability * actual)
+        scale = -jnp.sum(expected * gradient) / jnp.sum(expected**2)
+        size = jnp.linalg.norm(gradient)
+        return (
+            jnp.max(jnp.abs(actual - coefficient)) / jnp.max(jnp.abs(coefficient)),
+            jnp.linalg.norm(expected + gradient) / size,
+            jnp.linalg.norm(scale * expected + gradient) / size,
+            scale,
+        )
 
-    return jax.jit(jax.vmap(expected))
+    return jax.vmap(one)(problem, actual, coefficient, gradient)
 
 
 def examine(objective, target: Target, count: int = 6, seed: int = 0) -> dict[tuple[str, Condition], Gap]:
@@ -128,48 +138,31 @@ def examine(objective, target: Target, count: int = 6, seed: int = 0) -> dict[tu
     results = {}
     with jax.enable_x64():
         problems = _problems(count, seed)
-        for space, actual in sample_gradients(objective, problems).items():
-            coefficient, gradient = _truth(space, target, count, seed)
-            expected = _expectation(space)(problems[space], actual)
-            measured = jax.device_get(_measure(actual, coefficient, expected, gradient))
+        for space, actual in sample_gradients(objective, count, seed).items():
+            problem = problems[space]
+            truth = _truth(space, target.level, target.divergence, target.beta, target.z, problem)
+            measured = jax.device_get(_measure(space, problem, actual, *truth))
             gaps = [Gap(*map(float, x)) for x in zip(*measured, strict=True)]
             for row, condition in enumerate(CONDITIONS):
                 results[space.name, condition] = worst(gaps[row * count : (row + 1) * count])
     return results
 
 
-@jax.jit
-def _measure(actual, coefficient, expected, gradient):
-    """The four numbers of a `Gap`, each [S]."""
-
-    def norm(x):
-        return jnp.sqrt(jnp.sum(x**2, axis=(1, 2)))
-
-    per_sample = jnp.max(jnp.abs(actual - coefficient), axis=(1, 2)) / jnp.max(jnp.abs(coefficient), axis=(1, 2))
-    scale = -jnp.sum(expected * gradient, axis=(1, 2)) / jnp.sum(expected**2, axis=(1, 2))
-    residual = norm(scale[:, None, None] * expected + gradient) / norm(gradient)
-    return per_sample, norm(expected + gradient) / norm(gradient), residual, scale
-
-
 def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition, tuple[float, float]]:
     """How far the token-level objective's gradient is from the sequence-level one's: (reward part, divergence part).
 
-    Relative to the sequence level's, worst over problems and spaces; advantages are one a sequence. Where both gradients
-    vanish the gap is 0.
+    Relative to the sequence level's, worst over problems and spaces; advantages are one a sequence. Where both
+    gradients vanish the gap is 0.
     """
     gaps = {condition: [0.0, 0.0] for condition in CONDITIONS}
     with jax.enable_x64():
         for space, problem in _problems(count, seed).items():
             means = jax.vmap(functools.partial(targets.row_means, space))(problem.advantage)
-            problem = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
+            rewarded = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
             silent = problem._replace(advantage=jnp.zeros_like(problem.advantage))
-            for part, (name, beta, given) in enumerate(((None, 0.0, problem), (divergence, 1.0, silent))):
-                token, sequence = (
-                    jax.vmap(jax.grad(lambda x, p, f=f, n=name, b=beta: f(space, x, p, n, b, 1.0)))(given.policy, given)
-                    for f in (targets.token_objective, targets.sequence_objective)
-                )
-                difference = jnp.linalg.norm(token - sequence, axis=(1, 2))
-                size = jnp.linalg.norm(sequence, axis=(1, 2))
+            for part, (name, beta, given) in enumerate(((None, 0.0, rewarded), (divergence, 1.0, silent))):
+                token, sequence = (_truth(space, level, name, beta, 1.0, given)[1] for level in ("token", "sequence"))
+                difference, size = (jnp.linalg.norm(x, axis=(1, 2)) for x in (token - sequence, sequence))
                 relative = jnp.where(difference < 1e-12, 0, difference / size)
                 for row, condition in enumerate(CONDITIONS):
                     largest = float(jnp.max(relative[row * count : (row + 1) * count]))

@@ -26,7 +26,7 @@ class Space:
 
 
 def every_sequence(name: str, vocab: int, length: int, stop: int | None = None) -> Space:
-    """All vocab ** length sequences; with `stop`, sequences end after their first stop token, which counts as theirs."""
+    """All vocab ** length sequences; with `stop`, they end after their first stop token, which is still theirs."""
     ended = {}
     for tokens in itertools.product(range(vocab), repeat=length):
         end = tokens.index(stop) + 1 if stop in tokens else length
@@ -62,14 +62,15 @@ class Condition(NamedTuple):
     reference_is_behavior: bool
 
     def __str__(self):
-        return f"{'on' if self.on_policy else 'off'} policy, reference {'=' if self.reference_is_behavior else '≠'} behavior"
+        sign = "=" if self.reference_is_behavior else "≠"
+        return f"{'on' if self.on_policy else 'off'} policy, reference {sign} behavior"
 
 
 CONDITIONS = tuple(Condition(on, same) for on in (True, False) for same in (True, False))
 
 
 def random_problems(space: Space, condition: Condition, count: int, seed: int = 0) -> Problem:
-    """`count` problems. Off policy, logits move by normal draws of deviation 0.7: ratios go past every clip's bounds."""
+    """`count` problems. Off policy, logits move by normal draws of deviation 0.7: ratios pass every bound of a clip."""
     rng = np.random.default_rng(seed)
     behavior, step, far = rng.normal(size=(3, count, space.histories, space.vocab))
     advantage = rng.normal(size=(count, *space.mask.shape)) + 0.3

@@ -1,7 +1,7 @@
 """The objectives themselves, summed over every outcome, and what one sample owes their gradient.
 
-Written from the textbook definitions of the divergences between masses p and q, not from `rpg_jax.objectives`: nothing here
-knows of surrogates.
+Written from the textbook definitions of the divergences between masses p and q, not from `rpg_jax.objectives`:
+nothing here knows of surrogates.
 """
 
 import jax
@@ -22,7 +22,7 @@ INTEGRANDS = {
 
 
 def integrand(divergence: str | None):
-    """(p, q) -> the divergence's contribution; None is no divergence. One known to `DIVERGENCES` alone is read off its rho."""
+    """(p, q) -> an outcome's contribution; None: none. One that only `DIVERGENCES` knows is read off its rho."""
     if divergence is None:
         return lambda p, q: jnp.zeros_like(p)
     if divergence in INTEGRANDS:
@@ -39,9 +39,9 @@ def sequence_objective(space: Space, policy, problem: Problem, divergence, beta,
 
 
 def token_objective(space: Space, policy, problem: Problem, divergence, beta, z):
-    """J = Σ over histories of their visits under the behavior policy · (E_policy(.|h)[Q] − beta·D(policy(.|h), Z·reference(.|h))).
+    """J = Σ_h visits of h under the behavior policy · (E_policy(.|h)[Q(h, .)] − beta·D(policy(.|h), Z·reference(.|h))).
 
-    Q(h, a) is the advantage expected of token a after h when the behavior policy goes on (method.md 3).
+    Q(h, a) is the advantage expected of token a after history h when the behavior policy goes on (method.md 3).
     """
     p, q = jax.nn.softmax(policy), z * jax.nn.softmax(problem.reference)
     probability = jnp.exp(jnp.sum(token_logprobs(space, problem.behavior), axis=1, keepdims=True)) * space.mask

@@ -1,0 +1,47 @@
+"""What else the contract asks of an objective, besides its gradient: masks, denominator, weight, reference, stops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MASK = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
+
+
+def contract_faults(objective) -> list[str]:
+    """What a callable does not keep of the contract of `rpg_jax.objectives`, each in a few words; in float64."""
+    rng = np.random.default_rng(0)
+    logp, behavior_logp, reference_logp = -rng.exponential(size=(3, *MASK.shape))
+    advantage, weight = rng.normal(size=MASK.shape), np.ones(MASK.shape)
+    arrays = dict(
+        logp=logp, behavior_logp=behavior_logp, reference_logp=reference_logp, advantage=advantage, weight=weight
+    )
+
+    def gradient(of="logp", denominator=3.0, **changed):
+        given = {**arrays, **changed}
+
+        def loss(x):
+            a = {**given, of: x}
+            constants = dict(reference_logp=a["reference_logp"], weight=a["weight"], denominator=denominator)
+            return objective(a["logp"], a["behavior_logp"], a["advantage"], MASK, **constants)[0]
+
+        return jax.grad(loss)(jnp.asarray(given[of]))
+
+    def same(a, b):
+        return bool(jnp.allclose(a, b, rtol=1e-9, atol=1e-12))
+
+    with jax.enable_x64():
+        plain = gradient()
+        dirty = {name: np.where(MASK, array, np.nan) for name, array in arrays.items()}
+        kept = {
+            "what is masked changes the gradient (NaN there included)": same(gradient(**dirty), plain),
+            "denominator= does not divide the loss": same(2 * gradient(denominator=6.0), plain),
+            "weight= does not multiply the loss": same(gradient(weight=2 * weight), 2 * plain),
+            "reference_logp=None is not the behavior policy": same(
+                gradient(reference_logp=None), gradient(reference_logp=behavior_logp)
+            ),
+            "gradients reach behavior_logp": same(gradient("behavior_logp"), 0),
+            "gradients reach reference_logp": same(gradient("reference_logp"), 0),
+            "gradients reach advantage": same(gradient("advantage"), 0),
+            "gradients reach weight": same(gradient("weight"), 0),
+        }
+    return [fault for fault, fine in kept.items() if not fine]
