@@ -13,6 +13,7 @@ from rpg_jax.sampling.draw import draw, inverse_cdf, request_key, token_logp, to
 from rpg_jax.sampling.filters import filter_threshold, top_k_threshold, top_p_threshold
 
 KEEP_ALL = -jnp.inf
+top_k_of, threshold_of, inverse_cdf_of = jax.jit(top_k_threshold), jax.jit(filter_threshold), jax.jit(inverse_cdf)
 
 
 def draw_many(logits, count, threshold=KEEP_ALL, batch=256, seed=0):
@@ -44,27 +45,21 @@ def chi_square(tokens, probability, bins):
     return scipy.stats.chisquare(observed[used], expected[used]).pvalue
 
 
-@pytest.mark.parametrize("vocab", [3, 53, 128, 130, 512])
+@pytest.mark.parametrize("vocab", [3, 130, 512])
 def test_every_token_is_drawn_with_its_probability(vocab):
     logits = np.random.default_rng(vocab).normal(size=vocab)
-    tokens, logp = draw_many(logits, 300_000, batch=4096)
+    tokens, logp = draw_many(logits, 200_000, batch=4096)
     assert chi_square(tokens, softmax64(logits), np.arange(vocab)) > 1e-3
     np.testing.assert_allclose(logp, np.log(softmax64(logits))[tokens], rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("bins", ["chunk", "inside", "low bits", "quarter"])
-def test_large_vocabulary_is_drawn_evenly_between_and_inside_chunks(bins):
+def test_large_vocabulary_is_drawn_evenly_between_and_inside_chunks():
     vocab = 151_936
     logits = np.random.default_rng(0).normal(size=vocab)
-    tokens, logp = draw_many(logits, 16_000)
+    tokens, logp = draw_many(logits, 12_000)
     index = np.arange(vocab)
-    groups = {
-        "chunk": index // 1187,
-        "inside": index % 1187 % 97,
-        "low bits": index % 16,
-        "quarter": index * 4 // vocab,
-    }
-    assert chi_square(tokens, softmax64(logits), groups[bins]) > 1e-3
+    for bins in (index // 1187, index % 1187 % 97, index % 16, index * 4 // vocab):
+        assert chi_square(tokens, softmax64(logits), bins) > 1e-3
     np.testing.assert_allclose(logp, np.log(softmax64(logits))[tokens], rtol=0, atol=2e-5)
 
 
@@ -74,7 +69,7 @@ def test_tail_of_a_large_vocabulary():
     logits = np.zeros(vocab)
     logits[70_000] = np.log(vocab - 100)
     logits[-99:] = np.log(50.0)
-    tokens, _ = draw_many(logits, 20_000, seed=1)
+    tokens, _ = draw_many(logits, 12_000, seed=1)
     bins = np.arange(vocab) * 40 // vocab
     bins[70_000], bins[-99:] = 40, 41
     assert chi_square(tokens, softmax64(logits), bins) > 1e-3
@@ -104,7 +99,7 @@ def test_a_single_token_left_is_drawn_for_certain():
 )
 def test_inverse_cdf_brackets_its_uniform_number(mass, uniform):
     mass[-1 if uniform < 0.5 else 0] = 1.0
-    index = int(inverse_cdf(jnp.asarray(mass), jnp.float32([uniform]))[0])
+    index = int(inverse_cdf_of(jnp.asarray(mass), jnp.float32([uniform]))[0])
     wide = mass[:, 0].astype(np.float64)
     cumulative = wide.cumsum() / wide.sum()
     assert wide[index] > 0
@@ -117,8 +112,8 @@ def test_uniforms_are_a_function_of_key_and_count_alone():
     keys = jax.vmap(lambda n: request_key(key, 2, n // 4, n % 4))(jnp.arange(64))
     counts = jnp.arange(64) % 7
     together = np.asarray(token_uniforms(keys, counts))
-    one_by_one = [np.asarray(token_uniforms(keys[n][None], counts[n][None]))[:, 0] for n in range(64)]
-    np.testing.assert_array_equal(together, np.stack(one_by_one, axis=1))
+    one_by_one = [np.asarray(token_uniforms(keys[n][None], counts[n][None]))[:, 0] for n in range(0, 64, 9)]
+    np.testing.assert_array_equal(together[:, ::9], np.stack(one_by_one, axis=1))
     assert len(np.unique(np.asarray(keys), axis=0)) == 64
     assert (np.asarray(request_key(key, 3, 0, 0)) != np.asarray(request_key(key, 2, 0, 0))).any()
 
@@ -150,7 +145,7 @@ logits_arrays = tied_logits | st.integers(0, 2**31).map(
 @settings(max_examples=100, deadline=None)
 @given(logits=logits_arrays, k=st.integers(1, 30))
 def test_top_k_keeps_what_sorting_keeps(logits, k):
-    threshold = np.asarray(top_k_threshold(jnp.asarray(logits), jnp.int32(k)))
+    threshold = np.asarray(top_k_of(jnp.asarray(logits), jnp.int32(k)))
     expected = np.sort(logits, axis=0)[-min(k, len(logits))]
     np.testing.assert_array_equal(logits >= threshold, logits >= expected)
 
@@ -158,7 +153,7 @@ def test_top_k_keeps_what_sorting_keeps(logits, k):
 @settings(max_examples=100, deadline=None)
 @given(logits=logits_arrays, p=st.floats(0.01, 0.999), k=st.integers(0, 30))
 def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k):
-    threshold = np.asarray(filter_threshold(jnp.asarray(logits), jnp.int32(k), jnp.float32(p)))
+    threshold = np.asarray(threshold_of(jnp.asarray(logits), jnp.int32(k), jnp.float32(p)))
     for column, least in zip(logits.T, threshold, strict=True):
         left = column >= np.sort(column)[-min(k, 23)] if k else np.ones(23, bool)
         probability = softmax64(np.where(left, column, -np.inf))
@@ -171,7 +166,7 @@ def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k):
 
 def test_filters_at_a_large_vocabulary_against_sorting():
     logits = np.random.default_rng(0).normal(scale=3, size=(151_936, 2)).astype(np.float32)
-    top_k = np.asarray(top_k_threshold(jnp.asarray(logits), jnp.int32(1000)))
+    top_k = np.asarray(top_k_of(jnp.asarray(logits), jnp.int32(1000)))
     np.testing.assert_array_equal(top_k, np.sort(logits, axis=0)[-1000])
     top_p = np.asarray(top_p_threshold(jnp.asarray(logits), jnp.float32(0.9), jnp.full(2, -jnp.inf)))
     for column, least in zip(logits.T, top_p, strict=True):
@@ -182,4 +177,4 @@ def test_filters_at_a_large_vocabulary_against_sorting():
 
 def test_filters_that_are_off_keep_everything():
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(50, 4)), jnp.float32)
-    assert (np.asarray(filter_threshold(logits, jnp.int32(0), jnp.float32(1))) == -np.inf).all()
+    assert (np.asarray(threshold_of(logits, jnp.int32(0), jnp.float32(1))) == -np.inf).all()

@@ -1,6 +1,7 @@
 """generate: the same responses whatever the batching, and log-probs that are those of the full forward pass."""
 
 import dataclasses
+import functools
 import logging
 
 import jax
@@ -27,6 +28,7 @@ def make_model(config=CONFIG, dtype=jnp.float32, scale=2.0):
 
 
 MODEL, PARAMS = make_model()
+UNSTACKED = models.unstack_layers(PARAMS)
 
 
 def make_prompts(lengths=LENGTHS, columns=COLUMNS, vocab=VOCAB, seed=0):
@@ -35,23 +37,33 @@ def make_prompts(lengths=LENGTHS, columns=COLUMNS, vocab=VOCAB, seed=0):
     return Prompts(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), jnp.arange(len(mask)) * 3 + 7)
 
 
-def run(prompts=None, *, params=PARAMS, **changes):
+def run(prompts=None, **changes):
     settings = dict(
         key=KEY, step=3, samples=3, max_new=NEW, sampling=Sampling.make(stop_ids=(5, 6, 7)), slots=4, segment=5
     )
     settings.update(changes)
-    rollout = generate(MODEL, models.unstack_layers(params), prompts or make_prompts(), **settings)
+    rollout = generate(MODEL, UNSTACKED, prompts or make_prompts(), **settings)
     return jax.tree.map(np.asarray, rollout)
+
+
+@functools.cache
+def reference():
+    return run()
 
 
 def responses(rollout):
     return [row[mask].tolist() for row, mask in zip(rollout.tokens, rollout.response_mask, strict=True)]
 
 
+@jax.jit
+def forward(tokens):
+    return MODEL.logits(PARAMS, MODEL.hidden(PARAMS, tokens))
+
+
 def full_logits(tokens):
-    """Logits [B, T, V] of which row t predicts token t, from the training forward pass."""
-    logits = MODEL.logits(PARAMS, MODEL.hidden(PARAMS, jnp.asarray(tokens)))
-    return np.pad(np.asarray(logits, np.float64)[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    """float64[B, T, V] from the training forward pass; column t predicts token t."""
+    logits = np.asarray(forward(jnp.asarray(tokens)), np.float64)
+    return np.pad(logits[:, :-1], ((0, 0), (1, 0), (0, 0)))
 
 
 def log_softmax64(logits):
@@ -60,7 +72,7 @@ def log_softmax64(logits):
 
 
 def test_rows_are_prompt_then_response_then_zeros():
-    prompts, rollout = make_prompts(), run()
+    prompts, rollout = make_prompts(), reference()
     assert rollout.tokens.shape == (15, COLUMNS + NEW) and rollout.tokens.dtype == np.int32
     assert rollout.sampler_logp.dtype == rollout.model_logp.dtype == np.float32
     np.testing.assert_array_equal(rollout.problem, np.repeat(prompts.problem, 3))
@@ -105,35 +117,32 @@ def test_logprobs_of_a_filtered_and_tempered_distribution():
     np.testing.assert_allclose(rollout.sampler_logp[mask], expected, rtol=0, atol=5e-5)
 
 
-@pytest.mark.parametrize("slots, segment, prefill_rows", [(1, 100, 1), (2, 1, 2), (7, 3, 5), (15, 8, 3), (100, 4, 4)])
+@pytest.mark.parametrize("slots, segment, prefill_rows", [(1, 100, 2), (7, 1, 5), (100, 4, 64)])
 def test_responses_do_not_depend_on_slots_segments_or_prefill(slots, segment, prefill_rows):
-    reference, other = run(), run(slots=slots, segment=segment, prefill_rows=prefill_rows)
-    assert responses(other) == responses(reference)
-    np.testing.assert_array_equal(other.finished, reference.finished)
-    np.testing.assert_allclose(other.model_logp, reference.model_logp, rtol=0, atol=1e-5)
+    other = run(slots=slots, segment=segment, prefill_rows=prefill_rows)
+    assert responses(other) == responses(reference())
+    np.testing.assert_array_equal(other.finished, reference().finished)
+    np.testing.assert_allclose(other.model_logp, reference().model_logp, rtol=0, atol=1e-5)
 
 
 def test_responses_do_not_depend_on_the_order_of_requests():
     order = np.array([3, 0, 4, 2, 1])
-    prompts = make_prompts()
-    reference = np.array(responses(run(prompts)), object).reshape(5, 3)
-    permuted = np.array(responses(run(jax.tree.map(lambda leaf: leaf[order], prompts))), object).reshape(5, 3)
-    assert permuted.tolist() == reference[order].tolist()
+    permuted = responses(run(jax.tree.map(lambda leaf: leaf[order], make_prompts())))
+    assert permuted == [responses(reference())[p * 3 + s] for p in order for s in range(3)]
 
 
 def test_noise_depends_on_key_step_problem_and_sample():
-    reference = responses(run())
     prompts = make_prompts()
     for changed in (
         run(key=jax.random.key(1, impl="threefry2x32")),
         run(step=4),
         run(dataclasses.replace(prompts, problem=prompts.problem + 1)),
     ):
-        assert all(a != b for a, b in zip(responses(changed), reference, strict=True))
-    alike = Prompts(prompts.tokens[[1, 1]], prompts.mask[[1, 1]], jnp.array([7, 10]))
-    drawn = responses(run(alike, samples=4))
-    assert len({tuple(response) for response in drawn}) == 8
-    np.testing.assert_array_equal(responses(run(alike, samples=2))[:2], drawn[:2])
+        assert all(a != b for a, b in zip(responses(changed), responses(reference()), strict=True))
+    alike = jax.tree.map(lambda leaf: leaf[np.full(5, 1)], prompts)
+    drawn = responses(run(dataclasses.replace(alike, problem=prompts.problem)))
+    assert len({tuple(response) for response in drawn}) == 15
+    assert drawn[3:6] == responses(reference())[3:6]
 
 
 def test_stop_tokens_cut_what_would_have_been_drawn_without_them():
@@ -152,12 +161,11 @@ def test_a_stop_token_drawn_at_once_ends_the_response():
     config = dataclasses.replace(CONFIG, vocab_size=8)
     model, params = make_model(config)
     prompts = make_prompts(vocab=8)
-    for slots in (2, 15):
-        rollout = generate(
-            model, models.unstack_layers(params), prompts, key=KEY, step=0, samples=3, max_new=4,
-            sampling=Sampling.make(stop_ids=range(8)), slots=slots,
-        )  # fmt: skip
-        assert (np.asarray(rollout.response_mask).sum(-1) == 1).all() and np.asarray(rollout.finished).all()
+    rollout = generate(
+        model, models.unstack_layers(params), prompts, key=KEY, step=0, samples=3, max_new=4,
+        sampling=Sampling.make(stop_ids=range(8)), slots=4,
+    )  # fmt: skip
+    assert (np.asarray(rollout.response_mask).sum(-1) == 1).all() and np.asarray(rollout.finished).all()
 
 
 def test_limits_cut_and_padding_requests_are_not_run():
@@ -171,11 +179,12 @@ def test_limits_cut_and_padding_requests_are_not_run():
 
 
 def test_greedy_is_the_argmax_of_the_full_forward_pass():
-    rollout = run(sampling=Sampling.make(temperature=0), samples=1)
+    rollout = run(sampling=Sampling.make(temperature=0))
     tokens = np.pad(np.asarray(make_prompts().tokens), ((0, 0), (0, NEW)))
     for index in range(NEW):
         columns = LENGTHS + index
         tokens[np.arange(5), columns] = full_logits(tokens)[np.arange(5), columns].argmax(-1)
+    tokens = np.repeat(tokens, 3, axis=0)
     np.testing.assert_array_equal(rollout.tokens, tokens)
     mask = rollout.response_mask
     assert not rollout.sampler_logp.any()
@@ -187,7 +196,7 @@ def test_greedy_is_the_argmax_of_the_full_forward_pass():
 def test_drawn_tokens_have_the_models_distribution(sampling):
     """First and second tokens of 4,096 responses to one prompt against exact probabilities (chi-square)."""
     prompts = make_prompts([4])
-    rollout = run(prompts, samples=4096, max_new=2, slots=256, sampling=sampling)
+    rollout = run(prompts, samples=4096, max_new=2, slots=256, segment=64, sampling=sampling)
     pairs = rollout.tokens[:, 4:6]
 
     def probabilities(tokens):
@@ -221,7 +230,7 @@ def test_drawn_tokens_have_the_models_distribution(sampling):
 
 
 def test_nothing_recompiles_for_new_settings_prompts_limits_or_steps(caplog):
-    run()
+    reference()
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         run(make_prompts(LENGTHS[::-1], seed=4), step=9, key=jax.random.key(8, impl="threefry2x32"), segment=2)
         run(
@@ -229,29 +238,29 @@ def test_nothing_recompiles_for_new_settings_prompts_limits_or_steps(caplog):
         )
         run(sampling=Sampling.make(temperature=0), should_stop=lambda: False)
         assert "Finished XLA compilation" not in caplog.text
-        run(samples=2)
+        jax.jit(lambda x: x * 3)(2)
     assert "Finished XLA compilation" in caplog.text, "the log line this test relies on is gone"
 
 
 def test_should_stop_is_asked_between_segments_and_keeps_what_is_complete():
-    asked, reference = [], run(sampling=Sampling.make(), samples=1, slots=2)
-    partial = run(
-        sampling=Sampling.make(), samples=1, slots=2, segment=4, should_stop=lambda: asked.append(0) or len(asked) == 4
-    )
-    assert len(asked) == 4
-    lengths = partial.response_mask.sum(-1)  # 16 steps: two responses of 11 tokens complete, two running, one waiting
-    np.testing.assert_array_equal(lengths, [NEW, NEW, 0, 0, 0])
-    assert responses(partial)[:2] == responses(reference)[:2]
+    asked = []
+    sampling = Sampling.make()
+    partial = run(sampling=sampling, segment=3, should_stop=lambda: asked.append(0) or len(asked) == 5)
+    assert len(asked) == 5
+    # 15 steps in 4 slots: four responses of 11 tokens are complete, four run, seven wait.
+    np.testing.assert_array_equal(partial.response_mask.sum(-1), [NEW] * 4 + [0] * 11)
+    assert responses(partial)[:4] == responses(run(sampling=sampling))[:4]
 
 
-def test_global_arrays_on_a_mesh():
+def test_global_arrays_on_a_mesh(caplog):
     mesh = parallel.make_mesh(data=1)
-    unstacked = models.unstack_layers(PARAMS)
-    params = jax.device_put(unstacked, NamedSharding(mesh, PartitionSpec()))
+    params = jax.device_put(UNSTACKED, NamedSharding(mesh, PartitionSpec()))
     prompts = parallel.to_global(mesh, parallel.ROWS, make_prompts())
     settings = dict(step=3, samples=3, max_new=NEW, sampling=Sampling.make(stop_ids=(5, 6, 7)), slots=4, segment=5)
-    rollout = generate(MODEL, params, prompts, key=KEY, **settings)
-    assert responses(jax.tree.map(np.asarray, rollout)) == responses(run())
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        rollout = generate(MODEL, params, prompts, key=KEY, **settings)
+    assert caplog.text.count("Finished XLA compilation of jit(_advance)") == 1, "once for all segments"
+    assert responses(jax.tree.map(np.asarray, rollout)) == responses(reference())
 
 
 def test_bfloat16():
