@@ -24,7 +24,7 @@ def get_config(variant=""):
             train_size=3000,  # problems of each task
             heldout_size=64,
             vocab_size=512,
-            tasks=ConfigDict(dict(arithmetic=ConfigDict(), countdown=ConfigDict(), rewriting=ConfigDict())),
+            tasks=ConfigDict(dict(arithmetic=ConfigDict(), countdown=ConfigDict(), sorting=ConfigDict())),
         )
     )
     config.warm_start = ConfigDict(

@@ -1,0 +1,211 @@
+"""`python -m rpg_jax.train` as a user runs it: what it leaves, kills and resumes, and what it refuses."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from rpg_jax import build, workdir
+from rpg_jax.training.checkpoints import Checkpoints
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = "--config=configs/quickstart.py:smoke"
+
+
+def command(module, *arguments):
+    return [sys.executable, "-m", f"rpg_jax.{module}", *map(str, arguments)]
+
+
+def run(module, *arguments, timeout=400):
+    return subprocess.run(
+        command(module, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
+    )
+
+
+def train_arguments(path, *more):
+    return CONFIG, f"--workdir={path}", f"--config.data.directory={path.parent / 'data'}", *more
+
+
+def rows(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(path):
+    """Metrics without what a clock wrote, and without `compilations`, which a resume adds to."""
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "compilations"))} for row in rows(path)
+    ]
+
+
+def final_state(path):
+    config = workdir.read_config(path)
+    run_ = build.build_run(config)
+    with Checkpoints(path / "checkpoints") as checkpoints:
+        step, state, extra = checkpoints.restore(build.abstract(run_, partial(build.build_state, run_)))
+    return step, jax.tree.map(np.asarray, state), extra["cursor"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    path = folder / "whole"
+    done = run("train", *train_arguments(path))
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def assert_same_run(path, finished):
+    assert untimed(path) == untimed(finished)
+    (step, state, cursor), (other_step, other_state, other_cursor) = final_state(path), final_state(finished)
+    assert (step, cursor) == (other_step, other_cursor)
+    jax.tree.map(np.testing.assert_array_equal, state, other_state)
+
+
+def test_a_run_leaves_what_it_promises(finished):
+    written = rows(finished)
+    assert [row["step"] for row in written] == [0, 1, 2, 3]
+    train = "reward accuracy entropy response_length kl_behavior_k3 clip_fraction effective_sample_size grad_norm"
+    keys = {f"train/{name}" for name in (train + " sampler_logp_gap ratio_max clip_fraction_ceiling").split()}
+    keys |= {"time/rollout", "time/reward", "time/update"}
+    keys |= {"throughput/rollout_tokens_per_second", "throughput/update_tokens_per_second"}
+    assert all(keys <= row.keys() for row in written[1:])
+    for task in ("arithmetic", "countdown", "sorting", "all"):
+        for name in ("mean@4", "mean@4_low", "mean@4_high", "pass@4"):
+            assert [f"eval/{task}/{name}" in row for row in written] == [True, False, True, True]
+    for row in written[1:]:
+        assert row["train/sampler_logp_gap_max"] < 1e-3
+        assert 0 < row["train/effective_sample_size"] <= 1 + 1e-6
+    summary = json.loads((finished / "summary.json").read_text())
+    assert {"accuracy_before", "accuracy_after", "wall_seconds", "compilations_after_warmup", "versions"} <= summary.keys()
+    assert summary["compilations_after_warmup"] == 0
+    assert summary["accuracy_after"] == written[-1]["eval/all/mean@4"]
+    samples = [json.loads(line) for line in (finished / "samples.jsonl").read_text().splitlines()]
+    assert {"step", "prompt", "response", "reward"} <= samples[0].keys()
+    assert json.loads((finished / "config.json").read_text())["objective"]["clip"] == "rpg"
+    assert Image.open(finished / "figures" / "training.png").size[0] > 600
+    assert list(finished.glob("**/events.out.tfevents.*"))
+
+
+def test_training_again_does_nothing_more(finished):
+    before = untimed(finished)
+    again = run("train", *train_arguments(finished))
+    assert again.returncode == 0, again.stderr
+    assert untimed(finished) == before
+
+
+def wait_for(path, found, process, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not found(path):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "never came so far"
+        time.sleep(0.02)
+
+
+def metrics_hold(count):
+    def found(path):
+        file = path / "metrics.jsonl"
+        return file.exists() and file.read_text().count("\n") >= count
+
+    return found
+
+
+KILLS = {
+    "in the warm start": lambda path: (path / "warm_start" / "3").exists(),
+    "after the first evaluation": metrics_hold(1),
+    "after a step": metrics_hold(2),
+}
+
+
+@pytest.mark.parametrize("when", KILLS)
+def test_kill_and_resume_is_bit_exact(folder, finished, when):
+    path = folder / when.replace(" ", "_")
+    process = subprocess.Popen(command("train", *train_arguments(path)), cwd=ROOT, stderr=subprocess.DEVNULL)
+    wait_for(path, KILLS[when], process)
+    process.kill()
+    process.wait()
+    done = run("train", *train_arguments(path))
+    assert done.returncode == 0, done.stderr
+    assert_same_run(path, finished)
+
+
+def test_sigterm_saves_and_exits_75(folder, finished):
+    path = folder / "preempted"
+    process = subprocess.Popen(command("train", *train_arguments(path)), cwd=ROOT, stderr=subprocess.DEVNULL)
+    wait_for(path, metrics_hold(2), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 75
+    assert len(rows(path)) < 4
+    done = run("train", *train_arguments(path))
+    assert done.returncode == 0, done.stderr
+    assert_same_run(path, finished)
+
+
+def test_evaluate(finished):
+    done = run("evaluate", f"--workdir={finished}", "--k=2", "--which=last")
+    assert done.returncode == 0, done.stderr
+    assert "mean@2" in done.stdout and "sorting" in done.stdout
+    found = json.loads((finished / "evaluation.json").read_text())
+    responses = [json.loads(line) for line in (finished / "responses.jsonl").read_text().splitlines()]
+    assert len(responses) == 2 * 12
+    assert found["all/mean@2"] == pytest.approx(np.mean([row["correct"] for row in responses]))
+    missing = run("evaluate", "--workdir=nowhere")
+    assert missing.returncode == 2 and missing.stderr.count("\n") == 1 and "nowhere" in missing.stderr
+
+
+REFUSED = {
+    "--config.objectve.beta=1": "objective",
+    "--config.objective.beta=much": "much",
+    "--config.objective.estimator=differentiable": "clip='rpg'",
+    "--config.objective.clip=none --config.objective.clip_low=0.1": "clip_low",
+    "--config.objective.divergence=ukl": "urkl",
+    "--config.rollout.top_k=5": "support",
+    "--config.rollout.max_prompt=5": "rollout.max_prompt",
+    "--config.rollout.max_new=2000": "exceed",
+    "--config.learner.minibatch_prompts=3": "learner.minibatch_prompts",
+    "--config.learner.microbatch_rows=5": "learner.microbatch_rows",
+    "--config.data.heldout_size=0": "held",
+    "--config.reference.every=3": "reference.every",
+    "--config.optimizer.decay=linear": "decay",
+    "--config.reward.function=nofile.py:f": "nofile.py",
+    "--config.model.size=huge": "huge",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_mistakes_are_met_at_the_door(tmp_path, flags):
+    done = run("train", *train_arguments(tmp_path / "run", *flags.split()))
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and REFUSED[flags] in errors[0] and "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_another_config_is_refused_and_named(finished):
+    done = run("train", *train_arguments(finished, "--config.objective.beta=0.5"))
+    assert done.returncode == 2
+    assert "objective.beta: 0.0001 -> 0.5" in done.stderr and "--accept_config_change" in done.stderr
+    assert json.loads((finished / "config.json").read_text())["objective"]["beta"] == 1e-4
+
+
+def test_a_read_only_disk_is_one_line(tmp_path):
+    if os.geteuid() == 0:
+        path = pathlib.Path("/proc/run")  # root writes through permissions, but not into /proc
+    else:
+        tmp_path.chmod(0o500)
+        path = tmp_path / "run"
+    done = run("train", CONFIG, f"--workdir={path}", f"--config.data.directory={tmp_path.parent / 'data'}")
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert str(path) in done.stderr.splitlines()[-1]
