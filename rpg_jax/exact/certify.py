@@ -92,17 +92,29 @@ def sample_gradients(objective, count: int, seed: int) -> dict[Space, jax.Array]
     return results
 
 
-@functools.partial(jax.jit, static_argnames=("space", "level", "divergence"))
-def _truth(space: Space, level, divergence, beta, z, problem: Problem):
-    """Per-sample coefficients [S, N, T] and ∇J [S, H, V]."""
+@functools.partial(jax.jit, static_argnames=("space", "level"))
+def _parts(space: Space, level, z, problem: Problem):
+    """By name, what adds up to a sample's coefficient [S, N, T], and to ∇J [S, H, V]."""
 
     def one(problem):
-        terms = divergence, beta, z
-        coefficient = targets.sample_coefficient(space, problem, level, *terms)
-        objective = targets.OBJECTIVES[level]
-        return coefficient, jax.grad(lambda policy: objective(space, policy, problem, *terms))(problem.policy)
+        parts = targets.PARTS[level]
+        gradient = jax.jacrev(lambda policy: parts(space, policy, problem, z))(problem.policy)
+        return targets.sample_parts(space, problem, level, z), gradient
 
     return jax.vmap(one)(problem)
+
+
+@functools.cache
+def _truth(space: Space, target: Target, count: int, seed: int):
+    """What a sample's gradient is to be, as a multiple of ∇log policy [S, N, T], and ∇J [S, H, V]."""
+    sample, gradient = _parts_of(space, target.level, target.z, count, seed)
+    beta, name = (target.beta, target.divergence) if target.divergence else (0.0, "reward")
+    return beta * sample[name] - sample["reward"], gradient["reward"] - beta * gradient[name]
+
+
+@functools.cache
+def _parts_of(space: Space, level, z, count: int, seed: int):
+    return _parts(space, level, z, _problems(count, seed)[space])
 
 
 @functools.partial(jax.jit, static_argnames="space")
@@ -139,9 +151,8 @@ def examine(objective, target: Target, count: int = 6, seed: int = 0) -> dict[tu
     with jax.enable_x64():
         problems = _problems(count, seed)
         for space, actual in sample_gradients(objective, count, seed).items():
-            problem = problems[space]
-            truth = _truth(space, target.level, target.divergence, target.beta, target.z, problem)
-            measured = jax.device_get(_measure(space, problem, actual, *truth))
+            truth = _truth(space, target, count, seed)
+            measured = jax.device_get(_measure(space, problems[space], actual, *truth))
             gaps = [Gap(*map(float, x)) for x in zip(*measured, strict=True)]
             for row, condition in enumerate(CONDITIONS):
                 results[space.name, condition] = worst(gaps[row * count : (row + 1) * count])
@@ -158,11 +169,13 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
     with jax.enable_x64():
         for space, problem in _problems(count, seed).items():
             means = jax.vmap(functools.partial(targets.row_means, space))(problem.advantage)
-            rewarded = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
-            silent = problem._replace(advantage=jnp.zeros_like(problem.advantage))
-            for part, (name, beta, given) in enumerate(((None, 0.0, rewarded), (divergence, 1.0, silent))):
-                token, sequence = (_truth(space, level, name, beta, 1.0, given)[1] for level in ("token", "sequence"))
-                difference, size = (jnp.linalg.norm(x, axis=(1, 2)) for x in (token - sequence, sequence))
+            problem = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
+            _, token = _parts(space, "token", 1.0, problem)
+            _, sequence = _parts(space, "sequence", 1.0, problem)
+            for part, name in enumerate(("reward", divergence)):
+                difference, size = (
+                    jnp.linalg.norm(x, axis=(1, 2)) for x in (token[name] - sequence[name], sequence[name])
+                )
                 relative = jnp.where(difference < 1e-12, 0, difference / size)
                 for row, condition in enumerate(CONDITIONS):
                     largest = float(jnp.max(relative[row * count : (row + 1) * count]))

@@ -21,27 +21,28 @@ INTEGRANDS = {
 }
 
 
-def integrand(divergence: str | None):
-    """(p, q) -> an outcome's contribution; None: none. One that only `DIVERGENCES` knows is read off its rho."""
-    if divergence is None:
-        return lambda p, q: jnp.zeros_like(p)
-    if divergence in INTEGRANDS:
-        return INTEGRANDS[divergence]
-    return lambda p, q: DIVERGENCES[divergence].rho(jnp.log(p / q), p, q)
+def integrands() -> dict:
+    """name -> (p, q) -> an outcome's contribution; a divergence that only `DIVERGENCES` knows is read off its rho."""
+    added = {name: lambda p, q, d=d: d.rho(jnp.log(p / q), p, q) for name, d in DIVERGENCES.items()}
+    return added | INTEGRANDS
 
 
-def sequence_objective(space: Space, policy, problem: Problem, divergence, beta, z):
-    """J = E_policy[A] − beta·D(policy, Z·reference) over whole sequences, to be differentiated in `policy` [H, V]."""
+def sequence_parts(space: Space, policy, problem: Problem, z) -> dict:
+    """E_policy[A] as "reward", and every D(policy, Z·reference), over whole sequences; J = reward − beta·D.
+
+    Differentiable in `policy` [H, V].
+    """
     p = jnp.exp(jnp.sum(token_logprobs(space, policy), axis=1))
     q = z * jnp.exp(jnp.sum(token_logprobs(space, problem.reference), axis=1))
-    advantage = row_means(space, problem.advantage)[:, 0]
-    return jnp.sum(p * advantage) - beta * jnp.sum(integrand(divergence)(p, q))
+    divergences = {name: jnp.sum(f(p, q)) for name, f in integrands().items()}
+    return {"reward": jnp.sum(p * row_means(space, problem.advantage)[:, 0]), **divergences}
 
 
-def token_objective(space: Space, policy, problem: Problem, divergence, beta, z):
-    """J = Σ_h visits of h under the behavior policy · (E_policy(.|h)[Q(h, .)] − beta·D(policy(.|h), Z·reference(.|h))).
+def token_parts(space: Space, policy, problem: Problem, z) -> dict:
+    """The same at token level: sums over histories h, weighted by the behavior policy's visits of h (method.md 3).
 
-    Q(h, a) is the advantage expected of token a after history h when the behavior policy goes on (method.md 3).
+    reward = Σ_h visits · E_policy(.|h)[Q(h, .)], where Q(h, a) is the advantage expected of token a after h when the
+    behavior policy goes on; D = Σ_h visits · D(policy(.|h), Z·reference(.|h)).
     """
     p, q = jax.nn.softmax(policy), z * jax.nn.softmax(problem.reference)
     probability = jnp.exp(jnp.sum(token_logprobs(space, problem.behavior), axis=1, keepdims=True)) * space.mask
@@ -49,20 +50,23 @@ def token_objective(space: Space, policy, problem: Problem, divergence, beta, z)
     zeros = jnp.zeros((space.histories, space.vocab))
     drawn = zeros.at[at].add(probability)  # of (h, a)
     quality = zeros.at[at].add(probability * problem.advantage) / drawn
-    value = jnp.sum(p * quality, axis=1) - beta * jnp.sum(integrand(divergence)(p, q), axis=1)
-    return jnp.sum(jnp.sum(drawn, axis=1) * value)
+    visits = jnp.sum(drawn, axis=1, keepdims=True)
+    divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands().items()}
+    return {"reward": jnp.sum(visits * p * quality), **divergences}
 
 
-OBJECTIVES = {"sequence": sequence_objective, "token": token_objective}
+PARTS = {"sequence": sequence_parts, "token": token_parts}
 
 
-def sample_coefficient(space: Space, problem: Problem, level, divergence, beta, z):
-    """−(wA − beta·r·kappa(u)), [N, T]: what multiplies ∇log policy(token | history) in one sample's loss gradient."""
+def sample_parts(space: Space, problem: Problem, level, z) -> dict:
+    """wA as "reward", and every r·kappa(u), each [N, T]: ∇log policy is multiplied by −(reward − beta·r·kappa(u))."""
     logs = [token_logprobs(space, x) for x in (problem.policy, problem.behavior, problem.reference)]
     advantage = problem.advantage
     if level == "sequence":
         logs = [jnp.sum(x, axis=1, keepdims=True) for x in logs]
         advantage = row_means(space, advantage)
     p, mu, q = jnp.exp(logs[0]), jnp.exp(logs[1]), z * jnp.exp(logs[2])
-    pull = jax.jvp(lambda p: integrand(divergence)(p, q), (p,), (p,))[1] / mu  # d/d log p, as r·kappa(u)
-    return jnp.where(space.mask, beta * pull - p / mu * advantage, 0)
+    parts = {"reward": p / mu * advantage}
+    for name, f in integrands().items():
+        parts[name] = jax.jvp(lambda p, f=f: f(p, q), (p,), (p,))[1] / mu  # d/d log p of D's summand, over mu
+    return {name: jnp.where(space.mask, part, 0) for name, part in parts.items()}
