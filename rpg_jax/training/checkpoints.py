@@ -7,6 +7,7 @@ arrays, a JSON record with each leaf's name, shape, dtype and checksum, the call
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import sys
@@ -20,6 +21,10 @@ from jax.experimental import multihost_utils
 
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
 _STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
+
+# What goes wrong in Orbax's threads reaches callers as an exception; its own accounts of it are pages of tracebacks.
+for _name in ("absl", "asyncio"):
+    logging.getLogger(_name).addFilter(lambda record: "/orbax/" not in record.pathname + record.getMessage())
 
 
 class DamagedCheckpoint(ValueError):
@@ -128,7 +133,9 @@ class Checkpoints:
             )
         for x in wanted.values():
             words = _stored(x)
-            checksum(jnp.zeros(words.shape, words.dtype, device=words.sharding))  # compiled now rather than in the middle of the run
+            checksum(
+                jnp.zeros(words.shape, words.dtype, device=words.sharding)
+            )  # compiled now rather than in the middle of the run
         return None
 
     def latest_step(self) -> int | None:
@@ -193,7 +200,9 @@ class Checkpoints:
             self._check_fit(step, record["leaves"], wanted)
             like = {name: _stored(x) for name, x in wanted.items()}
             try:
-                data = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))["state"]
+                data = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))[
+                    "state"
+                ]
                 sums = jax.device_get({name: checksum(x) for name, x in data.items()})
             except Exception as error:  # as above
                 raise DamagedCheckpoint(f"its arrays cannot be read ({_one_line(error)})") from error
@@ -266,7 +275,9 @@ def _stored(like) -> jax.ShapeDtypeStruct:
 
 def _restored(data, like):
     """The inverse of `_data` for a leaf of `like`'s dtype."""
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.zeros((), like.dtype))) if _is_key(like) else data
+    return (
+        jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.zeros((), like.dtype))) if _is_key(like) else data
+    )
 
 
 def _describe(x) -> str:
