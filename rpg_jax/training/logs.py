@@ -1,0 +1,198 @@
+"""What a run writes while it goes: JSON lines, TensorBoard, wandb when asked for, and progress for whoever watches.
+
+Only the first process of a job writes. After a resume every log goes on from the restored step as if nothing had happened.
+"""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+import uuid
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+LINE_SECONDS = 2.0  # the shortest time between two lines of progress in a pipe
+
+
+def jsonable(value):
+    """`value` as plain JSON: NumPy and JAX scalars and arrays become numbers and lists, non-finite numbers null."""
+    if isinstance(value, dict):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return jsonable(np.asarray(value).tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_json_atomic(path, obj) -> None:
+    """Writes `obj` as indented JSON; a reader, or a kill, sees the old file or the new one and nothing between."""
+    _replace(pathlib.Path(path), json.dumps(jsonable(obj), indent=2, allow_nan=False) + "\n")
+
+
+def read_jsonl(path) -> tuple[list[dict], int]:
+    """(rows, lines dropped): a last line that a kill cut short is dropped and counted; a missing file has no rows.
+
+    Raises:
+      ValueError: another line is not a JSON object; names the file and the line.
+    """
+    try:
+        lines = pathlib.Path(path).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], 0
+    rows, unfinished = [], lines.pop()  # empty when the last line is whole
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}, is not a JSON object; delete that line and start again")
+        rows.append(row)
+    return rows, int(bool(unfinished))
+
+
+class RunLog:
+    """The logs of one run: `metrics.jsonl`, `samples.jsonl`, TensorBoard events, wandb.
+
+    Opening it cuts the JSON lines back to `resume_step`: later rows, and a last line that was cut short, belong to a future
+    that will be computed again. A run that starts at step 0 starts with empty logs.
+
+    Args:
+      workdir: the run's folder; exists.
+      resume_step: the step that was restored, 0 for a new run.
+      config: settings for wandb's own record.
+      tensorboard: whether to write events under `workdir/tensorboard`.
+      wandb: project name, or None for no wandb. Its run id is kept in `workdir/wandb_id`, so that a resumed run stays one.
+      process_index: of this process among the job's; only 0 writes.
+
+    Raises:
+      ValueError: wandb was asked for and is not installed; a log holds a broken line.
+    """
+
+    def __init__(self, workdir, resume_step: int, config: dict, tensorboard=True, wandb=None, process_index=None):
+        self._sinks = contextlib.ExitStack()
+        self._process = jax.process_index() if process_index is None else process_index
+        self._files, self._events, self._wandb = {}, None, None
+        if self._process:
+            return
+        workdir = pathlib.Path(workdir)
+        if wandb is not None:
+            self._wandb = self._sinks.enter_context(_wandb_run(workdir, wandb, config))
+        for name in ("metrics", "samples"):
+            path = workdir / f"{name}.jsonl"
+            _cut_back(path, resume_step)
+            self._files[name] = self._sinks.enter_context(path.open("a"))
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step else 0
+            self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge))
+
+    def write(self, row: dict, samples=()) -> None:
+        """Appends one row, a dict with an integer `step`, and the step's sample dicts; on disk when this returns."""
+        if self._process:
+            return
+        row = jsonable(row)
+        self._append("samples", [{"step": row["step"], **jsonable(sample)} for sample in samples])
+        self._append("metrics", [row])
+        numbers = {key: v for key, v in row.items() if key != "step" and isinstance(v, (int, float))}
+        if self._events:
+            for key, number in numbers.items():
+                self._events.add_scalar(key, number, row["step"])
+            self._events.flush()
+        if self._wandb:
+            self._wandb.log({"step": row["step"], **numbers})
+
+    def progress(self, label: str, start: int, total: int) -> "Progress":
+        """A `Progress` of this process: silent where nothing is written."""
+        return Progress(label, start, total, process_index=self._process)
+
+    def close(self) -> None:
+        self._sinks.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _append(self, name, rows):
+        self._files[name].writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        self._files[name].flush()
+
+
+class Progress:
+    """Progress on stderr, as a context manager: a bar on a terminal, plain lines at most every two seconds in a pipe.
+
+    Call it with the steps done and the numbers to show: `progress(done, reward=0.3)`.
+    """
+
+    def __init__(self, label: str, start: int, total: int, process_index=None):
+        self._label, self._start, self._total = label, start, total
+        self._process = jax.process_index() if process_index is None else process_index
+        self._begin, self._last, self._bar = time.monotonic(), -math.inf, None
+
+    def __enter__(self):
+        if not self._process and sys.stderr.isatty():
+            self._bar = tqdm(desc=self._label, initial=self._start, total=self._total, dynamic_ncols=True)
+        return self
+
+    def __call__(self, done: int, **numbers) -> None:
+        shown = {name: f"{value:.3g}" for name, value in numbers.items()}
+        if self._bar is not None:
+            self._bar.set_postfix(shown, refresh=False)
+            self._bar.update(done - self._bar.n)
+            return
+        now = time.monotonic()
+        if self._process or (now - self._last < LINE_SECONDS and done < self._total):
+            return
+        self._last, spent = now, now - self._begin
+        left = spent * (self._total - done) / max(done - self._start, 1)
+        text = "".join(f" | {name} {value}" for name, value in shown.items())
+        times = f"{tqdm.format_interval(spent)} gone, about {tqdm.format_interval(left)} left"
+        print(f"{self._label} {done}/{self._total}{text} | {times}", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_):
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _replace(path, text):
+    """Puts `text` in place of a file's contents, atomically and durably."""
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def _cut_back(path, step):
+    """Drops the rows after `step`, all of them at step 0, and an unfinished last line."""
+    rows, dropped = read_jsonl(path)
+    kept = [row for row in rows if row["step"] <= step] if step else []
+    if dropped or len(kept) < len(rows):
+        _replace(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def _wandb_run(workdir, project, config):
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError(
+            f"log.wandb is {project!r} and wandb is not installed; pip install wandb, or leave log.wandb unset"
+        ) from None
+    file = workdir / "wandb_id"
+    if not file.exists():
+        _replace(file, uuid.uuid4().hex[:8])
+    run = wandb.init(project=project, id=file.read_text(), resume="allow", config=config, dir=str(workdir))
+    run.define_metric("*", step_metric="step")  # wandb's own count cannot go back to a restored step
+    return run

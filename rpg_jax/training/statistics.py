@@ -1,0 +1,50 @@
+"""Estimates over problems: mean@k, pass@k, and how sure they are."""
+
+import numpy as np
+
+
+def mean_at_k(correct) -> np.ndarray:
+    """The share of each problem's k responses that are right: f64[P] from bool or float [P, k]."""
+    return _responses(correct).mean(axis=1)
+
+
+def pass_at_k(correct, k: int) -> np.ndarray:
+    """The chance that at least one of k responses is right, unbiased from n >= k of them: f64[P] from [P, n].
+
+    1 - C(n - c, k) / C(n, k) with c right ones, as a product that does not overflow (Chen et al. 2021, arXiv 2107.03374,
+    equation 1).
+
+    Raises:
+      ValueError: k is not in 1..n.
+    """
+    correct = _responses(correct)
+    n = correct.shape[1]
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs from 1 to {n} of the {n} responses a problem; sample at least {k}")
+    wrong = n - (correct > 0).sum(axis=1, keepdims=True)
+    drawn = np.arange(k)
+    return 1.0 - np.prod(np.clip((wrong - drawn) / (n - drawn), 0.0, None), axis=1)
+
+
+def bootstrap_interval(values, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """A percentile bootstrap interval of the mean of `values` f[P]: problems are redrawn, not responses.
+
+    Raises:
+      ValueError: `values` is empty or not one-dimensional, or `level` not in (0, 1).
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or not values.size:
+        raise ValueError(f"values has shape {values.shape}; one value for each of at least one problem is needed")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level is {level}; it must be between 0 and 1, as 0.95")
+    random = np.random.default_rng(seed)
+    means = [values[random.integers(values.size, size=values.size)].mean() for _ in range(resamples)]
+    low, high = np.quantile(means, [(1.0 - level) / 2, (1.0 + level) / 2])
+    return float(low), float(high)
+
+
+def _responses(correct) -> np.ndarray:
+    correct = np.asarray(correct, np.float64)
+    if correct.ndim != 2 or 0 in correct.shape:
+        raise ValueError(f"correct has shape {correct.shape}; [problems, responses], none of them 0, is needed")
+    return correct
