@@ -13,7 +13,7 @@ A function of your own takes (logp, behavior_logp, advantage, mask, reference_lo
 all [B, T] but the scalar denominator, and returns (loss, metrics). What it is held against comes from the flags, or
 from attributes of the function, which `rpg_jax.objectives.make` sets on its own: `divergence` (None: reward only),
 `beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it claims: "exact
-per sample", "exact in expectation" or "biased", or a pair of them for on and off policy.
+per sample", "exact in expectation" or "biased", or a pair of them for on and off policy. Without it nothing is claimed.
 
 Exit status: 0; 1 if something is not what it declares itself to be; 2 for a mistake in the call.
 """
@@ -24,6 +24,7 @@ import inspect
 import json
 import math
 import pathlib
+import shutil
 import sys
 import time
 from typing import NamedTuple
@@ -230,10 +231,11 @@ def row(finding: Finding) -> tuple:
 
 
 def print_table(findings: list[Finding]):
-    """A table on a terminal; in a pipe, aligned lines."""
+    """A table on a terminal wide enough for it; else, and in a pipe, aligned lines."""
     rows = [row(finding) for finding in findings]
-    if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
+    framed = sum(widths) + 3 * len(widths) + 1
+    if not sys.stdout.isatty() or shutil.get_terminal_size().columns < framed:
         for cells in (HEADER, *rows):
             print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
         return
@@ -251,6 +253,13 @@ def print_levels(gaps: dict):
     print(f"  {'':37}reward part    urkl part")
     for condition, (reward, divergence) in gaps.items():
         print(f"  {str(condition):37}{100 * reward:9.1f} %{100 * divergence:11.1f} %")
+
+
+def _summary(findings, failures) -> str:
+    if failures:
+        return f"Not what they declare: {len(failures)}."
+    silent = all(finding.case.declares is None for finding in findings)
+    return "Nothing was declared." if silent else "All are what they declare."
 
 
 def main(argv):
@@ -294,10 +303,9 @@ def main(argv):
         }
         with cli.door():
             output.write_text(json.dumps(report, indent=1))
-    seconds = time.monotonic() - started
-    count = len(findings) * len(SPACES) * len(CONDITIONS)
-    print(f"\n{len(findings)} forms, {count} situations of {PROBLEMS} problems each, in {seconds:.0f} s: ", end="")
-    print("all are what they declare." if not failures else f"{len(failures)} are not what they declare.")
+    situations = len(SPACES) * len(CONDITIONS)
+    print(f"\nForms: {len(findings)}, each in {situations} situations of {PROBLEMS} problems, in ", end="")
+    print(f"{time.monotonic() - started:.0f} s. A bias is that of the worst problem. {_summary(findings, failures)}")
     return 1 if failures else 0
 
 

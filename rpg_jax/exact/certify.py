@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rpg_jax.exact import targets
 from rpg_jax.exact.enumeration import CONDITIONS, SPACES, Condition, Problem, Space, random_problems, token_logprobs
@@ -38,18 +39,15 @@ class Gap(NamedTuple):
         return EXACT_MEAN if self.expected < TOLERANCE else BIASED
 
     def __str__(self):
-        if self.verdict != BIASED:
-            return f"{self.verdict} {self.per_sample if self.verdict == EXACT else self.expected:.0e}"
-        percent = 100 * self.expected
-        return f"{BIASED} ({percent:.{0 if 1 <= percent < 1e5 else 1}{'f' if 1 <= percent < 1e5 else 'g'}} %)"
+        if self.verdict == BIASED:
+            return f"{BIASED} ({100 * self.expected:.3g} %)"
+        return f"{self.verdict} {self.per_sample if self.verdict == EXACT else self.expected:.0e}"
 
 
 def worst(gaps) -> Gap:
-    """The largest of each gap; the scale is that of the problem that rescaling mends least. NaN counts as largest."""
-    gaps = list(gaps)
-    key = lambda x: (x != x, x)  # noqa: E731
-    scale = max(gaps, key=lambda gap: key(gap.residual)).scale
-    return Gap(*(max((getattr(gap, field) for gap in gaps), key=key) for field in Gap._fields[:3]), scale)
+    """The largest of each gap, NaN above all; the scale is that of the problem which rescaling mends least."""
+    per_sample, expected, residual, scale = np.array(list(gaps)).T
+    return Gap(*map(float, (per_sample.max(), expected.max(), residual.max(), scale[residual.argmax()])))
 
 
 @functools.cache

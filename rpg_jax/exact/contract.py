@@ -8,7 +8,11 @@ MASK = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
 
 
 def contract_faults(objective) -> list[str]:
-    """What a callable does not keep of the contract of `rpg_jax.objectives`, each in a few words; in float64."""
+    """What a callable does not keep of the contract of `rpg_jax.objectives`, each in a few words; in float64.
+
+    Raises:
+      TypeError: it does not return a scalar and metrics.
+    """
     rng = np.random.default_rng(0)
     logp, behavior_logp, reference_logp = -rng.exponential(size=(3, *MASK.shape))
     advantage, weight = rng.normal(size=MASK.shape), np.ones(MASK.shape)
@@ -22,7 +26,10 @@ def contract_faults(objective) -> list[str]:
         def loss(x):
             a = {**given, of: x}
             constants = dict(reference_logp=a["reference_logp"], weight=a["weight"], denominator=denominator)
-            return objective(a["logp"], a["behavior_logp"], a["advantage"], MASK, **constants)[0]
+            returned = objective(a["logp"], a["behavior_logp"], a["advantage"], MASK, **constants)
+            if not isinstance(returned, tuple) or len(returned) != 2 or jnp.shape(returned[0]):
+                raise TypeError("what it returns is not a pair of a scalar loss and metrics")
+            return returned[0]
 
         return jax.grad(loss)(jnp.asarray(given[of]))
 
