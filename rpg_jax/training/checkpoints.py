@@ -42,9 +42,9 @@ def _mix(word):
 def checksum(x):
     """A u32[] over the bits of `x`, an array of any shape of booleans, integers or floats.
 
-    The sum over elements of a bijection of (bits, global index), modulo 2**32: independent of the order of summation, and
-    so of sharding, mesh and process count. A change within one element always changes it; any other change goes unseen
-    with probability 2**-32.
+    The sum over words of a bijection of their bits, keyed by the global index, modulo 2**32: independent of the order of
+    summation, and so of sharding, mesh and process count. A change within one word always changes it; any other change
+    goes unseen with probability 2**-32.
     """
     words = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _WORD[x.dtype.itemsize])
     index = jnp.zeros(words.shape, jnp.uint32)
@@ -54,7 +54,7 @@ def checksum(x):
 
 
 class Checkpoints:
-    """The checkpoints of one run, one folder a step: the newest `keep_last` and the `keep_best` with the highest metric.
+    """The checkpoints of one run, a folder a step: the newest `keep_last` and the `keep_best` with the highest metric.
 
     Every process of a job makes the same calls. Usable as a context manager; leaving it waits for the save under way.
 
@@ -106,8 +106,8 @@ class Checkpoints:
           like: the pytree that was saved, of arrays or `ShapeDtypeStruct`; leaves come back with its shardings.
 
         Returns:
-          (step, state, extra), or None when nothing was saved. Each damaged checkpoint that was passed over is reported in
-          one line on stderr.
+          (step, state, extra), or None when nothing was saved. Each damaged checkpoint that was passed over is
+          reported in one line on stderr.
 
         Raises:
           ValueError: `like` has other leaves, shapes or dtypes than the checkpoint; `step` does not exist.
@@ -126,16 +126,13 @@ class Checkpoints:
             if step is None and jax.process_index() == 0:
                 print(f"warning: checkpoint {candidate} in {self.directory} is damaged: {damage}", file=sys.stderr)
         if known:
-            which = "no checkpoint in" if step is None else f"checkpoint {step} in"
+            which = f"each of the {len(known)} checkpoints" if step is None else f"checkpoint {step}"
             raise DamagedCheckpoint(
-                f"{which} {self.directory} can be restored (the last one tried: {damage}); "
-                f"mend the storage and try again, or move the folder away to start over"
+                f"{which} in {self.directory} is damaged (step {candidate}: {damage}); mend the storage and try again, "
+                f"or move the folder away to start over"
             )
-        for x in wanted.values():
-            words = _stored(x)
-            checksum(
-                jnp.zeros(words.shape, words.dtype, device=words.sharding)
-            )  # compiled now rather than in the middle of the run
+        for words in map(_stored, wanted.values()):  # compile the checksums now rather than in the middle of the run
+            checksum(jnp.zeros(words.shape, words.dtype, device=words.sharding))
         return None
 
     def latest_step(self) -> int | None:
@@ -193,29 +190,33 @@ class Checkpoints:
         return record
 
     def _read(self, step, wanted):
-        """(leaves in the order of `wanted`, extra, None), or (None, None, what is wrong), the same on every process."""
+        """(leaves in the order of `wanted`, extra, None), or (None, None, what is wrong): the same on every process."""
         arrays = extra = damage = None
         try:
             record = self._record(step)
             self._check_fit(step, record["leaves"], wanted)
-            like = {name: _stored(x) for name, x in wanted.items()}
-            try:
-                data = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))[
-                    "state"
-                ]
-                sums = jax.device_get({name: checksum(x) for name, x in data.items()})
-            except Exception as error:  # as above
-                raise DamagedCheckpoint(f"its arrays cannot be read ({_one_line(error)})") from error
-            altered = [name for name, (_, expected) in record["leaves"].items() if int(sums[name]) != expected]
-            if altered:
-                rest = f" and {len(altered) - 1} more" if altered[1:] else ""
-                raise DamagedCheckpoint(f"the checksum of leaf {altered[0]}{rest} differs")
-            arrays, extra = [_restored(data[name], x) for name, x in wanted.items()], record["extra"]
+            data, extra = self._arrays(step, record["leaves"], wanted), record["extra"]
+            arrays = [_restored(data[name], leaf) for name, leaf in wanted.items()]
         except DamagedCheckpoint as error:
             damage = str(error)
         if not multihost_utils.process_allgather(np.array(damage is None)).all():
             return None, None, damage or "another process could not read it"
         return arrays, extra, None
+
+    def _arrays(self, step, saved, wanted):
+        """The arrays of a step, by name. Raises DamagedCheckpoint."""
+        like = {name: _stored(leaf) for name, leaf in wanted.items()}
+        try:
+            items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+            data = self._manager.restore(step, args=items)["state"]
+            sums = jax.device_get({name: checksum(x) for name, x in data.items()})
+        except Exception as error:  # whatever reading them raises, they cannot be read
+            raise DamagedCheckpoint(f"its arrays cannot be read ({_one_line(error)})") from error
+        altered = [name for name, (_, expected) in saved.items() if int(sums[name]) != expected]
+        if altered:
+            rest = f" and {len(altered) - 1} more" if altered[1:] else ""
+            raise DamagedCheckpoint(f"the checksum of leaf {altered[0]}{rest} differs")
+        return data
 
     def _check_fit(self, step, saved, wanted):
         """Raises ValueError, naming the leaf, when a whole checkpoint is not of `wanted`'s structure."""
@@ -224,8 +225,8 @@ class Checkpoints:
             here = _describe(wanted[name]) if name in wanted else "absent"
             if there != here:
                 raise ValueError(
-                    f"checkpoint {step} in {self.directory} is not of this run: leaf {name} is {there} there and {here} "
-                    f"here; use the config it was made with, or another folder"
+                    f"checkpoint {step} in {self.directory} does not fit: leaf {name} is {there} in it and {here} here; "
+                    f"use the config it was made with, or another folder"
                 )
 
     def _discard_leftovers(self):
@@ -275,9 +276,9 @@ def _stored(like) -> jax.ShapeDtypeStruct:
 
 def _restored(data, like):
     """The inverse of `_data` for a leaf of `like`'s dtype."""
-    return (
-        jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.zeros((), like.dtype))) if _is_key(like) else data
-    )
+    if not _is_key(like):
+        return data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.zeros((), like.dtype)))
 
 
 def _describe(x) -> str:

@@ -1,6 +1,6 @@
 """What a run writes while it goes: JSON lines, TensorBoard, wandb when asked for, and progress for whoever watches.
 
-Only the first process of a job writes. After a resume every log goes on from the restored step as if nothing had happened.
+Only the first process of a job writes. After a resume every log goes on from the restored step.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def read_jsonl(path) -> tuple[list[dict], int]:
 class RunLog:
     """The logs of one run: `metrics.jsonl`, `samples.jsonl`, TensorBoard events, wandb.
 
-    Opening it cuts the JSON lines back to `resume_step`: later rows, and a last line that was cut short, belong to a future
+    Opening it cuts the JSON lines back to `resume_step`: later rows, and a last line that was cut short, are of steps
     that will be computed again. A run that starts at step 0 starts with empty logs.
 
     Args:
@@ -70,7 +70,7 @@ class RunLog:
       resume_step: the step that was restored, 0 for a new run.
       config: settings for wandb's own record.
       tensorboard: whether to write events under `workdir/tensorboard`.
-      wandb: project name, or None for no wandb. Its run id is kept in `workdir/wandb_id`, so that a resumed run stays one.
+      wandb: project name, or None for no wandb. The id in `workdir/wandb_id` makes a resumed run the same run.
       process_index: of this process among the job's; only 0 writes.
 
     Raises:

@@ -11,8 +11,8 @@ def mean_at_k(correct) -> np.ndarray:
 def pass_at_k(correct, k: int) -> np.ndarray:
     """The chance that at least one of k responses is right, unbiased from n >= k of them: f64[P] from [P, n].
 
-    1 - C(n - c, k) / C(n, k) with c right ones, as a product that does not overflow (Chen et al. 2021, arXiv 2107.03374,
-    equation 1).
+    1 - C(n - c, k) / C(n, k) with c right ones, as a product that does not overflow (Chen et al. 2021,
+    arXiv 2107.03374, equation 1).
 
     Raises:
       ValueError: k is not in 1..n.
