@@ -16,13 +16,13 @@ KEEP_ALL = -jnp.inf
 top_k_of, threshold_of, inverse_cdf_of = jax.jit(top_k_threshold), jax.jit(filter_threshold), jax.jit(inverse_cdf)
 
 
-def draw_many(logits, count, threshold=KEEP_ALL, batch=256, seed=0):
+def draw_many(logits, count, threshold=KEEP_ALL, temperature=1.0, batch=256, seed=0):
     """`count` tokens from one row of logits f32[V], with noise that is not the sampler's own."""
 
     def block(key):
         uniforms = jax.random.uniform(key, (2, batch), minval=2.0**-24, maxval=1 - 2.0**-24)
         columns = jnp.broadcast_to(jnp.asarray(logits, jnp.float32)[:, None], (len(logits), batch))
-        return draw(columns, jnp.full(batch, threshold), uniforms)
+        return draw(columns, temperature, jnp.full(batch, threshold), uniforms)
 
     keys = jax.random.split(jax.random.key(seed), -(-count // batch))
     tokens, logp = jax.jit(lambda keys: jax.lax.map(block, keys))(keys)
@@ -47,10 +47,11 @@ def chi_square(tokens, probability, bins):
 
 @pytest.mark.parametrize("vocab", [3, 130, 512])
 def test_every_token_is_drawn_with_its_probability(vocab):
-    logits = np.random.default_rng(vocab).normal(size=vocab)
-    tokens, logp = draw_many(logits, 200_000, batch=4096)
-    assert chi_square(tokens, softmax64(logits), np.arange(vocab)) > 1e-3
-    np.testing.assert_allclose(logp, np.log(softmax64(logits))[tokens], rtol=0, atol=3e-6)
+    logits, temperature = np.random.default_rng(vocab).normal(size=vocab), 1.3
+    tokens, logp = draw_many(logits, 200_000, temperature=temperature, batch=4096)
+    probability = softmax64(logits / temperature)
+    assert chi_square(tokens, probability, np.arange(vocab)) > 1e-3
+    np.testing.assert_allclose(logp, np.log(probability)[tokens], rtol=0, atol=3e-6)
 
 
 def test_large_vocabulary_is_drawn_evenly_between_and_inside_chunks():
@@ -151,12 +152,15 @@ def test_top_k_keeps_what_sorting_keeps(logits, k):
 
 
 @settings(max_examples=100, deadline=None)
-@given(logits=logits_arrays, p=st.floats(0.01, 0.999), k=st.integers(0, 30))
-def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k):
-    threshold = np.asarray(threshold_of(jnp.asarray(logits), jnp.int32(k), jnp.float32(p)))
+@given(
+    logits=logits_arrays, p=st.floats(0.01, 0.999), k=st.integers(0, 30), temperature=st.sampled_from([0.5, 1.0, 3.0])
+)
+def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k, temperature):
+    settings = jnp.float32(temperature), jnp.int32(k), jnp.float32(p)
+    threshold = np.asarray(threshold_of(jnp.asarray(logits), *settings))
     for column, least in zip(logits.T, threshold, strict=True):
         left = column >= np.sort(column)[-min(k, 23)] if k else np.ones(23, bool)
-        probability = softmax64(np.where(left, column, -np.inf))
+        probability = softmax64(np.where(left, column, -np.inf) / temperature)
         kept = column >= least
         assert kept.any() and not (kept & ~left).any()
         assert probability[kept].sum() >= p - 1e-6
@@ -168,7 +172,7 @@ def test_filters_at_a_large_vocabulary_against_sorting():
     logits = np.random.default_rng(0).normal(scale=3, size=(151_936, 2)).astype(np.float32)
     top_k = np.asarray(top_k_of(jnp.asarray(logits), jnp.int32(1000)))
     np.testing.assert_array_equal(top_k, np.sort(logits, axis=0)[-1000])
-    top_p = np.asarray(top_p_threshold(jnp.asarray(logits), jnp.float32(0.9), jnp.full(2, -jnp.inf)))
+    top_p = np.asarray(top_p_threshold(jnp.asarray(logits), jnp.float32(1), jnp.float32(0.9), jnp.full(2, -jnp.inf)))
     for column, least in zip(logits.T, top_p, strict=True):
         descending = np.sort(column)[::-1]
         needed = np.searchsorted(np.cumsum(softmax64(descending)), 0.9) + 1
@@ -177,4 +181,4 @@ def test_filters_at_a_large_vocabulary_against_sorting():
 
 def test_filters_that_are_off_keep_everything():
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(50, 4)), jnp.float32)
-    assert (np.asarray(threshold_of(logits, jnp.int32(0), jnp.float32(1))) == -np.inf).all()
+    assert (np.asarray(threshold_of(logits, jnp.float32(1), jnp.int32(0), jnp.float32(1))) == -np.inf).all()

@@ -146,9 +146,8 @@ def sample(logits, keys, counts, sampling, model_temperature):
     """
 
     def drawn(logits):
-        scaled = logits / sampling.temperature
-        threshold = filter_threshold(scaled, sampling.top_k, sampling.top_p)
-        return draw(scaled, threshold, token_uniforms(keys, counts))
+        threshold = filter_threshold(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+        return draw(logits, sampling.temperature, threshold, token_uniforms(keys, counts))
 
     def greedy(logits):
         return jnp.argmax(logits, axis=0).astype(jnp.int32), jnp.zeros(logits.shape[1:], logits.dtype)

@@ -51,14 +51,15 @@ def inverse_cdf(mass, uniform):
     return jnp.argmax((cumulative > uniform * total) & (mass > 0), axis=0).astype(jnp.int32)
 
 
-def draw(logits, threshold, uniforms):
-    """Draws one token a column from softmax(logits) restricted to logits >= threshold and renormalized.
+def draw(logits, temperature, threshold, uniforms):
+    """Draws one token a column from softmax(logits / temperature) restricted to logits >= threshold.
 
     A first inverse CDF picks a chunk of the vocabulary by its mass and a second one a token inside it. They need a
     uniform number each: what one number has left after the first choice is too coarse for the second.
 
     Args:
-      logits: f32[V, B]; threshold: f32[B], at most the column's largest logit; uniforms: f32[2, B].
+      logits: f32[V, B]; temperature: f32[], positive.
+      threshold: f32[B], at most the column's largest logit; uniforms: f32[2, B].
 
     Returns:
       token i32[B] and its log-probability f32[B] under the restricted distribution.
@@ -70,14 +71,14 @@ def draw(logits, threshold, uniforms):
     largest = jnp.max(jnp.max(chunks, axis=1), axis=0)
 
     def mass(x):
-        return jnp.where(x >= threshold, jnp.exp(x - largest), 0.0)
+        return jnp.where(x >= threshold, jnp.exp((x - largest) / temperature), 0.0)
 
     totals = jnp.sum(mass(chunks), axis=1)
     chunk = inverse_cdf(totals, uniforms[0])
     inside = jnp.take_along_axis(chunks, chunk[None, None], axis=0)[0]
     index = inverse_cdf(mass(inside), uniforms[1])
     drawn = jnp.take_along_axis(inside, index[None], axis=0)[0]
-    return chunk * width + index, drawn - largest - jnp.log(jnp.sum(totals, axis=0))
+    return chunk * width + index, (drawn - largest) / temperature - jnp.log(jnp.sum(totals, axis=0))
 
 
 def token_logp(logits, token):

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 
-def filter_threshold(logits, top_k, top_p):
-    """The smallest logit kept by top-k and then top-p (of what top-k left, renormalized).
+def filter_threshold(logits, temperature, top_k, top_p):
+    """The smallest logit kept by temperature, then top-k, then top-p (of what top-k left, renormalized).
 
     Args:
-      logits: f32[V, B], already divided by the temperature.
+      logits: f32[V, B]; temperature: f32[], positive.
       top_k: i32[], keep the k largest; 0 is off.
       top_p: f32[], keep the fewest largest whose mass is at least p; 1 is off.
 
@@ -20,26 +20,31 @@ def filter_threshold(logits, top_k, top_p):
     """
     nothing = jnp.full(logits.shape[1:], -jnp.inf, logits.dtype)
     threshold = jax.lax.cond(top_k > 0, top_k_threshold, lambda logits, k: nothing, logits, top_k)
-    return jax.lax.cond(top_p < 1, top_p_threshold, lambda logits, p, above: above, logits, top_p, threshold)
+    return jax.lax.cond(
+        top_p < 1, top_p_threshold, lambda logits, t, p, above: above, logits, temperature, top_p, threshold
+    )
 
 
 def top_k_threshold(logits, k):
     """The k-th largest logit of each column, exactly; the smallest if there are fewer. f32[V, B], i32[] -> f32[B]."""
     ranks = _ordered(logits)
-    least = _bisect(lambda candidate: jnp.sum(ranks >= candidate, axis=0) >= k, ranks.min(axis=0), ranks.max(axis=0))
-    return _unordered(least)
+
+    def enough(candidate):
+        return jnp.sum(jnp.where(ranks >= candidate, 1.0, 0.0), axis=0) >= k  # exact up to 2^24, faster than integers
+
+    return _unordered(_bisect(enough, ranks.min(axis=0), ranks.max(axis=0)))
 
 
-def top_p_threshold(logits, p, above):
+def top_p_threshold(logits, temperature, p, above):
     """The largest threshold whose kept tokens hold p of the mass at or over `above`.
 
     Args:
-      logits: f32[V, B]; p: f32[]; above: f32[B], at most the column's largest logit.
+      logits: f32[V, B]; temperature, p: f32[]; above: f32[B], at most the column's largest logit.
 
     Returns:
       f32[B], at least `above`.
     """
-    mass = jnp.where(logits >= above, jnp.exp(logits - jnp.max(logits, axis=0)), 0.0)
+    mass = jnp.where(logits >= above, jnp.exp((logits - jnp.max(logits, axis=0)) / temperature), 0.0)
     needed = p * jnp.sum(mass, axis=0)
     ranks = _ordered(mass)
 
