@@ -42,8 +42,8 @@ def _mix(word):
 def checksum(x):
     """A u32[] over the bits of `x`, an array of any shape of booleans, integers or floats.
 
-    The sum over words of a bijection of their bits, keyed by the global index, modulo 2**32: independent of the order of
-    summation, and so of sharding, mesh and process count. A change within one word always changes it; any other change
+    The sum over words of a bijection of their bits, keyed by the global index, modulo 2**32: independent of the order
+    of summation, and so of sharding, mesh and process count. A change in one word always changes it; any other change
     goes unseen with probability 2**-32.
     """
     words = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _WORD[x.dtype.itemsize])
@@ -225,7 +225,7 @@ class Checkpoints:
             here = _describe(wanted[name]) if name in wanted else "absent"
             if there != here:
                 raise ValueError(
-                    f"checkpoint {step} in {self.directory} does not fit: leaf {name} is {there} in it and {here} here; "
+                    f"checkpoint {step} in {self.directory} does not fit: leaf {name} is {there}, {here} is wanted; "
                     f"use the config it was made with, or another folder"
                 )
 
