@@ -21,10 +21,16 @@ def get_config(variant=""):
         dict(
             directory="runs/data",
             seed=0,
-            train_size=3000,  # problems of each task
+            train_size=1000,  # problems of each task
             heldout_size=64,
             vocab_size=512,
-            tasks=ConfigDict(dict(arithmetic=ConfigDict(), countdown=ConfigDict(), sorting=ConfigDict())),
+            tasks=ConfigDict(
+                dict(
+                    arithmetic=ConfigDict(dict(steps=2, operand=9, maximum=20)),
+                    countdown=ConfigDict(dict(numbers=3, used=2, largest=12, maximum=24)),
+                    sorting=ConfigDict(dict(length=4, letters=16)),
+                )
+            ),
         )
     )
     config.warm_start = ConfigDict(
@@ -34,8 +40,8 @@ def get_config(variant=""):
         dict(
             prompts=32,
             samples=8,
-            max_prompt=40,
-            max_new=56,
+            max_prompt=20,
+            max_new=32,
             slots=128,
             temperature=1.0,
             top_k=0,
@@ -43,7 +49,7 @@ def get_config(variant=""):
             dynamic_sampling=True,
             oversample=1.5,
             max_batches=8,
-            overlong_buffer=8,
+            overlong_buffer=4,
             overlong_factor=1.0,
         )
     )
@@ -88,7 +94,7 @@ def get_config(variant=""):
 
     if variant == "smoke":
         config.steps = 3
-        config.data.update(dict(train_size=300, heldout_size=4))
+        config.data.update(dict(train_size=100, heldout_size=4))
         config.warm_start.update(dict(steps=6, batch=16, save_every=3))
         config.rollout.update(dict(prompts=4, samples=4, slots=12, dynamic_sampling=False))
         config.learner.update(dict(minibatch_prompts=2, microbatch_rows=4))
