@@ -1,0 +1,196 @@
+"""The logs of a run: what is on disk after a write, a kill and a resume, and what a watcher sees."""
+
+import json
+import math
+import os
+import re
+import sys
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from rpg_jax.training import logs
+from rpg_jax.training.logs import Progress, RunLog, jsonable, read_jsonl, write_json_atomic
+
+
+def open_log(path, step=0, **settings):
+    return RunLog(path, step, **{"config": {}, "tensorboard": False, **settings})
+
+
+def test_rows_and_samples_are_on_disk_when_write_returns(tmp_path):
+    with open_log(tmp_path) as log:
+        log.write(
+            {"step": 1, "train/reward": np.float32(0.5)}, samples=[{"response": "Answer: 7\n"}, {"response": "é"}]
+        )
+        assert read_jsonl(tmp_path / "metrics.jsonl") == ([{"step": 1, "train/reward": 0.5}], 0)
+        rows, _ = read_jsonl(tmp_path / "samples.jsonl")
+        assert rows == [{"step": 1, "response": "Answer: 7\n"}, {"step": 1, "response": "é"}]
+
+
+def test_numbers_become_json():
+    value = {"a": jnp.float32(2.5), "b": np.arange(2), "c": (np.int64(1), math.inf), "d": [jnp.nan], 3: True, "n": None}
+    assert jsonable(value) == {"a": 2.5, "b": [0, 1], "c": [1, None], "d": [None], "3": True, "n": None}
+
+
+def test_non_finite_numbers_stay_valid_json(tmp_path):
+    with open_log(tmp_path) as log:
+        log.write({"step": 1, "a": float("nan"), "b": np.float32("-inf")})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=pytest.fail) == {"step": 1, "a": None, "b": None}
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 5, "x', '{"step": 5}', "\0\0"])
+def test_resume_cuts_back_to_the_restored_step(tmp_path, tail):
+    with open_log(tmp_path) as log:
+        for step in range(1, 5):
+            log.write({"step": step, "x": step}, samples=[{"n": 0}, {"n": 1}])
+    for name in ("metrics", "samples"):
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.write(tail)
+    with open_log(tmp_path, 2) as log:
+        log.write({"step": 3, "x": -3})
+    rows, dropped = read_jsonl(tmp_path / "metrics.jsonl")
+    assert rows == [{"step": 1, "x": 1}, {"step": 2, "x": 2}, {"step": 3, "x": -3}] and dropped == 0
+    assert [row["step"] for row in read_jsonl(tmp_path / "samples.jsonl")[0]] == [1, 1, 2, 2]
+
+
+def test_a_run_from_its_beginning_starts_with_empty_logs(tmp_path):
+    for _ in range(2):
+        with open_log(tmp_path) as log:
+            log.write({"step": 0, "eval/all/mean@8": 0.1})
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")[0]) == 1
+
+
+def test_cutting_back_replaces_the_file_atomically(tmp_path, monkeypatch):
+    with open_log(tmp_path) as log:
+        for step in (1, 2):
+            log.write({"step": step})
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        open_log(tmp_path, 1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_read_jsonl_drops_only_an_unfinished_last_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_jsonl(path) == ([], 0)
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert read_jsonl(path) == ([{"step": 1}, {"step": 2}], 1)
+    for broken in ('{"st', "7", ""):
+        path.write_text(f'{{"step": 1}}\n{broken}\n{{"step": 3}}\n')
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is not a JSON object"):
+            read_jsonl(path)
+
+
+def test_write_json_atomic_keeps_the_old_file_on_failure(tmp_path):
+    path = tmp_path / "summary.json"
+    write_json_atomic(path, {"accuracy_after": np.float64(0.9), "x": float("inf")})
+    assert json.loads(path.read_text()) == {"accuracy_after": 0.9, "x": None}
+    with pytest.raises(TypeError):
+        write_json_atomic(path, {"x": object()})
+    assert json.loads(path.read_text())["accuracy_after"] == 0.9
+    assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_only_the_first_process_writes(tmp_path, capfd):
+    with open_log(tmp_path, process_index=1, tensorboard=True) as log, log.progress("RL", 0, 1) as progress:
+        log.write({"step": 1}, samples=[{"response": ""}])
+        progress(1)
+    assert not os.listdir(tmp_path) and capfd.readouterr().err == ""
+
+
+def events(folder):
+    """Every event in a TensorBoard folder, in order, with its checksums tested: the TFRecord format read by hand."""
+    found = []
+    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
+        data = path.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            assert int.from_bytes(data[12 + size : 16 + size], "little") == masked_crc32c(data[12 : 12 + size])
+            found.append(Event.FromString(data[12 : 12 + size]))
+            data = data[16 + size :]
+    return found
+
+
+def test_tensorboard_events_and_their_purge(tmp_path):
+    with open_log(tmp_path, tensorboard=True) as log:
+        log.write({"step": 1, "train/reward": 0.5, "train/bad": float("nan"), "text": "no number"})
+    values = [(e.step, v.tag, v.simple_value) for e in events(tmp_path / "tensorboard") for v in e.summary.value]
+    assert values == [(1, "train/reward", 0.5)]
+    with open_log(tmp_path, 1, tensorboard=True) as log:
+        log.write({"step": 2, "train/reward": 0.8})
+    starts = [e.step for e in events(tmp_path / "tensorboard") if e.HasField("session_log")]
+    assert starts[-1] == 2  # TensorBoard hides what it has from this step on
+
+
+def fake_wandb(monkeypatch):
+    calls = types.SimpleNamespace(init=[], log=[], finished=0)
+
+    class Run:
+        def define_metric(self, name, step_metric):
+            assert (name, step_metric) == ("*", "step")
+
+        def log(self, row):
+            calls.log.append(row)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            calls.finished += 1
+
+    module = types.ModuleType("wandb")
+    module.init = lambda **settings: calls.init.append(settings) or Run()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return calls
+
+
+def test_wandb_keeps_its_run_id_over_a_resume(tmp_path, monkeypatch):
+    calls = fake_wandb(monkeypatch)
+    for step in (0, 1):
+        with open_log(tmp_path, step, wandb="project", config={"seed": 0}) as log:
+            log.write({"step": step + 1, "train/reward": 0.5, "train/bad": float("nan")})
+    first, second = calls.init
+    assert first["id"] == second["id"] and re.fullmatch(r"[0-9a-f]{8}", first["id"])
+    assert first["project"] == "project" and first["resume"] == "allow" and first["config"] == {"seed": 0}
+    assert calls.log == [{"step": 1, "train/reward": 0.5}, {"step": 2, "train/reward": 0.5}] and calls.finished == 2
+
+
+def test_wandb_is_asked_for_and_absent(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    open_log(tmp_path).close()
+    with pytest.raises(ValueError, match="pip install wandb, or leave log.wandb unset"):
+        open_log(tmp_path, wandb="project")
+
+
+def test_progress_in_a_pipe_is_plain_lines(capfd, monkeypatch):
+    clock = iter([0.0, 10.0, 10.5, 40.0, 40.1])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(clock))
+    with Progress("RL", 2, 6) as progress:
+        progress(3, reward=0.123456)
+        progress(4, reward=1)  # half a second later: too soon
+        progress(5, reward=-1.0)
+        progress(6, reward=2.0)  # the last one always shows
+    assert capfd.readouterr().err.splitlines() == [
+        "RL 3/6 | reward 0.123 | 00:10 gone, about 00:30 left",
+        "RL 5/6 | reward -1 | 00:40 gone, about 00:13 left",
+        "RL 6/6 | reward 2 | 00:40 gone, about 00:00 left",
+    ]
+
+
+def test_progress_on_a_terminal_is_a_bar(capfd, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with Progress("RL", 2, 6) as progress:
+        for done in (3, 6):
+            progress(done, reward=0.123456)
+    last = capfd.readouterr().err.split("\r")[-1]
+    assert "RL: 100%" in last and "6/6" in last and "reward=0.123" in last

@@ -1,0 +1,84 @@
+"""pass@k against enumeration of every draw, and what the bootstrap interval covers."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpg_jax.training.statistics import bootstrap_interval, mean_at_k, pass_at_k
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one(responses, data):
+    k = data.draw(st.integers(1, len(responses)))
+    draws = list(itertools.combinations(responses, k))
+    expected = sum(any(draw) for draw in draws) / len(draws)
+    np.testing.assert_allclose(pass_at_k([responses], k), [expected], atol=1e-12)
+
+
+def test_pass_at_k_of_large_samples_does_not_overflow():
+    correct = np.zeros((3, 2000))
+    correct[1, :1] = 1
+    correct[2] = 1
+    np.testing.assert_allclose(pass_at_k(correct, 1000), [0.0, 0.5, 1.0], atol=1e-9)
+
+
+def test_pass_at_1_is_mean_at_k():
+    correct = np.random.default_rng(0).random((20, 7)) < 0.3
+    np.testing.assert_allclose(pass_at_k(correct, 1), mean_at_k(correct))
+    assert mean_at_k([[1, 0, 0, 1], [0, 0, 0, 0]]).tolist() == [0.5, 0.0]
+
+
+def test_pass_at_k_is_unbiased():
+    random, rate, k = np.random.default_rng(1), 0.2, 4
+    estimate = pass_at_k(random.random((40000, 6)) < rate, k).mean()
+    assert abs(estimate - (1 - (1 - rate) ** k)) < 0.005
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_pass_at_k_refuses_more_draws_than_responses(k):
+    with pytest.raises(ValueError, match=f"pass@{k} needs from 1 to 4"):
+        pass_at_k(np.ones((2, 4)), k)
+
+
+@pytest.mark.parametrize("shape", [(4,), (0, 4), (4, 0)])
+def test_responses_must_be_a_table(shape):
+    with pytest.raises(ValueError, match="problems, responses"):
+        mean_at_k(np.ones(shape))
+
+
+def test_bootstrap_interval_of_two_problems_is_exact():
+    """Means of two redrawn from {0, 1} are 0, 1/2, 1 with probability 1/4, 1/2, 1/4."""
+    assert bootstrap_interval([0.0, 1.0], level=0.95) == (0.0, 1.0)
+    assert bootstrap_interval([0.0, 1.0], level=0.4) == (0.5, 0.5)
+
+
+def test_bootstrap_interval_agrees_with_the_normal_one():
+    values = np.random.default_rng(2).normal(0.4, 0.1, size=400)
+    low, high = bootstrap_interval(values, level=0.9, resamples=4000)
+    half = 1.645 * values.std() / 20
+    np.testing.assert_allclose([low, high], [values.mean() - half, values.mean() + half], atol=half / 10)
+
+
+def test_bootstrap_interval_covers_the_truth():
+    random = np.random.default_rng(3)
+    covered = 0
+    for trial in range(200):
+        low, high = bootstrap_interval(random.random(60) < 0.4, level=0.9, resamples=300, seed=trial)
+        covered += low <= 0.4 <= high
+    assert 0.83 <= covered / 200 <= 0.96
+
+
+def test_bootstrap_interval_depends_on_its_seed_alone():
+    values = np.random.default_rng(4).random(30)
+    assert (
+        bootstrap_interval(values, seed=1) == bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
+    )
+
+
+@pytest.mark.parametrize(("values", "level"), [([], 0.95), ([[1.0]], 0.95), ([1.0], 95)])
+def test_bootstrap_interval_refuses(values, level):
+    with pytest.raises(ValueError, match="values has shape|level is 95"):
+        bootstrap_interval(values, level=level)
