@@ -28,7 +28,7 @@ def get_config(variant=""):
                 dict(
                     arithmetic=ConfigDict(dict(steps=2, operand=9, maximum=20)),
                     countdown=ConfigDict(dict(numbers=3, used=2, largest=12, maximum=24)),
-                    sorting=ConfigDict(dict(length=4, letters=16)),
+                    sorting=ConfigDict(dict(length=5, letters=16)),
                 )
             ),
         )

@@ -42,7 +42,8 @@ def rows(path):
 def untimed(path):
     """Metrics without what a clock wrote, and without `compilations`, which a resume adds to."""
     return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "compilations"))} for row in rows(path)
+        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "compilations"))}
+        for row in rows(path)
     ]
 
 
@@ -89,7 +90,13 @@ def test_a_run_leaves_what_it_promises(finished):
         assert row["train/sampler_logp_gap_max"] < 1e-3
         assert 0 < row["train/effective_sample_size"] <= 1 + 1e-6
     summary = json.loads((finished / "summary.json").read_text())
-    assert {"accuracy_before", "accuracy_after", "wall_seconds", "compilations_after_warmup", "versions"} <= summary.keys()
+    assert {
+        "accuracy_before",
+        "accuracy_after",
+        "wall_seconds",
+        "compilations_after_warmup",
+        "versions",
+    } <= summary.keys()
     assert summary["compilations_after_warmup"] == 0
     assert summary["accuracy_after"] == written[-1]["eval/all/mean@4"]
     samples = [json.loads(line) for line in (finished / "samples.jsonl").read_text().splitlines()]

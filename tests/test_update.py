@@ -150,9 +150,7 @@ def test_reference_average_follows_the_weighted_k3(mesh):
     objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="none", beta=0.0)
     state, metrics, _ = updated(mesh, objective)
     assert float(metrics["kl_reference_weighted"].value()) > 0
-    np.testing.assert_allclose(
-        state.reference.kl_average, 0.1 * metrics["kl_reference_weighted"].value(), rtol=1e-5
-    )
+    np.testing.assert_allclose(state.reference.kl_average, 0.1 * metrics["kl_reference_weighted"].value(), rtol=1e-5)
 
 
 def test_merging_rows():

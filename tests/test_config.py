@@ -1,0 +1,59 @@
+"""Configs: every key is read, and names what it should."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+from rpg_jax import build, workdir
+from rpg_jax.cli import Mistake
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def quickstart(variant=""):
+    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "configs" / "quickstart.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(variant)
+
+
+def test_every_key_is_read():
+    """By name, or by expanding its section into a function's keyword arguments, which Python checks."""
+    source = "".join((ROOT / "rpg_jax" / f"{name}.py").read_text() for name in ("build", "train"))
+    source += source.replace("warm.", "config.warm_start.").replace("settings.", "config.warm_start.")
+    expanded = set(re.findall(r"(?:given\(|\*\*)config\.(\w+)", source))
+    for key in workdir.flatten(quickstart().to_dict()):
+        section = key.split(".")[0]
+        name = ".".join(key.split(".")[:2])
+        assert section in expanded or re.search(rf"config\.{re.escape(name)}\b", source), f"nothing reads config.{key}"
+
+
+def test_unset_keys_are_not_passed_on():
+    section = quickstart().objective
+    given = build.given(section, "name")
+    assert "clip_low" not in given and given["clip"] == "rpg" and "name" not in given
+
+
+def test_variants():
+    assert quickstart("smoke").steps < quickstart().steps
+    with pytest.raises(ValueError, match="smoke"):
+        quickstart("smok")
+
+
+def test_workdir_names_the_keys_that_differ(tmp_path):
+    config = quickstart("smoke")
+    workdir.open_workdir(tmp_path / "run", config, accept_change=False)
+    assert workdir.read_config(tmp_path / "run").to_dict() == config.to_dict()
+    config.mesh.data, config.log.tensorboard = 1, False  # where and how loudly, not what
+    workdir.open_workdir(tmp_path / "run", config, accept_change=False)
+    config.objective.beta, config.steps = 0.5, 7
+    with pytest.raises(Mistake, match=r"objective.beta: 0.0001 -> 0.5; steps: 3 -> 7.*--accept_config_change"):
+        workdir.open_workdir(tmp_path / "run", config, accept_change=False)
+    assert workdir.read_config(tmp_path / "run").steps == 3
+    workdir.open_workdir(tmp_path / "run", config, accept_change=True)
+    assert workdir.read_config(tmp_path / "run").steps == 7
+    (tmp_path / "run" / "config.json").write_text("{")
+    with pytest.raises(Mistake, match="not JSON"):
+        workdir.open_workdir(tmp_path / "run", config, accept_change=False)

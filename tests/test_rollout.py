@@ -1,0 +1,168 @@
+"""Collecting groups: dynamic sampling, its error, shaping, evaluation's metrics, reference schedules."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from rpg_jax import parallel
+from rpg_jax.data import Problem, ProblemStream
+from rpg_jax.models import Model, ModelConfig, unstack_layers
+from rpg_jax.rewards import Scores
+from rpg_jax.training.evaluation import Evaluation
+from rpg_jax.training.loop import LoopSettings
+from rpg_jax.training.reference import ReferenceSchedule
+from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
+
+MODEL = Model(ModelConfig(32, 16, 32, 1, 2, 1, 8, max_length=64))
+PROBLEMS = [Problem(i, "task", f"prompt {i}", "", str(i)) for i in range(12)]
+
+
+class Tokenizer:
+    """Letters and digits as numbers; token 1 begins and 2 ends."""
+
+    bos_id, eos_id, pad_id, stop_ids = 1, 2, 0, (2,)
+
+    def encode(self, text):
+        return [3 + ord(c) % 29 for c in text]
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+class FakeScorer:
+    """Problems with an odd id have groups that differ; those of the others are all wrong."""
+
+    def score(self, items):
+        seen, correct = {}, []
+        for problem, _ in items:
+            seen[problem.id] = seen.get(problem.id, -1) + 1
+            correct.append(float(problem.id % 2 and seen[problem.id] % 2))
+        return Scores(np.array(correct, np.float32), [])
+
+
+def settings(**changes):
+    base = dict(
+        prompts=4, samples=2, max_prompt=12, max_new=6, slots=8, temperature=1.0, dynamic_sampling=True, oversample=1.5,
+        max_batches=3, overlong_buffer=2, overlong_factor=1.0,
+    )  # fmt: skip
+    return RolloutSettings(**(base | changes))
+
+
+@pytest.fixture(scope="module")
+def setup():
+    params = unstack_layers(MODEL.init(jax.random.key(0, impl="threefry2x32")))
+    return parallel.make_mesh(), params
+
+
+def collector(setup, settings, should_stop=lambda: False):
+    mesh, params = setup
+    key = jax.random.key(7, impl="threefry2x32")
+    collect = make_collect(MODEL, Tokenizer(), FakeScorer(), mesh, settings, key, should_stop)
+    return lambda stream, step=0: collect(params, stream, step)
+
+
+def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
+    stream, order = ProblemStream(PROBLEMS, 0), ProblemStream(PROBLEMS, 0).next(12)
+    collected = collector(setup, settings())(stream)
+    kept = np.asarray(collected.rollout.problem).reshape(4, 2)
+    assert (kept[:, 0] == kept[:, 1]).all()
+    odd = [p.id for p in order if p.id % 2]
+    assert kept[:, 0].tolist() == odd[:4]
+    assert np.asarray(collected.rollout.sample).tolist() == [0, 1] * 4
+    batches = next(n for n in (1, 2) if sum(p.id % 2 for p in order[: 6 * n]) >= 4)
+    assert stream.get_state() == 6 * batches
+    seen = order[: 6 * batches]
+    assert collected.metrics["kept_fraction"] == pytest.approx(np.mean([p.id % 2 for p in seen]))
+    assert collected.metrics["accuracy"] == pytest.approx(np.mean([p.id % 2 for p in seen]) / 2)
+    # Rewards are +-1 and the overlong punishment of that very row.
+    lengths = np.asarray(collected.rollout.response_mask).sum(-1).reshape(4, 2)
+    expected = np.tile([-1.0, 1.0], (4, 1)) - np.clip((lengths - 4) / 2, 0, 1)
+    np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
+
+
+def test_starved_dynamic_sampling_says_what_to_change(setup):
+    even = [p for p in PROBLEMS if p.id % 2 == 0]
+    with pytest.raises(RuntimeError, match=r"kept 0 of the 4 groups.*3 generation.*rollout.max_batches"):
+        collector(setup, settings())(ProblemStream(even, 0))
+
+
+def test_without_dynamic_sampling_every_group_is_kept(setup):
+    stream = ProblemStream(PROBLEMS, 3)
+    collected = collector(setup, settings(dynamic_sampling=False, oversample=1.0))(stream)
+    expected = [p.id for p in ProblemStream(PROBLEMS, 3).next(4)]
+    assert np.asarray(collected.rollout.problem)[::2].tolist() == expected
+    assert stream.get_state() == 4
+
+
+def test_noise_depends_on_step_and_problem_not_on_the_order(setup):
+    collect = collector(setup, settings(dynamic_sampling=False, oversample=1.0))
+
+    def responses(seed, step):
+        rollout = collect(ProblemStream(PROBLEMS[:4], seed), step).rollout
+        names = zip(np.asarray(rollout.problem), np.asarray(rollout.sample), strict=True)
+        return dict(zip(names, map(bytes, np.asarray(rollout.tokens)), strict=True))
+
+    assert responses(0, 0) == responses(1, 0)
+    assert responses(0, 0) != responses(0, 1)
+
+
+def test_preemption_is_noticed_inside_a_rollout(setup):
+    with pytest.raises(Preempted):
+        collector(setup, settings(), should_stop=lambda: True)(ProblemStream(PROBLEMS, 0))
+
+
+@pytest.mark.parametrize(
+    "change", [dict(samples=1), dict(oversample=0.5), dict(temperature=0.0), dict(overlong_buffer=6), dict(prompts=0)]
+)
+def test_settings_that_make_no_sense(change):
+    with pytest.raises(ValueError, match=f"rollout.{next(iter(change))}|rollout.dynamic_sampling"):
+        settings(**change)
+
+
+def loop_settings(**changes):
+    base = dict(
+        steps=2, seed=0, prompts=8, samples=4, minibatch_prompts=4, microbatch_rows=8, epochs=2, evaluate_every=1,
+        save_every=1, most_skipped=3,
+    )  # fmt: skip
+    return LoopSettings(**(base | changes))
+
+
+def test_minibatches_cover_each_epoch_once_in_whole_groups():
+    batches = list(loop_settings().minibatches(step=5))
+    assert len(batches) == 4
+    for epoch in (batches[:2], batches[2:]):
+        assert sorted(np.concatenate(epoch)) == list(range(32))
+    for rows in batches:
+        assert (rows.reshape(4, 4) - rows.reshape(4, 4)[:, :1] == np.arange(4)).all()
+    assert any((a != b).any() for a, b in zip(batches, loop_settings().minibatches(step=6), strict=True))
+    for change in (dict(minibatch_prompts=3), dict(microbatch_rows=6), dict(epochs=0)):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            loop_settings(**change)
+
+
+def test_evaluation_metrics_by_task():
+    problems = [Problem(i, task, "", "", "") for i, task in enumerate(["a", "b", "a"])]
+    found = Evaluation(problems, np.array([[1.0, 0], [0, 0], [1, 1]]), [], 0).metrics()
+    assert found["a/mean@2"] == 0.75 and found["b/mean@2"] == 0 and found["all/mean@2"] == 0.5
+    assert found["a/pass@2"] == 1 and found["all/pass@2"] == pytest.approx(2 / 3)
+    assert found["all/mean@2_low"] <= 0.5 <= found["all/mean@2_high"]
+
+
+def state_of(step, refreshed_at, kl):
+    reference = types.SimpleNamespace(refreshed_at=refreshed_at, kl_average=kl)
+    return types.SimpleNamespace(step=step, reference=reference)
+
+
+def test_reference_schedules():
+    every = ReferenceSchedule("every", every=10)
+    assert [every.is_due(state_of(s, 10, 9.0)) for s in (10, 19, 20, 25)] == [False, False, True, True]
+    target = ReferenceSchedule("kl_target", kl_target=0.1)
+    assert [target.is_due(state_of(100, 0, kl)) for kl in (0.0, 0.1, 0.11)] == [False, False, True]
+    for mode in ("iterative", "fixed"):
+        assert not ReferenceSchedule(mode).is_due(state_of(1000, 0, 9.0))
+    refused = [dict(mode="every"), dict(mode="fixed", every=3), dict(mode="kl_target", kl_target=-1.0), dict(mode="no")]
+    for wrong in refused:
+        with pytest.raises(ValueError, match="reference"):
+            ReferenceSchedule(**wrong)
