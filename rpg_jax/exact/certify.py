@@ -9,6 +9,7 @@ import numpy as np
 
 from rpg_jax.exact import targets
 from rpg_jax.exact.enumeration import CONDITIONS, SPACES, Condition, Problem, Space, random_problems, token_logprobs
+from rpg_jax.objectives import DIVERGENCES
 from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN
 
 TOLERANCE = 1e-9  # relative, in float64; exact forms come out near 1e-15
@@ -90,14 +91,14 @@ def sample_gradients(objective, count: int, seed: int) -> dict[Space, jax.Array]
     return results
 
 
-@functools.partial(jax.jit, static_argnames=("space", "level"))
-def _parts(space: Space, level, z, problem: Problem):
-    """By name, what adds up to a sample's coefficient [S, N, T], and to ∇J [S, H, V]."""
+@functools.partial(jax.jit, static_argnames=("space", "level", "names"))
+def _parts(space: Space, level, z, names, problem: Problem):
+    """By "reward" and divergence: what a sample's coefficient [S, N, T] and ∇J [S, H, V] are made of."""
 
     def one(problem):
         parts = targets.PARTS[level]
-        gradient = jax.jacrev(lambda policy: parts(space, policy, problem, z))(problem.policy)
-        return targets.sample_parts(space, problem, level, z), gradient
+        gradient = jax.jacrev(lambda policy: parts(space, policy, problem, z, names))(problem.policy)
+        return targets.sample_parts(space, problem, level, z, names), gradient
 
     return jax.vmap(one)(problem)
 
@@ -105,14 +106,14 @@ def _parts(space: Space, level, z, problem: Problem):
 @functools.cache
 def _truth(space: Space, target: Target, count: int, seed: int):
     """What a sample's gradient is to be, as a multiple of ∇log policy [S, N, T], and ∇J [S, H, V]."""
-    sample, gradient = _parts_of(space, target.level, target.z, count, seed)
+    sample, gradient = _parts_of(space, target.level, target.z, tuple(DIVERGENCES), count, seed)
     beta, name = (target.beta, target.divergence) if target.divergence else (0.0, "reward")
     return beta * sample[name] - sample["reward"], gradient["reward"] - beta * gradient[name]
 
 
 @functools.cache
-def _parts_of(space: Space, level, z, count: int, seed: int):
-    return _parts(space, level, z, _problems(count, seed)[space])
+def _parts_of(space: Space, level, z, names, count: int, seed: int):
+    return _parts(space, level, z, names, _problems(count, seed)[space])
 
 
 @functools.partial(jax.jit, static_argnames="space")
@@ -168,8 +169,8 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
         for space, problem in _problems(count, seed).items():
             means = jax.vmap(functools.partial(targets.row_means, space))(problem.advantage)
             problem = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
-            _, token = _parts(space, "token", 1.0, problem)
-            _, sequence = _parts(space, "sequence", 1.0, problem)
+            _, token = _parts(space, "token", 1.0, tuple(DIVERGENCES), problem)
+            _, sequence = _parts(space, "sequence", 1.0, tuple(DIVERGENCES), problem)
             for part, name in enumerate(("reward", divergence)):
                 difference, size = (
                     jnp.linalg.norm(x, axis=(1, 2)) for x in (token[name] - sequence[name], sequence[name])

@@ -21,24 +21,24 @@ INTEGRANDS = {
 }
 
 
-def integrands() -> dict:
+def integrands(names) -> dict:
     """name -> (p, q) -> an outcome's contribution; a divergence that only `DIVERGENCES` knows is read off its rho."""
-    added = {name: lambda p, q, d=d: d.rho(jnp.log(p / q), p, q) for name, d in DIVERGENCES.items()}
-    return added | INTEGRANDS
+    added = {name: lambda p, q, name=name: DIVERGENCES[name].rho(jnp.log(p / q), p, q) for name in names}
+    return added | {name: f for name, f in INTEGRANDS.items() if name in names}
 
 
-def sequence_parts(space: Space, policy, problem: Problem, z) -> dict:
-    """E_policy[A] as "reward", and every D(policy, Z·reference), over whole sequences; J = reward − beta·D.
+def sequence_parts(space: Space, policy, problem: Problem, z, names) -> dict:
+    """E_policy[A] as "reward", and by name D(policy, Z·reference), over whole sequences; J = reward − beta·D.
 
     Differentiable in `policy` [H, V].
     """
     p = jnp.exp(jnp.sum(token_logprobs(space, policy), axis=1))
     q = z * jnp.exp(jnp.sum(token_logprobs(space, problem.reference), axis=1))
-    divergences = {name: jnp.sum(f(p, q)) for name, f in integrands().items()}
+    divergences = {name: jnp.sum(f(p, q)) for name, f in integrands(names).items()}
     return {"reward": jnp.sum(p * row_means(space, problem.advantage)[:, 0]), **divergences}
 
 
-def token_parts(space: Space, policy, problem: Problem, z) -> dict:
+def token_parts(space: Space, policy, problem: Problem, z, names) -> dict:
     """The same at token level: sums over histories h, weighted by the behavior policy's visits of h (method.md 3).
 
     reward = Σ_h visits · E_policy(.|h)[Q(h, .)], where Q(h, a) is the advantage expected of token a after h when the
@@ -51,15 +51,15 @@ def token_parts(space: Space, policy, problem: Problem, z) -> dict:
     drawn = zeros.at[at].add(probability)  # of (h, a)
     quality = zeros.at[at].add(probability * problem.advantage) / drawn
     visits = jnp.sum(drawn, axis=1, keepdims=True)
-    divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands().items()}
+    divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names).items()}
     return {"reward": jnp.sum(visits * p * quality), **divergences}
 
 
 PARTS = {"sequence": sequence_parts, "token": token_parts}
 
 
-def sample_parts(space: Space, problem: Problem, level, z) -> dict:
-    """wA as "reward", and every r·kappa(u), each [N, T]: ∇log policy is multiplied by −(reward − beta·r·kappa(u))."""
+def sample_parts(space: Space, problem: Problem, level, z, names) -> dict:
+    """wA as "reward", and by name r·kappa(u), each [N, T]: ∇log policy is multiplied by −(reward − beta·r·kappa(u))."""
     logs = [token_logprobs(space, x) for x in (problem.policy, problem.behavior, problem.reference)]
     advantage = problem.advantage
     if level == "sequence":
@@ -67,6 +67,6 @@ def sample_parts(space: Space, problem: Problem, level, z) -> dict:
         advantage = row_means(space, advantage)
     p, mu, q = jnp.exp(logs[0]), jnp.exp(logs[1]), z * jnp.exp(logs[2])
     parts = {"reward": p / mu * advantage}
-    for name, f in integrands().items():
+    for name, f in integrands(names).items():
         parts[name] = jax.jvp(lambda p, f=f: f(p, q), (p,), (p,))[1] / mu  # d/d log p of D's summand, over mu
     return {name: jnp.where(space.mask, part, 0) for name, part in parts.items()}

@@ -1,0 +1,78 @@
+"""Group baselines: their formulas, and by enumeration of every group of draws what they do to the gradient."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from rpg_jax.objectives import advantages
+
+rng = np.random.default_rng(0)
+REWARDS = rng.normal(size=(5, 4)).astype(np.float32)
+
+
+def test_formulas():
+    r, mean = REWARDS.astype(np.float64), REWARDS.mean(1, keepdims=True, dtype=np.float64)
+    others = (r.sum(1, keepdims=True) - r) / 3
+    close = dict(rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(advantages.group_mean(REWARDS), r - mean, **close)
+    np.testing.assert_allclose(
+        advantages.group_mean_std(REWARDS), (r - mean) / (r.std(1, ddof=1)[:, None] + 1e-6), **close
+    )
+    np.testing.assert_allclose(advantages.leave_one_out(REWARDS), r - others, **close)
+    np.testing.assert_allclose(advantages.batch_mean(REWARDS), r - r.mean(), **close)
+
+
+@pytest.mark.parametrize("function", [advantages.group_mean, advantages.group_mean_std, advantages.leave_one_out])
+def test_equal_rewards_get_exactly_zero(function):
+    assert not np.any(function(np.full((3, 16), 0.1, np.float32)))
+    assert not np.any(function(np.full((3, 7), 1e6 / 3, np.float32)))
+
+
+@pytest.mark.parametrize("function", [advantages.group_mean, advantages.group_mean_std, advantages.leave_one_out])
+def test_a_group_of_one_has_no_baseline(function):
+    for shape in ((4, 1), (4,), (2, 2, 2)):
+        with pytest.raises(ValueError, match=r"\[P, G\]"):
+            function(np.ones(shape))
+
+
+def test_dtypes():
+    assert advantages.group_mean(np.ones((2, 2), int)).dtype == np.float32
+    assert advantages.leave_one_out(jax.numpy.ones((2, 2), "bfloat16")).dtype == np.float32
+    with jax.enable_x64():
+        assert advantages.group_mean_std(np.ones((2, 2))).dtype == np.float64
+
+
+def reward_gradient(function, groups, outcomes=3):
+    """Mean of A·∇log p over every draw of P groups of G, and ∇E[R]; each prompt has its own policy."""
+    prompts, size = groups
+    logits, reward = rng.normal(size=(2, prompts, outcomes))
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    score = np.eye(outcomes)[None] - p[:, None]  # ∇log p(x) in the logits
+    draws = list(itertools.product(range(outcomes), repeat=prompts * size))
+    x = np.array(draws).reshape(-1, prompts, size)
+    row = np.arange(prompts)[:, None]
+    probability = p[row, x].prod((1, 2))
+    with jax.enable_x64():
+        advantage = np.asarray(jax.vmap(function)(reward[row, x]))
+    gradient = np.einsum("d,dpg,dpgk->pk", probability, advantage, score[row, x]) / (prompts * size)
+    exact = np.einsum("px,px,pxk->pk", p, reward, score) / prompts
+    return gradient, exact
+
+
+def test_leave_one_out_is_exact_and_means_that_hold_the_sample_shrink_the_reward_part():
+    for groups in ((1, 2), (1, 4), (2, 3)):
+        count, size = groups[0] * groups[1], groups[1]
+        gradient, exact = reward_gradient(advantages.leave_one_out, groups)
+        np.testing.assert_allclose(gradient, exact, rtol=1e-11, atol=1e-13)
+        gradient, exact = reward_gradient(advantages.group_mean, groups)
+        np.testing.assert_allclose(gradient, exact * (size - 1) / size, rtol=1e-11, atol=1e-13)
+        gradient, exact = reward_gradient(advantages.batch_mean, groups)
+        np.testing.assert_allclose(gradient, exact * (count - 1) / count, rtol=1e-11, atol=1e-13)
+
+
+def test_dividing_by_the_deviation_turns_the_gradient():
+    gradient, exact = reward_gradient(advantages.group_mean_std, (2, 3))
+    cosine = (gradient * exact).sum() / np.linalg.norm(gradient) / np.linalg.norm(exact)
+    assert cosine < 1 - 1e-4

@@ -1,0 +1,157 @@
+"""The examination itself: that it adds up, that it reaches every bound, and that it catches what is wrong."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Target, contract_faults, examine, level_gap, targets, worst
+from rpg_jax.exact.enumeration import every_sequence, random_problems, token_logprobs
+from rpg_jax.objectives import DIVERGENCES, Divergence, make
+
+EXACT, EXACT_MEAN, BIASED = VERDICTS
+
+
+def verdicts(objective, target=None, **kwargs):
+    """(on policy, off policy), each the worst over spaces and references."""
+    target = target or Target(objective.level, objective.divergence, objective.beta, objective.z_old)
+    gaps = examine(objective, target, count=3, **kwargs)
+    return tuple(worst(g for (_, c), g in gaps.items() if c.on_policy == on).verdict for on in (True, False))
+
+
+def constant(name="rpg", **settings):
+    return make(name, reduction="constant", **settings)
+
+
+def test_sequences_are_all_there():
+    assert [len(space.mask) for space in SPACES] == [8, 27, 15]
+    stopped = every_sequence("", 3, 3, stop=0)
+    assert sorted(stopped.mask.sum(1)) == [1] + [2] * 2 + [3] * 12
+    for space in SPACES:
+        with jax.enable_x64():
+            problem = random_problems(space, CONDITIONS[-1], 1)
+            total = jnp.exp(token_logprobs(space, problem.policy[0]).sum(1)).sum()
+        assert float(total) == pytest.approx(1, rel=1e-13)
+
+
+def test_problems_off_policy_reach_every_bound():
+    for space in SPACES:
+        with jax.enable_x64():
+            problem = random_problems(space, CONDITIONS[-1], 6)
+            logp, mu = (jax.vmap(functools.partial(token_logprobs, space))(x) for x in problem[:2])
+            w = np.exp(logp - mu)
+        assert (w > 3).any() and (w < 0.8).any() and ((w > 1.28) & (w < 3)).any() and ((w > 0.8) & (w < 1.28)).any()
+
+
+def test_exact_gradient_is_the_slope_of_the_objective():
+    """Against differences of numpy's J along a random direction, in the softmax space, where the levels are one."""
+    space = SPACES[0]
+    with jax.enable_x64():
+        problem = jax.tree.map(lambda x: x[0], random_problems(space, CONDITIONS[-1], 1))
+        theta, advantage = np.asarray(problem.policy), np.asarray(problem.advantage)[:, 0]
+        q = 0.7 * np.asarray(jax.nn.softmax(problem.reference))[0]
+        direction = np.random.default_rng(1).normal(size=theta.shape)
+        gradients = [
+            jax.jacrev(lambda x, f=f: f(space, x, problem, 0.7, tuple(DIVERGENCES)))(problem.policy)
+            for f in targets.PARTS.values()
+        ]
+
+    def numpy_parts(x):
+        p = np.exp(x[0]) / np.exp(x[0]).sum()
+        m = (p + q) / 2
+        return {
+            "reward": p @ advantage,
+            "fkl": q @ np.log(q / p),
+            "rkl": p @ np.log(p / q),
+            "ufkl": q @ np.log(q / p) + (p - q).sum(),
+            "urkl": p @ np.log(p / q) + (q - p).sum(),
+            "js": (p @ np.log(p / m) + q @ np.log(q / m)) / 2,
+            "hellinger": ((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2,
+        }
+
+    up, down = numpy_parts(theta + 1e-5 * direction), numpy_parts(theta - 1e-5 * direction)
+    assert set(up) == set(gradients[0])
+    for name in up:
+        for gradient in gradients:
+            slope = float((np.asarray(gradient[name]) * direction).sum())
+            assert slope == pytest.approx((up[name] - down[name]) / 2e-5, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_unclipped_forms_are_exact_per_sample_at_any_mass(divergence, level):
+    for estimator, z in (("reinforce", 0.5), ("differentiable", 2.0)):
+        objective = constant(divergence=divergence, estimator=estimator, level=level, z_old=z, beta=0.3)
+        assert verdicts(objective) == (EXACT, EXACT)
+
+
+def test_clips_are_exact_at_old_and_biased_away_from_it():
+    for clip, divergence, on_policy in (
+        ("rpg", "fkl", EXACT),
+        ("truncate", "js", EXACT),
+        ("dual", "ufkl", EXACT),
+        ("dual", "rkl", EXACT_MEAN),
+        ("dual", "urkl", EXACT_MEAN),
+    ):
+        objective = constant(clip=clip, divergence=divergence, beta=0.3)
+        assert verdicts(objective) == (on_policy, BIASED) == objective.declares
+    far = dict(clip_low=1.0, clip_high=1e9, clip_c=1e9)
+    assert verdicts(constant(clip="dual", divergence="rkl", beta=0.3, **far)) == (EXACT_MEAN, EXACT_MEAN)
+
+
+def test_published_grpo_is_biased_and_the_corrected_one_exact():
+    assert verdicts(constant("grpo", beta=0.3)) == (BIASED, BIASED)
+    assert verdicts(constant("grpo", beta=0.3, clip="none")) == (BIASED, BIASED)
+    assert verdicts(constant("grpo_corrected", beta=0.3)) == (EXACT, BIASED)
+    assert verdicts(constant("grpo_corrected", beta=0.3, clip="none")) == (EXACT, EXACT)
+    # On policy its k3 has the gradient of the forward KL's surrogate, unnormalized: 1 − 1/u is kappa/u of ufkl.
+    grpo = constant("grpo", beta=0.3, clip="none")
+    assert verdicts(grpo, Target("token", "fkl", 0.3))[0] == EXACT_MEAN
+
+
+def test_averaging_over_each_length_is_biased():
+    assert verdicts(make("rpg", reduction="sequence_mean_token_mean")) == (BIASED, BIASED)
+    assert verdicts(make("rpg", reduction="token_mean")) == (EXACT, EXACT)
+
+
+def test_a_wrong_gradient_is_caught():
+    right = constant(divergence="rkl", beta=0.3)
+    for target in (Target("token", "rkl", 0.3001), Target("token", "urkl", 0.3), Target("sequence", "rkl", 0.3)):
+        assert EXACT not in verdicts(right, target)
+    assert verdicts(right, Target("token", "fkl", 0.3)) == (BIASED, BIASED)
+    assert (
+        verdicts(right, Target("token", "rkl", 0.3, 2.0))[0] == EXACT_MEAN
+    )  # log Z moves rkl by a zero-mean term only
+
+
+def test_a_divergence_is_added_by_one_function(monkeypatch):
+    monkeypatch.setitem(DIVERGENCES, "chi2", Divergence(lambda log_u, w, r: 0.5 * (w * jnp.exp(log_u) - 2 * w + r)))
+    with jax.enable_x64():
+        p, q = jnp.array([0.2, 0.8]), jnp.array([0.5, 0.5])
+        assert float(targets.integrands(["chi2"])["chi2"](p, q).sum()) == pytest.approx(0.5 * 0.09 / 0.5 * 2)
+    for clip in ("none", "rpg"):
+        objective = constant(divergence="chi2", clip=clip, beta=0.3)
+        assert verdicts(objective, seed=7) == objective.declares
+
+
+def test_levels_agree_on_the_reward_at_old_only():
+    gaps = level_gap("urkl", count=3)
+    for condition, (reward, divergence) in gaps.items():
+        assert (reward < 1e-12) == condition.on_policy
+        assert (divergence < 1e-12) == (condition.on_policy and condition.reference_is_behavior)
+
+
+def test_contract_faults_are_found():
+    assert contract_faults(make("rpg", clip="rpg", beta=0.3)) == []
+    assert contract_faults(make("grpo")) == []
+
+    def careless(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+        return jnp.sum(-jnp.exp(logp - behavior_logp) * advantage * mask), {}
+
+    faults = " ".join(contract_faults(careless))
+    for word in ("masked", "denominator", "weight", "behavior_logp", "advantage"):
+        assert word in faults
+    with pytest.raises(TypeError, match="pair"):
+        contract_faults(lambda *args, **kwargs: args[0])

@@ -1,0 +1,116 @@
+"""Metrics: values by hand in numpy, and merging the parts of a batch gives the whole's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax.objectives import make, metrics
+
+RPG = make("rpg", clip="rpg", beta=0.3, clip_low=0.1, clip_high=0.2, clip_c=1.5)
+KEYS = {"clip_fraction", "clip_fraction_high", "clip_fraction_low", "clip_fraction_ceiling", "ratio_mean", "ratio_max"}
+KEYS |= {"effective_sample_size", "kl_reference_weighted"}
+KEYS |= {f"kl_{to}_k{i}" for to in ("behavior", "reference") for i in (1, 2, 3)}
+
+
+def sample(rows=8, seed=0):
+    rng = np.random.default_rng(seed)
+    logp = -rng.exponential(size=(rows, 5))
+    mu, ref = logp + 0.5 * rng.normal(size=(2, rows, 5))
+    mask = rng.random((rows, 5)) < 0.6
+    mask[0] = False
+    return logp, mu, rng.normal(size=(rows, 5)), mask, ref
+
+
+def measure(objective, logp, mu, advantage, mask, ref):
+    with jax.enable_x64():
+        return objective(logp, mu, advantage, mask, reference_logp=ref)[1]
+
+
+def numbers(tree):
+    with jax.enable_x64():
+        return {key: float(value) for key, value in metrics.values(tree).items()}
+
+
+def test_values_at_token_level():
+    logp, mu, advantage, mask, ref = sample()
+    got = numbers(measure(RPG, logp, mu, advantage, mask, ref))
+    assert set(got) == KEYS
+    lw, ly, lb = (x[mask] for x in (logp - mu, ref - logp, mu - logp))
+    w, shaped = np.exp(lw), advantage[mask] - 0.3 * -ly
+    high, low, ceiling = (shaped >= 0) & (w >= 1.2), (shaped < 0) & (w <= 0.9), (shaped < 0) & (w >= 1.5)
+    assert high.any() and low.any() and ceiling.any()
+    expected = {
+        "clip_fraction": (high | low | ceiling).mean(),
+        "clip_fraction_high": high.mean(),
+        "clip_fraction_low": low.mean(),
+        "clip_fraction_ceiling": ceiling.mean(),
+        "ratio_mean": w.mean(),
+        "ratio_max": w.max(),
+        "effective_sample_size": w.sum() ** 2 / (w**2).sum() / len(w),
+        "kl_reference_weighted": (w * (np.exp(ly) - 1 - ly)).mean(),
+    }
+    for to, x in (("behavior", lb), ("reference", ly)):
+        for i, k in ((1, -x), (2, x**2 / 2), (3, np.exp(x) - 1 - x)):
+            expected[f"kl_{to}_k{i}"] = k.mean()
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-11, err_msg=key)
+
+
+def test_values_at_sequence_level_count_rows():
+    logp, mu, advantage, mask, ref = sample()
+    got = numbers(measure(make("rpg", level="sequence", clip="truncate"), logp, mu, advantage, mask, ref))
+    rows = mask.any(1)
+    w = np.exp(np.where(mask, logp - mu, 0).sum(1))[rows]
+    np.testing.assert_allclose(got["clip_fraction_high"], (w > 1.28).mean(), rtol=1e-12)
+    np.testing.assert_allclose(got["clip_fraction_low"], (w < 0.8).mean(), rtol=1e-12)
+    np.testing.assert_allclose(got["ratio_mean"], w.mean(), rtol=1e-12)
+    np.testing.assert_allclose(got["kl_behavior_k1"], (logp - mu)[mask].mean(), rtol=1e-12)  # tokens, at any level
+
+
+def test_no_clip_no_fraction_and_ppo_clips_by_the_sign_of_the_advantage():
+    logp, mu, advantage, mask, ref = sample()
+    assert numbers(measure(make("rpg"), logp, mu, advantage, mask, ref))["clip_fraction"] == 0
+    got = numbers(measure(make("grpo"), logp, mu, advantage, mask, ref))
+    w, a = np.exp(logp - mu)[mask], advantage[mask]
+    np.testing.assert_allclose(got["clip_fraction_high"], ((a > 0) & (w > 1.2)).mean(), rtol=1e-12)
+    np.testing.assert_allclose(got["clip_fraction_low"], ((a < 0) & (w < 0.8)).mean(), rtol=1e-12)
+    assert got["clip_fraction_ceiling"] == 0
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 7), st.integers(0, 100))
+def test_parts_merge_to_the_whole(cut, seed):
+    arrays = sample(seed=seed)
+    a, b = (measure(RPG, *(x[part] for x in arrays)) for part in (slice(cut), slice(cut, None)))
+    whole = numbers(measure(RPG, *arrays))
+    with jax.enable_x64():
+        merged = metrics.merge(metrics.merge(a, metrics.empty(a)), b)
+    for key, value in numbers(merged).items():
+        np.testing.assert_allclose(value, whole[key], rtol=1e-11, atol=1e-14, err_msg=key)
+
+
+def test_accumulation_inside_a_loop_starts_from_shapes():
+    arrays = [jnp.asarray(x.reshape(4, 2, 5), bool if x.dtype == bool else jnp.float32) for x in sample()]
+
+    def at(i):
+        logp, mu, advantage, mask, ref = (x[i] for x in arrays)
+        return RPG(logp, mu, advantage, mask, reference_logp=ref)[1]
+
+    start = metrics.empty(jax.eval_shape(at, 0))
+    total = jax.jit(lambda: jax.lax.fori_loop(0, 4, lambda i, m: metrics.merge(m, at(i)), start))()
+    whole = numbers(measure(RPG, *sample()))
+    for key, value in numbers(total).items():
+        np.testing.assert_allclose(value, whole[key], rtol=2e-4, atol=1e-6, err_msg=key)
+    assert all(value == 0 for value in numbers(start).values())
+
+
+def test_effective_sample_size_of_ratios_that_overflow():
+    log_ratio = jnp.array([900.0, 900.0, -900.0, 100.0, jnp.nan], jnp.float32)
+    mask = jnp.array([True, True, True, True, False])
+    whole = metrics.effective_sample_size(log_ratio, mask)
+    assert float(whole.value()) == 0.5
+    a, b = (metrics.effective_sample_size(log_ratio[i], mask[i]) for i in (slice(0, 1), slice(1, 5)))
+    assert float(a.merge(b).value()) == float(b.merge(a).value()) == 0.5
+    assert float(metrics.effective_sample_size(jnp.full(7, -500.0), jnp.ones(7, bool)).value()) == 1

@@ -1,0 +1,126 @@
+"""The command: what it says, what it writes, and how it leaves."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from absl.testing import flagsaver
+
+from rpg_jax import cli, verify
+
+MINE = """
+import jax.numpy as jnp
+from rpg_jax.objectives import make
+
+def weighted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    ratio = jnp.exp(jnp.where(mask, logp - behavior_logp, 0))
+    return jnp.sum(jnp.where(mask, -ratio * advantage, 0)) / denominator, {}
+
+def unweighted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    return jnp.sum(jnp.where(mask, -advantage * logp, 0)) / denominator, {}
+
+weighted.declares = "exact per sample"
+unweighted.declares = ("exact per sample", "exact in expectation")
+made = make("rpg", divergence="js", beta=0.1, clip="rpg")
+number = 3
+
+def short(logp, behavior_logp, advantage):
+    return 0.0, {}
+
+def swapped(logp, advantage, behavior_logp, mask, reference_logp=None, weight=None, denominator=None):
+    return 0.0, {}
+
+def bare(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    return jnp.sum(logp)
+
+def broken(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    raise RuntimeError("two\\nlines")
+"""
+
+
+@pytest.fixture
+def call(tmp_path, capsys, monkeypatch):
+    """Calls the command as cli.run does; (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
+    (tmp_path / "half.py").write_text("def f(:")
+
+    def run(*arguments):
+        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
+            cli.run(verify.main, ["verify", *arguments])
+        out, err = capsys.readouterr()
+        return left.value.code, out, err
+
+    return run
+
+
+def test_everything_built_in_is_what_it_declares(tmp_path):
+    path = tmp_path / "out.json"
+    done = subprocess.run([sys.executable, "-m", "rpg_jax.verify", f"--json={path}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "All are what they declare" in done.stdout
+    report = json.loads(path.read_text())
+    assert report["ok"] and all(entry["holds"] for entry in report["objectives"])
+    found = {
+        (e["objective"], e["divergence"], e["estimator"], e["clip"], e["level"], e["z_old"]): e["verdict"]
+        for e in report["objectives"]
+    }
+    assert len({key[1] for key in found if key[0] == "rpg"}) == 6
+    for (name, divergence, _, clip, _, _), verdict in found.items():
+        if name == "rpg" and clip == "none":
+            assert set(verdict.values()) == {"exact per sample"}
+        if name == "rpg" and clip in ("rpg", "dual", "truncate"):
+            mean_only = clip == "dual" and divergence in ("rkl", "urkl")
+            assert verdict["on_policy"] == ("exact in expectation" if mean_only else "exact per sample")
+            assert verdict["off_policy"] == "biased"
+        if name == "grpo":
+            assert set(verdict.values()) == {"biased"}
+        if name == "grpo_corrected" and clip == "none":
+            assert set(verdict.values()) == {"exact per sample"}
+    one = report["objectives"][0]["measurements"]
+    assert len(one) == 12 and all(m["expected_gap"] < 1e-12 for m in one)
+
+
+def test_a_function_that_keeps_its_word(call):
+    status, out, _ = call("--objective=mine.py:weighted")
+    assert status == 0 and out.count("exact per sample") == 2 and "contract: gradients reach behavior_logp" in out
+    status, out, _ = call("--objective=mine.py:made")
+    assert status == 0 and "js" in out and "contract" not in out
+
+
+def test_a_function_that_does_not(call, tmp_path):
+    status, out, _ = call("--objective=mine.py:unweighted", "--json=out.json")
+    assert status == 1 and "Not what they declare: 1" in out
+    entry = json.loads((tmp_path / "out.json").read_text())["objectives"][0]
+    assert entry["verdict"] == {"on_policy": "exact per sample", "off_policy": "biased"} and not entry["holds"]
+    assert call("--objective=mine.py:weighted", "--divergence=urkl", "--beta=0.1")[0] == 1  # it lacks the regularizer
+    assert call("--objective=mine.py:unweighted", "--declares=biased")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--objective=mine.py"], ["FILE.py:NAME"]),
+        (["--objective=yours.py:f"], ["yours.py"]),
+        (["--objective=mine.py:missing"], ["missing", "weighted"]),
+        (["--objective=mine.py:number"], ["int", "logp"]),
+        (["--objective=mine.py:short"], ["short", "(logp, behavior_logp, advantage, mask,"]),
+        (["--objective=mine.py:swapped"], ["order"]),
+        (["--objective=mine.py:bare"], ["pair", "loss"]),
+        (["--objective=mine.py:broken"], ["RuntimeError", "two lines"]),
+        (["--objective=half.py:f"], ["half.py", "SyntaxError"]),
+        (["--objective=mine.py:weighted", "--beta=0.1"], ["divergence"]),
+        (["--objective=mine.py:weighted", "--beta=0.1", "--divergence=kl"], ["kl", "urkl"]),
+        (["--objective=mine.py:weighted", "--level=word"], ["word", "sequence"]),
+        (["--objective=mine.py:weighted", "--declares=right"], ["right", "exact per sample"]),
+        (["--objective=mine.py:weighted", "--json=nowhere/out.json"], ["nowhere"]),
+        (["--beta=0.1"], ["--beta", "--objective"]),
+        (["--jason=x"], ["jason"]),
+    ],
+)
+def test_mistakes_are_one_line(call, arguments, words):
+    status, out, err = call(*arguments)
+    assert status == 2 and not out
+    assert err.count("\n") == 1 and all(word in err for word in words)
