@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-MIN_BLOCK, MAX_BLOCKS = 64, 8  # columns a query block has at least, and blocks a sequence is cut into at most
+MIN_BLOCK, MAX_BLOCKS = 40, 8  # columns a query block has at least, and blocks a sequence is cut into at most
 
 
 def causal_attention(query, key, value):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 
-def token_logprobs(model, params, tokens, mask, *, temperature=1.0, chunk=128):
+def token_logprobs(model, params, tokens, mask, *, temperature=1.0, chunk=64):
     """log p(tokens[b, t] | tokens[b, :t]) at a temperature, where `mask` is true; 0 elsewhere.
 
     Args:
@@ -23,7 +23,7 @@ def token_logprobs(model, params, tokens, mask, *, temperature=1.0, chunk=128):
     return _chunked(model, params, tokens, mask, temperature, chunk, _logprob)[0]
 
 
-def token_logprobs_and_entropy(model, params, tokens, mask, *, temperature=1.0, chunk=128):
+def token_logprobs_and_entropy(model, params, tokens, mask, *, temperature=1.0, chunk=64):
     """As `token_logprobs`, with the entropy [B, T] in nats of each position's distribution."""
     return _chunked(model, params, tokens, mask, temperature, chunk, _logprob_and_entropy)
 

@@ -1,0 +1,273 @@
+"""The transformer against a float64 numpy forward pass, published parameter counts, and itself cut in other ways."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax.models import Model, ModelConfig, named, parameter_count, unstack_layers
+from rpg_jax.models.attention import causal_attention, softmax_mix
+
+FAMILIES = {
+    "qwen3": ModelConfig(37, 16, 24, 2, 4, 2, 8, qk_norm=True),
+    "qwen2.5": ModelConfig(37, 16, 24, 2, 6, 2, 4, qkv_bias=True),
+    "llama": ModelConfig(37, 16, 24, 2, 4, 4, 4, rope_theta=5e5, norm_epsilon=1e-5, tied_embeddings=False),
+}
+
+# From the model cards and safetensors indices on Hugging Face; tied weights counted once.
+PUBLISHED = {
+    "m1": 853_376,
+    "m2": 42_043_904,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "llama3-8b": 8_030_261_248,
+}
+
+
+def randomized(model, seed=0):
+    """Parameters in which no scale is one and no bias is zero, so that a forgotten one shows."""
+    params = model.init(jax.random.key(seed))
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+    noisy = [x + 0.2 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    return treedef.unflatten(noisy)
+
+
+def some_tokens(shape, vocab=37, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).integers(0, vocab, shape), jnp.int32)
+
+
+def numpy_logits(config, params, tokens):
+    """The same model in float64, one token and one head at a time, written from the papers and not from our code."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+    def rms(x, scale):
+        return x / np.sqrt(np.mean(x * x) + config.norm_epsilon) * scale
+
+    def rope(x, position):
+        half = config.head_dim // 2
+        out = np.empty_like(x)
+        for i in range(half):
+            angle = position / config.rope_theta ** (2 * i / config.head_dim)
+            turned = complex(x[i], x[i + half]) * np.exp(1j * angle)
+            out[i], out[i + half] = turned.real, turned.imag
+        return out
+
+    def linear(x, layer, name):
+        return x @ layer[name]["kernel"] + layer[name].get("bias", 0.0)
+
+    def sequence(row):
+        x = [params["embed"]["embedding"][token] for token in row]
+        for index in range(config.layers):
+            layer = jax.tree.map(lambda leaf: leaf[index], params["layers"])  # noqa: B023
+            queries, keys, values = [], [], []
+            for position, h in enumerate(x):
+                h = rms(h, layer["attention_norm"]["scale"])
+                q = linear(h, layer, "q").reshape(config.heads, -1)
+                k = linear(h, layer, "k").reshape(config.kv_heads, -1)
+                if config.qk_norm:
+                    q = np.array([rms(head, layer["q_norm"]["scale"]) for head in q])
+                    k = np.array([rms(head, layer["k_norm"]["scale"]) for head in k])
+                queries.append([rope(head, position) for head in q])
+                keys.append([rope(head, position) for head in k])
+                values.append(linear(h, layer, "v").reshape(config.kv_heads, -1))
+            for position in range(len(row)):
+                heads = []
+                for head in range(config.heads):
+                    shared = head * config.kv_heads // config.heads
+                    scores = [queries[position][head] @ keys[s][shared] for s in range(position + 1)]
+                    weights = np.exp(np.array(scores) / np.sqrt(config.head_dim))
+                    heads.append(weights / weights.sum() @ np.array([values[s][shared] for s in range(position + 1)]))
+                x[position] = x[position] + linear(np.concatenate(heads), layer, "o")
+                h = rms(x[position], layer["mlp_norm"]["scale"])
+                gate = linear(h, layer, "gate")
+                h = gate / (1 + np.exp(-gate)) * linear(h, layer, "up")
+                x[position] = x[position] + linear(h, layer, "down")
+        head = params["embed"]["embedding"].T if config.tied_embeddings else params["head"]["kernel"]
+        return np.array([rms(h, params["final_norm"]["scale"]) @ head for h in x])
+
+    return np.array([sequence(row) for row in np.asarray(tokens)])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_count_is_the_published_one(name):
+    shapes = jax.eval_shape(Model(named(name)).init, jax.random.key(0))
+    counted = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
+    assert counted == parameter_count(named(name)) == PUBLISHED[name]
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forward_equals_numpy(family):
+    config = FAMILIES[family]
+    model = Model(config)
+    params = randomized(model)
+    tokens = some_tokens((2, 11))
+    logits = model.logits(params, model.hidden(params, tokens))
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, numpy_logits(config, params, tokens), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_changes_nothing_before_it(family):
+    model = Model(FAMILIES[family])
+    params = randomized(model)
+    tokens = some_tokens((1, 12))
+    other = tokens.at[0, 7].set((tokens[0, 7] + 1) % 37)
+    before, after = (model.hidden(params, t) for t in (tokens, other))
+    np.testing.assert_array_equal(before[:, :7], after[:, :7])
+    assert (jnp.abs(before[:, 7:] - after[:, 7:]).max(-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scan_unrolled_unstacked_and_cached_agree(family):
+    model = Model(FAMILIES[family])
+    params = randomized(model)
+    tokens = some_tokens((2, 9))
+    scanned = model.hidden(params, tokens)
+    unrolled = dataclasses.replace(model, scan=False).hidden(params, tokens)
+    np.testing.assert_allclose(scanned, unrolled, rtol=1e-5, atol=1e-5)
+    unstacked = unstack_layers(params)
+    assert len(unstacked["layers"]) == model.config.layers
+    np.testing.assert_allclose(scanned, model.hidden(unstacked, tokens), rtol=1e-5, atol=1e-5)
+    positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
+    attend = lambda layer, q, k, v: (causal_attention(q, k, v), (layer, k.shape))  # noqa: E731
+    cached, kept = model.cached(unstacked, tokens, positions, attend)
+    np.testing.assert_allclose(scanned, cached, rtol=1e-5, atol=1e-5)
+    assert kept == [(i, (2, 9, model.config.kv_heads, model.config.head_dim)) for i in range(model.config.layers)]
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_remat_changes_no_gradient_and_does_recompute(remat, scan):
+    tokens = some_tokens((2, 9))
+
+    def gradient(model):
+        return jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(model.hidden(params, tokens)))))
+
+    plain = Model(FAMILIES["qwen3"], scan=scan)
+    saved = dataclasses.replace(plain, remat=remat)
+    params = randomized(plain)
+    for a, b in zip(*(jax.tree.leaves(gradient(m)(params)) for m in (plain, saved)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    exponentials = [str(jax.make_jaxpr(gradient(m))(params)).count(" exp ") for m in (saved, plain)]
+    assert exponentials[0] > exponentials[1]
+
+
+def test_unknown_remat_size_and_shapes_are_named():
+    with pytest.raises(ValueError, match="remat policy 'some'.*none, dots, full"):
+        Model(named("m1"), remat="some")
+    with pytest.raises(ValueError, match="unknown model size 'qwen'.*qwen3-4b"):
+        named("qwen")
+    with pytest.raises(ValueError, match=r"heads \(4\) must be a multiple of kv_heads \(3\)"):
+        ModelConfig(8, 8, 8, 1, 4, 3, 2)
+    with pytest.raises(ValueError, match=r"head_dim \(3\) must be even"):
+        ModelConfig(8, 8, 8, 1, 4, 2, 3)
+    with pytest.raises(ValueError, match="layers is 0"):
+        ModelConfig(8, 8, 8, 0, 4, 2, 2)
+
+
+def test_a_model_is_a_static_argument():
+    """Equal models are equal and hash alike, so that jit does not compile again for a rebuilt one."""
+    assert Model(named("m1")) == Model(named("m1"))
+    assert hash(Model(named("m1"))) == hash(Model(named("m1")))
+    assert Model(named("m1")) != Model(named("m2"))
+
+
+def test_bfloat16_compute_keeps_logits_in_float32():
+    wide = Model(FAMILIES["qwen3"])
+    narrow = dataclasses.replace(wide, dtype=jnp.bfloat16)
+    params = randomized(wide)
+    tokens = some_tokens((2, 9))
+    hidden = narrow.hidden(params, tokens)
+    logits = narrow.logits(params, hidden)
+    assert (hidden.dtype, logits.dtype) == (jnp.bfloat16, jnp.float32)
+    assert (logits != logits.astype(jnp.bfloat16)).any()  # not a bfloat16 product cast afterwards
+    np.testing.assert_allclose(logits, wide.logits(params, wide.hidden(params, tokens)), atol=0.5)
+    grads = jax.grad(lambda p: jnp.sum(narrow.logits(p, narrow.hidden(p, tokens)) ** 2))(params)
+    assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+
+
+def naive_attention(query, key, value):
+    """Softmax over the whole masked square, keys and values repeated for each query head, by autodiff."""
+    group, length = query.shape[2] // key.shape[2], query.shape[1]
+    key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
+    scores = jnp.einsum("bthd,bshd->bhts", query, key) / jnp.sqrt(query.shape[-1])
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
+    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, -1), value)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    length=st.sampled_from([1, 2, 79, 80, 130, 200, 515]),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (4, 4)]),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+    seed=st.integers(0, 100),
+)
+def test_attention_in_blocks_equals_naive_with_its_gradient(length, heads, scale, seed):
+    with jax.enable_x64():
+        rng = np.random.default_rng(seed)
+        q, k, v, cotangent = (
+            jnp.asarray(rng.normal(size=(1, length, h, 4))) for h in (heads[0], heads[1], heads[1], heads[0])
+        )
+        ours, back = jax.vjp(causal_attention, scale * q, k, v)
+        naive, naive_back = jax.vjp(naive_attention, scale * q, k, v)
+        np.testing.assert_allclose(ours, naive, rtol=1e-9, atol=1e-9)
+        for a, b in zip(back(cotangent), naive_back(cotangent), strict=True):
+            assert a.dtype == jnp.float64
+            np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8 * scale)
+
+
+def test_attention_survives_scores_that_overflow_exp():
+    q, k = jnp.full((1, 3, 1, 4), 300.0), jnp.full((1, 3, 1, 4), 300.0)
+    v = some_tokens((1, 3, 1, 4)).astype(jnp.float32)
+    out, back = jax.vjp(causal_attention, q, k, v)
+    np.testing.assert_allclose(out[0, :, 0], jnp.cumsum(v[0, :, 0], 0) / jnp.arange(1, 4)[:, None], rtol=1e-5)
+    assert all(jnp.isfinite(g).all() for g in back(jnp.ones_like(out)))
+
+
+def test_hidden_keys_get_no_gradient_and_change_none():
+    """What a query may not see may hold anything finite: neither output nor gradients change."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 1, 3, 4)), jnp.float32) for _ in range(3))
+    visible = jnp.array([[True, False, True]] * 3)
+    loud_k, loud_v = k.at[:, :, 1].set(1e4), v.at[:, :, 1].set(-1e4)
+
+    def value(q, k, v):
+        return jnp.sum(jnp.sin(softmax_mix(q, k, v, visible)))
+
+    quiet, loud = (jax.grad(value, (0, 1, 2))(q, *kv) for kv in ((k, v), (loud_k, loud_v)))
+    for a, b in zip(quiet, loud, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert (quiet[1][:, :, 1] == 0).all() and (quiet[2][:, :, 1] == 0).all()
+
+
+def test_positions_shift_only_what_is_relative():
+    """Rotary positions are relative: adding a constant to all of them changes nothing; a gap does."""
+    model = Model(FAMILIES["llama"])
+    params = randomized(model)
+    tokens = some_tokens((2, 8))
+    columns = jnp.broadcast_to(jnp.arange(8), (2, 8))
+    plain = model.hidden(params, tokens)
+    np.testing.assert_allclose(plain, model.hidden(params, tokens, columns + 5), rtol=1e-3, atol=1e-3)
+    gap = model.hidden(params, tokens, columns + 40 * (columns > 3))
+    assert jnp.abs(plain - gap)[:, 4:].max() > 1e-2
+
+
+def test_initial_scales():
+    """Kernels have variance 1 / fan-in and embeddings 0.02², layer by layer; no two layers are the same."""
+    params = Model(named("m1")).init(jax.random.key(0))
+    for name in ("q", "k", "v", "o", "gate", "up", "down"):
+        kernel = params["layers"][name]["kernel"]
+        np.testing.assert_allclose(kernel.std((1, 2)) * kernel.shape[1] ** 0.5, 1.0, rtol=0.05)
+        assert jnp.abs(kernel[0] - kernel[1]).max() > 0.01
+    np.testing.assert_allclose(params["embed"]["embedding"].std(), 0.02, rtol=0.05)
