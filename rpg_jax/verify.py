@@ -264,6 +264,7 @@ def _summary(findings, failures) -> str:
 
 def main(argv):
     del argv
+    jax.config.update("jax_platforms", "cpu")  # small, and in float64, which accelerators lack or slow down
     started = time.monotonic()
     only = [flag.name for flag in (_DIVERGENCE, _BETA, _LEVEL, _DECLARES) if flag.value is not None]
     if only and not _OBJECTIVE.value:

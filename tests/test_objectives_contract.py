@@ -1,0 +1,237 @@
+"""What every objective does around its surrogate: masks, dtypes, extremes, microbatches, reductions, refusals."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax.objectives import DIVERGENCES, RECIPES, make, reductions
+
+BETA = 0.4
+
+
+def sample(rows=6, length=5, seed=0, spread=0.8):
+    rng = np.random.default_rng(seed)
+    logp = -rng.exponential(size=(rows, length))
+    mu, ref = logp + spread * rng.normal(size=(2, rows, length))
+    mask = rng.random((rows, length)) < 0.7
+    mask[0], mask[1] = True, False
+    return logp, mu, ref, rng.normal(size=(rows, length)), mask
+
+
+def run(objective, logp, mu, ref, advantage, mask, **rest):
+    """(loss, gradient) in float64."""
+    with jax.enable_x64():
+        loss = lambda x: objective(x, mu, advantage, mask, reference_logp=ref, **rest)[0]  # noqa: E731
+        value, gradient = jax.value_and_grad(loss)(jnp.asarray(logp))
+        return float(value), np.asarray(gradient)
+
+
+ALL = [make(name) for name in RECIPES]
+ALL += [
+    make("rpg", divergence=d, clip=clip, level=level, beta=BETA)
+    for d, clip, level in itertools.product(DIVERGENCES, ("none", "rpg", "dual", "truncate"), ("token", "sequence"))
+] + [make("rpg", divergence=d, estimator="differentiable", beta=BETA) for d in DIVERGENCES]
+GARBAGE = st.sampled_from([np.nan, np.inf, -np.inf, 1e30, -1e30])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(ALL), st.lists(GARBAGE, min_size=5, max_size=5), st.integers(0, 2**16))
+def test_what_is_masked_does_not_matter(objective, garbage, seed):
+    *arrays, mask = sample(4, 3, seed)
+    weight = np.ones(mask.shape)
+    clean = [np.where(mask, x, 0) for x in (*arrays, weight)]
+    dirty = [np.where(mask, x, bad) for x, bad in zip((*arrays, weight), garbage, strict=True)]
+    a, b = (run(objective, *x[:4], mask, weight=x[4]) for x in (clean, dirty))
+    assert a[0] == b[0] and np.isfinite(a[0])
+    np.testing.assert_array_equal(a[1], b[1])
+    assert not a[1][~mask].any()
+
+
+@pytest.mark.parametrize("objective", ALL, ids=lambda o: f"{o.name}-{'-'.join(map(str, o.settings.values()))}")
+def test_nothing_overflows_in_float32(objective):
+    """|log w|, |log u| and |log r| up to 60, and up to 120 between them, in loss, gradient and metrics."""
+    far = [-60.0, 0.0, 60.0]
+    log_w, log_r, advantage = (
+        np.array(x, np.float32)[:, None] for x in zip(*itertools.product(far, far, (-2, 0, 2)), strict=True)
+    )
+    mu = np.full_like(log_w, -70)
+    mask = np.ones(log_w.shape, bool)
+    if objective.name == "grpo":  # the published k3 has y = r/w itself: at most 60 apart
+        keep = np.abs(log_w - log_r)[:, 0] <= 60
+        log_w, log_r, advantage, mu, mask = (x[keep] for x in (log_w, log_r, advantage, mu, mask))
+    fun = lambda x: objective(x, mu, advantage, mask, reference_logp=mu + log_r)  # noqa: E731
+    (loss, metrics), gradient = jax.value_and_grad(fun, has_aux=True)(jnp.asarray(mu + log_w))
+    assert loss.dtype == gradient.dtype == jnp.float32
+    assert np.isfinite(loss) and np.isfinite(gradient).all()
+    assert np.isfinite(metrics["effective_sample_size"].value()) and np.isfinite(metrics["ratio_mean"].value())
+
+
+@pytest.mark.parametrize("objective", ALL[:8], ids=lambda o: o.name)
+def test_nothing_valid_is_zero_and_not_nan(objective):
+    logp, mu, ref, advantage, mask = sample()
+    for rest in ({}, {"denominator": objective.count(np.zeros(mask.shape))}):
+        loss, gradient = run(objective, logp * np.nan, mu, ref, advantage, np.zeros(mask.shape), **rest)
+        assert loss == 0 and not gradient.any()
+    _, metrics = objective(logp, mu, advantage, np.zeros(mask.shape, bool))
+    assert all(np.isfinite(metric.value()) for metric in metrics.values())
+
+
+def test_dtypes_and_transformations():
+    logp, mu, ref, advantage, mask = sample()
+    objective = make("rpg", clip="rpg", beta=BETA)
+    exact, gradient = run(objective, logp, mu, ref, advantage, mask)
+    half = [jnp.asarray(x, jnp.bfloat16) for x in (logp, mu, ref, advantage)]
+    loss, metrics = objective(half[0], half[1], half[3], mask, reference_logp=half[2])
+    promoted = [x.astype(jnp.float32) for x in half]
+    assert loss.dtype == jnp.float32 and metrics["ratio_mean"].total.dtype == jnp.float32
+    assert loss == objective(promoted[0], promoted[1], promoted[3], mask, reference_logp=promoted[2])[0]
+    assert jax.grad(lambda x: objective(x, mu, advantage, mask)[0])(half[0]).dtype == jnp.bfloat16
+    with jax.enable_x64():
+        assert objective(logp, mu, advantage, mask)[0].dtype == jnp.float64
+        assert objective(np.float32(logp), np.float32(mu), np.float32(advantage), mask)[0].dtype == jnp.float32
+        f = lambda *x: objective(x[0], x[1], x[3], mask, reference_logp=x[2])[0]  # noqa: E731
+        jitted, slope = jax.jit(jax.value_and_grad(f))(logp, mu, ref, advantage)
+        np.testing.assert_allclose(jitted, exact, rtol=1e-12)
+        np.testing.assert_allclose(slope, gradient, rtol=1e-10, atol=1e-14)
+        stacked = [np.stack([x, x + 0.1]) for x in (logp, mu, ref, advantage)]
+        both = jax.vmap(f)(*stacked)
+        np.testing.assert_allclose(both, [f(*(x[i] for x in stacked)) for i in range(2)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("objective", ALL[:8], ids=lambda o: o.name)
+def test_gradients_reach_logp_only(objective):
+    logp, mu, ref, advantage, mask = sample()
+    weight = np.ones(mask.shape)
+    fun = lambda m, r, a, w: objective(logp, m, a, mask, reference_logp=r, weight=w)[0]  # noqa: E731
+    for gradient in jax.grad(fun, argnums=(0, 1, 2, 3))(*map(jnp.asarray, (mu, ref, advantage, weight))):
+        assert not gradient.any()
+
+
+def test_no_reference_is_the_behavior_policy_and_a_column_is_broadcast():
+    logp, mu, _, advantage, mask = sample()
+    for level in ("token", "sequence"):
+        objective = make("rpg", beta=BETA, level=level)
+        a = run(objective, logp, mu, None, advantage[:, :1], mask, weight=np.full((len(mask), 1), 0.5))
+        b = run(objective, logp, mu, mu, np.repeat(advantage[:, :1], 5, 1), mask, weight=np.full(mask.shape, 0.5))
+        c = run(objective, logp, mu, mu, advantage[:, :1], mask)
+        np.testing.assert_allclose(a[0], b[0], rtol=1e-13)
+        np.testing.assert_allclose(a[1], b[1], rtol=1e-13)
+        np.testing.assert_allclose(a[1], 0.5 * c[1], rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "level, reduction", [("sequence", "sequence_mean"), *itertools.product(["token"], reductions.REDUCTIONS)]
+)
+def test_microbatches_add_up(level, reduction):
+    *arrays, mask = sample(8, 5, seed=4)
+    objective = make("rpg", beta=BETA, clip="rpg", reduction=reduction, level=level)
+    denominator = 8 * 5 if reduction == "constant" else objective.count(mask)
+    whole = run(objective, *arrays, mask, denominator=denominator)
+    if reduction != "constant":
+        np.testing.assert_allclose(whole[0], run(objective, *arrays, mask)[0], rtol=1e-13)
+    size = 2
+    parts = [
+        run(objective, *(x[i : i + size] for x in (*arrays, mask)), denominator=denominator) for i in range(0, 8, size)
+    ]
+    np.testing.assert_allclose(sum(loss for loss, _ in parts), whole[0], rtol=1e-12)
+    np.testing.assert_allclose(np.concatenate([g for _, g in parts]), whole[1], rtol=1e-13)
+
+
+def test_reductions_by_hand():
+    logp = np.log([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]])
+    mask = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+    advantage = np.array([[1.0, 3.0, 9.0], [5.0, 9.0, 9.0], [9.0, 9.0, 9.0]])  # on policy loss is −A
+    means = {"token_mean": 9 / 3, "sequence_mean": 9 / 2, "sequence_mean_token_mean": (2 + 5) / 2, "constant": 9 / 6}
+    for reduction, mean in means.items():
+        objective = make("rpg", estimator="differentiable", beta=0, reduction=reduction)
+        rest = {"denominator": 6} if reduction == "constant" else {}
+        assert run(objective, logp, logp, None, advantage, mask, **rest)[0] == pytest.approx(-mean, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    "name, given, words",
+    [
+        ("rgp", {}, ["'rgp'", "'rpg'"]),
+        ("rpg", {"divergnce": "fkl"}, ["divergnce", "divergence"]),
+        ("rpg", {"divergence": "ukl"}, ["divergence", "ufkl"]),
+        ("rpg", {"clip": "rpg", "estimator": "differentiable"}, ["rpg", "reinforce"]),
+        ("rpg", {"clip": "truncate", "estimator": "differentiable"}, ["truncate", "reinforce"]),
+        ("rpg", {"clip": "dual", "estimator": "reinforce"}, ["dual", "differentiable"]),
+        ("rpg", {"clip": "rpg", "z_old": 2.0}, ["z_old"]),
+        ("rpg", {"clip": "dual", "z_old": 2.0}, ["z_old"]),
+        ("rpg", {"clip": "truncate", "z_old": 0.5}, ["z_old"]),
+        ("rpg", {"clip": "truncate", "clip_c": 3.0}, ["clip_c", "truncate"]),
+        ("rpg", {"clip_low": 0.2}, ["clip_low", "none"]),
+        ("rpg", {"clip": "none", "clip_high": 0.2}, ["clip_high", "none"]),
+        ("rpg", {"clip_c": 3.0}, ["clip_c"]),
+        ("rpg", {"level": "sequence", "reduction": "token_mean"}, ["token_mean", "sequence"]),
+        ("rpg", {"level": "sequence", "reduction": "sequence_mean_token_mean"}, ["sequence_mean_token_mean"]),
+        ("rpg", {"clip": "ppo"}, ["ppo", "truncate"]),
+        ("rpg", {"beta": -1.0}, ["beta"]),
+        ("rpg", {"beta": "1e-4"}, ["beta", "number"]),
+        ("rpg", {"beta": True}, ["beta"]),
+        ("rpg", {"clip": "rpg", "clip_low": 1.5}, ["clip_low"]),
+        ("rpg", {"clip": "rpg", "clip_c": 1.0}, ["clip_c"]),
+        ("rpg", {"z_old": 0.0}, ["z_old"]),
+        ("grpo", {"clip": "none", "clip_low": 0.2}, ["clip_low"]),
+        ("grpo", {"clip": "dual"}, ["dual", "ppo"]),
+        ("ppo_clip", {"beta": 0.1}, ["ppo_clip", "beta"]),
+        ("reinforce", {"clip_low": 0.1}, ["reinforce", "clip_low"]),
+        ("dapo", {"reduction": "mean"}, ["reduction", "token_mean"]),
+    ],
+)
+def test_refusals_name_the_setting_and_the_mend(name, given, words):
+    with pytest.raises(ValueError) as error:
+        make(name, **given)
+    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_unset_is_none_and_beta_may_be_zero():
+    assert make("rpg", clip="none", clip_low=None, clip_c=None, estimator=None).settings["estimator"] == "reinforce"
+    assert make("rpg", clip="dual").settings["estimator"] == "differentiable"
+    assert make("rpg", level="sequence").reduction == "sequence_mean"
+    assert make("rpg", clip="rpg", z_old=1.0, clip_c=10).settings["clip_c"] == 10
+    logp, mu, ref, advantage, mask = sample()
+    bare = run(make("rpg", beta=0.0, divergence="fkl"), logp, mu, ref - 200, advantage, mask)  # u = e^200: 0 · inf
+    again = run(make("rpg", beta=0.0, divergence="rkl"), logp, mu, ref, advantage, mask)
+    np.testing.assert_array_equal(bare[1], again[1])
+    for name in ("grpo", "grpo_corrected"):
+        a = run(make(name, beta=0.0, reduction="token_mean"), logp, mu, ref, advantage, mask)
+        b = run(make("ppo_clip"), logp, mu, ref, advantage, mask)
+        np.testing.assert_array_equal(a[1], b[1])
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"logp": np.zeros(5)}, ["logp", "(5,)", "[B, T]"]),
+        ({"behavior_logp": np.zeros((6, 1))}, ["behavior_logp", "(6, 1)", "(6, 5)"]),
+        ({"advantage": np.zeros(6)}, ["advantage", "(6,)", "(6, 1)"]),
+        ({"advantage": np.zeros((1, 1))}, ["advantage", "(1, 1)"]),
+        ({"mask": np.ones((5, 6))}, ["mask", "(5, 6)"]),
+        ({"reference_logp": np.zeros((6, 4))}, ["reference_logp", "(6, 4)"]),
+        ({"weight": np.ones(5)}, ["weight", "(5,)"]),
+        ({"denominator": np.ones(2)}, ["denominator", "(2,)"]),
+        ({"denominator": 0}, ["denominator", "0"]),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(change, words):
+    logp, mu, ref, advantage, mask = sample()
+    arrays = dict(logp=logp, behavior_logp=mu, advantage=advantage, mask=mask, reference_logp=ref)
+    with pytest.raises(ValueError) as error:
+        make("rpg")(**{**arrays, **change})
+    assert all(word in str(error.value) for word in words)
+
+
+def test_constant_wants_its_denominator():
+    logp, mu, _, advantage, mask = sample()
+    objective = make("rpg", reduction="constant")
+    with pytest.raises(ValueError, match="denominator="):
+        objective(logp, mu, advantage, mask)
+    with pytest.raises(ValueError, match="denominator="):
+        objective.count(mask)
