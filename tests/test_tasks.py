@@ -162,7 +162,7 @@ def test_determined_by_the_seed():
         ("arithmetic", dict(operators="+%"), "operators='\\+%'"),
         ("arithmetic", dict(operators="+/"), "operators='\\+/'"),
         ("arithmetic", dict(operators="-", steps=20, maximum=10), "steps=20.*maximum=10"),
-        ("countdown", dict(used=5), "used=5.*numbers=4"),
+        ("countdown", dict(used=6), "used=6.*numbers=5"),
         ("countdown", dict(largest=0), "largest=0"),
         ("countdown", dict(operators="*", largest=9, maximum=1, used=4), "maximum=1"),
         ("countdown", dict(operators=""), "operators=''"),

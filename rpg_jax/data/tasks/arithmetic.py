@@ -1,9 +1,12 @@
 """Multi-step integer arithmetic, worked one operation a line.
 
-Compute 47+5-8
-47+5=52
-52-8=44
-Answer: 44
+    Compute 7+5-8+9
+    7+5=12
+    12-8=4
+    4+9=13
+    Answer: 13
+
+Every step is local: it copies the last value and the next operand, and needs one addition or multiplication.
 """
 
 import itertools
@@ -13,7 +16,7 @@ import re
 from rpg_jax.data.tasks import chains
 
 
-def generate(rng, *, steps=2, operand=9, maximum=99, operators="+-"):
+def generate(rng, *, steps=3, operand=9, maximum=20, operators="+-"):
     """One problem: `steps` operations, operands in 1..operand, every running value in 0..maximum.
 
     `operators` is any of "+-*". Raises ValueError for settings under which no problem exists.

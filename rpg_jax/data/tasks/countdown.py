@@ -1,7 +1,7 @@
 """Countdown: make a target from given numbers, each used at most once. Many answers are right.
 
-    Make 13 from 9,3,11,4
-    11+4=15
+    Make 13 from 9,3,8,4,1
+    9+3=12
     9+4=13
     Answer: 9+4
 
@@ -14,7 +14,7 @@ import re
 from rpg_jax.data.tasks import chains
 
 
-def generate(rng, *, numbers=4, used=2, largest=12, maximum=99, operators="+-", attempts=1):
+def generate(rng, *, numbers=5, used=2, largest=9, maximum=99, operators="+-", attempts=1):
     """One problem: `numbers` integers in 1..largest and a target in 1..maximum.
 
     Args:

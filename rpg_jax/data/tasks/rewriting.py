@@ -1,9 +1,11 @@
 """Rewriting: replace each letter of a word by the rules until no rule applies. Not mathematics: look up, chain, stop.
 
-Rewrite b,f by f>c,b>e,c>a
-b>e
-f>c>a
-Answer: e,a
+    Rewrite b,f by f>c,b>e,c>a
+    b>e
+    f>c>a
+    Answer: e,a
+
+Each line follows one letter of the word to the end.
 """
 
 import json

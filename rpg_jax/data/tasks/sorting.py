@@ -1,8 +1,10 @@
 """Sorting: letters into the order of the alphabet. Not mathematics: at each step, the next of those not yet placed.
 
-Sort k,b,x,d
-b<d<k<x
-Answer: b,d,k,x
+    Sort k,b,x,d
+    b<d<k<x
+    Answer: b,d,k,x
+
+The first line is the work, the second repeats it.
 """
 
 import json
