@@ -5,6 +5,7 @@ arrays, a JSON record with each leaf's name, shape, dtype and checksum, the call
 """
 
 import errno
+import gc
 import hashlib
 import json
 import logging
@@ -73,7 +74,11 @@ class Checkpoints:
             self.directory = epath.Path(os.path.abspath(self.directory))
         self._keep_last, self._keep_best = keep_last, keep_best
         self._resumed_from, self._saved = None, False
-        options = ocp.CheckpointManagerOptions(preservation_policy=self)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self,
+            # Made in the background, a folder that cannot be made leaves threads that wait five minutes for it.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        )
         self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options)
         self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
 
@@ -199,6 +204,8 @@ class Checkpoints:
             arrays = [_restored(data[name], leaf) for name, leaf in wanted.items()]
         except DamagedCheckpoint as error:
             damage = str(error)
+        if damage:
+            _forget_failed_reads()
         if not multihost_utils.process_allgather(np.array(damage is None)).all():
             return None, None, damage or "another process could not read it"
         return arrays, extra, None
@@ -294,6 +301,13 @@ def _sealed(record: dict) -> dict:
 def _one_line(error, width=200) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= width else f"{text[:width]}..."
+
+
+def _forget_failed_reads():
+    """Collects the coroutines that Orbax left unfinished, so that none of them prints a traceback of its own later."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    gc.collect()
+    sys.unraisablehook = hook
 
 
 def _storage_errno(error) -> int | None:

@@ -1,0 +1,451 @@
+"""Checkpoints against damage: flipped bits, cut and missing files, kills, full disks. What returns is bit for bit."""
+
+import errno
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax.parallel import make_mesh
+from rpg_jax.training.checkpoints import Checkpoints, DamagedCheckpoint, checksum
+from rpg_jax.training.compilations import CompilationCounter
+from rpg_jax.types import Reference, TrainState
+
+DTYPES = ("float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8", "bool")
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def make_state(seed):
+    """A TrainState with the kinds of leaves that occur, and some that may: keys, odd floats."""
+    normal = jax.random.normal(jax.random.key(seed), (67, 33))
+    odd = jnp.array([0x80000000, 0x7FC00001, 0xFFC12345, 0x7F800000, 1], jnp.uint32)  # -0, two NaNs, inf, a subnormal
+    params = {"layer": {"kernel": normal, "bias": normal[0].astype(jnp.bfloat16)}, "odd": odd.view(jnp.float32)}
+    opt_state = (jnp.int32(seed), {"flags": normal[0] > 0}, jax.random.key(seed))
+    return TrainState(
+        jnp.int32(seed), params, opt_state, Reference(None, jnp.int32(0), jnp.float32(0.5)), jnp.arange(2)
+    )
+
+
+LIKE = jax.eval_shape(lambda: make_state(0))
+
+
+def bits(tree):
+    """Structure, and every leaf's dtype, shape and bytes."""
+    leaves = [
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(tree)
+    ]
+    return jax.tree.structure(tree), [(str(x.dtype), x.shape, np.asarray(x).tobytes()) for x in leaves]
+
+
+def restored(folder, **settings):
+    """(step, bits, extra) of what a fresh process would go on from."""
+    with Checkpoints(folder, **settings) as checkpoints:
+        step, state, extra = checkpoints.restore(LIKE)
+        return step, bits(state), extra
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with steps 1 and 2, the first the better one."""
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpoints(folder) as checkpoints:
+        for step, metric in ((1, 0.9), (2, 0.5)):
+            checkpoints.save(step, make_state(step), {"cursor": step}, metric=metric)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of `saved`, to be damaged."""
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+# The checksum
+
+
+def reference_checksum(array):
+    """The same function in plain integers, word by word."""
+
+    def mix(word):
+        word = (word ^ word >> 16) * 0x85EBCA6B % 2**32
+        word = (word ^ word >> 13) * 0xC2B2AE35 % 2**32
+        return word ^ word >> 16
+
+    size = min(array.dtype.itemsize, 4)
+    words = np.frombuffer(array.tobytes(), f"<u{size}")
+    return sum(mix(int(word) ^ mix(index)) for index, word in enumerate(words)) % 2**32
+
+
+@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_checksum_is_the_plain_one(dtype, shape, seed):
+    data = np.random.default_rng(seed).bytes(int(np.prod(shape)) * jnp.dtype(dtype).itemsize)
+    array = np.frombuffer(data, np.uint8) % 2 == 1 if dtype == "bool" else np.frombuffer(data, jnp.dtype(dtype))
+    array = array.reshape(shape)
+    assert int(checksum(jnp.asarray(array))) == reference_checksum(array)
+
+
+def test_checksum_of_eight_byte_words():
+    with jax.enable_x64():
+        array = np.random.default_rng(0).normal(size=(3, 5))
+        assert checksum(jnp.asarray(array)).dtype == jnp.uint32
+        assert int(checksum(jnp.asarray(array))) == reference_checksum(array)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
+def test_every_single_bit_and_every_pair_of_sign_bits_counts(dtype):
+    width = 8 * jnp.dtype(dtype).itemsize
+    words = np.random.default_rng(1).integers(0, 2**width, size=24, dtype=f"u{width // 8}")
+    one = [(i, bit) for i in range(24) for bit in range(width)]
+    flips = [[flip] for flip in one] + [[(i, width - 1), (j, width - 1)] for i in range(24) for j in range(i)]
+    damaged = np.tile(words, (len(flips), 1))
+    for row, flip in zip(damaged, flips, strict=True):
+        for i, bit in flip:
+            row[i] ^= row.dtype.type(1 << bit)
+    sums = jax.vmap(checksum)(jnp.asarray(damaged.view(jnp.dtype(dtype))))
+    assert (np.asarray(sums) != int(checksum(jnp.asarray(words.view(jnp.dtype(dtype)))))).all()
+
+
+def test_checksum_notices_a_transposition():
+    x = jnp.arange(6.0).reshape(2, 3)
+    assert len({int(checksum(y)) for y in (x, x[::-1], x[:, ::-1], x.T, jnp.roll(x, 1))}) == 5
+
+
+# Round trips
+
+
+def test_round_trip_is_bit_exact(saved):
+    assert restored(saved) == (2, bits(make_state(2)), {"cursor": 2})
+
+
+def test_round_trip_under_x64(tmp_path):
+    with jax.enable_x64(), Checkpoints(tmp_path) as checkpoints:
+        state = {"x": jnp.asarray(np.random.default_rng(0).normal(size=5)), "n": jnp.int64(2**40)}
+        checkpoints.save(1, state, {}, wait=True)
+        assert bits(checkpoints.restore(jax.eval_shape(lambda: state))[1]) == bits(state)
+
+
+def test_extra_comes_back(tmp_path):
+    extra = {"cursor": 12, "floats": [0.1, 1e300, 5e-324], "none": None, "text": "é\n", "nested": {"a": [True]}}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1), extra)
+        assert checkpoints.restore(LIKE)[2] == extra
+        with pytest.raises(TypeError, match="JSON"):
+            checkpoints.save(2, make_state(2), {"cursor": object()})
+    assert restored(tmp_path)[0] == 1
+
+
+def test_a_state_may_be_donated_as_soon_as_save_returns(tmp_path):
+    bump = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    state = {str(i): jnp.full((512, 512), i, jnp.float32) for i in range(8)}
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in range(3):
+            checkpoints.save(step, state, {})
+            for _ in range(5):
+                state = bump(state)
+        _, found, _ = checkpoints.restore(state)
+    assert all((np.asarray(found[str(i)]) == i + 10).all() for i in range(8))
+
+
+def test_saving_compiles_nothing_after_a_restore_that_found_nothing(tmp_path):
+    sharding = jax.sharding.NamedSharding(make_mesh(), jax.sharding.PartitionSpec())
+    state = jax.jit(lambda: {"w": jnp.ones((19, 23)), "step": jnp.int32(0)}, out_shardings=sharding)()
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(like) is None
+        counter = CompilationCounter()
+        checkpoints.save(1, state, {}, wait=True)
+        assert counter.count == 0
+        checksum(jnp.ones((29, 31)))
+        assert counter.count
+
+
+# Which ones are kept
+
+
+def steps_in(folder):
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def test_last_and_best_are_kept_over_restarts(tmp_path):
+    metrics = [0.1, 0.8, 0.3, None, float("nan"), 0.8, 0.2, 0.1]
+    kept = []
+    for step, metric in enumerate(metrics):
+        with Checkpoints(tmp_path, keep_last=2, keep_best=1) as checkpoints:
+            checkpoints.restore({"x": jnp.int32(0)})
+            checkpoints.save(step, {"x": jnp.int32(step)}, {}, metric=metric)
+            best = checkpoints.best_step()
+        kept.append((steps_in(tmp_path), best))
+    assert kept == [
+        ([0], 0), ([0, 1], 1), ([1, 2], 1), ([1, 2, 3], 1), ([1, 3, 4], 1), ([4, 5], 5), ([5, 6], 5), ([5, 6, 7], 5)
+    ]  # fmt: skip
+
+
+def test_without_metrics_there_is_no_best(tmp_path):
+    with Checkpoints(tmp_path, keep_last=1) as checkpoints:
+        assert checkpoints.latest_step() is None and checkpoints.best_step() is None
+        for step in range(3):
+            checkpoints.save(step, {"x": jnp.int32(step)}, {}, wait=True)
+        assert checkpoints.latest_step() == 2 and checkpoints.best_step() is None and steps_in(tmp_path) == [2]
+        assert not checkpoints.reached_preemption(3)
+
+
+def test_a_step_can_be_asked_for(folder):
+    with Checkpoints(folder) as checkpoints:
+        step, state, extra = checkpoints.restore(LIKE, checkpoints.best_step())
+        assert (step, bits(state), extra) == (1, bits(make_state(1)), {"cursor": 1})
+        with pytest.raises(ValueError, match=r"has no checkpoint of step 7; it has \[1, 2\]"):
+            checkpoints.restore(LIKE, 7)
+
+
+def test_going_on_from_an_earlier_step_abandons_the_later_ones(folder):
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.restore(LIKE, 1)
+        assert checkpoints.latest_step() == 1 and steps_in(folder) == [1, 2]
+        checkpoints.save(2, make_state(7), {"cursor": 7})
+    assert restored(folder) == (2, bits(make_state(7)), {"cursor": 7})
+
+
+@pytest.mark.parametrize("keep", [{"keep_last": 0}, {"keep_best": -1}])
+def test_senseless_counts_are_refused(tmp_path, keep):
+    with pytest.raises(ValueError, match="at least 1 and 0 are needed"):
+        Checkpoints(tmp_path, **keep)
+
+
+# Damage
+
+DAMAGE = {
+    "flipped bit": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 16]) + data[len(data) // 2 + 1 :]
+    ),
+    "flipped bytes": lambda data: bytes(byte ^ 255 for byte in data),
+    "zeros": lambda data: bytes(len(data)),
+    "truncated": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "missing": None,
+}
+
+
+def damage(path, kind):
+    data = path.read_bytes()
+    path.unlink()
+    if DAMAGE[kind]:
+        path.write_bytes(DAMAGE[kind](data))
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_any_damaged_file_is_noticed_or_harmless(saved, tmp_path, kind, capfd):
+    """Over every file of the newest checkpoint: the newest bit for bit, or the one before and a line that says so."""
+    outcomes = {}
+    for number, file in enumerate(
+        sorted(path.relative_to(saved) for path in (saved / "2").rglob("*") if path.is_file())
+    ):
+        folder = shutil.copytree(saved, tmp_path / str(number))
+        damage(folder / file, kind)
+        step, found, extra = restored(folder)
+        assert (found, extra) == (bits(make_state(step)), {"cursor": step})
+        warnings = [line for line in capfd.readouterr().err.splitlines() if line]
+        assert len(warnings) == (step == 1) and all("checkpoint 2 in" in line for line in warnings), warnings
+        outcomes[str(file)] = step
+    assert outcomes["2/record/metadata"] == 1
+    largest = max((path for path in (saved / "2").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    assert outcomes[str(largest.relative_to(saved))] == 1 or kind != "missing", outcomes
+    assert 1 in outcomes.values() and 2 in outcomes.values(), outcomes
+
+
+def test_orbax_alone_would_return_flipped_bits(saved, tmp_path, capfd):
+    """Bits of the array file flipped here and there: every one is noticed, some by nothing but our checksum."""
+    random, by_checksum = np.random.default_rng(0), 0
+    folder = shutil.copytree(saved, tmp_path / "checkpoints")
+    reads = {path for path in (folder / "2" / "state" / "d").iterdir()} | set((folder / "2" / "state").rglob("d/*"))
+    file = max(reads, key=lambda path: path.stat().st_size)
+    clean = file.read_bytes()
+    for bit in random.integers(8 * len(clean), size=25).tolist():
+        data = bytearray(clean)
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+        step, found, _ = restored(folder)
+        assert found == bits(make_state(step))
+        by_checksum += "the checksum of leaf" in capfd.readouterr().err
+    assert by_checksum
+
+
+def test_a_run_goes_on_over_a_damaged_checkpoint(folder):
+    damage(folder / "2" / "record" / "metadata", "truncated")
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.restore(LIKE)[0] == 1
+        assert steps_in(folder) == [1, 2]  # reading deletes nothing
+        assert checkpoints.latest_step() == 1
+        checkpoints.save(2, make_state(5), {"cursor": 5}, metric=0.1)
+        checkpoints.save(3, make_state(6), {"cursor": 6}, metric=0.2)
+    assert steps_in(folder) == [1, 2, 3]
+    assert restored(folder) == (3, bits(make_state(6)), {"cursor": 6})
+
+
+def test_a_changed_number_in_the_record_is_noticed(folder, capfd):
+    record = folder / "2" / "record" / "metadata"
+    text = record.read_text()
+    record.write_text(text.replace('"cursor": 2', '"cursor": 3'))
+    assert record.read_text() != text
+    assert restored(folder)[0] == 1
+    assert "its record was altered" in capfd.readouterr().err
+
+
+def test_when_all_are_damaged_nothing_is_lost_and_it_says_so(folder):
+    for step in (1, 2):
+        damage(folder / str(step) / "record" / "metadata", "missing")
+    with Checkpoints(folder) as checkpoints:
+        with pytest.raises(DamagedCheckpoint, match="each of the 2 checkpoints .* is damaged .*move the folder away"):
+            checkpoints.restore(LIKE)
+        with pytest.raises(DamagedCheckpoint, match="checkpoint 2 in .* is damaged"):
+            checkpoints.restore(LIKE, 2)
+    assert steps_in(folder) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p | {"odd": jnp.zeros(6)}, r"leaf params/odd is float32\[5\], float32\[6\] is wanted"),
+        (lambda p: p | {"odd": jnp.zeros(5, jnp.int32)}, r"leaf params/odd is float32\[5\], int32\[5\] is wanted"),
+        (lambda p: p | {"new": jnp.zeros(2)}, r"leaf params/new is absent, float32\[2\] is wanted"),
+        (lambda p: {"odd": p["odd"]}, r"leaf params/layer/bias is bfloat16\[33\], absent is wanted"),
+    ],
+)
+def test_another_structure_is_the_users_mistake(saved, change, message):
+    state = make_state(2)
+    like = TrainState(state.step, change(state.params), state.opt_state, state.reference, state.skipped)
+    with Checkpoints(saved) as checkpoints, pytest.raises(ValueError, match=message) as caught:
+        checkpoints.restore(like)
+    assert not isinstance(caught.value, DamagedCheckpoint)
+
+
+# Kills, disks, devices
+
+KILLED = """
+import sys, jax.numpy as jnp
+from rpg_jax.parallel import make_mesh
+from rpg_jax.training.checkpoints import Checkpoints
+state = lambda step: {str(i): jnp.full((256, 1024), step * 16 + i, jnp.float32) for i in range(16)}
+with Checkpoints(sys.argv[1], keep_last=2) as checkpoints:
+    start, found, extra = checkpoints.restore(state(0)) or (0, state(0), {"cursor": 0})
+    assert extra == {"cursor": start} and all((found[name] == x).all() for name, x in state(start).items())
+    print("from", start, flush=True)
+    for step in range(start + 1, start + 1000):
+        checkpoints.save(step, state(step), {"cursor": step})
+        print("saving", step, flush=True)
+"""
+
+
+def test_killed_in_the_middle_of_saves(tmp_path):
+    """kill -9 at some moment of a save, again and again: a saved step always remains, whole, and never an older one."""
+    newest = 0
+    for pause in (0.0, 0.03, 0.1, 0.17):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        start = int(process.stdout.readline().split()[1])
+        assert start >= newest
+        for _ in range(3):  # once the third save has begun, the first is on disk
+            assert process.stdout.readline()
+        time.sleep(pause)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        newest = start + 1
+    with Checkpoints(tmp_path) as checkpoints:
+        like = {str(i): jax.ShapeDtypeStruct((256, 1024), jnp.float32) for i in range(16)}
+        step, _, extra = checkpoints.restore(like)
+        assert step >= newest and extra == {"cursor": step}
+        checkpoints.save(step + 1, {str(i): jnp.ones(3) for i in range(2)}, {}, wait=True)
+    assert not list(tmp_path.glob("*tmp*"))  # what killed saves left does not fill the disk
+
+
+def assert_saves_fail(folder, code):
+    """Saving raises the OSError of `code` at the latest on leaving; step 1 is as it was."""
+    before = set(threading.enumerate())
+    with pytest.raises(OSError) as caught, Checkpoints(folder, keep_last=1) as checkpoints:
+        checkpoints.restore(LIKE)
+        for step in (2, 3):
+            checkpoints.save(step, {"big": jnp.asarray(np.random.default_rng(step).normal(size=(1500, 1000)))}, {})
+    assert caught.value.errno == code and caught.value.filename == str(folder)
+    for thread in set(threading.enumerate()) - before:  # a thread that stays would keep the process from ending
+        thread.join(10)
+        assert thread.daemon or not thread.is_alive(), thread
+    assert restored(folder)[:2] == (1, bits(make_state(1)))
+
+
+def save_first(folder):
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, make_state(1), {})
+    return folder
+
+
+def test_files_may_not_grow(tmp_path):
+    folder = save_first(tmp_path / "checkpoints")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        assert_saves_fail(folder, errno.EFBIG)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MiB."""
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def test_a_full_disk(small_disk):
+    assert_saves_fail(save_first(small_disk / "checkpoints"), errno.ENOSPC)
+
+
+def test_a_read_only_disk(small_disk):
+    folder = save_first(small_disk / "checkpoints")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert_saves_fail(folder, errno.EROFS)
+    with pytest.raises(OSError) as caught:
+        Checkpoints(small_disk / "others")
+    assert caught.value.errno == errno.EROFS
+
+
+SHARDED = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from rpg_jax.parallel import make_mesh
+from rpg_jax.training.checkpoints import Checkpoints, checksum
+values = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
+one = jax.make_mesh((2, 2), ("data", "fsdp"))
+other = jax.make_mesh((4, 1), ("data", "fsdp"))
+with Checkpoints(sys.argv[1]) as checkpoints:
+    state = {"x": jax.device_put(values, NamedSharding(one, P("fsdp", "data"))),
+             "y": jax.device_put(values, NamedSharding(one, P(None, "fsdp")))}
+    assert int(checksum(state["x"])) == int(checksum(state["y"])) == int(checksum(jnp.asarray(values)))
+    checkpoints.save(1, state, {}, wait=True)
+    for mesh, spec in ((one, P(("data", "fsdp"))), (other, P(None, "data")), (other, P())):
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)), state)
+        found = checkpoints.restore(like)[1]
+        assert all(found[k].sharding == like[k].sharding and (np.asarray(found[k]) == values).all() for k in found)
+"""
+
+
+def test_saved_on_one_mesh_and_restored_on_others(tmp_path):
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SHARDED, tmp_path], cwd=ROOT, env=environment, check=True)
