@@ -23,6 +23,9 @@ from rpg_jax.training.checkpoints import Checkpoints, DamagedCheckpoint, checksu
 from rpg_jax.training.compilations import CompilationCounter
 from rpg_jax.types import Reference, TrainState
 
+# TensorStore's callbacks may find Orbax's event loop closed after a read that failed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 DTYPES = ("float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8", "bool")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -350,8 +353,8 @@ with Checkpoints(sys.argv[1], keep_last=2) as checkpoints:
 
 def test_killed_in_the_middle_of_saves(tmp_path):
     """kill -9 at some moment of a save, again and again: a saved step always remains, whole, and never an older one."""
-    newest = 0
-    for pause in (0.0, 0.03, 0.1, 0.17):
+    newest = leftovers = 0
+    for pause in (0.0, 0.04, 0.1):
         process = subprocess.Popen(
             [sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
@@ -363,6 +366,8 @@ def test_killed_in_the_middle_of_saves(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         newest = start + 1
+        leftovers += len(list(tmp_path.glob("*tmp*")))
+    assert leftovers  # else no kill hit a save
     with Checkpoints(tmp_path) as checkpoints:
         like = {str(i): jax.ShapeDtypeStruct((256, 1024), jnp.float32) for i in range(16)}
         step, _, extra = checkpoints.restore(like)
