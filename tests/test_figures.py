@@ -1,0 +1,116 @@
+"""The training figure: what it draws is what was logged, whatever is missing."""
+
+import math
+import subprocess
+import sys
+
+import matplotlib.figure
+import matplotlib.image
+import numpy as np
+import pytest
+
+from rpg_jax.training.figures import training_figure
+
+TITLES = [
+    "Held-out accuracy", "Training reward", "Entropy", "Response length", "KL to the behavior policy", "Clip fraction",
+    "Throughput",
+]  # fmt: skip
+
+
+def make_rows(steps, k=8):
+    """What a run of some steps logs, evaluated every other step."""
+    rows = []
+    for step in range(steps + 1):
+        row = {"step": step}
+        if step:
+            row |= {
+                "train/reward": step / steps,
+                "train/entropy": 1.0 / step,
+                "train/response_length": 20.0 + step,
+                "train/kl_behavior_k3": 1e-3 * step,
+                "train/clip_fraction": 0.01,
+                "throughput/rollout_tokens_per_second": 14000.0 + step,
+                "throughput/update_tokens_per_second": 15000.0,
+            }
+        if step % 2 == 0:
+            for task, accuracy in (("arithmetic", 0.3), ("all", 0.4)):
+                key, value = f"eval/{task}/mean@{k}", accuracy + step / 100
+                row |= {
+                    key: value,
+                    f"{key}_low": value - 0.05,
+                    f"{key}_high": value + 0.05,
+                    f"eval/{task}/pass@{k}": 0.9,
+                }
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """`draw(rows)` -> {panel title: axes}, after checking that the file is an image with something on it."""
+    drawn = []
+    save = matplotlib.figure.Figure.savefig
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda self, path: (drawn.append(self), save(self, path)))
+
+    def draw(rows):
+        path = tmp_path / "figures" / "training.png"
+        training_figure(rows, path)
+        image = matplotlib.image.imread(path)
+        assert image.shape[1] >= 1200 and image[..., :3].std() > 0.01
+        return {axis.get_title(loc="left"): axis for axis in drawn[-1].axes}
+
+    return draw
+
+
+def lines(axis):
+    return {
+        line.get_label(): np.array(line.get_xydata()) for line in axis.lines if not line.get_label().startswith("_")
+    }
+
+
+def test_every_panel_shows_what_was_logged(draw):
+    rows = make_rows(20)
+    panels = draw(rows)
+    assert sorted(panels) == sorted(TITLES)
+    for title, key in (("Training reward", "train/reward"), ("Clip fraction", "train/clip_fraction")):
+        (line,) = lines(panels[title]).values()
+        np.testing.assert_array_equal(line, [(row["step"], row[key]) for row in rows if key in row])
+    assert list(lines(panels["Throughput"])) == ["rollout", "update"]
+    accuracy = lines(panels["Held-out accuracy"])
+    assert list(accuracy) == ["arithmetic", "all problems"]
+    np.testing.assert_allclose(accuracy["all problems"], [(step, 0.4 + step / 100) for step in range(0, 21, 2)])
+    assert panels["Held-out accuracy"].get_title(loc="right") == "40.0% \N{RIGHTWARDS ARROW} 60.0%"
+    assert panels["Held-out accuracy"].get_ylabel() == "mean@8"
+
+
+def test_long_runs_get_a_running_mean_that_keeps_straight_lines(draw):
+    rows = [row | {"train/entropy": 5.0} for row in make_rows(200)]
+    panels = draw(rows)
+    (reward,) = lines(panels["Training reward"]).values()
+    np.testing.assert_allclose(reward[10:-10, 1], reward[10:-10, 0] / 200)
+    np.testing.assert_allclose(lines(panels["Entropy"])["entropy"][:, 1], 5.0)
+    assert len(panels["Entropy"].lines) == 2
+
+
+def test_values_that_are_not_numbers_are_left_out(draw):
+    rows = make_rows(6)
+    rows[2] |= {"train/reward": None, "eval/all/mean@8": math.nan}
+    rows[3] |= {"train/reward": math.inf}
+    panels = draw(rows)
+    assert lines(panels["Training reward"])["reward"][:, 0].tolist() == [1, 4, 5, 6]
+    assert lines(panels["Held-out accuracy"])["all problems"][:, 0].tolist() == [0, 4, 6]
+
+
+@pytest.mark.parametrize("rows", [[], [{"step": 0}], make_rows(2)[:1], make_rows(1)[1:], make_rows(2)[1:]])
+def test_short_and_empty_runs_are_drawn(draw, rows):
+    assert sorted(draw(rows)) == sorted(TITLES)
+
+
+def test_two_sizes_of_k_are_told_apart(draw):
+    accuracy = draw(make_rows(4) + [row | {"step": row["step"] + 5} for row in make_rows(4, k=32)])["Held-out accuracy"]
+    assert set(lines(accuracy)) == {f"{task}, mean@{k}" for task in ("arithmetic", "all problems") for k in (8, 32)}
+
+
+def test_matplotlib_is_imported_only_to_draw():
+    command = "import sys, rpg_jax.training.figures; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", command], check=True)

@@ -1,0 +1,161 @@
+"""The launchers: their syntax, and what they do with the Python that is there. Nothing is downloaded."""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / ".ci" / "run"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_scripts_parse_and_can_be_started(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    assert os.access(script, os.X_OK)
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_shellcheck():
+    subprocess.run(["shellcheck", *SCRIPTS], check=True)
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """The launchers in a repository of their own, whose requirements are one comment."""
+    root = tmp_path / "a clone"
+    for folder in ("launch", ".ci"):
+        shutil.copytree(ROOT / folder, root / folder)
+    (root / "requirements.txt").write_text("# nothing\n")
+    return root
+
+
+def fake(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def run(command, tmp_path, **environment):
+    """A launcher's outcome, called from a folder elsewhere, with nothing on stdin."""
+    environment = {"PATH": "/usr/bin:/bin", "CI": "true"} | environment
+    return subprocess.run(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+
+
+OLD_PYTHON = 'if [[ "$1" == --version ]]; then echo "Python 3.9.2"; else exit 1; fi'
+
+
+def test_an_old_python_is_one_clear_line(clone, tmp_path):
+    tools = tmp_path / "tools"
+    for name in ("python3", "python"):
+        fake(tools / name, OLD_PYTHON)
+    for name in ("dirname", "bash"):
+        (tools / name).symlink_to(shutil.which(name))
+    for script in ("launch/setup.sh", "launch/test.sh", "launch/quickstart.sh", ".ci/run"):
+        result = run([tools / "bash", clone / script], tmp_path, PATH=str(tools))
+        assert result.returncode == 2 and result.stdout == ""
+        assert result.stderr.splitlines() == [
+            "error: Python 3.11 or newer is needed and Python 3.9.2 was found; install it, or name one: "
+            "PYTHON=/path/to/python3.11"
+        ]
+    assert not (clone / ".venv").exists()
+
+
+def fake_venv(clone, works=True):
+    """A .venv whose python notes its arguments, and answers setup's questions with the real one."""
+    log = clone / "calls"
+    fake(
+        clone / ".venv" / "bin" / "python",
+        f"""
+        if [[ "$1" == -c ]]; then exec "{sys.executable}" "$@"; fi
+        echo "$*" >> "{log}"
+        [[ "$2" != pip || {int(works)} == 1 ]]
+        """,
+    )
+    return lambda: log.read_text().splitlines() if log.exists() else []
+
+
+def test_requirements_are_installed_once_for_each_change(clone, tmp_path):
+    calls = fake_venv(clone)
+    for expected in (1, 1):
+        assert run(["bash", clone / "launch/setup.sh"], tmp_path).returncode == 0
+        assert len(calls()) == expected and "pip install" in calls()[0]
+    (clone / "requirements.txt").write_text("# something else\n")
+    assert run(["bash", clone / "launch/setup.sh"], tmp_path).returncode == 0
+    assert len(calls()) == 2
+    digest = hashlib.sha256(b"# something else\n").hexdigest()
+    assert (clone / ".venv" / "requirements.sha256").read_text().strip() == digest
+
+
+def test_a_failed_installation_is_tried_again(clone, tmp_path):
+    calls = fake_venv(clone, works=False)
+    for tries in (1, 2):
+        result = run(["bash", clone / "launch/test.sh"], tmp_path)
+        assert result.returncode == 1 and "error: pip could not install requirements.txt" in result.stderr
+        assert len(calls()) == tries
+
+
+def test_setup_can_be_sourced(clone, tmp_path):
+    fake_venv(clone)
+    result = run(["bash", "-c", f'source "{clone}/launch/setup.sh" && echo still here'], tmp_path)
+    assert result.stdout == "still here\n" and result.returncode == 0
+
+
+def test_a_virtual_environment_is_made(clone, tmp_path):
+    result = run(["bash", clone / "launch/setup.sh"], tmp_path, PYTHON=sys.executable)
+    assert result.returncode == 0, result.stderr
+    assert (clone / ".venv" / "pyvenv.cfg").exists()
+    assert result.stderr.startswith("setup: making .venv with Python 3.")
+
+
+@pytest.mark.parametrize("script", ["launch/test.sh", ".ci/run"])
+@pytest.mark.parametrize("status", [0, 1])
+def test_pytest_has_the_last_word(clone, tmp_path, script, status):
+    fake_venv(clone)
+    fake(
+        clone / ".venv/bin/python",
+        f"""
+        if [[ "$1" == -c ]]; then exec "{sys.executable}" "$@"; fi
+        if [[ "$2" == pytest ]]; then echo "$PWD"; echo "3 passed in 1s"; exit {status}; fi
+        """,
+    )
+    result = run(["bash", clone / script], tmp_path)
+    assert result.returncode == status
+    assert result.stdout.splitlines() == [str(clone), "3 passed in 1s"]
+
+
+def test_options_reach_pytest(clone, tmp_path):
+    calls = fake_venv(clone)
+    run(["bash", clone / "launch/test.sh", "-k", "two words"], tmp_path)
+    assert calls()[-1] == "-m pytest -k two words"
+
+
+def test_quickstart_trains_evaluates_and_names_the_figure(clone, tmp_path):
+    calls = fake_venv(clone)
+    result = run(["bash", clone / "launch/quickstart.sh", "--config.seed=1"], tmp_path)
+    assert calls()[-2:] == [
+        "-m rpg_jax.train --config=configs/quickstart.py --workdir=runs/quickstart --config.seed=1",
+        "-m rpg_jax.evaluate --workdir=runs/quickstart",
+    ]
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1] == f"curves: {clone}/runs/quickstart/figures/training.png"
+
+
+def test_quickstart_stops_where_training_stops(clone, tmp_path):
+    fake_venv(clone)
+    fake(
+        clone / ".venv/bin/python",
+        f"""
+        if [[ "$1" == -c ]]; then exec "{sys.executable}" "$@"; fi
+        if [[ "$2" == rpg_jax.train ]]; then exit 75; fi
+        if [[ "$2" == rpg_jax.evaluate ]]; then echo "evaluated"; fi
+        """,
+    )
+    result = run(["bash", clone / "launch/quickstart.sh"], tmp_path)
+    assert result.returncode == 75 and "evaluated" not in result.stdout
