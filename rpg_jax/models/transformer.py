@@ -17,7 +17,6 @@ from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.config import ModelConfig
 
 _kernel = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-_embedding = nn.initializers.normal(0.02)
 
 REMAT_POLICIES = {
     "none": None,
@@ -116,13 +115,15 @@ class Model:
         """Random float32 parameters, `layers` stacked along axis 0. Jit it with out_shardings to make them sharded."""
         config, norm = self.config, {"scale": jnp.ones(self.config.hidden_size)}
         embed_key, layer_key, head_key = jax.random.split(key, 3)
+        # As large as what a layer adds to it: much smaller, and a token is drowned out by the first layers' outputs.
+        embedding = nn.initializers.normal(config.hidden_size**-0.5)
         x, positions = jnp.zeros((1, 1, config.hidden_size)), jnp.zeros((1, 1), jnp.int32)
 
         def init_layer(key):
             return self.block.init(key, x, positions, lambda q, k, v: (q, None))["params"]
 
         params = {
-            "embed": {"embedding": _embedding(embed_key, (config.vocab_size, config.hidden_size))},
+            "embed": {"embedding": embedding(embed_key, (config.vocab_size, config.hidden_size))},
             "layers": jax.vmap(init_layer)(jax.random.split(layer_key, config.layers)),
             "final_norm": norm,
         }
