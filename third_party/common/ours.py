@@ -1,0 +1,94 @@
+"""Our side of the benchmarks: the same functions that `rpg_jax.train` runs, on random prompts and parameters."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rpg_jax import objectives, parallel
+from rpg_jax.models import Model, ModelConfig, unstack_layers
+from rpg_jax.sampling import Sampling, generate
+from rpg_jax.training.experience import make_experience, make_sampling_params
+from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.update import init_params, init_state, make_update
+from rpg_jax.types import Prompts, TrainBatch
+
+LEARNER = dict(rows=8, temperature=1.0, logprob_chunk=32)  # microbatches that stay in cache
+
+
+def build_model(shape):
+    return Model(ModelConfig(*shape.values(), qk_norm=True), scan=False)
+
+
+def random_prompts(shape, rows, length):
+    tokens = np.random.default_rng(0).integers(1, shape["vocab"], (rows, length)).astype(np.int32)
+    return Prompts(jnp.asarray(tokens), jnp.ones((rows, length), bool), jnp.arange(rows, dtype=jnp.int32))
+
+
+def generation(shape, task):
+    model, key = build_model(shape), jax.random.key(0, impl="threefry2x32")
+    params = unstack_layers(jax.jit(model.init)(key))
+    prompts = random_prompts(shape, task["rows"], task["prompt"])
+    steps = iter(range(10**9))
+
+    def step():
+        settings = dict(samples=1, max_new=task["new"], sampling=Sampling.make(), slots=task["rows"])
+        jax.block_until_ready(generate(model, params, prompts, key=key, step=jnp.int32(next(steps)), **settings))
+
+    return step
+
+
+def update(shape, task):
+    model, mesh = build_model(shape), parallel.make_mesh()
+    optimizer = make_optimizer("adamw", learning_rate=1e-6)
+    state = init_state(optimizer, mesh, init_params(model, mesh, 0))
+    run = make_update(model, objectives.make("grpo", beta=0.0), optimizer, mesh, state, clip_norm=1.0, **LEARNER)
+    rows, length = task["rows"], task["prompt"] + task["new"]
+    rng = np.random.default_rng(0)
+    logp = jnp.full((rows, length), -float(np.log(shape["vocab"])))
+    batch = TrainBatch(
+        tokens=jnp.asarray(rng.integers(0, shape["vocab"], (rows, length)), jnp.int32),
+        response_mask=jnp.broadcast_to(jnp.arange(length) >= task["prompt"], (rows, length)),
+        behavior_logp=logp,
+        reference_logp=logp,
+        advantage=jnp.asarray(rng.normal(size=(rows, 1)), jnp.float32),
+        weight=jnp.ones_like(logp),
+    )
+
+    def step():
+        nonlocal state
+        state, _ = jax.block_until_ready(run(state, batch, jnp.int32(rows // LEARNER["rows"])))
+
+    return step
+
+
+def rl_step(shape, task):
+    """Prompts to responses, a rule reward on the host, advantages, one update."""
+    model, mesh = build_model(shape), parallel.make_mesh()
+    optimizer = make_optimizer("adamw", learning_rate=1e-6)
+    state = init_state(optimizer, mesh, init_params(model, mesh, 0))
+    shapes = jax.eval_shape(lambda: state)
+    policy = make_sampling_params(model, optimizer, mesh, state)
+    experience = make_experience(model, optimizer, mesh, advantage="group_mean_std", **LEARNER)
+    run = make_update(model, objectives.make("grpo", beta=0.0), optimizer, mesh, shapes, clip_norm=1.0, **LEARNER)
+    rows, samples = task["rows"], task["samples"]
+    prompts = random_prompts(shape, rows // samples, task["prompt"])
+    key, steps = jax.random.key(0, impl="threefry2x32"), iter(range(10**9))
+
+    def step():
+        nonlocal state
+        settings = dict(samples=samples, max_new=task["new"], sampling=Sampling.make(), slots=rows)
+        rollout = generate(model, policy(state), prompts, key=key, step=jnp.int32(next(steps)), **settings)
+        responses = np.asarray(rollout.tokens)[:, task["prompt"] :]
+        reward = (responses % 2 == 0).mean(-1, dtype=np.float32).reshape(-1, samples)
+        batch, _ = experience(state, rollout, jnp.asarray(reward))
+        state, _ = jax.block_until_ready(run(state, batch, jnp.int32(rows // LEARNER["rows"])))
+
+    return step
+
+
+BUILDERS = {"generation": generation, "update": update, "rl_step": rl_step}

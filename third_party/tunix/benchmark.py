@@ -1,0 +1,114 @@
+"""Generation and one update: rpg_jax beside tunix's sampler and RL trainer.
+
+python third_party/tunix/benchmark.py --peer_python=VENV/bin/python
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
+
+import interleave
+
+
+class Numbers:
+    """A tokenizer whose words are token ids; nothing ends a response early."""
+
+    def encode(self, text, **_):
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids, **_):
+        return " ".join(map(str, ids))
+
+    def bos_id(self):
+        return 1
+
+    def eos_id(self):
+        return -1
+
+    def pad_id(self):
+        return 0
+
+
+def build_model(shape):
+    from flax import nnx
+    from tunix.models.qwen3 import model as qwen3
+
+    config = qwen3.ModelConfig(
+        num_layers=shape["layers"],
+        vocab_size=shape["vocab"],
+        embed_dim=shape["hidden"],
+        hidden_dim=shape["mlp"],
+        num_heads=shape["heads"],
+        head_dim=shape["head_dim"],
+        num_kv_heads=shape["kv_heads"],
+        rope_theta=1_000_000,
+        norm_eps=1e-6,
+        use_tied_embedding=True,
+    )
+    return qwen3.Qwen3(config, rngs=nnx.Rngs(0)), config
+
+
+def random_prompts(shape, rows, length):
+    import numpy as np
+
+    tokens = np.random.default_rng(0).integers(2, shape["vocab"], (rows, length))
+    tokens[:, 0] = 1  # or the sampler puts its own in front and pads to the next power of two
+    return [" ".join(map(str, row)) for row in tokens]
+
+
+def generation(shape, task):
+    from tunix.generate import sampler
+
+    model, config = build_model(shape)
+    cache = sampler.CacheConfig(task["prompt"] + task["new"], config.num_layers, config.num_kv_heads, config.head_dim)
+    sample = sampler.Sampler(model, Numbers(), cache)
+    prompts, seeds = random_prompts(shape, task["rows"], task["prompt"]), iter(range(10**9))
+
+    def step():
+        settings = dict(temperature=1.0, top_p=1.0, max_prompt_length=task["prompt"], seed=next(seeds))
+        out = sample(prompts, task["new"], **settings)
+        assert all(len(tokens) == task["new"] for tokens in out.tokens)
+
+    return step
+
+
+def update(shape, task):
+    """The RL trainer's own train step with its GRPO loss on given responses."""
+    import jax
+    import numpy as np
+    import optax
+    from tunix.rl import algo_core, common, trainer
+    from tunix.rl.grpo.grpo_learner import GRPOConfig
+    from tunix.sft import peft_trainer
+
+    model, _ = build_model(shape)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-6))
+    actor = trainer.Trainer(model, optimizer, peft_trainer.TrainingConfig(eval_every_n_steps=10**9), lambda: {})
+    config = GRPOConfig(num_generations=8, beta=0.0)
+    config.temperature = 1.0
+    actor.with_loss_fn(
+        lambda model, train_example: algo_core.grpo_loss_fn(model, train_example, config, pad_id=0, eos_id=-1),
+        has_aux=True,
+    )
+    actor.with_gen_model_input_fn(lambda example: {"train_example": example})
+    rows, rng = task["rows"], np.random.default_rng(0)
+    example = common.TrainExample(
+        prompt_ids=rng.integers(2, shape["vocab"], (rows, task["prompt"])).astype(np.int32),
+        prompt_mask=np.ones((rows, task["prompt"]), bool),
+        completion_ids=rng.integers(2, shape["vocab"], (rows, task["new"])).astype(np.int32),
+        completion_mask=np.ones((rows, task["new"]), bool),
+        advantages=rng.normal(size=rows).astype(np.float32),
+        ref_per_token_logps=None,
+        old_per_token_logps=None,
+    )
+    train_step, _ = actor.jit_train_and_eval_step()
+
+    def step():
+        jax.block_until_ready(train_step(example))
+
+    return step
+
+
+if __name__ == "__main__":
+    interleave.main(__file__, "tunix", {"generation": generation, "update": update})
