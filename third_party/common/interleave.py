@@ -84,15 +84,13 @@ def work(side, package, theirs, case):
 
 def race(script, package, case, args):
     """Runs one case; returns its timings by side. Exits with status 2 and one line if the peer is not installed."""
+    log = None if os.environ.get("BENCHMARK_VERBOSE") else subprocess.DEVNULL
     pythons = {"theirs": args.peer_python, "ours": sys.executable}
     result = {"case": case, "peer": package}
     with contextlib.ExitStack() as stack:
         workers = {}
         for side, python in pythons.items():
             command = [python, script, "--worker", side, "--cases", case]
-            log = stack.enter_context(
-                open(os.devnull if not os.environ.get("BENCHMARK_VERBOSE") else "/dev/stderr", "w")
-            )
             worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
             stack.callback(worker.wait)
             stack.callback(worker.stdin.close)

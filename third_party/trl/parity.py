@@ -6,9 +6,8 @@ python third_party/trl/parity.py --peer_python=VENV/bin/python
 import pathlib
 import sys
 
-FOLDER = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent / "common"))
-sys.path.insert(1, str(FOLDER.parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import parity

@@ -1,0 +1,102 @@
+"""What can be known of the comparisons without the peers: they parse, explain themselves, and fail in a line."""
+
+import ast
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SCRIPTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("benchmark.py", "parity.py")
+    for path in (ROOT / "third_party").glob(f"*/{pattern}")
+    if path.parent.name != "common"
+)
+PEERS = {"torch", "transformers", "trl", "tunix", "schedulefree", "datasets", "tokenizers"}
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(ROOT / script), *arguments]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def test_every_peer_has_a_script_and_requirements():
+    assert SCRIPTS == [
+        "third_party/schedulefree/parity.py",
+        "third_party/transformers/benchmark.py",
+        "third_party/trl/benchmark.py",
+        "third_party/trl/parity.py",
+        "third_party/tunix/benchmark.py",
+    ]
+    for script in SCRIPTS:
+        requirements = (ROOT / script).parent / "requirements.txt"
+        pins = [line for line in requirements.read_text().splitlines() if line.startswith("torch")]
+        assert all("==" in pin for pin in pins), f"{requirements}: an unpinned torch pulls gigabytes"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_peers_are_imported_only_where_they_are_used(script):
+    """No peer is imported at the top of a file, so that help and our side work without it."""
+    for path in [ROOT / script, *(ROOT / "third_party/common").glob("*.py")]:
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & PEERS, path
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script):
+    done = run(script, "--help")
+    assert done.returncode == 0 and "--peer_python" in done.stdout and "--json" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_peer_that_is_not_installed_is_one_clear_line(script, tmp_path):
+    bare = tmp_path / "python"  # this interpreter without its site-packages: surely without the peer
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    (tmp_path / "numpy.py").write_text("")  # the scripts import it for arrays
+    done = run(script, f"--peer_python={bare}")
+    assert done.returncode == 2, done.stderr
+    line = done.stderr.strip()
+    assert "\n" not in line and "is not installed in" in line and "requirements.txt" in line, done.stderr
+
+
+def test_unknown_cases_are_named():
+    done = run("third_party/trl/benchmark.py", "--cases=update:m9")
+    assert done.returncode == 2
+    assert "unknown case 'update:m9'; known: update:m1, update:m2, rl_step:m1" in done.stderr
+
+
+def test_our_side_takes_a_step_of_every_case(tmp_path):
+    """Each builder of ours runs: here at a tiny size, in a worker as the benchmark starts it."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import ours\n"
+        "shape = dict(vocab=32, hidden=8, mlp=8, layers=1, heads=2, kv_heads=1, head_dim=4)\n"
+        "task = dict(rows=8, prompt=3, new=5, samples=4)\n"
+        "for build in ours.BUILDERS.values(): build(shape, task)()\n"
+        "print('done', len(ours.BUILDERS))\n"
+    )
+    command = [sys.executable, str(program), str(ROOT / "third_party/common")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.stdout == "done 3\n", done.stderr
+
+
+def test_table_reads_as_measured(tmp_path):
+    sys.path.insert(0, str(ROOT / "third_party/common"))
+    try:
+        import interleave
+    finally:
+        sys.path.pop(0)
+    side = dict(build=0.0, first=2.0, seconds=[1.0, 3.0, 2.0], peak_rss=2e9)
+    theirs = {**side, "seconds": [8.0, 8.0, 8.0]}
+    text = interleave.row(json.loads(json.dumps(dict(case="update:m1", peer="trl", ours=side, theirs=theirs))))
+    assert "4.00 x as fast as trl" in text
+    assert "2.000 s [1.000, 3.000]      2,560 tokens/s" in text and "peak  2.00 GB" in text
