@@ -6,6 +6,7 @@ import pathlib
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -454,3 +455,66 @@ with Checkpoints(sys.argv[1]) as checkpoints:
 def test_saved_on_one_mesh_and_restored_on_others(tmp_path):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", SHARDED, tmp_path], cwd=ROOT, env=environment, check=True)
+
+
+TWO_PROCESSES = """
+import pathlib, sys, jax, numpy as np
+from jax.experimental.multihost_utils import sync_global_devices
+from jax.sharding import NamedSharding, PartitionSpec as P
+from rpg_jax.parallel import make_mesh
+from rpg_jax.training.checkpoints import Checkpoints
+folder, port, process = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize(f"localhost:{port}", 2, process)
+split = NamedSharding(make_mesh(fsdp=2, data=1), P("fsdp"))
+def state(step):
+    values = np.random.default_rng(step).normal(size=(64, 32)).astype(np.float32)
+    return {"x": jax.make_array_from_callback(values.shape, split, lambda index: values[index])}
+def restored(checkpoints):
+    step, found, extra = checkpoints.restore(state(0))
+    for mine, right in zip(found["x"].addressable_shards, state(extra["values"])["x"].addressable_shards):
+        assert (np.asarray(mine.data) == np.asarray(right.data)).all()
+    return step, extra["values"]
+def largest(parts):
+    return max(parts, key=lambda path: path.stat().st_size)
+with Checkpoints(folder, keep_last=9) as checkpoints:
+    assert checkpoints.restore(state(0)) is None
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step), {"values": step}, metric=1 / step)
+    assert checkpoints.best_step() == 1 and not checkpoints.reached_preemption(3)
+if process == 0:  # what process 1 wrote and alone reads is gone; of step 2, a bit is flipped
+    largest((folder / "3" / "state" / "ocdbt.process_1").rglob("d/*")).write_bytes(b"")
+    file = largest((folder / "2" / "state" / "ocdbt.process_0").rglob("d/*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+sync_global_devices("damaged")
+with Checkpoints(folder) as checkpoints:
+    assert restored(checkpoints) == (1, 1)
+    checkpoints.save(2, state(7), {"values": 7}, wait=True)
+    assert restored(checkpoints) == (2, 7)
+print("agreed", flush=True)
+"""
+
+
+def test_processes_agree_on_what_is_damaged(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, tmp_path, port, str(process)], cwd=ROOT, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for process in (0, 1)
+    ]  # fmt: skip
+    try:
+        (first, first_errors), (second, second_errors) = [process.communicate(timeout=60) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert "agreed" in first and "agreed" in second, first_errors + second_errors
+    assert [line.split(" in ")[0] for line in first_errors.splitlines() if "warning: checkpoint" in line] == [
+        "warning: checkpoint 3", "warning: checkpoint 2"
+    ]  # fmt: skip
+    assert "warning: checkpoint" not in second_errors
