@@ -227,7 +227,7 @@ class Checkpoints:
     def _discard_leftovers(self):
         """Before a save: deletes steps newer than the restored one, and once what killed saves left behind."""
         if self._resumed_from is not None:
-            for newer in set(self._manager.all_steps()) - set(self._steps()):
+            for newer in sorted(set(self._manager.all_steps()) - set(self._steps())):
                 self._storage(self._manager.delete, newer)
                 self._metrics.pop(newer, None)
             self._resumed_from = None
