@@ -1,6 +1,7 @@
 """Chunked log-probs of given tokens: against naive log-softmax, and that no [B, T, V] array is ever held."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -44,14 +45,19 @@ def test_equals_naive_in_value_and_gradient(length, chunk, temperature, density,
     def chunked(params):
         return token_logprobs_and_entropy(MODEL, params, tokens, mask, temperature=temperature, chunk=chunk)
 
-    ours, back = jax.vjp(chunked, PARAMS)
-    plain, plain_back = jax.vjp(lambda params: naive(MODEL, params, tokens, mask, temperature), PARAMS)
+    @partial(jax.jit, static_argnums=0)
+    def value_and_gradient(function, cotangents):
+        values, back = jax.vjp(function, PARAMS)
+        return values, back(cotangents)
+
+    ours, gradient = value_and_gradient(chunked, cotangents)
+    plain, plain_gradient = value_and_gradient(lambda p: naive(MODEL, p, tokens, mask, temperature), cotangents)
     for a, b in zip(ours, plain, strict=True):
         assert a.dtype == jnp.float32 and a.shape == (3, length)
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-    for a, b in zip(*(jax.tree.leaves(f(cotangents)) for f in (back, plain_back)), strict=True):
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(plain_gradient), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
-    alone = token_logprobs(MODEL, PARAMS, tokens, mask, temperature=temperature, chunk=chunk)
+    alone = jax.jit(partial(token_logprobs, MODEL, temperature=temperature, chunk=chunk))(PARAMS, tokens, mask)
     np.testing.assert_allclose(alone, ours[0], rtol=1e-5, atol=1e-5)
 
 
@@ -99,8 +105,10 @@ def test_temperature_may_be_traced_and_extreme_logits_stay_finite():
     mask = jnp.ones((2, 6), bool)
     traced = jax.jit(lambda t: token_logprobs(MODEL, PARAMS, tokens, mask, temperature=t))
     np.testing.assert_allclose(traced(0.7), token_logprobs(MODEL, PARAMS, tokens, mask, temperature=0.7), rtol=1e-5)
-    value, gradient = jax.value_and_grad(
-        lambda p: sum(x.sum() for x in token_logprobs_and_entropy(MODEL, p, tokens, mask, temperature=1e-4))
+    value, gradient = jax.jit(
+        jax.value_and_grad(
+            lambda p: sum(x.sum() for x in token_logprobs_and_entropy(MODEL, p, tokens, mask, temperature=1e-4))
+        )
     )(PARAMS)
     assert jnp.isfinite(value) and all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradient))
 
