@@ -21,20 +21,24 @@ def get_config(variant=""):
         dict(
             directory="runs/data",
             seed=0,
-            train_size=1000,  # problems of each task
+            train_size=760,  # problems of each task
             heldout_size=64,
             vocab_size=512,
             tasks=ConfigDict(
                 dict(
-                    arithmetic=ConfigDict(dict(steps=2, operand=9, maximum=20)),
-                    countdown=ConfigDict(dict(numbers=3, used=2, largest=12, maximum=24)),
-                    sorting=ConfigDict(dict(length=5, letters=16)),
+                    arithmetic=ConfigDict(dict(steps=3, operand=5, maximum=10)),
+                    countdown=ConfigDict(dict(numbers=3, used=2, largest=12, maximum=24, operators="+", attempts=0)),
+                    sorting=ConfigDict(dict(length=5, letters=14)),
                 )
             ),
         )
     )
+    # A temperature under 1 leaves the policy unsure of what it knows: it samples worse than it could, and RL has
+    # something to explore.
     config.warm_start = ConfigDict(
-        dict(steps=150, batch=64, microbatch_rows=8, learning_rate=2e-3, warmup_steps=20, save_every=50)
+        dict(
+            steps=450, batch=32, microbatch_rows=8, temperature=0.6, learning_rate=3e-3, warmup_steps=20, save_every=50
+        )
     )
     config.rollout = ConfigDict(
         dict(
@@ -74,7 +78,7 @@ def get_config(variant=""):
         )
     )
     config.reference = ConfigDict(dict(mode="iterative", every=placeholder(int), kl_target=placeholder(float)))
-    config.learner = ConfigDict(dict(epochs=1, minibatch_prompts=16, microbatch_rows=8, logprob_chunk=128))
+    config.learner = ConfigDict(dict(epochs=1, minibatch_prompts=8, microbatch_rows=8, logprob_chunk=128))
     config.optimizer = ConfigDict(
         dict(
             name="schedule_free_adamw",

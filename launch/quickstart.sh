@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Trains a small transformer with RPG on this machine, evaluates it, and draws its curves.
 # Options go to the training: launch/quickstart.sh --config.objective.beta=1e-3
+# WORKDIR and CONFIG name another folder and experiment.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/setup.sh </dev/null
 
-workdir=runs/quickstart
-.venv/bin/python -m rpg_jax.train --config=configs/quickstart.py --workdir="$workdir" "$@"
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
+workdir="${WORKDIR:-runs/quickstart}"
+.venv/bin/python -m rpg_jax.train --config="${CONFIG:-configs/quickstart.py}" --workdir="$workdir" "$@"
 .venv/bin/python -m rpg_jax.evaluate --workdir="$workdir"
 echo "curves: $PWD/$workdir/figures/training.png"

@@ -115,6 +115,8 @@ def build_warm_start(config, run: Run) -> WarmStart:
             f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch}), both at "
             f"least 1, and warm_start.steps ({warm.steps}) must not be negative"
         )
+    if warm.temperature <= 0:
+        raise ValueError(f"warm_start.temperature is {warm.temperature}; it must be above 0")
     optimizer = make_optimizer(
         config.optimizer.name,
         learning_rate=warm.learning_rate,
@@ -130,7 +132,7 @@ def build_warm_start(config, run: Run) -> WarmStart:
         run.mesh,
         shapes,
         rows=warm.microbatch_rows,
-        temperature=1.0,
+        temperature=warm.temperature,
         clip_norm=config.optimizer.clip_norm,
         logprob_chunk=config.learner.logprob_chunk,
     )

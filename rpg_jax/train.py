@@ -77,7 +77,7 @@ def warm_started(config, run, path, should_stop):
     """Parameters after learning from worked solutions, and the seconds it took; None and seconds if told to stop."""
     warm, settings, begin = build.build_warm_start(config, run), config.warm_start, time.perf_counter()
     length = run.rollout.max_prompt + run.rollout.max_new
-    with Checkpoints(path, keep_last=1) as checkpoints:
+    with Checkpoints(path, keep_last=config.checkpoint.keep_last) as checkpoints:
         start, state, extra = checkpoints.restore(warm.shapes) or (0, warm.fresh(), {"cursor": 0, "seconds": 0.0})
         warm.stream.set_state(extra["cursor"])
 
