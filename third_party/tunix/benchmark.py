@@ -1,10 +1,12 @@
-"""Generation and one update: rpg_jax beside tunix's sampler and RL trainer.
+"""Generation, one update and a whole RL step: rpg_jax beside tunix's sampler, trainer and GRPO learner.
 
 python third_party/tunix/benchmark.py --peer_python=VENV/bin/python
 """
 
+import os
 import pathlib
 import sys
+import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
 
@@ -110,5 +112,72 @@ def update(shape, task):
     return step
 
 
+def rl_step(shape, task):
+    """`GRPOLearner.train` in a thread, fed one batch of prompts a step: a step ends when it asks for the next."""
+    import threading
+
+    import jax
+    import numpy as np
+    import optax
+    from tunix.rl import rl_cluster
+    from tunix.rl.grpo import grpo_learner
+    from tunix.rl.rollout import base_rollout
+
+    model, _ = build_model(shape)
+    prompts = random_prompts(shape, task["rows"] // task["samples"], task["prompt"])
+    asked, go = threading.Semaphore(0), threading.Semaphore(0)
+
+    def batches():
+        while True:
+            asked.release()
+            go.acquire()
+            yield {"prompts": np.array(prompts)}
+
+    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    roles = (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)
+    cluster = rl_cluster.RLCluster(
+        actor=model,
+        tokenizer=Numbers(),
+        cluster_config=rl_cluster.ClusterConfig(
+            role_to_mesh={role: mesh for role in roles},
+            training_config=rl_cluster.RLTrainingConfig(
+                actor_optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-6)),
+                eval_every_n_steps=10**9,
+                max_steps=10**9,
+            ),
+            rollout_config=base_rollout.RolloutConfig(
+                max_tokens_to_generate=task["new"],
+                max_prompt_length=task["prompt"],
+                kv_cache_size=task["prompt"] + task["new"],
+                temperature=1.0,
+                top_p=1.0,
+            ),
+        ),
+    )
+
+    def even_share(prompts, completions, **_):
+        numbers = [[int(word) for word in text.split()] for text in completions]
+        return [sum(number % 2 == 0 for number in row) / max(len(row), 1) for row in numbers]
+
+    config = grpo_learner.GRPOConfig(num_generations=task["samples"], beta=0.0)
+    learner = grpo_learner.GRPOLearner(cluster, config, even_share)
+
+    def train():
+        try:
+            learner.train(batches())
+        except BaseException:  # else a step would wait for ever
+            traceback.print_exc()
+            os._exit(1)
+
+    threading.Thread(target=train, daemon=True).start()
+    asked.acquire()
+
+    def step():
+        go.release()
+        asked.acquire()
+
+    return step
+
+
 if __name__ == "__main__":
-    interleave.main(__file__, "tunix", {"generation": generation, "update": update})
+    interleave.main(__file__, "tunix", {"generation": generation, "update": update, "rl_step": rl_step})
