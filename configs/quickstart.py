@@ -13,7 +13,7 @@ from ml_collections.config_dict import placeholder
 def get_config(variant=""):
     config = ConfigDict()
     config.seed = 0
-    config.steps = 40
+    config.steps = 110
 
     config.model = ConfigDict(dict(size="tiny", dtype="float32", scan=False, remat="none"))
     config.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1))
@@ -21,13 +21,13 @@ def get_config(variant=""):
         dict(
             directory="runs/data",
             seed=0,
-            train_size=760,  # problems of each task
+            train_size=580,  # problems of each task
             heldout_size=64,
             vocab_size=512,
             tasks=ConfigDict(
                 dict(
                     arithmetic=ConfigDict(dict(steps=3, operand=5, maximum=10)),
-                    countdown=ConfigDict(dict(numbers=3, used=2, largest=12, maximum=24, operators="+", attempts=0)),
+                    countdown=ConfigDict(dict(numbers=4, used=2, largest=8, maximum=9, operators="+", attempts=3)),
                     sorting=ConfigDict(dict(length=5, letters=14)),
                 )
             ),
@@ -37,7 +37,7 @@ def get_config(variant=""):
     # something to explore.
     config.warm_start = ConfigDict(
         dict(
-            steps=450, batch=32, microbatch_rows=8, temperature=0.6, learning_rate=3e-3, warmup_steps=20, save_every=50
+            steps=500, batch=32, microbatch_rows=8, temperature=0.5, learning_rate=3e-3, warmup_steps=20, save_every=50
         )
     )
     config.rollout = ConfigDict(
@@ -45,13 +45,13 @@ def get_config(variant=""):
             prompts=32,
             samples=8,
             max_prompt=20,
-            max_new=32,
+            max_new=36,
             slots=128,
             temperature=1.0,
             top_k=0,
             top_p=1.0,
             dynamic_sampling=True,
-            oversample=1.5,
+            oversample=2.0,
             max_batches=8,
             overlong_buffer=4,
             overlong_factor=1.0,
@@ -78,11 +78,11 @@ def get_config(variant=""):
         )
     )
     config.reference = ConfigDict(dict(mode="iterative", every=placeholder(int), kl_target=placeholder(float)))
-    config.learner = ConfigDict(dict(epochs=1, minibatch_prompts=8, microbatch_rows=8, logprob_chunk=128))
+    config.learner = ConfigDict(dict(epochs=1, minibatch_prompts=8, microbatch_rows=8, logprob_chunk=32))
     config.optimizer = ConfigDict(
         dict(
             name="schedule_free_adamw",
-            learning_rate=1e-3,
+            learning_rate=5e-4,
             warmup_steps=10,
             decay=placeholder(str),
             beta1=0.9,

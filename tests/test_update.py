@@ -15,7 +15,8 @@ from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import TrainBatch
 
-MODEL = Model(ModelConfig(24, 16, 32, 2, 2, 1, 8, qk_norm=True))
+CONFIG = ModelConfig(24, 16, 32, 2, 2, 1, 8, qk_norm=True)
+MODEL = Model(CONFIG)
 ROWS, LENGTH = 8, 12
 
 
@@ -87,7 +88,7 @@ def test_update_equals_the_plain_gradient_whatever_the_microbatch(mesh, settings
     denominator = 50.0 if settings.get("reduction") == "constant" else None
     batch, params = make_batch(), init_params(MODEL, mesh, 0)
     loss, grads = plain_gradient(objective, params, batch, denominator)
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     expected = jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.05 / norm), grads)
     optimizer = make_optimizer("adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1).transformation
     steps, _ = optimizer.update(expected, optimizer.init(params), params)

@@ -2,7 +2,7 @@
 
 from rpg_jax.models.config import SIZES, ModelConfig, named, parameter_count
 from rpg_jax.models.logprobs import token_logprobs, token_logprobs_and_entropy
-from rpg_jax.models.transformer import Model, unstack_layers
+from rpg_jax.models.transformer import Model, stack_layers, unstack_layers
 
 __all__ = [
     "SIZES",
@@ -10,6 +10,7 @@ __all__ = [
     "ModelConfig",
     "named",
     "parameter_count",
+    "stack_layers",
     "token_logprobs",
     "token_logprobs_and_entropy",
     "unstack_layers",

@@ -199,3 +199,8 @@ def unstack_layers(params):
     leaves, treedef = jax.tree.flatten(params["layers"])
     layers = [treedef.unflatten(slices) for slices in zip(*(jnp.unstack(leaf) for leaf in leaves), strict=True)]
     return {**params, "layers": layers}
+
+
+def stack_layers(params):
+    """The inverse of `unstack_layers`."""
+    return {**params, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["layers"])}

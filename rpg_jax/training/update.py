@@ -10,7 +10,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from rpg_jax import parallel
-from rpg_jax.models import token_logprobs
+from rpg_jax.models import stack_layers, token_logprobs, unstack_layers
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.types import Reference, TrainState
 
@@ -72,20 +72,23 @@ def make_update(
         micro_batches = split_rows(mesh, batch, rows)
         total = objective.count(batch.response_mask) if denominator is None else denominator
         gradient = jax.value_and_grad(loss, has_aux=True)
+        # Unrolled layers are cut out of the stack once, not once a microbatch.
+        params = state.params if model.scan else unstack_layers(state.params)
 
         def body(index, carry):
             micro = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), micro_batches)
             value, metrics, grads = carry
-            (more, more_metrics), more_grads = gradient(state.params, micro, total)
+            (more, more_metrics), more_grads = gradient(params, micro, total)
             return value + more, metric.merge(metrics, more_metrics), jax.tree.map(jnp.add, grads, more_grads)
 
         first = jax.tree.map(lambda x: x[0], micro_batches)
-        (value, metrics), _ = jax.eval_shape(gradient, state.params, first, total)
-        start = jnp.zeros(value.shape, value.dtype), metric.empty(metrics), jax.tree.map(jnp.zeros_like, state.params)
+        (value, metrics), _ = jax.eval_shape(gradient, params, first, total)
+        start = jnp.zeros(value.shape, value.dtype), metric.empty(metrics), jax.tree.map(jnp.zeros_like, params)
         value, metrics, grads = jax.lax.fori_loop(0, count, body, start)
+        grads = grads if model.scan else stack_layers(grads)
 
         with jax.named_scope("optimizer"):
-            norm = optax.global_norm(grads)
+            norm = optax.tree.norm(grads)
             finite = jnp.isfinite(value) & jnp.isfinite(norm)
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale, grads)
@@ -103,7 +106,7 @@ def make_update(
         not_taken = TrainState(state.step, state.params, state.opt_state, state.reference, state.skipped + 1)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), taken, not_taken)
         metrics = {**metrics, "loss": metric.mean_of(value), "grad_norm": metric.mean_of(norm)}
-        metrics["update_norm"] = metric.mean_of(jnp.where(finite, optax.global_norm(steps), 0.0))
+        metrics["update_norm"] = metric.mean_of(jnp.where(finite, optax.tree.norm(steps), 0.0))
         return state, metrics
 
     return jax.jit(update, donate_argnums=0, out_shardings=(parallel.shardings(mesh, shapes), None))

@@ -1,13 +1,16 @@
 """Countdown: make a target from given numbers, each used at most once. Many answers are right.
 
-    Make 13 from 9,3,8,4,1
+    Make 17 from 9,3,8,4,1
     9+3=12
-    9+4=13
-    Answer: 9+4
+    9-3=6
+    9+8=17
+    Answer: 9+8
 
-The worked solution is a search that checks itself: attempts that miss, each with its value, then one that hits.
+The worked solution is a systematic search: pairs (or more) of the given numbers in their order, each with its value,
+until one hits. Every line is a small step from the line before, which a small model can learn.
 """
 
+import itertools
 import json
 import re
 
@@ -31,19 +34,19 @@ def generate(rng, *, numbers=5, used=2, largest=9, maximum=99, operators="+-", a
         raise ValueError(f"task 'countdown': {used=} must be between 2 and {numbers=}")
     if not (largest and maximum):
         raise ValueError(f"task 'countdown': {largest=} and {maximum=} must be at least 1")
-    given = [int(n) for n in rng.integers(1, largest + 1, numbers)]
-    hit = _attempt(rng, given, used, operators, lambda value: 1 <= value <= maximum)
-    if hit is None:
+    for _ in range(200):
+        given = [int(n) for n in rng.integers(1, largest + 1, numbers)]
+        tries = list(itertools.islice(_tries(given, used, operators, maximum), attempts + 1))
+        values = [value for _, value in tries]
+        hits = [i for i, value in enumerate(values) if value >= 1 and value not in values[:i]]
+        if hits:
+            break
+    else:
         raise ValueError(f"task 'countdown': {operators=} seldom reach a target in 1..{maximum=}; raise maximum")
-    expression, target = hit
-    lines = []
-    for _ in range(int(rng.integers(attempts + 1))):
-        miss = _attempt(rng, given, used, operators, lambda value: 0 <= value <= maximum and value != target)
-        if miss is not None:
-            lines.append(f"{miss[0]}={miss[1]}\n")
-    prompt = f"Make {target} from {','.join(map(str, given))}\n"
-    solution = f"{''.join(lines)}{expression}={target}\nAnswer: {expression}"
-    return prompt, solution, json.dumps({"numbers": sorted(given), "target": target})
+    hit = hits[rng.integers(len(hits))]
+    lines = "".join(f"{text}={value}\n" for text, value in tries[: hit + 1])
+    answer = json.dumps({"numbers": sorted(given), "target": values[hit]})
+    return f"Make {values[hit]} from {','.join(map(str, given))}\n", f"{lines}Answer: {tries[hit][0]}", answer
 
 
 def canonical(prompt: str) -> str:
@@ -52,12 +55,11 @@ def canonical(prompt: str) -> str:
     return f"{target} {sorted(given)}"
 
 
-def _attempt(rng, given, used, operators, fits):
-    """(expression, value) of a random chain over `used` of the numbers whose value is an integer that fits, or None."""
-    for _ in range(200):
-        start, *rest = (given[i] for i in rng.permutation(len(given))[:used])
-        steps = [(operators[rng.integers(len(operators))], operand) for operand in rest]
-        value = chains.value(start, steps)
-        if value == int(value) and fits(value):
-            return chains.text(start, steps), int(value)
-    return None
+def _tries(given, used, operators, maximum):
+    """(expression, value) of the chains over `used` of the numbers, in order, whose value is an integer in 0..maximum."""
+    for start, *rest in itertools.combinations(given, used):
+        for choice in itertools.product(operators, repeat=used - 1):
+            steps = list(zip(choice, rest, strict=True))
+            value = chains.value(start, steps)
+            if value == int(value) and 0 <= value <= maximum:
+                yield chains.text(start, steps), int(value)

@@ -1,0 +1,50 @@
+"""Every command of the README is run, in order, on the smoke variant of what it names."""
+
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+SUITE = "./launch/test.sh"  # what is running now
+PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("readme")
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c and c != SUITE and not c.startswith(PEERS)])
+def test_command(command, folder):
+    environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
+    if command.startswith("python "):
+        command = f"{shlex.quote(sys.executable)} {command.removeprefix('python ')}"
+    command = command.replace("configs/quickstart.py", "configs/quickstart.py:smoke")
+    command = command.replace("runs/", f"{folder}/").replace("out.json", f"{folder}/out.json")
+    # The set-up is that of whoever runs this suite.
+    script = command if command.startswith("./launch") else f"set -e; {command}"
+    done = subprocess.run(
+        ["env", *(f"{k}={v}" for k, v in environment.items()), "bash", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_python_blocks_run():
+    for kind, text in BLOCKS:
+        if kind == "python":
+            exec(compile(text, "README.md", "exec"), {})
+
+
+def test_the_map_names_what_exists():
+    for name in re.findall(r"`((?:rpg_jax|configs|launch|tests|third_party)/[\w/.]*)`", README):
+        assert (ROOT / name).exists(), f"README names {name}"
+    for image in re.findall(r"!\[.*?\]\((.*?)\)", README):
+        assert (ROOT / image).exists(), f"README shows {image}"
