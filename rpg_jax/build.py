@@ -1,6 +1,7 @@
 """From a ConfigDict to the parts of a run: the only place that reads config keys."""
 
 import dataclasses
+import importlib.util
 from functools import partial
 
 import jax
@@ -44,6 +45,10 @@ def build_run(config, log=print) -> Run:
         raise ValueError(
             "training samples the whole distribution: filters take away the behavior policy's support, and with it the "
             "importance ratio; leave rollout.top_k=0 and rollout.top_p=1.0 (evaluation may filter)"
+        )
+    if config.log.wandb is not None and importlib.util.find_spec("wandb") is None:
+        raise ValueError(
+            f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     objective = objectives.make(config.objective.name, **given(config.objective, "name", "advantage", "denominator"))
     rollout = RolloutSettings(**given(config.rollout, "top_k", "top_p"))

@@ -172,6 +172,48 @@ def test_evaluate(finished):
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1 and "nowhere" in missing.stderr
 
 
+REWARD = """
+def flaky(prompt, response, answer, task):
+    if task == "sorting":
+        raise KeyError("no such thing")
+    return float(len(response) % 2)
+"""
+
+
+def test_a_reward_function_that_raises_is_named_and_counted_until_too_many_fail(folder, finished):
+    file = folder / "flaky.py"
+    file.write_text(REWARD)
+    flags = ("--config.warm_start.steps=0", "--config.steps=1", f"--config.reward.function={file}:flaky")
+    path = folder / "flaky"
+    done = run("train", *train_arguments(path, *flags, "--config.reward.max_failures=0.9"))
+    assert done.returncode == 0, done.stderr
+    row = rows(path)[-1]
+    assert row["train/reward_failures"] > 0 and row["eval/sorting/mean@4"] == 0
+    assert "warning: problem" in done.stderr and "(sorting)" in done.stderr and "no such thing" in done.stderr
+    stopped = run("train", *train_arguments(folder / "stopped", *flags, "--config.reward.max_failures=0.1"))
+    assert stopped.returncode == 2 and "Traceback" not in stopped.stderr
+    assert "max_failures=0.1" in stopped.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--config.reference.mode=every --config.reference.every=2",
+        "--config.reference.mode=kl_target --config.reference.kl_target=1e-6",
+        "--config.reference.mode=fixed --config.optimizer.name=adamw --config.optimizer.decay=cosine",
+    ],
+)
+def test_reference_schedules_train_and_part_from_the_behavior_policy(folder, finished, flags):
+    path = folder / flags.split()[0].split("=")[-1]
+    done = run("train", *train_arguments(path, "--config.warm_start.steps=0", *flags.split()))
+    assert done.returncode == 0, done.stderr
+    gap = [row["train/kl_reference_k2"] - row["train/kl_behavior_k2"] for row in rows(path)[1:]]
+    assert abs(gap[0]) < 1e-6, "the first rollout's behavior policy is the reference"
+    renewed = {"every": [1, 2], "kl_target": [1, 2], "fixed": []}[path.name]
+    for step in (1, 2):
+        assert (abs(gap[step]) < 1e-6) == (step in renewed), gap
+
+
 REFUSED = {
     "--config.objectve.beta=1": "objective",
     "--config.objective.beta=much": "much",

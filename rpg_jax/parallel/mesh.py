@@ -27,6 +27,6 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
 
 
 def to_global(mesh: Mesh, spec: PartitionSpec, tree):
-    """Each process's share of host arrays to global arrays with one named sharding; every leaf is split along `spec`."""
+    """Each process's share of host arrays as global arrays; every leaf is split along `spec`."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), tree)

@@ -5,8 +5,8 @@ import re
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Training: ZeRO-style over fsdp, Megatron-style over tensor. The first entry that matches the end of a leaf's path counts;
-# optimizer moments carry their parameter's path and so its spec. `layers` leaves have a leading layer axis.
+# Training: ZeRO-style over fsdp, Megatron-style over tensor. The first entry that matches the end of a leaf's path
+# counts; optimizer moments carry their parameter's path and so its spec. `layers` leaves have a leading layer axis.
 TRAINING = (
     (r"embed/embedding", PartitionSpec("tensor", "fsdp")),
     (r"head/kernel", PartitionSpec("fsdp", "tensor")),
@@ -42,8 +42,8 @@ def shardings(mesh: Mesh, tree, table=TRAINING):
         for size, axis in zip(leaf.shape, spec, strict=False):
             if axis is not None and size % mesh.shape[axis]:
                 raise ValueError(
-                    f"{name} {tuple(leaf.shape)}: mesh axis {axis!r} of size {mesh.shape[axis]} does not divide {size}; "
-                    f"choose a size that does"
+                    f"{name} {tuple(leaf.shape)}: mesh axis {axis!r} of size {mesh.shape[axis]} does not divide "
+                    f"{size}; choose a size that does"
                 )
         return NamedSharding(mesh, spec)
 

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from rpg_jax.training.statistics import bootstrap_interval, mean_at_k, pass_at_k
 
 from rpg_jax.sampling import Sampling
 from rpg_jax.training.rollout import grade, respond
+from rpg_jax.training.statistics import bootstrap_interval, mean_at_k, pass_at_k
 
 ALL = "all"  # the name under which every problem of every task is counted
 

@@ -1,6 +1,7 @@
 """The RL loop: rollouts, rewards, log-probs of the fixed policies, epochs of minibatches, reference, evaluation."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from rpg_jax.training.compilations import CompilationCounter
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.rollout import Preempted
 
+WARNINGS = 3  # failed rewards of a step to name
 WARMUP_STEPS = 2  # RL steps of a process in which programs may compile
 
 
@@ -160,6 +162,8 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
                 if parts.checkpoints.latest_step() != step:
                     save(step, state, cursor, wait=True)
                 return state, step, False
+            for line in collected.failures[:WARNINGS]:
+                print(f"warning: {line}; counted as wrong", file=sys.stderr)
             totals["tokens"] += collected.tokens
             row["compilations"], compilations.count = compilations.count, 0
             if step >= start + WARMUP_STEPS:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,6 +63,18 @@ class RolloutSettings:
         return math.ceil(self.prompts * self.oversample) if self.dynamic_sampling else self.prompts
 
 
+class Generated(NamedTuple):
+    """One generation batch, P problems by G responses."""
+
+    problems: list
+    rollout: Rollout
+    texts: list  # [P][G]
+    correct: np.ndarray  # f32[P, G], unshaped
+    reward: np.ndarray  # f32[P, G], shaped
+    lengths: np.ndarray  # i32[P, G], in tokens
+    failures: list  # lines that name what could not be scored
+
+
 @dataclasses.dataclass(frozen=True)
 class Collected:
     """A full batch of groups, problem-major: row p * samples + s."""
@@ -70,6 +83,7 @@ class Collected:
     reward: np.ndarray  # f32[P, G], shaped
     metrics: dict
     examples: list  # of dicts, for samples.jsonl
+    failures: list  # lines that name what could not be scored
     seconds: dict  # rollout and reward
     tokens: int  # response tokens generated, dropped groups included
 
@@ -104,8 +118,7 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
     groups, samples, fresh = settings.prompts, settings.samples, settings.fresh_prompts
     sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
 
-    def one_batch(params, stream, step, seconds):
-        """Generates and scores `fresh` groups; rewards are shaped, accuracies are not."""
+    def generated(params, stream, step, seconds) -> Generated:
         begin = time.perf_counter()
         problems = stream.next(fresh)
         rollout, texts = respond(
@@ -123,7 +136,7 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
             reward += overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
         seconds["rollout"] += scored - begin
         seconds["reward"] += time.perf_counter() - scored
-        return problems, rollout, texts, correct, reward, lengths, failures
+        return Generated(problems, rollout, texts, correct, reward, lengths, failures)
 
     def collect(params, stream, step):
         seconds, seen, kept, filled = {"rollout": 0.0, "reward": 0.0}, [], None, 0
@@ -131,44 +144,33 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
         while filled < groups:
             if len(seen) == settings.max_batches:
                 raise RuntimeError(starved(step, filled, seen))
-            seen.append(one_batch(params, stream, step, seconds))
-            _, rollout, _, correct, reward, *_ = seen[-1]
-            chosen = np.flatnonzero(usable(correct))[: groups - filled]
+            batch = generated(params, stream, step, seconds)
+            seen.append(batch)
+            chosen = np.flatnonzero(usable(batch.correct))[: groups - filled]
             source = np.full((groups, samples), -1)
             source[filled : filled + len(chosen)] = chosen[:, None] * samples + np.arange(samples)
-            kept_reward[filled : filled + len(chosen)] = reward[chosen]
-            kept = take_rows(rollout, np.arange(groups * samples)) if kept is None else kept
-            kept = merge_rows(kept, rollout, source.reshape(-1))
+            kept_reward[filled : filled + len(chosen)] = batch.reward[chosen]
+            kept = take_rows(batch.rollout, np.arange(groups * samples)) if kept is None else kept
+            kept = merge_rows(kept, batch.rollout, source.reshape(-1))
             filled += len(chosen)
-        correct, reward, lengths = (np.concatenate([batch[i] for batch in seen]) for i in (3, 4, 5))
+        correct = np.concatenate([batch.correct for batch in seen])
+        failures = [line for batch in seen for line in batch.failures]
         metrics = {
             "accuracy": float(correct.mean()),
-            "reward": float(reward.mean()),
+            "reward": float(np.concatenate([batch.reward for batch in seen]).mean()),
             "kept_fraction": float(usable(correct).mean()),
             "generation_batches": len(seen),
-            "reward_failures": sum(len(batch[6]) for batch in seen),
+            "reward_failures": len(failures),
         }
-        problems, _, texts, correct, reward, *_ = seen[0]
-        examples = [
-            dict(
-                problem=p.id,
-                task=p.task,
-                prompt=p.prompt,
-                response=t[0],
-                answer=p.answer,
-                correct=float(c[0]),
-                reward=float(r[0]),
-            )
-            for p, t, c, r in zip(problems[:EXAMPLES], texts, correct, reward, strict=False)
-        ]
-        return Collected(kept, kept_reward, metrics, examples, seconds, int(lengths.sum()))
+        tokens = sum(int(batch.lengths.sum()) for batch in seen)
+        return Collected(kept, kept_reward, metrics, examples(seen[0]), failures, seconds, tokens)
 
     def usable(correct):
         """Which groups say anything: those whose accuracies differ, decided before shaping."""
         return (correct != correct[:, :1]).any(1) | (not settings.dynamic_sampling)
 
     def starved(step, filled, seen):
-        accuracy = np.concatenate([batch[3] for batch in seen])
+        accuracy = np.concatenate([batch.correct for batch in seen])
         return (
             f"step {step}: dynamic sampling kept {filled} of the {groups} groups that a step needs after {len(seen)} "
             f"generation batches ({usable(accuracy).sum()} of {len(accuracy)} groups were not uniform; mean accuracy "
@@ -176,3 +178,13 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
         )
 
     return collect
+
+
+def examples(batch: Generated) -> list[dict]:
+    """The first response to each of the first few problems, to read."""
+    rows = zip(batch.problems[:EXAMPLES], batch.texts, batch.correct, batch.reward, strict=False)
+    return [
+        dict(problem=p.id, task=p.task, prompt=p.prompt, response=text[0], answer=p.answer)
+        | dict(correct=float(correct[0]), reward=float(reward[0]))
+        for p, text, correct, reward in rows
+    ]

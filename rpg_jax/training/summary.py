@@ -5,10 +5,10 @@ import platform
 import re
 
 import jax
-from rpg_jax.training.figures import training_figure
-from rpg_jax.training.logs import read_jsonl, write_json_atomic
 
 from rpg_jax.training.evaluation import ALL
+from rpg_jax.training.figures import training_figure
+from rpg_jax.training.logs import read_jsonl, write_json_atomic
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 

@@ -1,6 +1,6 @@
 """An objective of one's own, to be examined with
 
-    python -m rpg_jax.verify --objective=tests/data/my_objective.py:my_objective --divergence=urkl --beta=0.1
+python -m rpg_jax.verify --objective=tests/data/my_objective.py:my_objective --divergence=urkl --beta=0.1
 """
 
 import jax

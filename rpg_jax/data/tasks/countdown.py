@@ -56,7 +56,7 @@ def canonical(prompt: str) -> str:
 
 
 def _tries(given, used, operators, maximum):
-    """(expression, value) of the chains over `used` of the numbers, in order, whose value is an integer in 0..maximum."""
+    """(expression, value) of the chains over `used` numbers, in order, whose value is an integer in 0..maximum."""
     for start, *rest in itertools.combinations(given, used):
         for choice in itertools.product(operators, repeat=used - 1):
             steps = list(zip(choice, rest, strict=True))
