@@ -43,7 +43,7 @@ def test_optimizer_moments_are_laid_out_like_their_parameters():
 
 
 def test_a_mesh_that_does_not_divide_names_the_parameter():
-    with pytest.raises(ValueError, match=r"layers/q/kernel \(2, 16, 32\).*'fsdp' of size 3.*16"):
+    with pytest.raises(ValueError, match=r"layers/down/kernel \(2, 32, 16\).*'fsdp' of size 3.*16"):
         specs(shapes(), parallel.TRAINING[2:], mesh=(1, 3, 1))
 
 

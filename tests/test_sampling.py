@@ -22,9 +22,14 @@ KEY = jax.random.key(0, impl="threefry2x32")
 
 
 def make_model(config=CONFIG, dtype=jnp.float32, scale=2.0):
-    """Weights scaled up so that distributions are far from uniform and depend on their context."""
+    """Weights scaled up so that distributions are far from uniform and depend on their context.
+
+    Embeddings start small: tied, they would make nearly every distribution a single token.
+    """
     model = models.Model(config, dtype=dtype)
-    return model, jax.tree.map(lambda leaf: scale * leaf, model.init(jax.random.key(1)))
+    params = model.init(jax.random.key(1))
+    params["embed"]["embedding"] *= 0.02 * config.hidden_size**0.5
+    return model, jax.tree.map(lambda leaf: scale * leaf, params)
 
 
 MODEL, PARAMS = make_model()
