@@ -13,6 +13,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 SUITE = "./launch/test.sh"  # what is running now
+VERIFY = "python -m rpg_jax.verify"  # its form with --json does the same and more
 PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
 
 
@@ -21,7 +22,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("readme")
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c and c != SUITE and not c.startswith(PEERS)])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c and c not in (SUITE, VERIFY) and not c.startswith(PEERS)])
 def test_command(command, folder):
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
     if command.startswith("python "):

@@ -219,18 +219,9 @@ REFUSED = {
     "--config.objectve.beta=1": "objective",
     "--config.objective.beta=much": "much",
     "--config.objective.estimator=differentiable": "clip='rpg'",
-    "--config.objective.clip=none --config.objective.clip_low=0.1": "clip_low",
-    "--config.objective.divergence=ukl": "urkl",
-    "--config.rollout.top_k=5": "support",
     "--config.rollout.max_prompt=5": "rollout.max_prompt",
-    "--config.rollout.max_new=2000": "exceed",
-    "--config.learner.minibatch_prompts=3": "learner.minibatch_prompts",
-    "--config.learner.microbatch_rows=5": "learner.microbatch_rows",
     "--config.data.heldout_size=0": "held",
-    "--config.reference.every=3": "reference.every",
-    "--config.optimizer.decay=linear": "decay",
     "--config.reward.function=nofile.py:f": "nofile.py",
-    "--config.model.size=huge": "huge",
 }
 
 
@@ -241,6 +232,30 @@ def test_mistakes_are_met_at_the_door(tmp_path, flags):
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and REFUSED[flags] in errors[0] and "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+MAKES_NO_SENSE = {
+    "objective.divergence=ukl": "urkl",
+    "rollout.top_k=5": "support",
+    "rollout.max_new=2000": "exceed",
+    "learner.minibatch_prompts=3": "learner.minibatch_prompts",
+    "learner.microbatch_rows=5": "learner.microbatch_rows",
+    "reference.every=3": "reference.every",
+    "optimizer.decay=linear": "decay",
+    "model.size=huge": "huge",
+    "objective.clip=none objective.clip_low=0.1": "clip_low",
+}
+
+
+@pytest.mark.parametrize("changes", MAKES_NO_SENSE)
+def test_configs_that_make_no_sense_are_refused(finished, changes):
+    config = workdir.read_config(finished)
+    for change in changes.split():
+        key, value = change.split("=")
+        section, name = key.split(".")
+        config[section][name] = value if value.isalpha() else float(value) if "." in value else int(value)
+    with pytest.raises(ValueError, match=MAKES_NO_SENSE[changes]):
+        build.build_run(config)
 
 
 def test_another_config_is_refused_and_named(finished):

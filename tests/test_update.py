@@ -93,7 +93,7 @@ def test_update_equals_the_plain_gradient_whatever_the_microbatch(mesh, settings
     optimizer = make_optimizer("adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1).transformation
     steps, _ = optimizer.update(expected, optimizer.init(params), params)
     expected = optax.apply_updates(params, steps)
-    for rows in (2, 4, 8):
+    for rows in (2, 8):
         state, metrics, _ = updated(mesh, objective, rows=rows, clip_norm=0.05, denominator=denominator)
         np.testing.assert_allclose(metrics["loss"].value(), loss, rtol=2e-5, atol=1e-7)
         np.testing.assert_allclose(metrics["grad_norm"].value(), norm, rtol=2e-5)
