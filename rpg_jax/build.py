@@ -11,7 +11,7 @@ from rpg_jax import data, objectives, parallel
 from rpg_jax.models import Model, named
 from rpg_jax.rewards import Scorer
 from rpg_jax.training.evaluation import make_evaluate
-from rpg_jax.training.experience import make_experience, make_sampling_params
+from rpg_jax.training.experience import advantage_named, make_experience, make_sampling_params
 from rpg_jax.training.loop import LoopSettings, Parts
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.reference import ReferenceSchedule, make_refresh
@@ -51,6 +51,9 @@ def build_run(config, log=print) -> Run:
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     objective = objectives.make(config.objective.name, **given(config.objective, "name", "advantage", "denominator"))
+    advantage_named(config.objective.advantage)  # refused here, not after the warm start
+    if objective.reduction == "constant" and config.objective.denominator is None:
+        raise ValueError("objective.reduction=constant divides by objective.denominator: give it, a positive number")
     rollout = RolloutSettings(**given(config.rollout, "top_k", "top_p"))
     loop = LoopSettings(
         steps=config.steps,

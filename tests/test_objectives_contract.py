@@ -8,27 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_objectives import run, sample
 
 from rpg_jax.objectives import DIVERGENCES, RECIPES, make, reductions
 
 BETA = 0.4
-
-
-def sample(rows=6, length=5, seed=0, spread=0.8):
-    rng = np.random.default_rng(seed)
-    logp = -rng.exponential(size=(rows, length))
-    mu, ref = logp + spread * rng.normal(size=(2, rows, length))
-    mask = rng.random((rows, length)) < 0.7
-    mask[0], mask[1] = True, False
-    return logp, mu, ref, rng.normal(size=(rows, length)), mask
-
-
-def run(objective, logp, mu, ref, advantage, mask, **rest):
-    """(loss, gradient) in float64."""
-    with jax.enable_x64():
-        loss = lambda x: objective(x, mu, advantage, mask, reference_logp=ref, **rest)[0]  # noqa: E731
-        value, gradient = jax.value_and_grad(loss)(jnp.asarray(logp))
-        return float(value), np.asarray(gradient)
 
 
 ALL = [make(name) for name in RECIPES]

@@ -244,6 +244,8 @@ MAKES_NO_SENSE = {
     "optimizer.decay=linear": "decay",
     "model.size=huge": "huge",
     "objective.clip=none objective.clip_low=0.1": "clip_low",
+    "objective.advantage=median": "group_mean",
+    "objective.reduction=constant": "objective.denominator",
 }
 
 

@@ -19,6 +19,13 @@ ADVANTAGES = {
 }
 
 
+def advantage_named(name: str):
+    """The function of that name in `ADVANTAGES`; raises ValueError that lists them."""
+    if name not in ADVANTAGES:
+        raise ValueError(f"unknown advantage {name!r}; known: {', '.join(ADVANTAGES)}")
+    return ADVANTAGES[name]
+
+
 def make_sampling_params(model, optimizer, mesh, shapes):
     """Builds the jitted `policy(state) -> params to sample from`: x of schedule-free, cast, unstacked, laid out."""
 
@@ -36,8 +43,7 @@ def make_experience(model, optimizer, mesh, *, rows, temperature, logprob_chunk,
     The behavior policy is the one that sampled (x under schedule-free), recomputed by the trainer at the sampling
     temperature; the reference is the behavior policy itself unless the state holds another.
     """
-    if advantage not in ADVANTAGES:
-        raise ValueError(f"unknown advantage {advantage!r}; known: {', '.join(ADVANTAGES)}")
+    advantage = advantage_named(advantage)
 
     def score(params, tokens, mask):
         def one(micro):
@@ -55,7 +61,7 @@ def make_experience(model, optimizer, mesh, *, rows, temperature, logprob_chunk,
             response_mask=mask,
             behavior_logp=behavior,
             reference_logp=reference,
-            advantage=ADVANTAGES[advantage](reward).reshape(-1, 1),
+            advantage=advantage(reward).reshape(-1, 1),
             weight=jnp.ones_like(behavior),
         )
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))

@@ -85,9 +85,6 @@ class Clock:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._mark
         self._mark = now
 
-    def skip(self):
-        self._mark = time.perf_counter()
-
 
 def host(metrics) -> dict:
     """Metrics as floats, for the log."""
