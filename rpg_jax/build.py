@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import pathlib
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from rpg_jax import data, objectives, parallel
 from rpg_jax.models import Model, named
 from rpg_jax.rewards import Scorer
+from rpg_jax.training.checkpoints import Checkpoints
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import advantage_named, make_experience, make_sampling_params
 from rpg_jax.training.loop import LoopSettings, Parts
@@ -103,6 +105,24 @@ def abstract(run: Run, build):
         shapes,
         parallel.shardings(run.mesh, shapes),
     )
+
+
+def restore_state(path, run: Run, which: str):
+    """(step, state) of a trained run's checkpoint: "best" by held-out accuracy, "last", or the number of a step.
+
+    Raises ValueError for another `which`, a step that is not there, or a run without checkpoints.
+    """
+    folder = pathlib.Path(path) / "checkpoints"
+    if which not in ("best", "last") and not which.isdigit():
+        raise ValueError(f"--which={which}: expected best, last, or the number of a step")
+    shapes = abstract(run, partial(build_state, run))
+    with Checkpoints(folder) as checkpoints:
+        step = checkpoints.best_step() if which == "best" else None if which == "last" else int(which)
+        found = checkpoints.restore(shapes, step)
+    if found is None:
+        raise ValueError(f"{folder} holds no checkpoint yet; train first with --workdir={path}")
+    step, state, _ = found
+    return step, state
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,14 +7,12 @@ Writes `evaluation.json` and every response, `responses.jsonl`, into the workdir
 
 import json
 import pathlib
-from functools import partial
 
 from absl import flags
 from rich.console import Console
 from rich.table import Table
 
 from rpg_jax import build, cli, workdir
-from rpg_jax.training.checkpoints import Checkpoints
 from rpg_jax.training.experience import make_sampling_params
 from rpg_jax.training.logs import Progress, write_json_atomic
 
@@ -37,28 +35,14 @@ def main(_):
         if _TEMPERATURE.value is not None:
             sampling["temperature"] = _TEMPERATURE.value
         evaluate = build.build_evaluate(config, run, _K.value, **sampling)
-        step, params = sampling_params(path, run)
+        step, state = build.restore_state(path, run, _WHICH.value)
+    params = make_sampling_params(run.model, run.optimizer, run.mesh, state)(state)
     with run.scorer, Progress("evaluation", 0, len(run.data.problems("heldout"))) as progress:
         evaluation = evaluate(params, on_batch=progress)
     found = evaluation.metrics()
     write_json_atomic(path / "evaluation.json", {"step": step, "k": evaluation.correct.shape[1], **sampling, **found})
     write_responses(path / "responses.jsonl", evaluation)
     print_table(f"{path}, checkpoint {step}", found, evaluation)
-
-
-def sampling_params(path, run):
-    """(step, parameters to sample from) of the checkpoint asked for."""
-    shapes = build.abstract(run, partial(build.build_state, run))
-    with Checkpoints(path / "checkpoints") as checkpoints:
-        steps = {"best": checkpoints.best_step(), "last": None}
-        if _WHICH.value not in steps and not _WHICH.value.isdigit():
-            raise ValueError(f"--which={_WHICH.value}: expected best, last, or the number of a step")
-        step = steps[_WHICH.value] if _WHICH.value in steps else int(_WHICH.value)
-        found = checkpoints.restore(shapes, step)
-        if found is None:
-            raise ValueError(f"{path}/checkpoints holds no checkpoint yet; train first with --workdir={path}")
-    step, state, _ = found
-    return step, make_sampling_params(run.model, run.optimizer, run.mesh, shapes)(state)
 
 
 def write_responses(file, evaluation):
