@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from rpg_jax.models import rope
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -20,6 +22,7 @@ class ModelConfig:
     qkv_bias: bool = False  # Qwen2.5: biases on q, k and v
     tied_embeddings: bool = True
     max_length: int = 32768  # longest sequence, in tokens, that positions are meant for
+    rope_scaling: rope.Linear | rope.Llama3 | rope.Yarn | None = None
 
     def __post_init__(self):
         for field in ("vocab_size", "hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_dim", "max_length"):

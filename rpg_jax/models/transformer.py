@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from rpg_jax.models import rope
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.config import ModelConfig
 
@@ -48,15 +49,14 @@ def _dot_general(x, kernel, dimensions, precision=None):
     return project(x, kernel)
 
 
-def rotate(x, positions, theta):
+def rotate(x, positions, frequency, factor):
     """Rotary position embedding in the half-split convention of Hugging Face.
 
-    x [B, T, H, D], positions i32[B, T] or i32[1, T].
+    x [B, T, H, D], positions i32[B, T] or i32[1, T]; frequency f32[D / 2] and factor are those of `rope.frequencies`.
     """
     half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions[..., None, None].astype(jnp.float32) * frequency
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos, sin = jnp.cos(angle) * factor, jnp.sin(angle) * factor
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
@@ -81,7 +81,8 @@ class Block(nn.Module):
         q, k, v = (z.reshape(*batch_and_time, -1, config.head_dim) for z in (q, k, v))
         if config.qk_norm:
             q, k = norm(name="q_norm")(q), norm(name="k_norm")(k)
-        q, k = rotate(q, positions, config.rope_theta), rotate(k, positions, config.rope_theta)
+        turns = rope.frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        q, k = rotate(q, positions, *turns), rotate(k, positions, *turns)
         attended, kept = attend(q, k, v)
         attended = attended.reshape(*batch_and_time, -1)
         x = self.constrain(x + dense(config.hidden_size, use_bias=False, name="o")(attended), "residual")

@@ -1,0 +1,115 @@
+"""Rotary frequencies and the scalings that stretch them to longer contexts, as `transformers` computes them.
+
+Field names are those of `rope_scaling` in a `config.json`. All arithmetic on frequencies is float32, like theirs: at
+position 30,000 a last bit is a visible angle.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+
+def _check(scaling):
+    """Every number of a scaling is finite and positive."""
+    for field in dataclasses.fields(scaling):
+        value = getattr(scaling, field.name)
+        if isinstance(value, bool) or value is None and field.default is None:
+            continue
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(
+                f"rope scaling {type(scaling).__name__.lower()}: {field.name} is {value!r}; expected a positive number"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """Positions divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
+
+    factor: float
+
+    def __post_init__(self):
+        _check(self)
+
+    def scaled(self, frequency, theta):
+        return frequency / np.float32(self.factor), 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3:
+    """Long waves divided by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self):
+        _check(self)
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"rope scaling llama3: low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor "
+                f"({self.high_freq_factor})"
+            )
+
+    def scaled(self, frequency, theta):
+        old, low, high = self.original_max_position_embeddings, self.low_freq_factor, self.high_freq_factor
+        wavelength = 2 * math.pi / frequency
+        long = wavelength > old / low
+        stretched = np.where(long, frequency / self.factor, frequency)
+        smooth = (old / wavelength - low) / (high - low)
+        between = (1 - smooth) * stretched / self.factor + smooth * stretched
+        return np.where(~long & (wavelength >= old / high), between, stretched), 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Yarn:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071): a ramp between kept and divided frequencies; cos and sin grow too.
+
+    `attention_factor` multiplies cos and sin; None is the paper's 0.1 ln(factor) + 1. `truncate` rounds the ends of the
+    ramp to whole dimensions.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def __post_init__(self):
+        _check(self)
+
+    def scaled(self, frequency, theta):
+        half = len(frequency)
+
+        def dimension(rotations):
+            """Where a wave turns `rotations` times over the original context."""
+            turns = self.original_max_position_embeddings / (rotations * 2 * math.pi)
+            return 2 * half * math.log(turns) / (2 * math.log(theta))
+
+        low, high = dimension(self.beta_fast), dimension(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * half - 1)
+        high += 0.001 * (low == high)
+        kept = 1 - np.clip((np.arange(half, dtype=np.float32) - low) / (high - low), 0, 1)
+        mixed = 1 / (self.factor * (1 / frequency)) * (1 - kept) + frequency * kept
+        return mixed, yarn_mscale(self.factor) if self.attention_factor is None else self.attention_factor
+
+
+def yarn_mscale(factor, mscale=1.0) -> float:
+    """YaRN's growth of attention logits, 0.1 mscale ln(factor) + 1; none for a factor of at most 1."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+SCALINGS = {"linear": Linear, "llama3": Llama3, "yarn": Yarn}
+
+
+@functools.lru_cache
+def frequencies(head_dim: int, theta: float, scaling: Linear | Llama3 | Yarn | None):
+    """(f32[head_dim / 2] radians a position, what cos and sin are multiplied by); for each pair of a head's entries."""
+    frequency = 1 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+    frequency, factor = scaling.scaled(frequency, theta) if scaling else (frequency, 1.0)
+    return frequency.astype(np.float32), factor
