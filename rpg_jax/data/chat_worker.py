@@ -1,0 +1,118 @@
+"""A worker process that renders one chat template: a line of JSON in, a line of JSON out.
+
+Run as a script, `python chat_worker.py CPU_SECONDS MEMORY_MB`, by `rpg_jax.data.chat`. The first line in is the template
+as a JSON string, every other one the variables of a rendering; each answer is {"text": string} or {"error": string}.
+Templates come with weights, from anywhere, and are programs: the sandbox refuses what reaches outside, and the limits of
+this process bound what any one of them can take, however it tries.
+"""
+
+import datetime
+import encodings.unicode_escape  # noqa: F401  Jinja imports this and jinja2.debug late, when no file can be opened
+import json
+import resource
+import signal
+import sys
+import time
+
+import jinja2.debug
+import jinja2.ext
+import jinja2.sandbox
+
+LONGEST = 1 << 22  # characters of a rendering
+
+
+class Generation(jinja2.ext.Extension):
+    """The tag {% generation %} … {% endgeneration %} of transformers, which marks what assistants wrote: no effect here."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller):
+        return caller()
+
+
+class Namespace(jinja2.utils.Namespace):
+    """Jinja's `namespace` without names that Python itself looks up, as in transformers."""
+
+    def __init__(*args, **attributes):
+        self, *pairs = args  # so that an attribute may be called `self`
+        jinja2.utils.Namespace.__init__(self)
+        for name, value in dict(*pairs, **attributes).items():
+            self[name] = value
+
+    def __setitem__(self, name, value):
+        if str(name).startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace attribute may not be called {name!r}")
+        super().__setitem__(name, value)
+
+
+class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """A sandbox that says at once what it refuses, where Jinja's own may give an empty text."""
+
+    def unsafe_undefined(self, obj, attribute):
+        raise jinja2.exceptions.SecurityError(
+            f"the sandbox refuses attribute {attribute!r} of a {type(obj).__name__} object"
+        )
+
+
+def environment() -> Environment:
+    """The environment in which transformers 5 renders chat templates."""
+    made = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+    made.filters["tojson"] = _to_json
+    made.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+        "namespace": Namespace,
+        "dict": lambda *pairs, **items: dict(*pairs, **items),  # the class has unbound methods that change a mapping
+    }
+    return made
+
+
+def main(seconds: str, memory_mb: str):
+    time.tzset()  # reads its file now
+    for name, limit in [("AS", int(memory_mb) << 20), ("NOFILE", 0), ("NPROC", 0), ("CORE", 0)]:
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # meant for the trainer, which closes our input when it leaves
+        signal.signal(ignored, signal.SIG_IGN)
+    template = None
+    for line in sys.stdin:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + int(seconds) + 1, resource.RLIM_INFINITY))
+        given = json.loads(line)
+        try:
+            if template is None:
+                template, text = environment().from_string(given), ""
+            else:
+                text = template.render(given)
+            if len(text) > LONGEST:
+                raise jinja2.TemplateError(f"its text has {len(text):,} characters, more than {LONGEST:,}")
+            reply = {"text": text}
+        except BaseException as error:
+            reply = {"error": _describe(error, memory_mb)}
+        print(json.dumps(reply), flush=True)
+
+
+def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    """Not Jinja's own filter, which escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message):
+    raise jinja2.TemplateError(message)
+
+
+def _describe(error, memory_mb) -> str:
+    if isinstance(error, MemoryError):
+        return f"it takes more than {memory_mb} MiB of memory"
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"line {error.lineno}: {error.message}"
+    if isinstance(error, jinja2.TemplateError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
