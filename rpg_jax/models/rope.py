@@ -15,9 +15,9 @@ def _check(scaling):
     """Every number of a scaling is finite and positive."""
     for field in dataclasses.fields(scaling):
         value = getattr(scaling, field.name)
-        if isinstance(value, bool) or value is None and field.default is None:
+        if field.type is bool or value is None and field.default is None:
             continue
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(
                 f"rope scaling {type(scaling).__name__.lower()}: {field.name} is {value!r}; expected a positive number"
             )

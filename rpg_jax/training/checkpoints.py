@@ -155,6 +155,10 @@ class Checkpoints:
         """The step with the highest metric, the newest of equals; None when no checkpoint has one."""
         return max(self._ranked(self._steps()), key=self._rank, default=None)
 
+    def leaves(self, step: int) -> dict[str, str]:
+        """{leaf name: "dtype[shape]"} of what a step holds. Raises DamagedCheckpoint."""
+        return {name: description for name, (description, _) in self._record(step)["leaves"].items()}
+
     def reached_preemption(self, step: int) -> bool:
         """Whether some host of the job was told to stop; ask every step, on every process, with the same `step`."""
         return self._manager.reached_preemption(step)

@@ -1,0 +1,247 @@
+"""What Hugging Face calls our shapes and parameters: `config.json` to and from `ModelConfig`, and tensor names.
+
+Supported are the decoders whose forward pass is ours: Qwen2 and Qwen2.5, dense Qwen3, Llama. What a checkpoint asks for
+beyond that (sliding windows, other biases, quantized weights) is refused, never approximated.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+from rpg_jax.models import rope
+from rpg_jax.models.config import ModelConfig
+
+# Architecture -> what sets it apart here, and what transformers assumes for keys that its config.json may lack.
+_COMMON = dict(rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=False)
+ARCHITECTURES = {
+    "Qwen2ForCausalLM": (
+        dict(model_type="qwen2", qk_norm=False, qkv_bias=True),
+        _COMMON | dict(max_position_embeddings=32768, num_key_value_heads=32, max_window_layers=28),
+    ),
+    "Qwen3ForCausalLM": (
+        dict(model_type="qwen3", qk_norm=True, qkv_bias=False),
+        _COMMON | dict(max_position_embeddings=32768, num_key_value_heads=32, max_window_layers=28, head_dim=128),
+    ),
+    "LlamaForCausalLM": (
+        dict(model_type="llama", qk_norm=False, qkv_bias=False),
+        _COMMON | dict(max_position_embeddings=2048),
+    ),
+}
+
+# Our leaf -> their tensor; {} is the layer. Their matrices are [out, in], ours (leaves named kernel) [in, out].
+TENSORS = {
+    "embed/embedding": "model.embed_tokens.weight",
+    "layers/attention_norm/scale": "model.layers.{}.input_layernorm.weight",
+    "layers/q/kernel": "model.layers.{}.self_attn.q_proj.weight",
+    "layers/q/bias": "model.layers.{}.self_attn.q_proj.bias",
+    "layers/k/kernel": "model.layers.{}.self_attn.k_proj.weight",
+    "layers/k/bias": "model.layers.{}.self_attn.k_proj.bias",
+    "layers/v/kernel": "model.layers.{}.self_attn.v_proj.weight",
+    "layers/v/bias": "model.layers.{}.self_attn.v_proj.bias",
+    "layers/q_norm/scale": "model.layers.{}.self_attn.q_norm.weight",
+    "layers/k_norm/scale": "model.layers.{}.self_attn.k_norm.weight",
+    "layers/o/kernel": "model.layers.{}.self_attn.o_proj.weight",
+    "layers/mlp_norm/scale": "model.layers.{}.post_attention_layernorm.weight",
+    "layers/gate/kernel": "model.layers.{}.mlp.gate_proj.weight",
+    "layers/up/kernel": "model.layers.{}.mlp.up_proj.weight",
+    "layers/down/kernel": "model.layers.{}.mlp.down_proj.weight",
+    "final_norm/scale": "model.norm.weight",
+    "head/kernel": "lm_head.weight",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in our tree: a leaf, or one layer of a stacked leaf, perhaps transposed."""
+
+    leaf: str
+    layer: int | None
+    transposed: bool
+    shape: tuple[int, ...]  # the tensor's own, as Hugging Face stores it
+
+
+def places(leaf_shapes: dict[str, tuple[int, ...]]) -> dict[str, Place]:
+    """{tensor name: Place} of a training tree given as {leaf name: shape}, layers stacked; a layer's tensors adjoin."""
+    found = {}
+    for leaf, shape in leaf_shapes.items():
+        stacked, transposed = leaf.startswith("layers/"), leaf.endswith("/kernel")
+        own = tuple(shape[1:] if stacked else shape)
+        for layer in range(shape[0]) if stacked else [None]:
+            name = TENSORS[leaf].format(layer)
+            found[name] = Place(leaf, layer, transposed, own[::-1] if transposed else own)
+    leaves = list(TENSORS)
+    before = lambda place: (place.leaf == "head/kernel", -1 if place.layer is None else place.layer)  # noqa: E731
+    return dict(sorted(found.items(), key=lambda item: (*before(item[1]), leaves.index(item[1].leaf))))
+
+
+def read_config(directory) -> ModelConfig:
+    """The shape of a checkpoint, from `config.json` as transformers 4 and 5 write it.
+
+    Raises:
+      OSError: there is no such file.
+      ValueError: it is not JSON, lacks a key, or asks for something we do not have; names the file and the key.
+    """
+    file = pathlib.Path(directory) / "config.json"
+    raw = read_json(file)
+    try:
+        return _config(raw)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def read_json(file) -> dict:
+    """A JSON object from a file; OSError when it is not there, ValueError that names it when it is not one."""
+    file = pathlib.Path(file)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist; expected a folder with a model in Hugging Face's format")
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); download or copy it again") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{file} holds a JSON {type(raw).__name__}; expected an object")
+    return raw
+
+
+def config_json(config: ModelConfig) -> dict:
+    """`config.json` of a shape, without a dtype or token ids, that transformers 4 and 5 both read.
+
+    Raises ValueError for a shape that is of no known architecture.
+    """
+    kind = dict(qk_norm=config.qk_norm, qkv_bias=config.qkv_bias)
+    known = (name for name, (traits, _) in ARCHITECTURES.items() if kind.items() <= traits.items())
+    architecture = next(known, None)
+    if architecture is None:
+        raise ValueError(f"no architecture of {', '.join(ARCHITECTURES)} has both qk_norm and qkv_bias")
+    scaling = {"rope_type": "default"}
+    if config.rope_scaling is not None:
+        name = next(name for name, kind in rope.SCALINGS.items() if isinstance(config.rope_scaling, kind))
+        fields = dataclasses.asdict(config.rope_scaling)
+        scaling = {"rope_type": name, **{key: value for key, value in fields.items() if value is not None}}
+    return {
+        "architectures": [architecture],
+        "model_type": ARCHITECTURES[architecture][0]["model_type"],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.mlp_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_length,
+        "rms_norm_eps": config.norm_epsilon,
+        "tie_word_embeddings": config.tied_embeddings,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rope_scaling is None else scaling,
+        "rope_parameters": {"rope_theta": config.rope_theta, **scaling},
+    }
+
+
+def _config(raw: dict) -> ModelConfig:
+    traits, defaults = _architecture(raw)
+    raw = defaults | {key: value for key, value in raw.items() if value is not None}
+    _refuse_what_we_lack(raw)
+    hidden, heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
+    if "head_dim" not in raw and heads > 0 and hidden % heads:
+        raise ValueError(f"hidden_size ({hidden}) is not a multiple of num_attention_heads ({heads}); give head_dim")
+    raw = {"head_dim": hidden // max(heads, 1), "num_key_value_heads": heads} | raw
+    theta, scaling = _rope(raw)
+    return ModelConfig(
+        vocab_size=_integer(raw, "vocab_size"),
+        hidden_size=hidden,
+        mlp_size=_integer(raw, "intermediate_size"),
+        layers=_integer(raw, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=_integer(raw, "num_key_value_heads"),
+        head_dim=_integer(raw, "head_dim"),
+        rope_theta=theta,
+        norm_epsilon=_number(raw, "rms_norm_eps"),
+        qk_norm=traits["qk_norm"],
+        qkv_bias=traits["qkv_bias"],
+        tied_embeddings=bool(raw["tie_word_embeddings"]),
+        max_length=_integer(raw, "max_position_embeddings"),
+        rope_scaling=scaling,
+    )
+
+
+def _architecture(raw):
+    """The entry of `ARCHITECTURES` that a config names, by architecture or else by model type."""
+    named = raw.get("architectures") or [
+        name for name, (traits, _) in ARCHITECTURES.items() if traits["model_type"] == raw.get("model_type")
+    ]
+    name = named[0] if isinstance(named, list) and named else raw.get("model_type")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ValueError(f"architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def _refuse_what_we_lack(raw):
+    """Raises ValueError for a setting under which the forward pass is another than ours."""
+    expected = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
+    expected["partial_rotary_factor"] = (1.0,)
+    for key, values in expected.items():
+        if raw.get(key, values[0]) not in values:
+            raise ValueError(f"{key} is {raw[key]!r}; only {values[0]!r} is supported")
+    for key in ("quantization_config", "compression_config"):
+        if key in raw:
+            method = raw[key].get("quant_method") if isinstance(raw[key], dict) else raw[key]
+            raise ValueError(f"{key} ({method!r}): quantized weights are not supported; use the unquantized checkpoint")
+    kinds = raw.get("layer_types")
+    if kinds is None and raw.get("use_sliding_window") and "sliding_window" in raw:
+        windowed = raw["max_window_layers"] < _integer(raw, "num_hidden_layers")
+        kinds = ["sliding_attention"] if windowed else []
+    other = set(kinds or []) - {"full_attention"}
+    if other:
+        raise ValueError(f"layers with {', '.join(sorted(map(str, other)))} are not supported; only full_attention is")
+
+
+def _rope(raw):
+    """(theta, scaling or None), from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        raise ValueError(f"rope scaling is {given!r}; expected one object with rope_type for all layers")
+    given = {key: value for key, value in given.items() if value is not None}
+    theta = _number({"rope_theta": raw["rope_theta"]} | given, "rope_theta")
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor is {given['partial_rotary_factor']!r}; only 1.0 is supported")
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind not in rope.SCALINGS:
+        raise ValueError(f"rope type {kind!r} is not supported; known: default, {', '.join(rope.SCALINGS)}")
+    longest = _integer(raw, "max_position_embeddings")
+    original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or longest
+    given["original_max_position_embeddings"] = original
+    if kind == "yarn":
+        given |= _yarn_defaults(given, longest)
+    fields = dataclasses.fields(rope.SCALINGS[kind])
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
+    if missing:
+        raise ValueError(f"rope scaling {kind} lacks {', '.join(missing)}")
+    return theta, rope.SCALINGS[kind](**{f.name: given[f.name] for f in fields if f.name in given})
+
+
+def _yarn_defaults(given, longest):
+    """`factor` from the two lengths, and `attention_factor` from DeepSeek's mscale keys, where they are not given."""
+    factor = given.get("factor", longest / _number(given, "original_max_position_embeddings"))
+    found = {"factor": factor}
+    mscale, all_dims = given.get("mscale"), given.get("mscale_all_dim")
+    if "attention_factor" not in given and mscale and all_dims:
+        grown = rope.yarn_mscale(_number(found, "factor"), mscale), rope.yarn_mscale(factor, all_dims)
+        found["attention_factor"] = grown[0] / grown[1]
+    return found
+
+
+def _integer(raw, key) -> int:
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{key} is {value!r}; expected an integer" if key in raw else f"key {key} is missing")
+    return value
+
+
+def _number(raw, key) -> float:
+    value = raw[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{key} is {value!r}; expected a positive number")
+    return float(value)
