@@ -4,10 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
-import shutil
-import tempfile
 import time
 
 import grain
@@ -55,32 +52,19 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
         return Prepared(path)
 
     start = time.monotonic()
-    directory.mkdir(parents=True, exist_ok=True)
-    building = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=directory))
+    splits = problems.generate(tasks, train_size, heldout_size, seed)
+    texts = (text for problem in splits["train"] for text in (problem.prompt, problem.solution))
+    files = {"tokenizer.model": train_tokenizer(texts, vocab_size), "settings.json": f"{text}\n".encode()}
     try:
-        splits = problems.generate(tasks, train_size, heldout_size, seed)
-        problems.write(splits, building)
-        shutil.rmtree(building / "downloads", ignore_errors=True)  # TFDS makes it, empty
-        texts = (text for problem in splits["train"] for text in (problem.prompt, problem.solution))
-        (building / "tokenizer.model").write_bytes(train_tokenizer(texts, vocab_size))
-        (building / "settings.json").write_text(text + "\n")
-        _publish(building, path)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        problems.publish(splits, files, path)
+    except OSError:
+        if not path.exists():  # else another process was first, with an equal result
+            raise
     prepared = Prepared(path)
     counts = ", ".join(f"{len(rows)} {split}" for split, rows in splits.items())
     vocabulary = prepared.tokenizer.vocab_size
     log(f"prepared {counts} problems, {vocabulary} tokens in {time.monotonic() - start:.1f} s: {path}")
     return prepared
-
-
-def _publish(building: pathlib.Path, path: pathlib.Path) -> None:
-    """Renames a finished folder into place; if another process was first, its equal result stays."""
-    try:
-        os.rename(building, path)
-    except OSError:
-        if not path.exists():
-            raise
 
 
 def _source() -> str:

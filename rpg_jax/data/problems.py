@@ -3,6 +3,10 @@
 import contextlib
 import dataclasses
 import io
+import os
+import pathlib
+import shutil
+import uuid
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -12,13 +16,13 @@ from rpg_jax.data.tasks import SPLITS, draw
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One problem, as its generator made it."""
+    """One problem, as its generator made it or a real set holds it."""
 
-    id: int  # unique over both splits of a dataset, 31 bits: it keys the noise of the problem's responses
-    task: str
-    prompt: str
-    solution: str  # worked, ends with the line `Answer: ...`
-    answer: str  # JSON, what the verifier needs
+    id: int  # unique in a dataset, 31 bits: it keys the noise of the problem's responses
+    task: str  # family of generated problems, or name of the set
+    prompt: str  # what the model reads; on disk, a real set keeps the JSON of its chat messages instead
+    solution: str  # worked, ends with the line `Answer: ...`; of a real set as it comes, perhaps empty
+    answer: str  # what the verifier needs: JSON of a generated problem, ground truth of a real one
 
 
 def generate(tasks: dict[str, dict], train_size: int, heldout_size: int, seed: int) -> dict[str, list[Problem]]:
@@ -43,7 +47,7 @@ def generate(tasks: dict[str, dict], train_size: int, heldout_size: int, seed: i
 
 
 class Problems(tfds.core.GeneratorBasedBuilder):
-    """The TFDS builder of generated problems."""
+    """The TFDS builder of problems."""
 
     VERSION = tfds.core.Version("1.0.0")
     url_infos = None  # no downloads, no checksums: TFDS 4.9.10 looks for them with a package it does not require
@@ -56,11 +60,11 @@ class Problems(tfds.core.GeneratorBasedBuilder):
         text = tfds.features.Text()
         return tfds.core.DatasetInfo(
             builder=self,
-            description="Procedurally generated problems with worked solutions and checkable answers.",
+            description="Problems with checkable answers, some with worked solutions.",
             features=tfds.features.FeaturesDict(
                 {"id": np.int32, "task": text, "prompt": text, "solution": text, "answer": text}
             ),
-            disable_shuffling=True,  # Grain shuffles; on disk the order is that of the ids
+            disable_shuffling=True,  # Grain shuffles; on disk the order is that given
         )
 
     def _split_generators(self, dl_manager):
@@ -75,6 +79,22 @@ def write(splits: dict[str, list[Problem]], directory) -> None:
     """Writes the splits as a TFDS dataset `problems` under `directory`, quietly."""
     with contextlib.redirect_stdout(io.StringIO()), _no_progress_bars():
         Problems(splits, data_dir=str(directory), file_format="array_record").download_and_prepare()
+    shutil.rmtree(pathlib.Path(directory) / "downloads", ignore_errors=True)  # TFDS makes it, empty
+
+
+def publish(splits: dict[str, list[Problem]], files: dict[str, bytes], path) -> None:
+    """Makes the folder `path` of a dataset and other files: whole, or not at all. It may exist if it is empty."""
+    path = pathlib.Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    try:
+        building.mkdir()
+        write(splits, building)
+        for name, content in files.items():
+            (building / name).write_bytes(content)
+        os.rename(building, path)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def read(directory, split: str):

@@ -1,0 +1,158 @@
+"""Sets of problems for training and evaluation: prepared folders or raw files, rendered and within the limit."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+
+import grain
+import numpy as np
+
+from rpg_jax.data import problems
+from rpg_jax.data.folding import fold
+from rpg_jax.data.problems import Problem
+from rpg_jax.data.sources import open_source
+
+_CHUNK = 1024  # prompts encoded at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Sets:
+    """A tokenizer and the splits "train" and "heldout", with the interface of `Prepared`."""
+
+    tokenizer: object
+    splits: dict[str, grain.MapDataset]
+
+    def problems(self, split: str) -> grain.MapDataset:
+        """The `Problem`s of a split, prompts rendered, as they are indexed; none if no set was given for it."""
+        return self.splits[split]
+
+
+def load(
+    train=None, heldout=(), *, tokenizer, max_prompt: int, overlong="drop", template_options=None, log=print
+) -> Sets:
+    """Opens real sets. `train` and each of `heldout` (also one string, comma separated) is a folder made by
+    `rpg_jax.prepare`, or a .parquet or .jsonl file, which is folded like there, under the paper's template.
+
+    Args:
+      tokenizer: has `render(messages, **options) -> str`, `encode_prompt(text)` and perhaps `encode_prompts(texts)`.
+      max_prompt: the most tokens of a rendered prompt.
+      overlong: "drop" leaves out longer prompts and logs how many; "refuse" raises.
+      template_options: further arguments of the chat template.
+      log: called with one line about what was left out, and about held-out problems that are trained on.
+
+    Raises:
+      ValueError: a set cannot be read, is empty, or has no problem within the limit; two held-out sets share a name.
+    """
+    fit = functools.partial(_fit, tokenizer, max_prompt, overlong, template_options or {}, log)
+    training, trained = [], set()
+    if train:
+        dataset, prompts, _ = fit(train)
+        training, trained = [dataset], set(prompts)
+    evaluated, owners = [], {}
+    for title in heldout.split(",") if isinstance(heldout, str) else heldout:
+        dataset, prompts, names = fit(title)
+        for name in names:
+            if name in owners:
+                raise ValueError(
+                    f"{owners[name]} and {title} both hold a set named {name!r}; prepare one under another name, "
+                    f"rpg_jax.prepare --name"
+                )
+            owners[name] = title
+        if repeated := sum(prompt in trained for prompt in prompts):
+            log(f"{title}: {repeated} of {len(prompts)} held-out problems are also in the training set {train}")
+        evaluated.append(dataset)
+    return Sets(tokenizer, {"train": _joined(training), "heldout": _joined(evaluated)})
+
+
+def messages(problem: Problem) -> list[dict]:
+    """The chat messages in a real set's problem.
+
+    Raises:
+      ValueError: there are none, so that the problem is not of a folder that `rpg_jax.prepare` made.
+    """
+    try:
+        found = json.loads(problem.prompt)
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise ValueError("its prompt is not JSON of chat messages; make the folder with rpg_jax.prepare")
+    return found
+
+
+def prompt_lengths(rows: Sequence[Problem], tokenizer, options: dict, where: Callable[[int], str]) -> np.ndarray:
+    """Tokens i64[N] of the rendered prompts; `where(i)` names a problem whose prompt cannot be rendered."""
+    lengths = []
+    encode = getattr(tokenizer, "encode_prompts", None) or (lambda texts: map(tokenizer.encode_prompt, texts))
+    for start in range(0, len(rows), _CHUNK):
+        texts = []
+        for i, problem in enumerate(rows[start : start + _CHUNK], start):
+            try:
+                texts.append(tokenizer.render(messages(problem), **options))
+            except ValueError as error:
+                raise ValueError(f"{where(i)}: {error}") from error
+        lengths += map(len, encode(texts))
+    return np.array(lengths)
+
+
+def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[[int], str]) -> np.ndarray:
+    """Indices of the prompts of at most `max_prompt` tokens.
+
+    Raises:
+      ValueError: none is; or one is not and `overlong` is "refuse".
+    """
+    if max_prompt < 1 or overlong not in ("drop", "refuse"):
+        raise ValueError(f"max_prompt={max_prompt}, overlong={overlong!r}: expected at least 1, and drop or refuse")
+    kept = np.flatnonzero(lengths <= max_prompt)
+    over = np.flatnonzero(lengths > max_prompt)
+    if overlong == "refuse" and len(over):
+        raise ValueError(
+            f"{where(over[0])}: its prompt takes {lengths[over[0]]} tokens, more than max_prompt={max_prompt}, as do "
+            f"{len(over)} in all (the longest {lengths.max()}); raise max_prompt, or choose overlong=drop"
+        )
+    if not len(kept):
+        raise ValueError(
+            f"{where(0)}: no problems are left, all {len(lengths)} prompts take more than max_prompt={max_prompt} "
+            f"tokens, the shortest {lengths.min()}; raise max_prompt"
+        )
+    return kept
+
+
+def _fit(tokenizer, max_prompt, overlong, options, log, title):
+    """One set: (its rendered problems within the limit, their messages as JSON, the names of its tasks)."""
+    rows, source, where = _open(pathlib.Path(title))
+    lengths = prompt_lengths(rows, tokenizer, options, where)
+    kept = within(lengths, max_prompt, overlong, where)
+    if len(kept) < len(rows):
+        log(
+            f"{title}: dropped {len(rows) - len(kept)} of {len(rows)} problems with prompts of more than {max_prompt} "
+            f"tokens (the longest {lengths.max()})"
+        )
+
+    def render(i):
+        problem = source[i]
+        return dataclasses.replace(problem, prompt=tokenizer.render(messages(problem), **options))
+
+    dataset = grain.MapDataset.source(kept.tolist()).map(render)
+    return dataset, [rows[i].prompt for i in kept], {problem.task for problem in rows}
+
+
+def _open(path):
+    """(all problems, what to read them from later, index -> where it stands) of a prepared folder or a raw file."""
+    if not path.is_dir():
+        folded = fold([open_source(str(path))])
+        return folded.problems, folded.problems, folded.origins.__getitem__
+    if not (path / "problems").is_dir():
+        raise ValueError(f"{path} holds no prepared problems; name a folder made by rpg_jax.prepare, or a file")
+    try:
+        records = problems.read(path, "train")
+        source = grain.MapDataset.source(records).map(problems.to_problem)
+        rows = list(source)
+    except Exception as error:  # TFDS and ArrayRecord raise many kinds
+        raise ValueError(f"{path}: the prepared problems cannot be read ({error}); prepare them again") from error
+    return rows, source, lambda i: f"{path}, problem {rows[i].id}"
+
+
+def _joined(datasets):
+    return grain.MapDataset.concatenate(datasets) if datasets else grain.MapDataset.source([])

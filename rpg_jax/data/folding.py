@@ -1,0 +1,168 @@
+"""Records become problems: checked, under the template, repeated ones folded, each with an id of its own."""
+
+import dataclasses
+import decimal
+import hashlib
+import json
+import numbers
+from collections.abc import Callable, Iterable
+
+from rpg_jax.data.problems import Problem
+from rpg_jax.data.sources import Source, lacking, pick
+from rpg_jax.data.templates import paper
+
+_SHOWN = 40  # characters of an answer in a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """The distinct problems of some sources in the order of their first rows."""
+
+    problems: list[Problem]  # prompt: JSON of the chat messages, [{"role": …, "content": …}, …]
+    origins: list[str]  # "FILE, row 3", where each was first
+    read: int  # rows
+    contradicted: int  # problems left out because their rows disagree on the answer
+
+    def repeats(self) -> int:
+        return self.read - len(self.problems) - self.contradicted
+
+
+def fold(
+    sources: Iterable[Source],
+    template: Callable[[str], str] = paper,
+    name: str | None = None,
+    conflicts="refuse",
+    progress: Callable[[int], None] = lambda done: None,
+) -> Folded:
+    """Reads sources to their end. Rows with the same messages are one problem; memory grows with the problems alone.
+
+    Args:
+      template: makes one user message of a problem that is text; chat messages stay as they are.
+      name: the problems' task; the name of the source they were first met in if None.
+      conflicts: "refuse" raises when the same messages come with different answers; "drop" leaves the problem out.
+      progress: called with the rows read so far, now and then.
+
+    Raises:
+      ValueError: naming the file, the row and the column of a value that is missing, null, empty or of a wrong type,
+        or both rows of contradicting answers; or no row at all.
+    """
+    sources = list(sources)
+    found, contradictions, read = {}, {}, 0
+    for source in sources:
+        for number, record in source.records:
+            read += 1
+            if not read % 4096:
+                progress(read)
+            messages = _column(source, number, record, "problem", lambda value: _messages(value, template))
+            answer = _column(source, number, record, "answer", _answer)
+            known = found.get(messages)
+            if known is None:
+                solution = _column(source, number, record, "solution", _text) or ""
+                found[messages] = (name or source.name, solution, answer, source.where(number))
+            elif known[2] != answer:
+                contradictions.setdefault(messages, (*known[2:], answer, source.where(number)))
+    progress(read)
+    if not found:
+        raise ValueError(f"{', '.join(source.title for source in sources)}: holds no rows")
+    if contradictions and conflicts == "refuse":
+        first, origin, second, other = next(iter(contradictions.values()))
+        raise ValueError(
+            f"{origin}, and {other}: the same problem with the answers {first[:_SHOWN]!r} and {second[:_SHOWN]!r} "
+            f"({len(contradictions)} such problems); mend them, or leave them out by rpg_jax.prepare --conflicts=drop"
+        )
+    for messages in contradictions:
+        del found[messages]
+    if not found:
+        raise ValueError(f"{sources[0].title}: no problems are left, the answers of all contradict each other")
+    prompts = [
+        json.dumps([{"role": role, "content": content} for role, content in messages], ensure_ascii=False)
+        for messages in found
+    ]
+    rows = zip(_ids(prompts), prompts, found.values(), strict=True)
+    problems = [Problem(i, task, prompt, solution, answer) for i, prompt, (task, solution, answer, _) in rows]
+    return Folded(problems, [origin for *_, origin in found.values()], read, len(contradictions))
+
+
+def _column(source, number, record, kind, convert):
+    """The converted value of a record's column; None for a solution that is not there."""
+    path, value = pick(record, source.fields[kind])
+    if value is None and kind == "solution":
+        return None
+    if path is None:
+        raise lacking(source.where(number), kind, source.fields[kind], record)
+    try:
+        if value is None:
+            raise ValueError("is null")
+        return convert(value)
+    except ValueError as error:
+        raise ValueError(f"{source.where(number)}, column {path}: {error}") from error
+
+
+def _messages(value, template):
+    """Messages as ((role, content), …) of a problem that is text or a list of chat messages."""
+    if isinstance(value, (str, bytes)):
+        problem = _filled(_text(value))
+        return (("user", template(problem)),)
+    if isinstance(value, dict) and all(isinstance(value.get(key), list) for key in ("role", "content")):
+        pairs = zip(value["role"], value["content"], strict=True)  # TFDS stores a sequence of dicts so
+        value = [{"role": role, "content": content} for role, content in pairs]
+    if not isinstance(value, list):
+        raise ValueError(f"is {type(value).__name__}; expected text, or a list of messages with role and content")
+    if not value:
+        raise ValueError("is empty; expected at least one message")
+    messages = tuple([_message(i, message) for i, message in enumerate(value)])
+    role, content = messages[-1]
+    if role == "assistant":
+        raise ValueError("ends with the assistant's message; a prompt ends before the response")
+    _filled(content)
+    return messages
+
+
+def _message(i, message):
+    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+        raise ValueError(f"message {i} is no object with role and content")
+    role, content = message["role"], message["content"]
+    for key, value in (("role", role), ("content", content)):
+        if not isinstance(value, (str, bytes)):
+            kind = "null" if value is None else type(value).__name__
+            raise ValueError(f"the {key} of message {i} is {kind}; expected text")
+    return _text(role), _text(content)
+
+
+def _answer(value) -> str:
+    return _filled(_text(value).strip())
+
+
+def _filled(text):
+    if not text or text.isspace():
+        raise ValueError("is empty")
+    return text
+
+
+def _text(value) -> str:
+    """Text as it is; a number as its shortest decimal, 540.0 as "540"."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair has no encoding, on disk or as tokens
+        return value
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, decimal.Decimal)):
+        raise ValueError(f"is {type(value).__name__}; expected text or a number")
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    exact = decimal.Decimal(str(value))
+    if not exact.is_finite():
+        raise ValueError(f"is {value}; expected text or a finite number")
+    digits = f"{exact:f}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def _ids(prompts):
+    """Stable 31-bit ids: a hash of each prompt, the next free number where two collide."""
+    taken = set()
+    for prompt in prompts:
+        number = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=4).digest()) >> 1
+        while number in taken:
+            number = (number + 1) % 2**31
+        taken.add(number)
+        yield number

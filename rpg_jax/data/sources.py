@@ -1,0 +1,214 @@
+"""Files and TFDS names as streams of records: dicts that hold at least the columns asked for.
+
+Columns are named by dotted paths: `reward_model.ground_truth` is a key of a struct, `final_answer.0` the first item of
+a list.
+"""
+
+import codecs
+import dataclasses
+import difflib
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+# What is wanted of a record -> where it may be, the first that is there: the paper's format, then common ones.
+FIELDS = {
+    "problem": ("prompt", "problem", "question"),  # chat messages, or the problem as text
+    "answer": ("reward_model.ground_truth", "answer", "ground_truth"),
+    "solution": ("solution", "extra_info.solution"),  # worked; may be absent
+}
+_BATCH = 4096  # parquet rows decoded at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One opened source, to be read once."""
+
+    title: str  # as the user gave it
+    name: str  # of the set: the file's stem, or the TFDS name
+    unit: str  # "row", counted from 0, or "line", counted from 1
+    total: int  # units to read
+    fields: dict[str, tuple[str, ...]]  # FIELDS, or what the user chose; without columns that are nowhere in it
+    records: Iterator[tuple[int, dict]]  # (row or line number, record)
+
+    def where(self, number: int) -> str:
+        return f"{self.title}, {self.unit} {number}"
+
+
+def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS, data_dir=None) -> Source:
+    """Opens FILE.parquet, FILE.jsonl, or tfds:NAME[/CONFIG][:SPLIT] (on disk under `data_dir`; split "train" if unset).
+
+    Raises:
+      ValueError: the source is of no known kind, cannot be read, or lacks a column: names both. Reading the records
+        raises it too, with the row or line.
+      FileNotFoundError: there is no such file.
+    """
+    if title.startswith("tfds:"):
+        return _open_tfds(title, fields, data_dir)
+    path = pathlib.Path(title)
+    openers = {".parquet": _open_parquet, ".jsonl": _open_jsonl}
+    if path.suffix.lower() not in openers:
+        raise ValueError(f"{title!r} is no source; expected FILE.parquet, FILE.jsonl or tfds:NAME[/CONFIG][:SPLIT]")
+    if not path.is_file():
+        raise FileNotFoundError(f"{title}: there is no such file")
+    return openers[path.suffix.lower()](path, title, fields)
+
+
+def pick(record: dict, paths: Sequence[str]):
+    """(path, value) of the first of `paths` that the record has; (None, None) if it has none of them."""
+    for path in paths:
+        try:
+            return path, _dig(record, path)
+        except LookupError:
+            pass
+    return None, None
+
+
+def lacking(where: str, kind: str, paths: Sequence[str], record: dict) -> ValueError:
+    """The error of a record, or of a file whose records look like it, without a column that is needed."""
+    return ValueError(
+        f"{where}: no column {' or '.join(paths)} for the {kind}; there are {', '.join(_names(record)) or 'none'}; "
+        f"name one with --{kind}_field of rpg_jax.prepare"
+    )
+
+
+def _names(record):
+    """Dotted paths of a record's leaves and lists."""
+    for key, value in record.items():
+        if isinstance(value, dict) and value:
+            yield from (f"{key}.{below}" for below in _names(value))
+        else:
+            yield str(key)
+
+
+def _dig(value, path):
+    """The value at a dotted path; None below a null. Raises LookupError where there is nothing."""
+    if isinstance(value, dict) and path in value:
+        return value[path]
+    head, _, rest = path.partition(".")
+    if isinstance(value, dict) and rest:
+        value = value[head]
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and head.isdigit():
+        value = value[int(head)]
+    else:
+        raise LookupError(path)
+    return value if value is None or not rest else _dig(value, rest)
+
+
+def _open_parquet(path, title, fields):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    broken = (pa.ArrowException, OSError, UnicodeDecodeError)
+    try:
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # else it keeps all that was read
+    except broken as error:
+        raise ValueError(f"{title}: not a whole parquet file ({error})") from error
+    tree = {field.name: _tree(field.type) for field in file.schema_arrow}
+    stored = {kind: {path: _stored(tree, path) for path in paths} for kind, paths in fields.items()}
+    found = {kind: tuple(filter(paths.get, paths)) for kind, paths in stored.items()}
+    for kind in ("problem", "answer"):
+        if not found[kind]:
+            raise lacking(title, kind, fields[kind], tree)
+    wanted = sorted({stored[kind][path] for kind, paths in found.items() for path in paths})
+
+    def records():
+        number = 0
+        batches = file.iter_batches(_BATCH, columns=wanted)  # one batch at a time, whatever the row groups
+        while True:
+            try:
+                rows = next(batches).to_pylist()
+            except StopIteration:
+                return
+            except broken as error:
+                raise ValueError(f"{title}, from row {number} on, columns {', '.join(wanted)}: {error}") from error
+            yield from enumerate(rows, number)
+            number += len(rows)
+
+    return Source(title, path.stem, "row", file.metadata.num_rows, found, records())
+
+
+def _tree(kind):
+    """An Arrow type as the record it makes: a dict for a struct, an empty list for a list, None for a leaf."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return {field.name: _tree(field.type) for field in kind}
+    return [] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
+
+
+def _stored(tree, path):
+    """What to read of a parquet file to have `path`: what lies in a list comes with the list. None if not there."""
+    if path in tree:
+        return path
+    head, _, rest = path.partition(".")
+    if isinstance(tree.get(head), dict):
+        below = _stored(tree[head], rest)
+        return below and f"{head}.{below}"
+    return head if tree.get(head) == [] and rest.split(".")[0].isdigit() else None
+
+
+def _open_jsonl(path, title, fields):
+    with path.open("rb") as file:
+        total = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+    def records():
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line.decode())
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{title}, line {number}: not JSON ({error})") from error
+                if not isinstance(record, dict):
+                    raise ValueError(f"{title}, line {number}: holds {type(record).__name__}; expected a JSON object")
+                yield number, record
+
+    return Source(title, path.stem, "line", total, fields, records())
+
+
+def _open_tfds(title, fields, data_dir):
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import read_only_builder
+
+    full, _, split = title.removeprefix("tfds:").partition(":")
+    name = full.split("/")[0]
+    folder = str(data_dir or tfds.core.constants.DATA_DIR)
+    try:
+        builder = read_only_builder.builder_from_files(full, data_dir=folder)  # from disk alone: no code, no network
+    except Exception as error:  # whatever TFDS trips over, the mend is the same
+        known = {path.name for path in pathlib.Path(folder).glob("*") if path.is_dir()}
+        near = difflib.get_close_matches(name, known | set(tfds.list_builders(with_community_datasets=False)), 1, 0.5)
+        hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
+        held = ", ".join(sorted(known)) or "nothing"
+        raise ValueError(
+            f"{title}: no TFDS dataset {full!r} in {folder}, which holds {held}{hint}; make it there by "
+            f"`tfds build {name} --file_format=array_record`, or give --data_dir"
+        ) from error
+    try:
+        rows = builder.as_data_source(split=split or "train")
+        total = len(rows)
+    except Exception as error:
+        splits = ", ".join(builder.info.splits) or "none"
+        raise ValueError(f"{title}: cannot be opened, splits: {splits} ({error})") from error
+
+    def records():
+        for number in range(total):
+            try:
+                record = rows[number]
+            except Exception as error:
+                raise ValueError(f"{title}, row {number}: cannot be read ({error})") from error
+            yield number, _listed(record)
+
+    return Source(title, name, "row", total, fields, records())
+
+
+def _listed(value):
+    """A TFDS value with lists in place of arrays, and its sequences of dicts, which are stored as a dict of arrays."""
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, (np.ndarray, list)) and np.ndim(value) else value

@@ -1,0 +1,20 @@
+"""From a raw problem to what the user says: a function of one string, by name."""
+
+from collections.abc import Callable
+
+
+def paper(problem: str) -> str:
+    """The prompt of DAPO-Math-17k and of the paper's evaluation sets; its rule reads the last `Answer:` line."""
+    return (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+        "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+        f'{problem}\n\nRemember to put your answer on its own line after "Answer:".'
+    )
+
+
+def none(problem: str) -> str:
+    """The problem as it is."""
+    return problem
+
+
+TEMPLATES: dict[str, Callable[[str], str]] = {"paper": paper, "none": none}
