@@ -1,9 +1,20 @@
 """Problems and how they become batches: tasks, TFDS datasets, the tokenizer, one global order."""
 
+from rpg_jax.data.datasets import load
 from rpg_jax.data.pipeline import ProblemStream, prompt_rows, supervised_rows
 from rpg_jax.data.preparation import Prepared, prepare
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.tasks import TASKS
 from rpg_jax.data.tokenizer import Tokenizer
 
-__all__ = ["TASKS", "Prepared", "Problem", "ProblemStream", "Tokenizer", "prepare", "prompt_rows", "supervised_rows"]
+__all__ = [
+    "TASKS",
+    "Prepared",
+    "Problem",
+    "ProblemStream",
+    "Tokenizer",
+    "load",
+    "prepare",
+    "prompt_rows",
+    "supervised_rows",
+]
