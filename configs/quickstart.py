@@ -16,7 +16,7 @@ def get_config(variant=""):
     config.seed = 0
     config.steps = 110
 
-    config.model = ConfigDict(dict(size="tiny", dtype="float32", scan=False, remat="none"))
+    config.model = ConfigDict(dict(size="tiny", checkpoint=placeholder(str), dtype="float32", scan=False, remat="none"))
     config.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1))
     config.data = ConfigDict(
         dict(
@@ -59,7 +59,9 @@ def get_config(variant=""):
         )
     )
     config.reward = ConfigDict(
-        dict(function=placeholder(str), workers=2, timeout_seconds=5.0, memory_mb=1024, max_failures=0.1)
+        dict(
+            scale="signed", function=placeholder(str), workers=2, timeout_seconds=5.0, memory_mb=1024, max_failures=0.1
+        )
     )
     config.objective = ConfigDict(
         dict(

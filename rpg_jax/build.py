@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax import data, objectives, parallel
-from rpg_jax.models import Model, named
-from rpg_jax.rewards import Scorer
+from rpg_jax.models import Model, huggingface, named, unstack_layers
+from rpg_jax.rewards import Scorer, scale_named
+from rpg_jax.training import weights
 from rpg_jax.training.checkpoints import Checkpoints
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import advantage_named, make_experience, make_sampling_params
@@ -54,6 +55,7 @@ def build_run(config, log=print) -> Run:
         )
     objective = objectives.make(config.objective.name, **given(config.objective, "name", "advantage", "denominator"))
     advantage_named(config.objective.advantage)  # refused here, not after the warm start
+    scale_named(config.reward.scale)
     if objective.reduction == "constant" and config.objective.denominator is None:
         raise ValueError("objective.reduction=constant divides by objective.denominator: give it, a positive number")
     rollout = RolloutSettings(**given(config.rollout, "top_k", "top_p"))
@@ -73,21 +75,49 @@ def build_run(config, log=print) -> Run:
     optimizer = make_optimizer(**given(config.optimizer, "clip_norm"), total_steps=updates)
     reference = ReferenceSchedule(**given(config.reference))
     mesh = parallel.make_mesh(**config.mesh)
-    prepared = data.prepare(**given(config.data), log=log)
-    size = named(config.model.size)
-    model = Model(
-        dataclasses.replace(size, vocab_size=prepared.tokenizer.vocab_size),
-        dtype=jnp.dtype(config.model.dtype),
-        scan=config.model.scan,
-        remat=config.model.remat,
+    problems = build_data(config, log)
+    model = build_model(config.model, problems.tokenizer, rollout.max_prompt + rollout.max_new)
+    scorer = Scorer(**given(config.reward, "scale"))
+    return Run(mesh, problems, model, scorer, objective, optimizer, rollout, reference, loop)
+
+
+def build_data(config, log):
+    """Generated tasks where `data.tasks` is set, else prepared sets read with the checkpoint's tokenizer."""
+    if "tasks" in config.data:
+        return data.prepare(**given(config.data), log=log)
+    tokenizer = data.load_tokenizer(config.data.tokenizer or config.model.checkpoint)
+    return data.load(
+        config.data.train,
+        config.data.heldout,
+        tokenizer=tokenizer,
+        max_prompt=config.rollout.max_prompt,
+        overlong=config.data.overlong,
+        template_options=given(config.data.template),
+        log=log,
     )
-    longest = rollout.max_prompt + rollout.max_new
-    if longest > size.max_length:
+
+
+def build_model(section, tokenizer, longest: int) -> Model:
+    """The model of a config's `model` section, for sequences of at most `longest` tokens; no weights yet."""
+    if (section.size is None) == (section.checkpoint is None):
         raise ValueError(
-            f"rollout.max_prompt + rollout.max_new = {longest} tokens exceed the {size.max_length} of model size "
-            f"{config.model.size!r}; lower them"
+            f"model.size={section.size!r} and model.checkpoint={section.checkpoint!r}: set one of them, a named size "
+            f"to start from random weights or the folder of a checkpoint"
         )
-    return Run(mesh, prepared, model, Scorer(**given(config.reward)), objective, optimizer, rollout, reference, loop)
+    if section.checkpoint is None:
+        shape, where = dataclasses.replace(named(section.size), vocab_size=tokenizer.vocab_size), section.size
+    else:
+        shape, where = huggingface.read_config(section.checkpoint), section.checkpoint
+        if tokenizer.vocab_size > shape.vocab_size:
+            raise ValueError(
+                f"the tokenizer has ids up to {tokenizer.vocab_size - 1} and the model of {where} a vocabulary of "
+                f"{shape.vocab_size}: they do not belong together; name the model's own tokenizer"
+            )
+    if longest > shape.max_length:
+        raise ValueError(
+            f"max_prompt + max_new = {longest} tokens exceed the {shape.max_length} of model {where!r}; lower them"
+        )
+    return Model(shape, dtype=jnp.dtype(section.dtype), scan=section.scan, remat=section.remat)
 
 
 def build_state(run: Run, params):
@@ -123,6 +153,25 @@ def restore_state(path, run: Run, which: str):
         raise ValueError(f"{folder} holds no checkpoint yet; train first with --workdir={path}")
     step, state, _ = found
     return step, state
+
+
+def initial_params(config, run: Run):
+    """The checkpoint's weights, or random ones: float32, laid out for training."""
+    if config.model.checkpoint is None:
+        return init_params(run.model, run.mesh, config.seed)
+    return weights.load(config.model.checkpoint, abstract(run, lambda params: params))
+
+
+def checkpoint_params(folder, model, mesh):
+    """A checkpoint's weights in the model's dtype, laid out for sampling."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    laid_out = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, model.dtype, sharding=sharding),
+        shapes,
+        parallel.shardings(mesh, shapes),
+    )
+    out_shardings = parallel.shardings(mesh, jax.eval_shape(unstack_layers, shapes), parallel.SAMPLING)
+    return jax.jit(unstack_layers, out_shardings=out_shardings)(weights.load(folder, laid_out))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,12 +214,15 @@ def build_warm_start(config, run: Run) -> WarmStart:
         logprob_chunk=config.learner.logprob_chunk,
     )
     stream = data.ProblemStream(run.data.problems("train"), config.seed)
-    return WarmStart(optimizer, update, stream, shapes, lambda: build(init_params(run.model, run.mesh, config.seed)))
+    return WarmStart(optimizer, update, stream, shapes, lambda: build(initial_params(config, run)))
 
 
-def noise_key(config, purpose: int):
-    """The key of rollouts (0) or evaluations (1); threefry, so that noise does not depend on the batch."""
-    return jax.random.fold_in(jax.random.key(config.seed, impl="threefry2x32"), purpose)
+ROLLOUT, EVALUATION = range(2)
+
+
+def noise_key(seed: int, purpose: int):
+    """The key of rollouts or evaluations; threefry, so that noise does not depend on the batch."""
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), purpose)
 
 
 def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_stop) -> Parts:
@@ -181,14 +233,23 @@ def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_st
         logprob_chunk=config.learner.logprob_chunk,
     )
     update = dict(clip_norm=config.optimizer.clip_norm, denominator=config.objective.denominator)
-    key = noise_key(config, 0)
+    key = noise_key(config.seed, ROLLOUT)
     return Parts(
         sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),
-        collect=make_collect(run.model, run.data.tokenizer, run.scorer, run.mesh, run.rollout, key, should_stop),
+        collect=make_collect(
+            run.model,
+            run.data.tokenizer,
+            run.scorer,
+            run.mesh,
+            run.rollout,
+            key,
+            should_stop,
+            scale=scale_named(config.reward.scale),
+        ),  # fmt: skip
         experience=make_experience(run.model, run.optimizer, run.mesh, advantage=config.objective.advantage, **scoring),
         update=make_update(run.model, run.objective, run.optimizer, run.mesh, shapes, **scoring, **update),
         refresh=make_refresh(run.optimizer, run.mesh),
-        evaluate=build_evaluate(config, run),
+        evaluate=partial(build_evaluate(config, run), problems=run.data.problems("heldout")),
         reference=run.reference,
         stream=stream,
         checkpoints=checkpoints,
@@ -198,19 +259,18 @@ def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_st
 
 
 def build_evaluate(config, run: Run, k=None, **sampling):
-    """Held-out evaluation in the batches that rollouts have, so that both share one compilation when k is the same."""
+    """Evaluation in the batches that rollouts have, so that both share one compilation when k is the same."""
     settings = dict(temperature=config.evaluation.temperature, **sampling)
     return make_evaluate(
         run.model,
         run.data.tokenizer,
         run.scorer,
         run.mesh,
-        list(run.data.problems("heldout")),
         k=k or config.evaluation.k,
         rows=run.rollout.fresh_prompts,
         max_prompt=run.rollout.max_prompt,
         max_new=run.rollout.max_new,
         slots=run.rollout.slots,
-        key=noise_key(config, 1),
+        key=noise_key(config.seed, EVALUATION),
         **settings,
     )

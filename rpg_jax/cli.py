@@ -27,6 +27,19 @@ def door():
         raise Mistake(" ".join(str(text).split())) from error
 
 
+@contextlib.contextmanager
+def in_words():
+    """Where a run may find that it cannot go on: what it says of that becomes a `Mistake`; JAX's own errors stay."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise Mistake(" ".join(str(error).split())) from error
+
+
 def fail(message: str):
     """Prints one line on stderr and leaves with the status of a user's mistake."""
     print(f"error: {message}", file=sys.stderr)

@@ -1,71 +1,203 @@
-"""Evaluates a trained run on its held-out problems: mean@k and unbiased pass@k with 95 % intervals over problems.
+"""Evaluates a trained run or a checkpoint: mean@k, unbiased pass@k and maj@k with 95 % intervals over problems.
 
     python -m rpg_jax.evaluate --workdir=runs/quickstart [--k=32] [--which=best|last|STEP]
+    python -m rpg_jax.evaluate --checkpoint=checkpoints/Qwen3-4B --data=data/aime24,data/aime25,amc23.parquet --k=32
 
-Writes `evaluation.json` and every response, `responses.jsonl`, into the workdir.
+--data takes folders that `rpg_jax.prepare` wrote, or files that it reads; a run without it is evaluated on its own
+held-out problems. Every response is written to OUT/responses.jsonl as it comes, the figures to OUT/evaluation.json.
+The same command goes on where it was stopped, with the same responses as if it had not been.
 """
 
 import json
 import pathlib
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
 
+import numpy as np
 from absl import flags
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from rpg_jax import build, cli, workdir
+from rpg_jax import build, cli, data, parallel, workdir
+from rpg_jax.models import Model
+from rpg_jax.rewards import Scorer
+from rpg_jax.training import evaluation
 from rpg_jax.training.experience import make_sampling_params
 from rpg_jax.training.logs import Progress, write_json_atomic
+from rpg_jax.training.responses import ResponseLog
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to evaluate.")
-_K = flags.DEFINE_integer("k", None, "Responses a problem; the config's evaluation.k if unset.", lower_bound=1)
-_WHICH = flags.DEFINE_string("which", "best", "Which checkpoint: best (by held-out accuracy), last, or a step.")
-_TEMPERATURE = flags.DEFINE_float("temperature", None, "Sampling temperature, 0 is greedy; the config's if unset.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run to evaluate.")
+_WHICH = flags.DEFINE_string(
+    "which", "best", "Which of a run's checkpoints: best (by held-out accuracy), last, a step."
+)
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of weights to evaluate: Hugging Face's, or of convert.")
+_DATA = flags.DEFINE_list("data", None, "Problem sets, comma separated; the run's held-out problems if unset.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write; if unset, under WORKDIR/evaluation or runs/evaluation.")
+_K = flags.DEFINE_integer("k", None, "Responses a problem; the run's evaluation.k, or 32.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float("temperature", None, "Sampling temperature, 0 is greedy; the run's, or 1.")
 _TOP_K = flags.DEFINE_integer("top_k", 0, "Sample among the most probable tokens only; 0 is off.")
 _TOP_P = flags.DEFINE_float("top_p", 1.0, "Sample among the fewest tokens of this probability; 1 is off.")
+_MAX_PROMPT = flags.DEFINE_integer("max_prompt", None, "Most tokens of a prompt; the run's, or 1024.", lower_bound=1)
+_MAX_NEW = flags.DEFINE_integer("max_new", None, "Most tokens of a response; the run's, or 3072.", lower_bound=1)
+_SLOTS = flags.DEFINE_integer("slots", None, "Responses decoded at once; the run's, or 64.", lower_bound=1)
+_ROWS = flags.DEFINE_integer("rows", None, "Problems between two writes; the run's batch, or 16.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", None, "Of the noise; the run's, or 0.", lower_bound=0)
+_REWARD = flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; the run's, or the task's own.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of a --checkpoint's tokenizer; its own if unset.")
+_TEMPLATE = flags.DEFINE_string("template", "{}", 'Options of a chat template, as {"enable_thinking": false}.')
+_OVERLONG = flags.DEFINE_enum("overlong", "refuse", ["refuse", "drop"], "What to do with prompts over --max_prompt.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of a --checkpoint's weights and computation.")
+
+
+class Subject(NamedTuple):
+    """What is evaluated, and on what."""
+
+    model: Model
+    mesh: Mesh
+    tokenizer: object
+    problems: list
+    scorer: Scorer
+    settings: dict  # of sampling
+    source: dict  # where the weights come from
+    load: Callable  # () -> params to sample from
 
 
 def main(_):
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with cli.door():
-        if _WORKDIR.value is None:
-            raise ValueError("--workdir=FOLDER is needed; see --help")
-        path = pathlib.Path(_WORKDIR.value)
-        config = workdir.read_config(path)
-        run = build.build_run(config)
-        sampling = dict(top_k=_TOP_K.value, top_p=_TOP_P.value)
-        if _TEMPERATURE.value is not None:
-            sampling["temperature"] = _TEMPERATURE.value
-        evaluate = build.build_evaluate(config, run, _K.value, **sampling)
-        step, state = build.restore_state(path, run, _WHICH.value)
-    params = make_sampling_params(run.model, run.optimizer, run.mesh, state)(state)
-    with run.scorer, Progress("evaluation", 0, len(run.data.problems("heldout"))) as progress:
-        evaluation = evaluate(params, on_batch=progress)
-    found = evaluation.metrics()
-    write_json_atomic(path / "evaluation.json", {"step": step, "k": evaluation.correct.shape[1], **sampling, **found})
-    write_responses(path / "responses.jsonl", evaluation)
-    print_table(f"{path}, checkpoint {step}", found, evaluation)
+        if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
+            raise ValueError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
+        if _CHECKPOINT.value and not _DATA.value:
+            raise ValueError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
+        subject = of_run(pathlib.Path(_WORKDIR.value)) if _WORKDIR.value else of_checkpoint(_CHECKPOINT.value)
+        settings = subject.settings
+        name = "-".join(str(value) for value in subject.source.values())
+        folder = pathlib.Path(_WORKDIR.value or "runs") / "evaluation"
+        out = pathlib.Path(_OUT.value or folder / f"{pathlib.Path(name).name}-k{settings['k']}")
+        record = {name: value for name, value in settings.items() if name not in ("slots", "rows")}
+        log = ResponseLog(
+            out, {**subject.source, "data": _DATA.value, "reward": _REWARD.value, **record}, subject.problems
+        )
+    with cli.in_words(), subject.scorer:
+        if not answer(subject, log, stop.is_set):
+            return cli.PREEMPTED
+    found = evaluation.metrics(log.answered())
+    write_json_atomic(out / "evaluation.json", {**subject.source, **settings, **found})
+    print_table(f"{_WORKDIR.value or _CHECKPOINT.value}", found, subject.problems, settings["k"])
+    print(f"responses and figures: {out}/responses.jsonl, {out}/evaluation.json")
 
 
-def write_responses(file, evaluation):
-    """One JSON object a response."""
-    with open(file, "w") as out:
-        for problem, texts, correct in zip(evaluation.problems, evaluation.texts, evaluation.correct, strict=True):
-            for sample, (text, right) in enumerate(zip(texts, correct, strict=True)):
-                row = dict(problem=problem.id, task=problem.task, sample=sample, prompt=problem.prompt, response=text)
-                out.write(json.dumps({**row, "answer": problem.answer, "correct": float(right)}) + "\n")
+def of_run(path) -> Subject:
+    """A trained run, on its own held-out problems or on `--data`."""
+    config = workdir.read_config(path)
+    if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
+        config.data.update(train=None, heldout=_DATA.value or config.data.heldout)
+    config.reward.function = _REWARD.value or config.reward.function
+    run = build.build_run(config)
+    rollout = config.rollout
+    settings = with_flags(
+        k=config.evaluation.k,
+        temperature=config.evaluation.temperature,
+        max_prompt=rollout.max_prompt,
+        max_new=rollout.max_new,
+        slots=rollout.slots,
+        rows=run.rollout.fresh_prompts,
+        seed=config.seed,
+    )
+    sets = run.data if _DATA.value is None else read_sets(run.data.tokenizer, settings["max_prompt"])
+    step, state = build.restore_state(path, run, _WHICH.value)
+
+    def load():
+        return make_sampling_params(run.model, run.optimizer, run.mesh, state)(state)
+
+    problems = list(sets.problems("heldout"))
+    source = dict(checkpoint="step", step=step)
+    return Subject(run.model, run.mesh, run.data.tokenizer, problems, run.scorer, settings, source, load)
 
 
-def print_table(title, found, evaluation):
-    """Tasks as rows, mean@k and pass@k as columns, 95 % intervals beside them."""
-    table, k = Table(title=title), evaluation.correct.shape[1]
-    for column in ("task", "problems", f"mean@{k}", "95 %", f"pass@{k}", "95 %"):
-        table.add_column(column, justify="left" if column == "task" else "right")
-    counts = {task: sum(p.task == task for p in evaluation.problems) for task in {p.task for p in evaluation.problems}}
-    for task in sorted(counts) + ["all"]:
-        cells = []
-        for name in (f"{task}/mean@{k}", f"{task}/pass@{k}"):
-            cells += [f"{found[name]:.3f}", f"{found[name + '_low']:.3f} – {found[name + '_high']:.3f}"]
-        table.add_row(task, str(counts.get(task, len(evaluation.problems))), *cells)
-    Console(width=100).print(table)
+def of_checkpoint(folder) -> Subject:
+    """Weights from a folder, on `--data`."""
+    settings = with_flags(k=32, temperature=1.0, max_prompt=1024, max_new=3072, slots=64, rows=16, seed=0)
+    tokenizer = data.load_tokenizer(_TOKENIZER.value or folder)
+    section = ConfigDict(dict(size=None, checkpoint=folder, dtype=_DTYPE.value, scan=False, remat="none"))
+    model = build.build_model(section, tokenizer, settings["max_prompt"] + settings["max_new"])
+    mesh = parallel.make_mesh()
+
+    def load():
+        return build.checkpoint_params(folder, model, mesh)
+
+    problems = list(read_sets(tokenizer, settings["max_prompt"]).problems("heldout"))
+    return Subject(
+        model, mesh, tokenizer, problems, Scorer(_REWARD.value), settings, dict(checkpoint=str(folder)), load
+    )
+
+
+def with_flags(**defaults) -> dict:
+    """Settings of sampling: flags where they are given."""
+    named = dict(k=_K, temperature=_TEMPERATURE, seed=_SEED)
+    named |= dict(max_prompt=_MAX_PROMPT, max_new=_MAX_NEW, slots=_SLOTS, rows=_ROWS)
+    given = {name: flag.value for name, flag in named.items() if flag.value is not None}
+    return {**defaults, **given, "top_k": _TOP_K.value, "top_p": _TOP_P.value}
+
+
+def read_sets(tokenizer, max_prompt):
+    """The sets of `--data`, rendered with the tokenizer's chat template."""
+    try:
+        options = json.loads(_TEMPLATE.value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--template={_TEMPLATE.value} is not JSON: {error}") from None
+    return data.load(
+        None,
+        tuple(_DATA.value),
+        tokenizer=tokenizer,
+        max_prompt=max_prompt,
+        overlong=_OVERLONG.value,
+        template_options=options,
+    )
+
+
+def answer(subject: Subject, log: ResponseLog, should_stop) -> bool:
+    """Answers what is missing; returns False when it was told to stop before the end."""
+    missing = log.missing()
+    if not missing:
+        return True
+    key = build.noise_key(subject.settings["seed"], build.EVALUATION)
+    settings = {name: value for name, value in subject.settings.items() if name != "seed"}
+    evaluate = evaluation.make_evaluate(
+        subject.model, subject.tokenizer, subject.scorer, subject.mesh, key=key, **settings
+    )
+    total, params = len(subject.problems), subject.load()
+    with Progress("evaluation", total - len(missing), total) as progress:
+        for done, one in enumerate(evaluate(params, missing, should_stop), start=total - len(missing) + 1):
+            log.write(one)
+            for line in one.failures:
+                print(f"warning: {line}; counted as wrong", file=sys.stderr)
+            progress(done, accuracy=np.mean([one.correct.mean() for one in log.answered()]))
+    return not log.missing()
+
+
+def print_table(title, found, problems, k):
+    """Sets as columns and mean@k, pass@k, maj@k as rows, as the paper prints them; 95 % intervals beneath."""
+    tasks = list(dict.fromkeys(problem.task for problem in problems))
+    columns = tasks + [evaluation.ALL] * (len(tasks) > 1)
+    counts = {task: sum(problem.task == task for problem in problems) for task in tasks} | {"all": len(problems)}
+    table = Table(title=f"{title}, {k} responses a problem")
+    for column in ("", *(f"{task} ({counts[task]})" for task in columns)):
+        table.add_column(column, justify="right" if column else "left")
+    for name in (f"mean@{k}", f"pass@{k}", f"maj@{k}"):
+        keys = [f"{task}/{name}" for task in columns]
+        table.add_row(
+            name, *(f"{found[key]:.4f}\n{found[key + '_low']:.3f} – {found[key + '_high']:.3f}" for key in keys)
+        )
+    for name, text in (("response_length", "response tokens"), ("finished", "finished")):
+        table.add_row(text, *(f"{found[f'{task}/{name}']:.4g}" for task in columns))
+    Console(width=max(100, 24 * len(columns))).print(table)
 
 
 if __name__ == "__main__":

@@ -36,14 +36,8 @@ def main(_):
         config = _CONFIG.value.lock()
         run = build.build_run(config)
         path = workdir.open_workdir(_WORKDIR.value, config, _ACCEPT.value)
-    try:
+    with cli.in_words(), run.scorer:
         return 0 if train(config, run, path, stop.is_set) else cli.PREEMPTED
-    except jax.errors.JaxRuntimeError:
-        raise
-    except (RuntimeError, ValueError) as error:  # the run cannot go on, and says why in words
-        raise cli.Mistake(str(error)) from error
-    finally:
-        run.scorer.close()
 
 
 def train(config, run, path, should_stop) -> bool:
@@ -75,7 +69,10 @@ def train(config, run, path, should_stop) -> bool:
 
 def warm_started(config, run, path, should_stop):
     """Parameters after learning from worked solutions, and the seconds it took; None and seconds if told to stop."""
-    warm, settings, begin = build.build_warm_start(config, run), config.warm_start, time.perf_counter()
+    begin, settings = time.perf_counter(), config.warm_start
+    if not settings.steps:
+        return build.initial_params(config, run), time.perf_counter() - begin
+    warm = build.build_warm_start(config, run)
     length = run.rollout.max_prompt + run.rollout.max_new
     with Checkpoints(path, keep_last=config.checkpoint.keep_last) as checkpoints:
         start, state, extra = checkpoints.restore(warm.shapes) or (0, warm.fresh(), {"cursor": 0, "seconds": 0.0})

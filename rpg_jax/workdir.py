@@ -21,10 +21,11 @@ def flatten(settings: dict, prefix="") -> dict:
 
 
 def open_workdir(path, config: ConfigDict, accept_change: bool) -> pathlib.Path:
-    """Makes the folder and writes `config.json`; a run of another config in it is a Mistake unless accepted."""
+    """Makes the folder and writes `config.json`; a run that another config began in it is a Mistake unless accepted."""
     path, settings = pathlib.Path(path), json.loads(config.to_json_best_effort())
     file = path / "config.json"
-    if file.exists() and not accept_change:
+    begun = any(path.glob("warm_start/*")) or any(path.glob("checkpoints/*"))
+    if file.exists() and begun and not accept_change:
         old, new = flatten(read_config(path).to_dict()), flatten(settings)
         changed = [
             f"{key}: {old.get(key)!r} -> {new.get(key)!r}"

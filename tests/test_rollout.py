@@ -10,7 +10,7 @@ from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, unstack_layers
 from rpg_jax.rewards import Scores
-from rpg_jax.training.evaluation import Evaluation
+from rpg_jax.training.evaluation import Answered, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
@@ -144,9 +144,15 @@ def test_minibatches_cover_each_epoch_once_in_whole_groups():
 
 def test_evaluation_metrics_by_task():
     problems = [Problem(i, task, "", "", "") for i, task in enumerate(["a", "b", "a"])]
-    found = Evaluation(problems, np.array([[1.0, 0], [0, 0], [1, 1]]), [], 0).metrics()
+    correct, texts = np.array([[1.0, 0], [0, 0], [1, 1]]), ["Answer: 1", "Answer: 2"]
+    answered = [
+        Answered(problem, texts, row, lengths=np.array([4, 6]), finished=np.array([True, False]), failures=[])
+        for problem, row in zip(problems, correct, strict=True)
+    ]
+    found = metrics(answered)
     assert found["a/mean@2"] == 0.75 and found["b/mean@2"] == 0 and found["all/mean@2"] == 0.5
     assert found["a/pass@2"] == 1 and found["all/pass@2"] == pytest.approx(2 / 3)
+    assert found["a/maj@2"] == 0.75 and found["b/response_length"] == 5 and found["all/finished"] == 0.5
     assert found["all/mean@2_low"] <= 0.5 <= found["all/mean@2_high"]
 
 

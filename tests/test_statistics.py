@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpg_jax.training.statistics import bootstrap_interval, mean_at_k, pass_at_k
+from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
@@ -82,3 +82,9 @@ def test_bootstrap_interval_depends_on_its_seed_alone():
 def test_bootstrap_interval_refuses(values, level):
     with pytest.raises(ValueError, match="values has shape|level is 95"):
         bootstrap_interval(values, level=level)
+
+
+def test_majority_vote():
+    answers = [["4", "4", "5"], ["4", "5", None], [None, None, None], ["7", "5", "5"], ["1", "2", "3"]]
+    correct = [[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 1]]
+    assert majority_at_k(answers, correct) == pytest.approx([1, 0.5, 0, 0, 1 / 3])

@@ -164,10 +164,21 @@ def test_evaluate(finished):
     done = run("evaluate", f"--workdir={finished}", "--k=2", "--which=last")
     assert done.returncode == 0, done.stderr
     assert "mean@2" in done.stdout and "sorting" in done.stdout
-    found = json.loads((finished / "evaluation.json").read_text())
-    responses = [json.loads(line) for line in (finished / "responses.jsonl").read_text().splitlines()]
+    folder = finished / "evaluation" / f"step-{rows(finished)[-1]['step']}-k2"
+    found = json.loads((folder / "evaluation.json").read_text())
+    written = (folder / "responses.jsonl").read_text()
+    responses = [json.loads(line) for line in written.splitlines()]
     assert len(responses) == 2 * 12
     assert found["all/mean@2"] == pytest.approx(np.mean([row["correct"] for row in responses]))
+
+    # Cut in the middle of a problem, it goes on with what is missing and ends with the same responses.
+    (folder / "responses.jsonl").write_text(written[: int(len(written) * 0.6)])
+    again = run("evaluate", f"--workdir={finished}", "--k=2", "--which=last")
+    assert again.returncode == 0, again.stderr
+    assert (folder / "responses.jsonl").read_text() == written
+    assert json.loads((folder / "evaluation.json").read_text()) == found
+    other = run("evaluate", f"--workdir={finished}", "--k=2", "--which=last", "--temperature=0.5")
+    assert other.returncode == 2 and "temperature: 1.0 -> 0.5" in other.stderr and "--out" in other.stderr
     missing = run("evaluate", "--workdir=nowhere")
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1 and "nowhere" in missing.stderr
 

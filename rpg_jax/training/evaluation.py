@@ -1,75 +1,78 @@
-"""Held-out accuracy: mean@k and unbiased pass@k of each task, with bootstrap intervals over problems."""
+"""Accuracy on problems: mean@k, unbiased pass@k and maj@k of each task, with bootstrap intervals over problems."""
 
 import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
+from rpg_jax.data import Problem
+from rpg_jax.rewards import final_answer
 from rpg_jax.sampling import Sampling
 from rpg_jax.training.rollout import grade, respond
-from rpg_jax.training.statistics import bootstrap_interval, mean_at_k, pass_at_k
+from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
 
 ALL = "all"  # the name under which every problem of every task is counted
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Per problem, in the given order: how many of its k responses were right, and the texts."""
+class Answered:
+    """The k responses to one problem."""
 
-    problems: list
-    correct: np.ndarray  # f32[P, k]
-    texts: list  # [P][k]
-    tokens: int
+    problem: Problem
+    texts: list[str]
+    correct: np.ndarray  # f32[k]
+    lengths: np.ndarray  # i32[k], in tokens
+    finished: np.ndarray  # bool[k], ended by a stop token
+    failures: list[str]  # lines that name what could not be scored
 
-    def metrics(self) -> dict:
-        """`<task>/mean@k`, `<task>/pass@k` and their 95 % `_low` and `_high`, for each task and for `all`."""
-        tasks, k, found = np.array([p.task for p in self.problems]), self.correct.shape[1], {}
-        for task in [ALL, *dict.fromkeys(tasks.tolist())]:
-            chosen = self.correct[tasks == task] if task != ALL else self.correct
-            for name, values in ((f"mean@{k}", mean_at_k(chosen)), (f"pass@{k}", pass_at_k(chosen, k))):
-                low, high = bootstrap_interval(values)
-                key = f"{task}/{name}"
-                found |= {key: float(values.mean()), f"{key}_low": float(low), f"{key}_high": float(high)}
-        return found
+
+def metrics(answered: list[Answered]) -> dict:
+    """`<task>/{mean,pass,maj}@k`, their 95 % `_low` and `_high`, `<task>/response_length`, `<task>/finished`.
+
+    For each task in the order of first appearance, and for `all`.
+    """
+    tasks, k, found = np.array([one.problem.task for one in answered]), len(answered[0].texts), {}
+    correct = np.stack([one.correct for one in answered])
+    voted = majority_at_k([[final_answer(text) for text in one.texts] for one in answered], correct)
+    values = {f"mean@{k}": mean_at_k(correct), f"pass@{k}": pass_at_k(correct, k), f"maj@{k}": voted}
+    plain = {
+        "response_length": np.array([one.lengths.mean() for one in answered]),
+        "finished": np.array([one.finished.mean() for one in answered]),
+    }
+    for task in [ALL, *dict.fromkeys(tasks.tolist())]:
+        chosen = (tasks == task) | (task == ALL)
+        for name, value in values.items():
+            low, high = bootstrap_interval(value[chosen])
+            key = f"{task}/{name}"
+            found |= {key: float(value[chosen].mean()), f"{key}_low": low, f"{key}_high": high}
+        found |= {f"{task}/{name}": float(value[chosen].mean()) for name, value in plain.items()}
+    return found
 
 
 def make_evaluate(
-    model,
-    tokenizer,
-    scorer,
-    mesh,
-    problems,
-    *,
-    k,
-    rows,
-    temperature,
-    max_prompt,
-    max_new,
-    slots,
-    key,
-    top_k=0,
-    top_p=1.0,
+    model, tokenizer, scorer, mesh, *, k, rows, temperature, max_prompt, max_new, slots, key, top_k=0, top_p=1.0
 ) -> Callable:
-    """Builds `evaluate(params, on_batch=None, should_stop=None) -> Evaluation`, `rows` problems at a time.
+    """Builds `evaluate(params, problems, should_stop=None)`, an iterator over `Answered`s, `rows` problems at a time.
 
-    Noise depends on `key`, problem and sample alone, so that evaluations of one run share it. `on_batch(done)` is
-    called with the number of problems done.
+    Noise depends on `key`, problem and sample alone: evaluations of one run share it, and one that was interrupted
+    goes on with the problems that are left as if it had not been. When asked to stop, it ends after a whole problem.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
 
-    def evaluate(params, on_batch=None, should_stop=None):
-        correct, texts, tokens = [], [], 0
+    def evaluate(params, problems, should_stop=None):
         for start in range(0, len(problems), rows):
-            some = problems[start : start + rows]
-            rollout, responses = respond(
+            some = [problems[i] for i in range(start, min(start + rows, len(problems)))]
+            rollout, texts = respond(
                 model, params, tokenizer, mesh, some, samples=k, max_prompt=max_prompt, max_new=max_new, rows=rows,
                 key=key, step=0, sampling=sampling, slots=slots, should_stop=should_stop,
             )  # fmt: skip
-            correct.append(grade(scorer, some, responses)[0])
-            texts += responses
-            tokens += int(np.asarray(rollout.response_mask).sum())
-            if on_batch:
-                on_batch(start + len(some))
-        return Evaluation(problems, np.concatenate(correct), texts, tokens)
+            if should_stop is not None and should_stop():
+                return
+            lengths = np.asarray(rollout.response_mask).sum(-1).reshape(-1, k)
+            finished = np.asarray(rollout.finished).reshape(-1, k)
+            correct, failures = grade(scorer, some, texts)
+            for row, problem in enumerate(some):
+                lines = failures if row == 0 else []
+                yield Answered(problem, texts[row], correct[row], lengths[row], finished[row], lines)
 
     return evaluate

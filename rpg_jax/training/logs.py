@@ -34,7 +34,7 @@ def jsonable(value):
 
 def write_json_atomic(path, obj) -> None:
     """Writes `obj` as indented JSON; a reader, or a kill, sees the old file or the new one and nothing between."""
-    _replace(pathlib.Path(path), json.dumps(jsonable(obj), indent=2, allow_nan=False) + "\n")
+    write_text_atomic(pathlib.Path(path), json.dumps(jsonable(obj), indent=2, allow_nan=False) + "\n")
 
 
 def read_jsonl(path) -> tuple[list[dict], int]:
@@ -165,8 +165,8 @@ class Progress:
             self._bar.close()
 
 
-def _replace(path, text):
-    """Puts `text` in place of a file's contents, atomically and durably."""
+def write_text_atomic(path, text):
+    """Puts `text` in place of a file's contents, durably."""
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("w") as file:
         file.write(text)
@@ -180,7 +180,7 @@ def _cut_back(path, step):
     rows, dropped = read_jsonl(path)
     kept = [row for row in rows if row["step"] <= step] if step else []
     if dropped or len(kept) < len(rows):
-        _replace(path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_text_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _wandb_run(workdir, project, config):
@@ -192,7 +192,7 @@ def _wandb_run(workdir, project, config):
         ) from None
     file = workdir / "wandb_id"
     if not file.exists():
-        _replace(file, uuid.uuid4().hex[:8])
+        write_text_atomic(file, uuid.uuid4().hex[:8])
     run = wandb.init(project=project, id=file.read_text(), resume="allow", config=config, dir=str(workdir))
     run.define_metric("*", step_metric="step")  # wandb's own count cannot go back to a restored step
     return run

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rpg_jax.objectives import metrics as metric
+from rpg_jax.training import evaluation
 from rpg_jax.training.compilations import CompilationCounter
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.rollout import Preempted
@@ -66,7 +67,7 @@ class Parts:
     experience: Callable  # (state, rollout, reward) -> (TrainBatch, metrics)
     update: Callable  # (state, batch, count) -> (state, metrics)
     refresh: Callable  # (state) -> state with a new reference
-    evaluate: Callable  # (params, ...) -> Evaluation
+    evaluate: Callable  # (params, should_stop=) -> iterator over Answered
     reference: Any  # ReferenceSchedule
     stream: Any  # ProblemStream
     checkpoints: Any
@@ -115,9 +116,20 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
     return state, collected, row
 
 
+def evaluated(parts: Parts, state) -> dict | None:
+    """The log row of an evaluation; None when it was told to stop: one that was cut short says nothing."""
+    clock = Clock()
+    answered = list(parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop))
+    if parts.should_stop():
+        return None
+    clock.lap("evaluation")
+    row = {f"eval/{name}": value for name, value in evaluation.metrics(answered).items()}
+    return row | {"time/evaluation": clock.seconds["evaluation"]}
+
+
 def new_totals(seconds=0.0) -> dict:
-    """Running sums of a run that survive a resume."""
-    return {"seconds": seconds, "tokens": 0, "compilations_after_warmup": 0}
+    """Running sums of a run that survive a resume, and the last step that was evaluated."""
+    return {"seconds": seconds, "tokens": 0, "compilations_after_warmup": 0, "evaluated": -1}
 
 
 def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
@@ -131,23 +143,25 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
     """
     begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
 
-    def save(step, state, cursor, score=None, wait=False):
+    def save(step, state, score=None, wait=False):
         totals["seconds"] = seconds_before + time.perf_counter() - begin
-        parts.checkpoints.save(step, state, {"cursor": cursor, "totals": totals}, metric=score, wait=wait)
+        extra = {"cursor": parts.stream.get_state(), "totals": totals}
+        parts.checkpoints.save(step, state, extra, metric=score, wait=wait)
 
-    def evaluated(step):
-        clock = Clock()
-        found = parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop).metrics()
-        clock.lap("evaluation")
-        return {f"eval/{name}": value for name, value in found.items()} | {
-            "time/evaluation": clock.seconds["evaluation"]
-        }
+    def evaluate_if_due(step, state):
+        """The evaluation's log row: empty when none is due, None when it was told to stop."""
+        due = step % settings.evaluate_every == 0 or step == settings.steps
+        if not due or totals["evaluated"] == step:
+            return {}
+        row = evaluated(parts, state)
+        totals["evaluated"] = step if row else totals["evaluated"]
+        return row
 
-    if start == 0:
-        row = evaluated(0)
-        if parts.should_stop():
-            return state, 0, False
-        parts.log.write({"step": 0, **row})
+    row = evaluate_if_due(start, state)  # before the first step, or cut short by the SIGTERM before this resume
+    if row is None:
+        return state, start, False
+    if row:
+        parts.log.write({"step": start, **row})
     with parts.log.progress("RL", start, settings.steps) as progress:
         for step in range(start, settings.steps):
             cursor = parts.stream.get_state()
@@ -157,20 +171,17 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
                 state, collected, row = rl_step(parts, settings, state, step)
             except Preempted:
                 if parts.checkpoints.latest_step() != step:
-                    save(step, state, cursor, wait=True)
+                    parts.stream.set_state(cursor)
+                    save(step, state, wait=True)
                 return state, step, False
-            for line in collected.failures[:WARNINGS]:
-                print(f"warning: {line}; counted as wrong", file=sys.stderr)
+            report(collected)
             totals["tokens"] += collected.tokens
             row["compilations"], compilations.count = compilations.count, 0
             if step >= start + WARMUP_STEPS:
                 totals["compilations_after_warmup"] += row["compilations"]
             done, last = step + 1, step + 1 == settings.steps
-            due = done % settings.evaluate_every == 0 or last
-            if due:
-                row |= evaluated(done)
-                due = not parts.should_stop()  # an evaluation that was cut short says nothing
-                row = row if due else {k: v for k, v in row.items() if not k.startswith("eval/")}
+            found = evaluate_if_due(done, state)
+            row |= found or {}
             parts.log.write({"step": done, **row}, samples=collected.examples)
             progress(done, accuracy=row["train/accuracy"], reward=row["train/reward"], entropy=row["train/entropy"])
             if int(state.skipped[1]) >= settings.most_skipped:
@@ -178,7 +189,19 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
                     f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss or gradient and were "
                     f"skipped, so parameters are unchanged; lower optimizer.learning_rate, or look at train/ratio_max"
                 )
-            if due or done % settings.save_every == 0:
-                score = next((v for k, v in row.items() if k.startswith("eval/all/mean@") and k[-1].isdigit()), None)
-                save(done, state, parts.stream.get_state(), score, wait=last)
+            if found is None or found or done % settings.save_every == 0:
+                save(done, state, accuracy(row), wait=last or found is None)
+            if found is None:
+                return state, done, False
     return state, settings.steps, True
+
+
+def accuracy(row: dict) -> float | None:
+    """The mean@k over every held-out problem, by which the best checkpoint is kept."""
+    return next((v for k, v in row.items() if k.startswith("eval/all/mean@") and k[-1].isdigit()), None)
+
+
+def report(collected) -> None:
+    """The first of a step's failed rewards, on stderr."""
+    for line in collected.failures[:WARNINGS]:
+        print(f"warning: {line}; counted as wrong", file=sys.stderr)

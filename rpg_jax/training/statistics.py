@@ -1,4 +1,6 @@
-"""Estimates over problems: mean@k, pass@k, and how sure they are."""
+"""Estimates over problems: mean@k, pass@k, maj@k, and how sure they are."""
+
+from collections import Counter
 
 import numpy as np
 
@@ -24,6 +26,30 @@ def pass_at_k(correct, k: int) -> np.ndarray:
     wrong = n - (correct > 0).sum(axis=1, keepdims=True)
     drawn = np.arange(k)
     return 1.0 - np.prod(np.clip((wrong - drawn) / (n - drawn), 0.0, None), axis=1)
+
+
+def majority_at_k(answers, correct) -> np.ndarray:
+    """The chance that a majority vote over a problem's k responses is right: f64[P] (Wang et al., arXiv 2203.11171).
+
+    Equal answers vote together; the most common one wins and a tie is drawn by lot. An answer is as right as its
+    responses are on average.
+
+    Args:
+      answers: [P][k], the normalized final answer of each response; None has no vote.
+      correct: bool or float [P, k].
+    """
+    correct = _responses(correct)
+    return np.array([_vote(*row) for row in zip(answers, correct, strict=True)])
+
+
+def _vote(answers, correct) -> float:
+    votes = Counter(answer for answer in answers if answer is not None)
+    most = max(votes.values(), default=0)
+    right = {answer: [] for answer, count in votes.items() if count == most}
+    for answer, value in zip(answers, correct, strict=True):
+        if answer in right:
+            right[answer].append(value)
+    return float(np.mean([np.mean(values) for values in right.values()])) if right else 0.0
 
 
 def bootstrap_interval(values, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
