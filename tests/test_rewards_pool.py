@@ -1,17 +1,34 @@
 """A user's reward function may do anything; the run goes on."""
 
 import os
+import pathlib
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from rpg_jax.data import Problem
-from rpg_jax.rewards import Scorer
+from rpg_jax.rewards import Scorer, pool
 
-REWARD = """
-import os, signal, subprocess, sys, time
+linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through /proc")
+
+REWARD = '''
+import ctypes, os, signal, subprocess, sys, time
 print("printed at import")
+
+def breed(file, depth):
+    """Two children, each of which leaves the session, does the same one less deep, and stays."""
+    for _ in range(2 * (depth > 0)):
+        if os.fork() == 0:
+            os.setsid()
+            open(file, "a").write(f"{os.getpid()}\\n")
+            breed(file, depth - 1)
+            if os.fork():
+                os._exit(0)  # the grandchild stays, an orphan
+            open(file, "a").write(f"{os.getpid()}\\n")
+            time.sleep(1000)
 
 def reward(prompt, response, answer, task):
     print("printed in a call")
@@ -38,10 +55,31 @@ def reward(prompt, response, answer, task):
         return 2.0
     if response == "child":
         subprocess.Popen(["sleep", "1000"]).wait()
+    if response == "segfault":
+        ctypes.string_at(0)
+    if response == "group":
+        os.killpg(0, signal.SIGKILL)
+    if response == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if response == "stdin":
+        sys.stdin.readline()
+    if response == "fork":
+        os.fork()
+    if response == "pipes":
+        for descriptor in range(3, 20):
+            try:
+                os.write(descriptor, b"{no json\\n")
+            except OSError:
+                pass
+    if response == "daemons":
+        breed(answer, 2)
+    if response == "bomb":
+        breed(answer, 5)
+        time.sleep(1000)
     if response == "pid":
         open(answer, "a").write(f"{os.getpid()}\\n")
     return float(response == answer) if task == "t" else 0.5
-"""
+'''
 
 
 @pytest.fixture
@@ -68,6 +106,10 @@ def test_survives_everything_and_names_the_problem(file):
         "none": "TypeError",
         "large": "returned 2.0, not a number in 0..1",
         "child": "longer than 0.5 s",
+        "segfault": "SIGSEGV",
+        "group": "SIGKILL",
+        "stop": "longer than 0.5 s",
+        "pipes": "it wrote to our pipe",
     }
     items = []
     for i, name in enumerate(expected):
@@ -80,6 +122,62 @@ def test_survives_everything_and_names_the_problem(file):
             assert len(scores.failures) == len(expected)
             for i, (line, says) in enumerate(zip(scores.failures, expected.values(), strict=True)):
                 assert line.startswith(f"problem {100 + i} (t): ") and says in line and "\n" not in line
+
+
+def left(pids):
+    """Of the processes that wrote themselves down, those that still run."""
+    return [pid for pid in map(int, pids.read_text().split()) if pathlib.Path(f"/proc/{pid}").exists()]
+
+
+@linux
+def test_a_fork_bomb_ends_and_orphans_do_not_outlive_the_scorer(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "_MOST_PROCESSES", 16)
+    bomb, daemons = tmp_path / "bomb", tmp_path / "daemons"
+    daemons.touch()
+    with Scorer(f"{file}:reward", workers=2, timeout_seconds=20, max_failures=1) as scorer:
+        scores = scorer.score([(problem(3, str(bomb)), "bomb"), (problem(4), "yes")])
+        assert scores.correct.tolist() == [0, 1]
+        assert scores.failures == ["problem 3 (t): reward function ended its process (it had more than 16 processes)"]
+        assert len(bomb.read_text().split()) > 16 and not left(bomb)
+        scores = scorer.score([(problem(5, str(daemons)), "daemons"), (problem(4), "yes")])
+        assert scores.failures == []
+        deadline = time.monotonic() + 10
+        while len(left(daemons)) < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(left(daemons)) >= 6
+    assert not left(daemons)
+
+
+@linux
+def test_nothing_outlives_a_run_that_is_killed(file, tmp_path):
+    pids = tmp_path / "pids"
+    code = (
+        "from rpg_jax.data import Problem; from rpg_jax.rewards import Scorer; "
+        f"Scorer({str(file) + ':reward'!r}, workers=1, timeout_seconds=100).score("
+        f"[(Problem(0, 't', '', '', {str(pids)!r}), 'bomb')])"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not pids.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.kill()
+    run.wait()
+    while left(pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pids.exists() and not left(pids)
+
+
+def test_a_fork_that_returns_and_reading_input_disturb_no_answer(file):
+    items = [(problem(i), ("fork", "yes", "stdin", "no")[i % 4]) for i in range(40)]
+    with Scorer(f"{file}:reward", workers=2) as scorer:
+        scores = scorer.score(items)
+    assert scores.failures == [] and scores.correct.tolist() == [0, 1, 0, 0] * 10
+
+
+def test_a_question_larger_than_a_pipe(file):
+    text = "ü" * 300_000
+    with Scorer(f"{file}:reward", workers=1) as scorer:
+        assert scorer.score([(problem(0, text), text), (problem(0), text)]).correct.tolist() == [1, 0]
 
 
 def test_stops_when_too_many_fail(file):
@@ -106,8 +204,8 @@ def test_workers_start_fast_and_end_with_the_scorer(file, tmp_path):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("reward", "must be of the form FILE.py:NAME"),
-        ("{folder}/my_reward.py", "must be of the form FILE.py:NAME"),
+        ("reward", "must be one of dapo, boxed, math_verify, or of the form FILE.py:NAME"),
+        ("{folder}/my_reward.py", "of the form FILE.py:NAME"),
         ("{folder}/absent.py:reward", "there is no file"),
         ("{folder}/my_reward.py:rewrad", "defines no function 'rewrad'"),
         ("{folder}/broken.py:reward", "SyntaxError"),
@@ -128,10 +226,11 @@ def test_settings_out_of_range():
             Scorer(**bad)
 
 
-def test_builtin_verifiers_run_in_process():
-    items = [(problem(0, "12", "arithmetic"), "Answer: 12"), (problem(1, "12", "arithmetic"), "Answer: 13")]
-    with Scorer() as scorer:
-        scores = scorer.score(items)
-        assert scores.correct.tolist() == [1.0, 0.0] and scores.failures == []
-        with pytest.raises(ValueError, match="task 'mine' has no built-in verifier"):
-            scorer.score([(problem(0, task="mine"), "x")])
+def test_rules_run_in_process():
+    items = [(problem(0, "12", "arithmetic"), "Answer: 12"), (problem(1, "12", "arithmetic"), "Answer: 12.0")]
+    items += [(problem(2, "12", "aime24"), "Answer: 12.0"), (problem(3, "12", "aime24"), r"\boxed{12}")]
+    for function, expected in {None: [1, 0, 1, 0], "dapo": [1, 1, 1, 0], "boxed": [0, 0, 0, 1]}.items():
+        with Scorer(function) as scorer:
+            scores = scorer.score(items)
+        assert scores.correct.dtype == np.float32 and scores.failures == []
+        assert scores.correct.tolist() == expected, function

@@ -1,8 +1,20 @@
-"""Rewards on the host: verifiers, shaping, and a pool for a user's own function. Nothing here imports JAX."""
+"""Rewards on the host: verifiers and rules, a pool for functions that may die, shaping. Nothing here imports JAX."""
 
-from rpg_jax.rewards.answer import final_answer
-from rpg_jax.rewards.pool import Scorer, Scores
-from rpg_jax.rewards.shaping import overlong_penalty, signed_reward
+from rpg_jax.rewards.answer import boxed_answer, final_answer, stated_answer
+from rpg_jax.rewards.rules import RULES
+from rpg_jax.rewards.scorer import Scorer, Scores
+from rpg_jax.rewards.shaping import overlong_penalty, scale_named, signed_reward
 from rpg_jax.rewards.verifiers import VERIFIERS
 
-__all__ = ["VERIFIERS", "Scorer", "Scores", "final_answer", "overlong_penalty", "signed_reward"]
+__all__ = [
+    "RULES",
+    "VERIFIERS",
+    "Scorer",
+    "Scores",
+    "boxed_answer",
+    "final_answer",
+    "overlong_penalty",
+    "scale_named",
+    "signed_reward",
+    "stated_answer",
+]

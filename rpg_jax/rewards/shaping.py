@@ -8,6 +8,21 @@ def signed_reward(correct) -> np.ndarray:
     return 2.0 * np.asarray(correct, np.float32) - 1.0
 
 
+def unit_reward(correct) -> np.ndarray:
+    """1 for right, 0 for wrong: f32[N] from correct [N] in 0..1."""
+    return np.asarray(correct, np.float32)
+
+
+SCALES = {"signed": signed_reward, "unit": unit_reward}
+
+
+def scale_named(name: str):
+    """The function from verdicts to rewards of that name; raises ValueError for an unknown one."""
+    if name not in SCALES:
+        raise ValueError(f"reward.scale is {name!r}; known: {', '.join(SCALES)}")
+    return SCALES[name]
+
+
 def overlong_penalty(lengths, maximum: int, buffer: int, factor: float = 1.0) -> np.ndarray:
     """Soft overlong punishment (DAPO, arXiv 2503.14476, equation 13), to be added to the reward.
 

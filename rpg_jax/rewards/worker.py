@@ -1,9 +1,11 @@
-"""A worker process of the pool: calls a user's reward function, one line of JSON in and one out.
+"""A worker process of the pool: calls a reward function, one line of JSON in and one out.
 
-Run as a script, `python worker.py FILE.py NAME MEMORY_MB`; it imports the standard library alone, so it starts in a few
-hundredths of a second. The first line out tells whether the function could be loaded.
+Run as a script, `python worker.py WHERE NAME MEMORY_MB`, where WHERE is a Python file or the name of a module; it
+imports the standard library alone, so it starts in a few hundredths of a second. The first line out tells whether the
+function could be loaded.
 """
 
+import importlib
 import importlib.util
 import json
 import math
@@ -14,13 +16,16 @@ import threading
 import time
 
 
-def load(file: str, name: str):
-    """The callable `name` of the Python file; raises whatever loading it raises."""
-    spec = importlib.util.spec_from_file_location("user_reward", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["user_reward"] = module
-    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
-    spec.loader.exec_module(module)
+def load(where: str, name: str):
+    """The callable `name` of a Python file or module; raises whatever loading it raises."""
+    if where.endswith(".py"):
+        spec = importlib.util.spec_from_file_location("user_reward", where)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["user_reward"] = module
+        sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(where)
     function = getattr(module, name, None)
     if not callable(function):
         raise LookupError(f"it defines no function {name!r}")
@@ -39,24 +44,28 @@ def judge(function, arguments) -> dict:
     return {"value": number}
 
 
-def main(file, name, memory_mb):
-    replies = os.fdopen(os.dup(1), "w")  # the user's prints go to stderr instead
-    os.dup2(2, 1)
+def main(where, name, memory_mb):
+    questions, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the user's input() gets nothing
+    os.dup2(2, 1)  # and prints go to stderr
     limit = int(memory_mb) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    worker = os.getpid()
 
     def reply(message):
+        if os.getpid() != worker:  # a fork of the user's that returned
+            os._exit(0)
         replies.write(json.dumps(message) + "\n")
         replies.flush()
 
     try:
-        function = load(file, name)
+        function = load(where, name)
     except BaseException as error:
         return reply({"error": _line(error)})
     reply({"value": 1.0})
-    for line in sys.stdin:
+    for line in questions:
         reply(judge(function, json.loads(line)))
 
 

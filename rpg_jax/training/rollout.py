@@ -110,8 +110,12 @@ def grade(scorer, problems, texts):
     return scores.correct.reshape(len(problems), -1), scores.failures
 
 
-def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key, should_stop: Callable[[], bool]):
+def make_collect(
+    model, tokenizer, scorer, mesh, settings: RolloutSettings, key, should_stop: Callable[[], bool], scale=signed_reward
+):
     """Builds `collect(params, stream, step) -> Collected`, which advances the stream by whole generation batches.
+
+    `scale` makes rewards of verdicts (`rewards.shaping.SCALES`); the overlong punishment is added to them.
 
     Raises RuntimeError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
     """
@@ -131,9 +135,10 @@ def make_collect(model, tokenizer, scorer, mesh, settings: RolloutSettings, key,
         lengths = np.asarray(rollout.response_mask).sum(-1).reshape(-1, samples)
         scored = time.perf_counter()
         correct, failures = grade(scorer, problems, texts)
-        reward = signed_reward(correct)
+        reward = scale(correct)
         if settings.overlong_buffer:
-            reward += overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
+            penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
+            reward = reward + penalty
         seconds["rollout"] += scored - begin
         seconds["reward"] += time.perf_counter() - scored
         return Generated(problems, rollout, texts, correct, reward, lengths, failures)

@@ -1,0 +1,201 @@
+r"""Normal forms of mathematical answers, so that answers are compared as text.
+
+The rules are those of Minerva (Lewkowycz et al. 2022, arXiv 2206.14858, appendix D), as DAPO's reward (verl,
+`math_dapo`) uses them, with what is wrong there put right; each departure is named where it is made. Values are not
+computed: `1/2` and `0.5` differ here, and are what `math_verify` is for. Every step takes time linear in the text.
+"""
+
+import functools
+import re
+import unicodedata
+
+from rpg_jax.rewards.answer import braced
+
+_GREEK = {letter: f"\\{unicodedata.name(letter).split()[-1].lower()} " for letter in "αβγδθλμπρστφψω"}
+_SYMBOLS = str.maketrans(
+    _GREEK
+    | dict.fromkeys("−–—‐‑", "-")
+    | dict.fromkeys("⁄∕÷", "/")
+    | dict.fromkeys("×·⋅∙", "\\cdot ")
+    | dict.fromkeys("“”", '"')
+    | {"∞": "\\infty ", "°": "^\\circ ", "≤": "<=", "≥": ">=", "≠": "\\neq ", "±": "\\pm ", "≈": "\\approx "}
+    | {"∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "√": "\\sqrt "}
+)
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+")
+_VULGAR = re.compile("[¼-¾⅐-⅞↉]")
+_ROOT = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?)")
+
+_FONT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|math(?:rm|bf|it|sf|tt|bb)|operatorname|emph)\*? ?"
+_POWER = r"(?: ?\^ ?(?:[23]|\{[23]\}))?"
+_UNIT = (
+    r"square|cubic|sq\.?|units?|inch(?:es)?|f(?:ee|oo)t|miles?|mph|[kcm]m|(?:kilo|centi|milli)?meters?|[kgm]g|grams?"
+    r"|gm|pounds?|hours?|minutes?|seconds?|days?|weeks?|months?|years?|dollars?|cents?|degrees?|percent|ways?|integers?"
+    r"|points?|digits?|meals?|edges?|students?|people|(?:children ?)?tickets|multiples"
+)
+_AFTER_VALUE = r"(?:(?<=[0-9)}\]%])|(?<=\\pi)|(?<=\b[B-Zb-z] ))"
+
+# Applied in this order, on text whose white space is single spaces. Patterns never begin with a repetition that could
+# start again inside its own match: that keeps them linear.
+_TO_LATEX = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"(?<!\\)\\!|(?<!\\)\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+        (r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~", " "),
+        (r"\{,\}", ","),
+        (r"(?<!\\)\\\$", ""),
+        (r"(?<!\\)\\[()\[\]]|\$\$", "$"),
+        (r"\.\$", "$"),
+        (rf"{_AFTER_VALUE} ?{_FONT}\{{ ?[msgh] ?\}}{_POWER}", " "),  # units of one letter, which only \text tells
+        (rf",? ?{_FONT}\{{ ?and ?\}}", ","),
+        (rf"{_FONT}\{{([^{{}}]*)\}}", r" \1 "),
+        (r"\\overline ?\{([A-Za-z]+)\}", r"\1"),  # of a segment; theirs makes 0.\overline{3} into 0.3 too
+        (r" +", " "),
+    ]
+]
+_TO_PLAIN = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:leq?|leqslant)(?![A-Za-z])", "<="),
+        (r"\\(?:geq?|geqslant)(?![A-Za-z])", ">="),
+        (r"\\(?:times|ast)(?![A-Za-z])", r"\\cdot "),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        (r"\*\*", "^"),
+        (r"\*", r"\\cdot "),
+        (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+        (r"(?<![A-Za-z])\\?sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])sqrt ?([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"(?<![A-Za-z0-9.}])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?)0*([0-9]+)(?![A-Za-z0-9.])", r"\1\\cdot 10^{\2\3}"),
+        (r"\^ ?(?:\\circ|\{ ?\\circ ?\}|\\degree)(?: ?[CF](?![A-Za-z]))?|\\degree", ""),
+        (r"(?<=[0-9]) ?(?:\^?\{ ?(?:st|nd|rd|th) ?\}|\^? ?(?:st|nd|rd|th)(?![A-Za-z]))", ""),  # 5th, 5^{\text{th}}
+        # Theirs cuts units out of words too (`sue` from `issue`), and leaves their powers.
+        (rf"{_AFTER_VALUE} ?(?:{_UNIT})(?![A-Za-z]){_POWER}(?: (?:{_UNIT})(?![A-Za-z]){_POWER})*", " "),
+        # TeX's arguments without braces; theirs makes \frac1{72} into \frac{1}{{}72}.
+        (r"\\(frac|sqrt) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\\\1{\2}"),
+        (r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\1{\2}"),
+        (r"\\frac (?=\{)", r"\\frac"),
+        (r"(\\frac\{[^{}]*\}) (?=\{)", r"\1"),
+        (r"([\^_]) ?(-?[0-9]+|[A-Za-z])", r"\1{\2}"),  # x^2 is x^{2}
+        (r"([0-9]) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),  # theirs reads 3 1/2 as 31/2
+        (r" +", " "),
+    ]
+]
+_TO_TEXT = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        # Theirs cuts `a ` and `an ` off the ends of words and out of `a + b`.
+        (r"(?<![\\A-Za-z])(?:[Aa]n?|[Tt]he) (?!or |and )(?=[A-Za-z]{2})", ""),
+        (r" ?,? ?(?<![A-Za-z\\])and(?![A-Za-z]) ?", ", "),
+        (r"\\?%", ""),  # 50\% is 50, as in Hendrycks's MATH
+        (r"\\[lc]?dots(?![A-Za-z])", "..."),
+        (r'"', ""),
+        (r"(?<![0-9.,])([0-9]{1,3}(?: [0-9]{3})+)(?! ?[0-9])", lambda match: match[1].replace(" ", "")),
+        (r"(?<![0-9]) | (?![0-9])", ""),  # all spaces but those between digits: theirs reads 5 6 as 56
+        (r"(?<![0-9A-Za-z}])\.(?=[0-9])", "0."),
+        (r"(?<=[0-9])\.0+(?![0-9])", ""),
+        (r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"),
+        (r"(?<![0-9A-Za-z.,])0+(?=[0-9])", ""),
+        (r"(?<![^(\[{,=])\+", ""),
+        (r"(?<![^(\[{,=])\\frac\{-([0-9A-Za-z.]+)\}", r"-\\frac{\1}"),
+        (r"(?<![^(\[{,=+-])([0-9]+)/([0-9]+)(?![^)\]},=+-])", r"\\frac{\1}{\2}"),
+    ]
+]
+_TITLE = re.compile(r"(?<![\\A-Za-z])[A-Z][a-z]{2,}")  # Yes is yes; N and n, AB and ab differ
+_GROUPED = re.compile(r"(?<![0-9.,(\[])[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])")
+_STRUCTURE = re.compile(r"\\begin|\\end|[()\[\]{}]|,|(?<![<>!])=")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_ALSO = re.compile(r"[0-9]|\bor\b")  # beside a formula, these say that it is not the whole answer
+_AROUND = " *`_\"'"
+
+
+def same(prediction: str, answer: str) -> bool:
+    """Whether two answers have a normal form in common. An answer that normalizes to nothing equals none."""
+    return not _forms(answer).isdisjoint(_forms(prediction, last=True))
+
+
+def latex(text: str) -> str:
+    """An answer as LaTeX without delimiters, boxes, fonts, units and shorthand: what a parser may be given."""
+    text = " ".join(_characters(text).split()).strip(_AROUND)
+    text = _rewrite(_formula(_rewrite(text, _TO_LATEX)), _TO_PLAIN)
+    return text.strip(_AROUND)
+
+
+@functools.lru_cache(maxsize=1024)
+def _forms(text: str, last: bool = False) -> frozenset[str]:
+    """Normal forms, one for each reading of the commas (1,000 is one number or two), and of equations if `last`."""
+    plain = latex(text)
+    readings = {_right_sides(plain, last=False)}
+    if last and not re.search(r"\bor\b", plain):  # `x = 5 or x = 6` is not 6
+        readings.add(_right_sides(plain, last=True))
+    readings |= {_GROUPED.sub(lambda match: match[0].replace(",", ""), reading) for reading in readings}
+    return frozenset(map(_normal, readings)) - {""}
+
+
+def _normal(text: str) -> str:
+    text = _rewrite(_TITLE.sub(lambda match: match[0].lower(), text), _TO_TEXT).lstrip(" ,;:").rstrip(" .,;:\\")
+    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)  # the choice (A) is A
+    return re.sub(r"^\{([^{}]*)\}$", r"\\{\1\\}", text)  # a set typed without backslashes
+
+
+def _rewrite(text, rules):
+    for pattern, replacement in rules:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _characters(text: str) -> str:
+    """Unicode as ASCII and LaTeX where it has a meaning there; invisible characters are dropped."""
+    if not text.isascii():
+        text = _SUPERSCRIPT.sub(lambda match: "^{" + unicodedata.normalize("NFKC", match[0]) + "}", text)
+        text = _ROOT.sub(r"\\sqrt{\1}", _VULGAR.sub(r" \g<0>", text)).replace("º", "°")
+        text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+        text = unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+    return re.sub(r"[\x00-\x1f\x7f]", " ", text)
+
+
+def _formula(text: str) -> str:
+    r"""The one \boxed{...} or $...$ of a sentence; without its delimiters all of the text, if it has other answers too.
+
+    Theirs keeps the first of several, so that `$5$ or $6$` is 5.
+    """
+    if text.count(r"\boxed") == 1:
+        start = text.index(r"\boxed")
+        inside = braced(text, start + len(r"\boxed")) if text.startswith("{", start + len(r"\boxed")) else None
+        if inside is not None and not _ALSO.search(text[:start] + text[start + len(r"\boxed{}") + len(inside) :]):
+            text = inside
+    text = text.replace(r"\boxed", "")
+    parts = text.split("$")
+    if len(parts) == 3 and parts[1].strip() and not _ALSO.search(parts[0] + parts[2]):
+        return parts[1]
+    return "".join(parts)
+
+
+def _right_sides(text: str, last: bool) -> str:
+    """The text without the left sides of its equations: up to the last one if `last`, else in each item of its list.
+
+    In lists theirs keeps the last right side alone, so that x=1,y=2 is x=5,y=2. And it reduces every equation to its
+    right side; one with operators and variables on its left, such as x^2+y^2=5, is kept here.
+    """
+    kept, start, begin, depth = [], 0, 0, 0
+    for match in _STRUCTURE.finditer(text):
+        token = match[0]
+        if token in ("\\begin", "(", "[", "{"):
+            depth += 1
+        elif token in ("\\end", ")", "]", "}"):
+            depth = max(0, depth - 1)
+        elif depth == 0 and token == ",":
+            kept.append(text[start : match.start()])
+            start = begin = match.end()
+        elif depth == 0:
+            if last:
+                kept.clear()
+            if last or not _is_equation(text[begin : match.start()]):
+                start = match.end()
+            begin = match.end()
+    return ",".join([*kept, text[start:]])
+
+
+def _is_equation(left: str) -> bool:
+    left = _COMMAND.sub("", left)
+    return bool(re.search("[A-Za-z]", left) and re.search(r"[-+*/^]", left))

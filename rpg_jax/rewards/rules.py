@@ -1,0 +1,19 @@
+r"""Rules for answers to mathematical problems: (response, answer) -> bool, total and bounded in steps."""
+
+from rpg_jax.rewards.answer import boxed_answer, stated_answer
+from rpg_jax.rewards.normalize import same
+
+
+def dapo(response: str, answer: str) -> bool:
+    """The last `Answer:` in the final 300 characters states the answer, both normalized (DAPO, arXiv 2503.14476)."""
+    stated = stated_answer(response)
+    return stated is not None and same(stated, answer)
+
+
+def boxed(response: str, answer: str) -> bool:
+    r"""The last \boxed{...} in the final 300 characters holds the answer, both normalized."""
+    inside = boxed_answer(response)
+    return inside is not None and same(inside, answer)
+
+
+RULES = {"dapo": dapo, "boxed": boxed}

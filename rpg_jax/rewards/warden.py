@@ -1,0 +1,134 @@
+"""Runs a command and ends everything that it started: the parent process of a reward worker.
+
+Run as a script, `python warden.py MOST_PROCESSES COMMAND...`. The command shares its standard streams. When it ends,
+when it has more than MOST_PROCESSES descendants, on SIGTERM, or when the other end of its standard input closes
+(whoever started it has died), every descendant is killed and {"dead": why} is written as a line of JSON.
+
+On Linux it adopts orphans (PR_SET_CHILD_SUBREAPER) and finds its descendants in /proc, so that one that left the
+session does not escape; a limit on processes by rlimit would count the user's other processes and not bind root.
+Elsewhere only the command's process group is killed. It imports the standard library alone.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOK_MILLISECONDS = 100  # between two counts of the descendants
+
+
+def main(most, *command):
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    worker, why = None, "stopped"
+    try:
+        worker = subprocess.Popen(command, start_new_session=True)  # a kill of its own group does not reach us
+        why = _watch(worker.pid, int(most))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if worker is not None:
+            _signal(worker.pid, signal.SIGKILL, os.killpg)
+        _end_descendants()
+        with contextlib.suppress(OSError):
+            os.write(1, json.dumps({"dead": why}).encode() + b"\n")
+
+
+def _watch(worker: int, most: int) -> str:
+    """Waits until there is a reason to end everything, and returns it."""
+    ended, wake = os.pipe()
+    for end in (ended, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(0, 0)  # tells only when the other end is closed
+    poll.register(ended, select.POLLIN)
+    family = _Family()
+    while True:
+        status = _reap(worker)
+        if status is not None:
+            code = os.waitstatus_to_exitcode(status)
+            return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        family.look()
+        if len(family.alive) > most:
+            return f"it had more than {most} processes"
+        for descriptor, _ in poll.poll(_LOOK_MILLISECONDS):
+            if descriptor == 0:
+                return "stopped"
+            os.read(ended, 1 << 12)
+
+
+def _reap(worker):
+    """Collects every child that has ended; the worker's status if it was among them."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found = ended[1] if ended[0] == worker else found
+    return found
+
+
+class _Family:
+    """The living descendants of this process: found once each, since a stranger never becomes one."""
+
+    def __init__(self):
+        self.alive, self._strangers = set(), set()
+
+    def look(self):
+        try:
+            listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        except OSError:
+            listed = set()
+        self.alive &= listed
+        self._strangers &= listed
+        parents = {pid: _parent(pid) for pid in listed - self.alive - self._strangers}
+        known = self.alive | {os.getpid()}
+        while born := {pid for pid, parent in parents.items() if parent in known} - self.alive:
+            self.alive |= born
+            known = born
+        self._strangers |= parents.keys() - self.alive
+
+
+def _parent(pid: int) -> int:
+    """The parent of a living process; 0 for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+    except (OSError, ValueError):
+        return 0
+    return 0 if state in b"ZX" else int(parent)
+
+
+def _end_descendants():
+    """Stops all descendants, so that none can start another, then kills them, until none is left."""
+    while True:
+        family, stopped = _Family(), set()
+        family.look()
+        while fresh := family.alive - stopped:
+            for pid in fresh:
+                _signal(pid, signal.SIGSTOP)
+            stopped |= fresh
+            family.look()
+        for pid in stopped:
+            _signal(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def _signal(pid, number, send=os.kill):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        send(pid, number)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
