@@ -205,10 +205,11 @@ def _load_safetensors(directory, leaves):
     with Progress("loading tensors", 0, len(found)) as progress:
         for done, (name, *parts) in enumerate(_ahead(read, found)):
             place, leaf = found[name], leaves[found[name].leaf]
-            if place.leaf not in arrays:
-                arrays[place.leaf] = _zeros(leaf.shape, leaf.dtype, _sharding(leaf))
+            if place.layer == 0:
+                arrays[place.leaf] = _maker(leaf.shape, leaf.dtype, _sharding(leaf))()
             tensor = jax.make_array_from_callback(*parts)
-            arrays[place.leaf], finite = _writer(_sharding(leaf))(arrays[place.leaf], tensor, place.layer)
+            write = _writer(leaf.dtype, _sharding(leaf))
+            arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.layer)
             if unchecked is not None:  # the one before: asking at once would wait for the write
                 _refuse_not_finite(*unchecked)
             unchecked = finite, name, stored[name].file
@@ -240,16 +241,21 @@ def _layer_sharding(leaf, place):
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
-def _zeros(shape, dtype, sharding):
-    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
+@functools.cache
+def _maker(shape, dtype, sharding):
+    """The jitted `zeros() -> array`."""
+    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)
 
 
 @functools.cache
-def _writer(sharding):
-    """The jitted `write(leaf, tensor, layer) -> (leaf with it, whether all of it is finite)`; the leaf is donated."""
+def _writer(dtype, sharding):
+    """The jitted `write(leaf, tensor, layer) -> (leaf, whether the tensor is finite)`; the leaf is donated.
+
+    Without a layer, the tensor in its dtype is the leaf.
+    """
 
     def write(leaf, tensor, layer):
-        tensor, finite = _cast(tensor, leaf.dtype)
+        tensor, finite = _cast(tensor, dtype)
         if layer is None:
             return tensor, finite
         return jax.lax.dynamic_update_slice(leaf, tensor[None], (layer, *(0,) * tensor.ndim)), finite
