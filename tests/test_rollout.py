@@ -22,10 +22,10 @@ PROBLEMS = [Problem(i, "task", f"prompt {i}", "", str(i)) for i in range(12)]
 class Tokenizer:
     """Letters and digits as numbers; token 1 begins and 2 ends."""
 
-    bos_id, eos_id, pad_id, stop_ids = 1, 2, 0, (2,)
+    pad_id, stop_ids = 0, (2,)
 
-    def encode(self, text):
-        return [3 + ord(c) % 29 for c in text]
+    def encode_prompt(self, text):
+        return [1, *(3 + ord(c) % 29 for c in text)]
 
     def decode(self, ids):
         return " ".join(map(str, ids))

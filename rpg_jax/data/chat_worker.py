@@ -1,9 +1,9 @@
 """A worker process that renders one chat template: a line of JSON in, a line of JSON out.
 
-Run as a script, `python chat_worker.py CPU_SECONDS MEMORY_MB`, by `rpg_jax.data.chat`. The first line in is the template
-as a JSON string, every other one the variables of a rendering; each answer is {"text": string} or {"error": string}.
-Templates come with weights, from anywhere, and are programs: the sandbox refuses what reaches outside, and the limits of
-this process bound what any one of them can take, however it tries.
+Run as a script, `python chat_worker.py CPU_SECONDS MEMORY_MB`, by `rpg_jax.data.chat`. The first line in is the
+template as a JSON string, every other one the variables of a rendering; each answer is {"text": string} or
+{"error": string}. Templates come with weights, from anywhere, and are programs: the sandbox refuses what reaches
+outside, and the limits of this process bound what any one of them can take, however it tries.
 """
 
 import datetime
@@ -22,7 +22,7 @@ LONGEST = 1 << 22  # characters of a rendering
 
 
 class Generation(jinja2.ext.Extension):
-    """The tag {% generation %} … {% endgeneration %} of transformers, which marks what assistants wrote: no effect here."""
+    """The tag {% generation %} … {% endgeneration %}, which tells transformers what assistants wrote: no effect."""
 
     tags = {"generation"}
 
@@ -89,6 +89,7 @@ def main(seconds: str, memory_mb: str):
                 text = template.render(given)
             if len(text) > LONGEST:
                 raise jinja2.TemplateError(f"its text has {len(text):,} characters, more than {LONGEST:,}")
+            text.encode()  # half of a surrogate pair, which JSON can hold, is no character: no tokenizer takes it
             reply = {"text": text}
         except BaseException as error:
             reply = {"error": _describe(error, memory_mb)}

@@ -43,10 +43,10 @@ class ProblemStream:
 
 
 def prompt_rows(problems: Sequence[Problem], tokenizer, length: int, key="prompt_length"):
-    """Rows BOS + prompt, padded on the right.
+    """Rows of prompts (`encode_prompt`), padded on the right.
 
     Args:
-      length: tokens in a row, BOS included. key: the config key of that limit, for the error.
+      length: tokens in a row. key: the config key of that limit, for the error.
 
     Returns:
       (tokens i32[P, length], mask bool[P, length], problem ids i32[P]).
@@ -54,13 +54,13 @@ def prompt_rows(problems: Sequence[Problem], tokenizer, length: int, key="prompt
     Raises:
       ValueError: naming the first problem whose prompt is longer.
     """
-    rows = [[tokenizer.bos_id, *tokenizer.encode(problem.prompt)] for problem in problems]
+    rows = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
     tokens, lengths = _pad(rows, problems, "prompt", length, tokenizer.pad_id, key)
     return tokens, np.arange(length) < lengths[:, None], np.array([p.id for p in problems], np.int32)
 
 
 def supervised_rows(problems: Sequence[Problem], tokenizer, length: int, key="sequence_length"):
-    """Rows BOS + prompt ++ worked solution + EOS, padded on the right.
+    """Rows prompt ++ worked solution + EOS, padded on the right.
 
     Returns:
       (tokens i32[B, length], response_mask bool[B, length]); the mask is true on the solution and its EOS.
@@ -68,7 +68,7 @@ def supervised_rows(problems: Sequence[Problem], tokenizer, length: int, key="se
     Raises:
       ValueError: naming the first problem that does not fit in `length` tokens, and `key`.
     """
-    prompts = [[tokenizer.bos_id, *tokenizer.encode(problem.prompt)] for problem in problems]
+    prompts = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
     solutions = [[*tokenizer.encode(problem.solution), tokenizer.eos_id] for problem in problems]
     rows = [prompt + solution for prompt, solution in zip(prompts, solutions, strict=True)]
     tokens, lengths = _pad(rows, problems, "prompt and solution", length, tokenizer.pad_id, key)

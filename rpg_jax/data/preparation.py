@@ -11,7 +11,7 @@ import grain
 
 from rpg_jax.data import problems
 from rpg_jax.data.tasks import check_difficulty
-from rpg_jax.data.tokenizer import Tokenizer, train_tokenizer
+from rpg_jax.data.tokenizer import SentencePieceTokenizer, train_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Prepared:
     path: pathlib.Path
 
     @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.path / "tokenizer.model")
+    def tokenizer(self) -> SentencePieceTokenizer:
+        return SentencePieceTokenizer(self.path / "tokenizer.model")
 
     def problems(self, split: str) -> grain.MapDataset:
         """The `Problem`s of "train" or "heldout" in the order of their ids, read from disk as they are indexed."""

@@ -1,9 +1,25 @@
-"""A SentencePiece model trained on the training split's text, and the tokenizer that wraps it."""
+"""Tokenizers: SentencePiece models, one of them trained here, and Hugging Face folders, behind one interface.
 
+A tokenizer has `vocab_size` (largest id + 1), `eos_id`, `stop_ids` (a tuple of the ids that end a response, `eos_id`
+first), `pad_id` (`eos_id` where the tokenizer has none), `bos_id` (None where it has none), and
+
+  encode(text) -> ids: of text as text: no special token comes of it.
+  encode_prompt(text) -> ids: what a prompt's row starts with. The rendering of a chat template holds its own special
+    tokens: they are recognized and none is added. Other text gets BOS before it where the tokenizer wants one.
+  decode(ids) -> text: without special tokens. Ids beyond the vocabulary are skipped, bytes that are not UTF-8 (a
+    character cut in two) become U+FFFD; it never raises.
+  render(messages, **options) -> text: by the chat template of the folder; see `chat.ChatTemplate.render`.
+"""
+
+import functools
 import io
+import pathlib
+import re
 from collections.abc import Iterable
 
 import sentencepiece
+
+from rpg_jax.data import tokenizer_files
 
 # Always tokens of their own, so that a digit or letter is the same token wherever it stands. U+2581 is a space.
 _SPACE = "\u2581"
@@ -49,27 +65,138 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     return model.getvalue()
 
 
-class Tokenizer:
-    """Text to token ids and back: `decode(encode(text)) == text` for every text.
+def load_tokenizer(path, template: str | None = None):
+    """The tokenizer of a folder (`tokenizer.json`, else a SentencePiece `.model`) or of one such file.
 
-    `encode` adds neither BOS nor EOS; `decode` drops padding, BOS and EOS. `stop_ids` end a response.
+    Args:
+      template: instead of the folder's chat template: "plain", the messages' contents each ended by a newline, for
+        models without one; or a file with a Jinja template.
+
+    Raises:
+      ValueError: naming the file that is missing, damaged, or at odds with the vocabulary.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        models = [path / "tokenizer.json", path / "tokenizer.model", *sorted(path.glob("*.model"))]
+        found = next((model for model in models if model.exists()), None)
+        if found is None:
+            raise ValueError(f"{path}: no tokenizer there; expected tokenizer.json or a SentencePiece tokenizer.model")
+        path = found
+    kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
+    return kind(path, template)
+
+
+class _Tokenizer:
+    """What both kinds share: ids by name from the files of the folder, and its chat template."""
+
+    def _read_folder(self, path: pathlib.Path, named: dict[str, str], template: str | None):
+        """Sets ids and template. `named` is what the vocabulary file itself says of special tokens."""
+        folder = path.parent
+        found, special = tokenizer_files.special_tokens(folder, self._id)
+        named = named | found
+        self.bos_id, eos_id, pad_id = (self._id(named.get(f"{name}_token", "")) for name in ("bos", "eos", "pad"))
+        self.stop_ids = tokenizer_files.stop_ids(folder, eos_id, self.vocab_size)
+        self.eos_id = self.stop_ids[0]
+        self.pad_id = self.eos_id if pad_id is None else pad_id
+        self._path = path
+        self._chat = tokenizer_files.chat_template(folder, named, template)
+        self._complete = self._chat is not None and template != "plain"  # rendered text holds BOS where it wants one
+        return sorted({*named.values(), *special})
+
+    def render(self, messages: list[dict], **options) -> str:
+        if self._chat is None:
+            raise ValueError(f"{self._path.parent}: no chat template there; choose template=plain, or a Jinja file")
+        return self._chat.render(messages, **options)
+
+
+class SentencePieceTokenizer(_Tokenizer):
+    """A SentencePiece model; the JSON files of a Hugging Face folder beside it are read where they exist.
+
+    With byte pieces, as `train_tokenizer` makes them, `decode(encode(text)) == text` for every text.
     """
 
-    def __init__(self, path):
-        self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        self.vocab_size = self._model.vocab_size()
-        self.pad_id = self._model.pad_id()
-        self.bos_id = self._model.bos_id()
-        self.eos_id = self._model.eos_id()
-        self.stop_ids = (self.eos_id,)
-        self._space_as_bytes = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
+    def __init__(self, path, template: str | None = None):
+        """`path` is the `.model` file; see `load_tokenizer`."""
+        path = pathlib.Path(path)
+        if not path.is_file():
+            raise ValueError(f"{path}: there is no such file")
+        try:
+            self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+            self.vocab_size = self._model.vocab_size()
+        except RuntimeError as error:
+            raise ValueError(f"{path}: not a SentencePiece model, or cut short: {error}") from error
+        own = {"bos": self._model.bos_id(), "eos": self._model.eos_id(), "pad": self._model.pad_id()}
+        named = {f"{name}_token": self._model.id_to_piece(id) for name, id in own.items() if id >= 0}
+        special = self._read_folder(path, named, template)
+        self._special = re.compile(f"({'|'.join(map(re.escape, sorted(special, key=len, reverse=True)))})")
+        self._special_ids = {self._id(token) for token in special}
+        bytes_of_space = [self._id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
+        self._space_as_bytes = None if None in bytes_of_space else bytes_of_space
 
     def encode(self, text: str) -> list[int]:
+        if self._space_as_bytes is None:
+            return self._model.encode(text)
         first, *rest = text.split(_SPACE)  # SentencePiece would read the character as a space
         ids = self._model.encode(first)
         for part in rest:
             ids += self._space_as_bytes + self._model.encode(part)
         return ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        if not self._complete:
+            return [id for id in [self.bos_id] if id is not None] + self.encode(text)
+        parts = self._special.split(text)  # text, special token, text, …
+        return [id for k, part in enumerate(parts) for id in ([self._id(part)] if k % 2 else self.encode(part))]
+
     def decode(self, ids) -> str:
-        return self._model.decode([int(i) for i in ids])
+        return self._model.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in self._special_ids])
+
+    def _id(self, piece: str) -> int | None:
+        id = self._model.piece_to_id(piece)
+        return id if self._model.id_to_piece(id) == piece else None
+
+
+class HuggingFaceTokenizer(_Tokenizer):
+    """A `tokenizer.json`, with the JSON files beside it."""
+
+    def __init__(self, path, template: str | None = None):
+        """`path` is the `tokenizer.json` file; see `load_tokenizer`."""
+        path = pathlib.Path(path)
+        self._model = _parse(tokenizer_files.read_text(path), path)
+        self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        special = self._read_folder(path, {}, template)
+        known = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
+        self._model.add_special_tokens([token for token in special if token not in known])
+        begin = self._model.encode("").ids  # what the file's post-processor puts around every text
+        self._before = [] if self._complete else [id for id in begin if id == self.bos_id]
+
+    @functools.cached_property
+    def _literal(self):
+        """The same tokenizer, blind to special tokens in the text."""
+        model = _parse(self._model.to_str(), self._path)
+        model.encode_special_tokens = True
+        return model
+
+    def encode(self, text: str) -> list[int]:
+        return self._literal.encode(text, add_special_tokens=False).ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return self._before + self._model.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids) -> str:
+        return self._model.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True)
+
+    def _id(self, token: str) -> int | None:
+        return self._model.token_to_id(token)
+
+
+def _parse(text: str, path: pathlib.Path):
+    import tokenizers
+
+    try:
+        model = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path}: not a tokenizer of the Hugging Face format, or cut short: {error}") from error
+    model.no_truncation()  # what the last training run used is kept in the file
+    model.no_padding()
+    return model
