@@ -32,10 +32,11 @@ class Sets:
 def load(
     train=None, heldout=(), *, tokenizer, max_prompt: int, overlong="drop", template_options=None, log=print
 ) -> Sets:
-    """Opens real sets. `train` and each of `heldout` (also one string, comma separated) is a folder made by
-    `rpg_jax.prepare`, or a .parquet or .jsonl file, which is folded like there, under the paper's template.
+    """Opens real sets for a model: chat messages rendered, prompts measured.
 
     Args:
+      train: a folder made by `rpg_jax.prepare`, or a source that it reads, folded as by its defaults.
+      heldout: several of these, also as one string with commas between them.
       tokenizer: has `render(messages, **options) -> str`, `encode_prompt(text)` and perhaps `encode_prompts(texts)`.
       max_prompt: the most tokens of a rendered prompt.
       overlong: "drop" leaves out longer prompts and logs how many; "refuse" raises.
@@ -51,7 +52,7 @@ def load(
         dataset, prompts, _ = fit(train)
         training, trained = [dataset], set(prompts)
     evaluated, owners = [], {}
-    for title in heldout.split(",") if isinstance(heldout, str) else heldout:
+    for title in filter(None, heldout.split(",") if isinstance(heldout, str) else heldout):
         dataset, prompts, names = fit(title)
         for name in names:
             if name in owners:

@@ -7,6 +7,8 @@ import json
 import numbers
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import Source, lacking, pick
 from rpg_jax.data.templates import paper
@@ -150,6 +152,8 @@ def _text(value) -> str:
         raise ValueError(f"is {type(value).__name__}; expected text or a number")
     if isinstance(value, numbers.Integral):
         return str(int(value))
+    if isinstance(value, float) and not value.is_integer() and float(np.float32(value)) == value:
+        value = np.float32(value)  # of a 32-bit column: 0.1 there is not the 0.10000000149011612 of 64 bits
     exact = decimal.Decimal(str(value))
     if not exact.is_finite():
         raise ValueError(f"is {value}; expected text or a finite number")

@@ -25,7 +25,7 @@ class Prepared:
         return SentencePieceTokenizer(self.path / "tokenizer.model")
 
     def problems(self, split: str) -> grain.MapDataset:
-        """The `Problem`s of "train" or "heldout" in the order of their ids, read from disk as they are indexed."""
+        """The `Problem`s of "train" or "heldout" in the order they were made in, read from disk as they are indexed."""
         return grain.MapDataset.source(problems.read(self.path, split)).map(problems.to_problem)
 
 

@@ -71,8 +71,8 @@ class Problems(tfds.core.GeneratorBasedBuilder):
         return {name: self._generate_examples(problems) for name, problems in self._splits.items()}
 
     def _generate_examples(self, problems):
-        for problem in problems:
-            yield problem.id, dataclasses.asdict(problem)
+        for index, problem in enumerate(problems):  # TFDS sorts by this key
+            yield index, dataclasses.asdict(problem)
 
 
 def write(splits: dict[str, list[Problem]], directory) -> None:

@@ -1,0 +1,179 @@
+"""Real sets: the paper's template, rendering, limits, contamination, and one global order over processes."""
+
+import json
+import pathlib
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax import data
+from rpg_jax.data import problems
+from rpg_jax.data.folding import fold
+from rpg_jax.data.sources import open_source
+from rpg_jax.data.templates import paper
+
+SHARED = pathlib.Path(__file__).parents[2] / "shared/data"
+FILES = ["aime-2024", "aime25", "amc-23"]
+
+
+class Words:
+    """A tokenizer of words, with the interface of the real ones."""
+
+    def render(self, messages, end="<assistant>"):
+        return " ".join(f"<{m['role']}> {m['content']}" for m in messages) + f" {end}"
+
+    def encode_prompt(self, text):
+        return [hash(word) for word in text.split()]
+
+
+def load(*args, **kwargs):
+    lines = []
+    kwargs = dict(tokenizer=Words(), max_prompt=1000) | kwargs
+    return data.load(*args, log=lines.append, **kwargs), lines
+
+
+def jsonl(path, *texts):
+    path.write_text("".join(json.dumps({"problem": text, "answer": i}) + "\n" for i, text in enumerate(texts)))
+    return path
+
+
+def prepared(path, file):
+    problems.publish({"train": fold([open_source(str(file))]).problems}, {}, path)
+    return path
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no shared evaluation sets here")
+@pytest.mark.parametrize("file", FILES)
+def test_the_papers_template_makes_the_papers_prompts(file):
+    rows = pq.read_table(SHARED / f"{file}.parquet").to_pylist()
+    assert len(rows) in (960, 1280)
+    for row in rows:
+        assert [paper(row["extra_info"]["raw_problem"])] == [message["content"] for message in row["prompt"]]
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no shared evaluation sets here")
+def test_evaluation_sets_are_read_as_they_are_or_prepared():
+    sets, lines = load(heldout=[SHARED / f"{file}.parquet" for file in FILES])
+    heldout = list(sets.problems("heldout"))
+    assert [sum(p.task == file for p in heldout) for file in FILES] == [30, 30, 40] and not lines
+    assert heldout[0].prompt.startswith("<user> Solve the following") and heldout[0].prompt.endswith(" <assistant>")
+    assert len(sets.problems("train")) == 0
+
+
+def test_a_prepared_folder_is_the_file_it_was_made_of(tmp_path):
+    file = jsonl(tmp_path / "set.jsonl", "é 1", "two", "three")
+    folder = prepared(tmp_path / "folder", file)
+    raw, made = load(file, template_options={"end": "!"})[0], load(folder, template_options={"end": "!"})[0]
+    assert list(raw.problems("train")) == list(made.problems("train"))
+    first = made.problems("train")[0]
+    assert first.prompt == f"<user> {paper('é 1')} !" and first.answer == "0" and first.task == "set"
+
+
+def test_long_prompts_are_counted_and_dropped_or_refused(tmp_path):
+    most = len(paper("a").split()) + 2
+    file = jsonl(tmp_path / "set.jsonl", "a b", "c", "d " * 50_000, "e")
+    for source in (file, prepared(tmp_path / "folder", file)):
+        sets, lines = load(source, heldout=(), max_prompt=most)
+        assert [p.answer for p in sets.problems("train")] == ["1", "3"]
+        assert len(lines) == 1 and "dropped 2 of 4" in lines[0] and str(source) in lines[0]
+        with pytest.raises(ValueError, match=rf"{source.name}, .*takes {most + 1} tokens.*as do 2"):
+            load(source, max_prompt=most, overlong="refuse")
+        with pytest.raises(ValueError, match="no problems are left, all 4"):
+            load(source, max_prompt=3)
+    with pytest.raises(ValueError, match="overlong='droop'"):
+        load(file, overlong="droop")
+
+
+def test_many_prompts_are_encoded_together_where_the_tokenizer_can(tmp_path):
+    class Many(Words):
+        def encode_prompts(self, texts):
+            sizes.append(len(texts))
+            return [self.encode_prompt(text) for text in texts]
+
+    sizes, file = [], jsonl(tmp_path / "set.jsonl", *map(str, range(1500)))
+    load(file, tokenizer=Many())
+    assert sum(sizes) == 1500 and len(sizes) < 5
+
+
+def test_held_out_problems_that_are_trained_on_are_reported(tmp_path):
+    train = jsonl(tmp_path / "train.jsonl", "a", "b", "c")
+    first, second = jsonl(tmp_path / "first.jsonl", "x", "b", "a"), jsonl(tmp_path / "second.jsonl", "y")
+    _, lines = load(prepared(tmp_path / "train", train), heldout=f"{first},{second}")
+    assert len(lines) == 1 and "2 of 3 held-out problems are also in the training set" in lines[0]
+    assert "first.jsonl" in lines[0]
+
+
+def test_sets_of_one_name_are_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    one, two = jsonl(tmp_path / "set.jsonl", "a"), jsonl(tmp_path / "other" / "set.jsonl", "b")
+    with pytest.raises(ValueError, match="both hold a set named 'set'"):
+        load(heldout=[one, two])
+
+
+def test_folders_that_are_no_sets(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty holds no prepared problems"):
+        load(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="no.jsonl: there is no such file"):
+        load(tmp_path / "no.jsonl")
+    plain = [data.Problem(7, "t", "1 + 1 =", "", "2")]
+    problems.publish({"train": plain}, {}, tmp_path / "plain")
+    with pytest.raises(ValueError, match="plain, problem 7: its prompt is not JSON of chat messages"):
+        load(tmp_path / "plain")
+    broken = prepared(tmp_path / "broken", jsonl(tmp_path / "set.jsonl", *map(str, range(50))))
+    (shard,) = broken.rglob("*array_record*")
+    shard.write_bytes(shard.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="broken: the prepared problems cannot be read .*; prepare them again"):
+        load(broken)
+
+
+def test_a_template_that_fails_names_its_problem(tmp_path):
+    class Refusing(Words):
+        def render(self, messages):
+            raise ValueError("no system role")
+
+    with pytest.raises(ValueError, match="set.jsonl, line 1: no system role"):
+        load(jsonl(tmp_path / "set.jsonl", "a"), tokenizer=Refusing())
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stream")
+    file = jsonl(folder / "set.jsonl", *(f"problem {i}" for i in range(37)))
+    return load(prepared(folder / "made", file))[0].problems("train")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_processes_share_one_order_over_a_prepared_set_and_resume_by_cursor(train, processes, share, steps, seed):
+    whole, n = data.ProblemStream(train, seed), processes * share
+    streams = [data.ProblemStream(train, seed, process_index=i, process_count=processes) for i in range(processes)]
+    for _ in range(steps):
+        shares = [problem.id for stream in streams for problem in stream.next(n)]
+        assert shares == [problem.id for problem in whole.next(n)]
+    resumed = data.ProblemStream(train, seed, cursor=streams[0].get_state())
+    assert [p.id for p in resumed.next(n)] == [p.id for p in whole.next(n)]
+
+
+def test_every_epoch_holds_every_problem_once_in_another_order(train):
+    stream = data.ProblemStream(train, 0)
+    epochs = [[problem.id for problem in stream.next(37)] for _ in range(3)]
+    assert all(len(set(epoch)) == 37 for epoch in epochs) and epochs[0] != epochs[1] != epochs[2]
+
+
+def test_ids_are_distinct_and_stable_31_bit_hashes(monkeypatch, tmp_path):
+    file = jsonl(tmp_path / "set.jsonl", *map(str, range(300)))
+    ids = [p.id for p in fold([open_source(str(file))]).problems]
+    assert len(set(ids)) == 300 and min(ids) >= 0 and max(ids) < 2**31 and np.ptp(ids) > 2**29
+    from rpg_jax.data import folding
+
+    class Same:
+        def digest(self):
+            return b"\xff" * 4
+
+    monkeypatch.setattr(folding.hashlib, "blake2b", lambda *args, **kwargs: Same())
+    collided = [p.id for p in fold([open_source(str(file))]).problems]
+    assert collided[:3] == [2**31 - 1, 0, 1] and len(set(collided)) == 300

@@ -1,0 +1,341 @@
+"""The command that makes datasets: what it folds, counts, writes and refuses."""
+
+import json
+import pathlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow_datasets as tfds
+from absl.testing import flagsaver
+
+from rpg_jax import cli, data, prepare
+from rpg_jax.data import problems
+
+SHARED = pathlib.Path(__file__).parents[2] / "shared/data"
+
+
+class Words:
+    """A tokenizer of words, with the interface of the real ones."""
+
+    def render(self, messages, **options):
+        return " ".join(f"<{m['role']}> {m['content']}" for m in messages) + " <assistant>"
+
+    def encode_prompt(self, text):
+        return [hash(word) for word in text.split()]
+
+
+@pytest.fixture
+def call(tmp_path, capsys, monkeypatch):
+    """Calls the command in `tmp_path` as cli.run does; (exit status, stdout, the lines of stderr without progress)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "load_tokenizer", lambda directory: Words(), raising=False)
+
+    def run(*arguments):
+        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
+            cli.run(prepare.main, ["prepare", *arguments])
+        out, err = capsys.readouterr()
+        return left.value.code, out, [line for line in err.splitlines() if not line.startswith("rows ")]
+
+    return run
+
+
+def written(folder="out"):
+    source = problems.read(folder, "train")
+    return [problems.to_problem(source[i]) for i in range(len(source))]
+
+
+def row(problem, answer, **more):
+    """A row in the format of the paper's scripts."""
+    prompt = [{"content": problem, "role": "user"}]
+    return {"prompt": prompt, "reward_model": {"ground_truth": answer, "style": "rule"}, **more}
+
+
+def parquet(rows, file="in.parquet", **options):
+    pq.write_table(pa.Table.from_pylist(rows), file, **options)
+
+
+def jsonl(*rows, file="in.jsonl"):
+    pathlib.Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no shared evaluation sets here")
+@pytest.mark.parametrize(("file", "n"), [("aime-2024", 30), ("aime25", 30), ("amc-23", 40)])
+def test_repeated_problems_of_the_evaluation_sets_fold_to_one_row_each(call, file, n):
+    status, out, err = call(f"--source={SHARED}/{file}.parquet", "--target=out")
+    assert (status, err) == (0, [])
+    rows = pq.read_table(SHARED / f"{file}.parquet").to_pylist()
+    answers = {
+        json.dumps([{"role": m["role"], "content": m["content"]} for m in r["prompt"]], ensure_ascii=False): r[
+            "reward_model"
+        ]["ground_truth"]
+        for r in rows
+    }
+    found = written()
+    assert {p.prompt: p.answer for p in found} == answers and len(found) == n == len({p.id for p in found})
+    assert {p.task for p in found} == {file} and {p.solution for p in found} == {""}
+    assert {path.name for path in pathlib.Path("out").iterdir()} == {"problems", "summary.json"}
+    summary = json.loads(pathlib.Path("out/summary.json").read_text())
+    assert summary["rows read"] == 32 * n and summary["repeats folded"] == 31 * n and summary["problems written"] == n
+    assert f"{31 * n:,}" in out
+
+
+def test_text_goes_through_the_template_and_numbers_become_text(call):
+    nested = {"final": {"value": [540.0]}, "work": {"steps": "so\nAnswer: 540"}}
+    jsonl({"question": "Größe ½?", **nested}, {"question": "b", "final": {"value": [0.5]}, "work": {"steps": None}})
+    fields = ("--answer_field=final.value.0", "--solution_field=work.steps")
+    assert call("--source=in.jsonl", "--target=out", *fields, "--name=mine")[0] == 0
+    first, second = written()
+    (message,) = json.loads(first.prompt)
+    assert message["role"] == "user" and "\n\nGröße ½?\n\n" in message["content"] and "Größe" in first.prompt
+    assert (first.answer, first.solution, first.task) == ("540", "so\nAnswer: 540", "mine")
+    assert (second.answer, second.solution) == ("0.5", "")
+    assert call("--source=in.jsonl", "--target=plain", *fields, "--template=none")[0] == 0
+    assert json.loads(written("plain")[1].prompt) == [{"role": "user", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (7, "7"),
+        (-1.0, "-1"),
+        (1e22, "1" + "0" * 22),
+        (2.5e-7, "0.00000025"),
+        (1 / 3, "0.3333333333333333"),
+        (10**40, "1" + "0" * 40),
+        (" 1 ", "1"),
+    ],
+)
+def test_answers_as_text(call, answer, expected):
+    jsonl({"problem": "p", "answer": answer})
+    assert call("--source=in.jsonl", "--target=out")[0] == 0
+    assert written()[0].answer == expected
+
+
+def test_json_lines_of_every_editor(call):
+    lines = [json.dumps({"prompt": [{"role": "user", "content": c}], "answer": c}) for c in "ab"]
+    pathlib.Path("in.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n  \r\n".join(lines).encode())
+    assert call("--source=in.jsonl", "--target=out")[0] == 0
+    assert [p.answer for p in written()] == ["a", "b"]
+
+
+def test_several_sources_make_one_dataset(call):
+    jsonl({"problem": "p", "answer": 1}, {"problem": "q", "answer": 2}, file="a.jsonl")
+    jsonl({"problem": "q", "answer": 2}, {"problem": "r", "answer": 3}, file="b.jsonl")
+    status, out, _ = call("--source=a.jsonl,b.jsonl", "--target=deep/er/out", "--limit=3")
+    assert status == 0 and [(p.task, p.answer) for p in written("deep/er/out")] == [("a", "1"), ("a", "2"), ("b", "3")]
+    assert call("--source=b.jsonl,a.jsonl", "--target=other", "--limit=1")[0] == 0
+    by_prompt = {p.prompt: p.id for p in written("deep/er/out")}
+    assert [by_prompt[p.prompt] for p in written("other")] == [p.id for p in written("other")], "ids are stable"
+
+
+def test_columns_with_dots_and_solutions_within_extra_info(call):
+    more = {"extra_info": {"solution": "worked", "index": 1}, "the.answer": 5}
+    parquet([{**row("p", "4"), **more}])
+    assert call("--source=in.parquet", "--target=out", "--answer_field=the.answer")[0] == 0
+    assert [(p.answer, p.solution) for p in written()] == [("5", "worked")]
+    assert call("--source=in.parquet", "--target=none", "--solution_field=")[0] == 0
+    assert [(p.answer, p.solution) for p in written("none")] == [("4", "")]
+
+
+def test_a_tfds_dataset_on_disk(call):
+    rows = [data.Problem(i, "t", f"{i} + 1?", f"Answer: {i + 1}", str(i + 1)) for i in range(5)]
+    problems.write({"test": rows}, "on disk")
+    arguments = ("--data_dir=on disk", "--target=out", "--template=none")
+    status, _, err = call("--source=tfds:problems:test[1:3]", *arguments)
+    assert (status, err) == (0, [])
+    assert [(p.task, p.answer, p.solution) for p in written()] == [
+        ("problems", "2", "Answer: 2"),
+        ("problems", "3", "Answer: 3"),
+    ]
+    for source, says in [
+        ("tfds:problem", "holds problems; did you mean 'problems'?"),
+        ("tfds:gsm8k/main", "no TFDS dataset 'gsm8k/main' in on disk"),
+        ("tfds:problems", "splits: test"),
+        ("tfds:", "no TFDS dataset ''"),
+    ]:
+        status, _, err = call(f"--source={source}", "--data_dir=on disk", "--target=new")
+        assert status == 2 and len(err) == 1 and says in err[0]
+
+
+class Chats(tfds.core.GeneratorBasedBuilder):
+    """Chat messages as TFDS stores them: a sequence of dicts is a dict of sequences."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    url_infos = None
+
+    def _info(self):
+        text = tfds.features.Text()
+        messages = tfds.features.Sequence({"role": text, "content": text})
+        features = tfds.features.FeaturesDict({"prompt": messages, "answer": np.float32})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        chat = [{"role": "system", "content": ""}, {"role": "user", "content": "é"}]
+        return {"train": self._generate_examples(chat)}
+
+    def _generate_examples(self, chat):
+        yield 0, {"prompt": chat, "answer": 0.1}
+
+
+def test_chat_messages_and_numbers_from_tfds(call):
+    Chats(data_dir="on disk", file_format="array_record").download_and_prepare()
+    assert call("--source=tfds:chats", "--data_dir=on disk", "--target=out")[0] == 0
+    (found,) = written()
+    assert found.prompt == '[{"role": "system", "content": ""}, {"role": "user", "content": "é"}]'
+    assert found.answer == "0.1"
+
+
+def test_long_prompts_are_dropped_or_refused(call):
+    jsonl({"problem": "a b c", "answer": 1}, {"problem": "x " * 50_000, "answer": 2}, {"problem": "a", "answer": 3})
+    arguments = ("--source=in.jsonl", "--target=out", "--tokenizer=there", "--template=none")
+    status, out, _ = call(*arguments, "--max_prompt=5")  # <user> a b c <assistant>
+    assert status == 0 and [p.answer for p in written()] == ["1", "3"]
+    summary = json.loads(pathlib.Path("out/summary.json").read_text())
+    assert summary["prompt too long"] == 1 and summary["longest prompt, tokens"] == 5
+    arguments = ("--source=in.jsonl", "--target=new", "--tokenizer=there", "--template=none")
+    for more, says in [
+        (
+            ("--max_prompt=4", "--overlong=refuse"),
+            r"line 1: its prompt takes 5 tokens, more than max_prompt=4, as do 2",
+        ),
+        (("--max_prompt=2",), "no problems are left, all 3 prompts"),
+    ]:
+        status, _, err = call(*arguments, *more)
+        assert status == 2 and len(err) == 1 and says in err[0] and not pathlib.Path("new").exists()
+
+
+def test_contradicting_answers_are_refused_with_both_rows_or_dropped(call):
+    rows = [{"problem": p, "answer": a} for p, a in [("p", 1), ("q", 2), ("p", 1), ("p", 3), ("q", 2.0)]]
+    jsonl(*rows)
+    status, _, err = call("--source=in.jsonl", "--target=out")
+    assert status == 2 and "in.jsonl, line 1, and in.jsonl, line 4" in err[0] and "'1' and '3'" in err[0]
+    status, out, _ = call("--source=in.jsonl", "--target=out", "--conflicts=drop")
+    assert status == 0 and [p.answer for p in written()] == ["2"]
+    summary = json.loads(pathlib.Path("out/summary.json").read_text())
+    assert summary["contradictory answers"] == 1 and summary["repeats folded"] == 3
+
+
+BAD_ROWS = {
+    "a null prompt": (row("p", "1") | {"prompt": None}, "prompt: is null"),
+    "a null answer": (row("p", None), "reward_model.ground_truth: is null"),
+    "a null struct": (row("p", "1") | {"reward_model": None}, "reward_model.ground_truth: is null"),
+    "an empty answer": (row("p", " "), "reward_model.ground_truth: is empty"),
+    "an empty prompt": (row(" \n", "1"), "prompt: is empty"),
+    "no messages": (row("p", "1") | {"prompt": []}, "prompt: is empty"),
+    "null content": (row(None, "1"), "prompt: the content of message 0 is null"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_bad_row_is_named(call, kind, name):
+    bad, says = BAD_ROWS[name]
+    rows = [row("p", "1"), row("q", "2"), bad, row("r", "3")]
+    parquet(rows) if kind == "parquet" else jsonl(*rows)
+    status, _, err = call(f"--source=in.{kind}", "--target=out")
+    where = "row 2" if kind == "parquet" else "line 3"
+    assert status == 2 and err[0].startswith(f"error: in.{kind}, {where}, column {says}") and len(err) == 1
+    assert [path.name for path in pathlib.Path(".").iterdir()] == [f"in.{kind}"], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"problem": "p", "answer": 1', "line 2: not JSON"),
+        (b"[" * 100_000, "line 2: not JSON"),
+        (b'{"problem": "\xff", "answer": 1}', "line 2: not JSON"),
+        (b"[1]", "line 2: holds list; expected a JSON object"),
+        (
+            b'{"problem": "p", "final": {"a": 1}}',
+            "line 2: no column reward_model.ground_truth or answer or ground_truth",
+        ),
+        (b'{"problem": "p", "answer": true}', "line 2, column answer: is bool"),
+        (b'{"problem": "p", "answer": NaN}', "line 2, column answer: is nan"),
+        (b'{"problem": "p", "answer": {"a": 1}}', "line 2, column answer: is dict"),
+        (b'{"problem": 5, "answer": 1}', "line 2, column problem: is int"),
+        (b'{"problem": "\\ud800", "answer": 1}', "line 2, column problem: "),
+        (b'{"prompt": ["p"], "answer": 1}', "line 2, column prompt: message 0 is no object"),
+        (b'{"prompt": [{"role": "user"}], "answer": 1}', "line 2, column prompt: message 0 is no object"),
+        (b'{"prompt": [{"role": "assistant", "content": "x"}], "answer": 1}', "ends with the assistant's message"),
+        (b'{"prompt": [{"role": "user", "content": [1]}], "answer": 1}', "the content of message 0 is list"),
+        (b'{"problem": "p", "answer": 1, "solution": [1]}', "line 2, column solution: is list"),
+    ],
+)
+def test_a_bad_line_is_named(call, line, says):
+    pathlib.Path("in.jsonl").write_bytes(b'{"problem": "o", "answer": 1}\n' + line + b"\n")
+    status, _, err = call("--source=in.jsonl", "--target=out")
+    assert status == 2 and len(err) == 1 and err[0].startswith("error: in.jsonl, ") and says in err[0]
+    assert not pathlib.Path("out").exists()
+
+
+def test_bad_parquet_files(call):
+    parquet([{"id": 1, "meta": {"a": 1, "b": [1]}}], "columns.parquet")
+    parquet([{"prompt": 5, "answer": "1"}], "type.parquet")
+    pq.write_table(
+        pa.table({"problem": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), "zero.parquet"
+    )
+    parquet([row(f"problem {i} {i**9}", str(i)) for i in range(2000)], "good.parquet")
+    whole = pathlib.Path("good.parquet").read_bytes()
+    pathlib.Path("short.parquet").write_bytes(whole[: len(whole) // 2])
+    pathlib.Path("nothing.parquet").write_bytes(b"")
+    pathlib.Path("corrupt.parquet").write_bytes(whole[:2000] + bytes(2000) + whole[4000:])
+    binary = pa.array([b"fine", b"\xff"], pa.binary())
+    pq.write_table(pa.table({"problem": binary, "answer": pa.array(["1", "2"])}), "binary.parquet")
+    for file, says in [
+        (
+            "columns",
+            "columns.parquet: no column prompt or problem or question for the problem; there are id, meta.a, meta.b",
+        ),
+        ("type", "type.parquet, row 0, column prompt: is int"),
+        ("zero", "zero.parquet: holds no rows"),
+        ("short", "short.parquet: not a whole parquet file"),
+        ("nothing", "nothing.parquet: not a whole parquet file"),
+        ("corrupt", "corrupt.parquet, from row 0 on, columns prompt, reward_model.ground_truth"),
+        ("binary", "binary.parquet, row 1, column problem: 'utf-8' codec"),
+        ("missing", "missing.parquet: there is no such file"),
+    ]:
+        status, _, err = call(f"--source={file}.parquet", "--target=out")
+        assert status == 2 and len(err) == 1 and says in err[0], (file, err)
+        assert not pathlib.Path("out").exists()
+
+
+def test_flags_that_make_no_sense(call):
+    jsonl({"problem": "p", "answer": 1})
+    pathlib.Path("full").mkdir()
+    pathlib.Path("full/file").touch()
+    pathlib.Path("empty").mkdir()
+    for arguments, says in [
+        (("--source=in.jsonl",), "--source=FILE and --target=FOLDER are needed"),
+        (("--source=in.jsonl", "--target=full"), "full exists and is no empty folder"),
+        (("--source=in.jsonl", "--target=full/file"), "full/file exists and is no empty folder"),
+        (("--source=in.txt", "--target=out"), "'in.txt' is no source"),
+        (("--source=in.jsonl", "--target=out", "--max_prompt=5"), "--max_prompt counts tokens"),
+        (("--source=in.jsonl", "--target=out", "--overlong=drop"), "--overlong=drop needs a limit"),
+        (("--source=in.jsonl", "--target=out", "--data_dir=."), "--data_dir is where tfds: sources lie"),
+        (("--source=in.jsonl", "--target=out", "--name="), "--name is empty"),
+        (("--source=in.jsonl", "--target=out", "--limit=0"), "limit"),
+        (("--source=in.jsonl", "--target=out", "--template=mine"), "template"),
+        (
+            ("--source=in.jsonl", "--target=out", "--answer_field=a.b"),
+            "no column a.b for the answer; there are problem, answer",
+        ),
+    ]:
+        status, _, err = call(*arguments)
+        assert status == 2 and len(err) == 1 and says in err[0], (arguments, err)
+        assert not pathlib.Path("out").exists() and len(list(pathlib.Path("full").iterdir())) == 1
+    assert call("--source=in.jsonl", "--target=empty")[0] == 0 and len(written("empty")) == 1
+
+
+def test_memory_does_not_grow_with_repeats(call):
+    once = [row(f"{i} " + "word " * 200, str(i)) for i in range(20)]
+    parquet(once * 2000, row_group_size=4000)
+    before, largest = pa.total_allocated_bytes(), 0
+    from rpg_jax.data.sources import open_source
+
+    for number, _ in open_source("in.parquet").records:
+        if number % 1000 == 0:
+            largest = max(largest, pa.total_allocated_bytes() - before)
+    size = 20 * 2000 * 1000
+    assert largest < size / 4, f"{largest} bytes held while reading {size}"
