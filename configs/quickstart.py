@@ -66,7 +66,7 @@ def get_config(variant=""):
     config.objective = ConfigDict(
         dict(
             name="rpg",
-            advantage="group_mean",
+            advantage=placeholder(str),
             divergence="urkl",
             estimator="reinforce",
             clip="rpg",
@@ -78,6 +78,7 @@ def get_config(variant=""):
             clip_high=placeholder(float),
             clip_c=placeholder(float),
             z_old=placeholder(float),
+            sampler_correction=placeholder(float),
         )
     )
     config.reference = ConfigDict(dict(mode="iterative", every=placeholder(int), kl_target=placeholder(float)))

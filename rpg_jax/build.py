@@ -14,7 +14,7 @@ from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.training import weights
 from rpg_jax.training.checkpoints import Checkpoints
 from rpg_jax.training.evaluation import make_evaluate
-from rpg_jax.training.experience import advantage_named, make_experience, make_sampling_params
+from rpg_jax.training.experience import make_experience, make_sampling_params
 from rpg_jax.training.loop import LoopSettings, Parts
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.reference import ReferenceSchedule, make_refresh
@@ -53,11 +53,7 @@ def build_run(config, log=print) -> Run:
         raise ValueError(
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
-    objective = objectives.make(config.objective.name, **given(config.objective, "name", "advantage", "denominator"))
-    advantage_named(config.objective.advantage)  # refused here, not after the warm start
     scale_named(config.reward.scale)
-    if objective.reduction == "constant" and config.objective.denominator is None:
-        raise ValueError("objective.reduction=constant divides by objective.denominator: give it, a positive number")
     rollout = RolloutSettings(**given(config.rollout, "top_k", "top_p"))
     loop = LoopSettings(
         steps=config.steps,
@@ -71,28 +67,61 @@ def build_run(config, log=print) -> Run:
         save_every=config.checkpoint.every,
         most_skipped=config.checkpoint.most_skipped,
     )
+    objective = build_objective(config)
     updates = config.steps * config.learner.epochs * config.rollout.prompts // config.learner.minibatch_prompts
     optimizer = make_optimizer(**given(config.optimizer, "clip_norm"), total_steps=updates)
     reference = ReferenceSchedule(**given(config.reference))
     mesh = parallel.make_mesh(**config.mesh)
+    check_warm_start(config.warm_start)
     problems = build_data(config, log)
+    if not len(problems.problems("heldout")):
+        raise ValueError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
     model = build_model(config.model, problems.tokenizer, rollout.max_prompt + rollout.max_new)
     scorer = Scorer(**given(config.reward, "scale"))
     return Run(mesh, problems, model, scorer, objective, optimizer, rollout, reference, loop)
+
+
+def check_warm_start(warm):
+    """Raises ValueError for settings of a warm start that make no sense."""
+    if warm.steps < 0 or warm.batch < 1 or warm.microbatch_rows < 1 or warm.batch % warm.microbatch_rows:
+        raise ValueError(
+            f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch}), both at "
+            f"least 1, and warm_start.steps ({warm.steps}) must not be negative"
+        )
+    if warm.temperature <= 0:
+        raise ValueError(f"warm_start.temperature is {warm.temperature}; it must be above 0")
+
+
+def build_objective(config):
+    """The objective; what else its section gets wrong is refused here, not after the warm start."""
+    objective = objectives.make(config.objective.name, **given(config.objective, "name", "denominator"))
+    denominator, samples = config.objective.denominator, config.rollout.samples
+    if denominator is not None and not 0 < denominator < float("inf"):
+        raise ValueError(f"objective.denominator is {denominator}; expected a positive number")
+    tokens = jax.ShapeDtypeStruct((samples, 1), jnp.float32)
+    try:
+        jax.eval_shape(objective.advantages, jax.ShapeDtypeStruct((1, samples), jnp.float32), tokens, tokens, tokens)
+    except ValueError as error:
+        name = objective.settings["advantage"]
+        raise ValueError(f"rollout.samples={samples} with objective.advantage={name}: {error}") from error
+    return objective
 
 
 def build_data(config, log):
     """Generated tasks where `data.tasks` is set, else prepared sets read with the checkpoint's tokenizer."""
     if "tasks" in config.data:
         return data.prepare(**given(config.data), log=log)
-    tokenizer = data.load_tokenizer(config.data.tokenizer or config.model.checkpoint)
+    folder = config.data.tokenizer or config.model.checkpoint
+    if folder is None:
+        raise ValueError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
+    tokenizer = data.load_tokenizer(folder, config.data.template)
     return data.load(
         config.data.train,
         config.data.heldout,
         tokenizer=tokenizer,
         max_prompt=config.rollout.max_prompt,
         overlong=config.data.overlong,
-        template_options=given(config.data.template),
+        template_options=given(config.data.template_options),
         log=log,
     )
 
@@ -187,13 +216,6 @@ class WarmStart:
 
 def build_warm_start(config, run: Run) -> WarmStart:
     warm = config.warm_start
-    if warm.steps < 0 or warm.batch < 1 or warm.microbatch_rows < 1 or warm.batch % warm.microbatch_rows:
-        raise ValueError(
-            f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch}), both at "
-            f"least 1, and warm_start.steps ({warm.steps}) must not be negative"
-        )
-    if warm.temperature <= 0:
-        raise ValueError(f"warm_start.temperature is {warm.temperature}; it must be above 0")
     optimizer = make_optimizer(
         config.optimizer.name,
         learning_rate=warm.learning_rate,
@@ -225,6 +247,14 @@ def noise_key(seed: int, purpose: int):
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), purpose)
 
 
+def loss_denominator(config, objective):
+    """objective.denominator; unset, and with reduction=constant, all that a minibatch can hold (Dr. GRPO)."""
+    if objective.reduction != "constant" or config.objective.denominator is not None:
+        return config.objective.denominator
+    rows = config.learner.minibatch_prompts * config.rollout.samples
+    return float(rows * config.rollout.max_new if objective.level == "token" else rows)
+
+
 def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_stop) -> Parts:
     """The functions of an RL step; `shapes` is the abstract state."""
     scoring = dict(
@@ -232,7 +262,7 @@ def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_st
         temperature=config.rollout.temperature,
         logprob_chunk=config.learner.logprob_chunk,
     )
-    update = dict(clip_norm=config.optimizer.clip_norm, denominator=config.objective.denominator)
+    update = dict(clip_norm=config.optimizer.clip_norm, denominator=loss_denominator(config, run.objective))
     key = noise_key(config.seed, ROLLOUT)
     return Parts(
         sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),
@@ -246,7 +276,7 @@ def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_st
             should_stop,
             scale=scale_named(config.reward.scale),
         ),  # fmt: skip
-        experience=make_experience(run.model, run.optimizer, run.mesh, advantage=config.objective.advantage, **scoring),
+        experience=make_experience(run.model, run.objective, run.optimizer, run.mesh, **scoring),
         update=make_update(run.model, run.objective, run.optimizer, run.mesh, shapes, **scoring, **update),
         refresh=make_refresh(run.optimizer, run.mesh),
         evaluate=partial(build_evaluate(config, run), problems=run.data.problems("heldout")),

@@ -30,12 +30,14 @@ import time
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from absl import flags
 
 from rpg_jax import cli, objectives
 from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Gap, Target, contract_faults, examine, level_gap, worst
 from rpg_jax.objectives import DIVERGENCES, Claim
-from rpg_jax.objectives.objective import BIASED
+from rpg_jax.objectives.advantages import kl_penalty, to_go
+from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
 from rpg_jax.objectives.registry import RPG_FORMS
 
 _OBJECTIVE = flags.DEFINE_string(
@@ -49,6 +51,7 @@ _JSON = flags.DEFINE_string("json", None, "file to write every measurement to")
 
 PROBLEMS = 6  # random ones in each situation
 BETA = 0.3  # large enough that a wrong regularizer shows
+NO_DEFAULT = {"cispo": dict(clip_high=0.28)}  # settings that must be given
 MASSES = (1.0, 0.5, 2.0)  # of the reference, for the forms that take an unnormalized one
 POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
 CONTRACT = "(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None)"
@@ -99,12 +102,29 @@ def built_in_cases() -> list[Case]:
         cases.append(_case("rpg", [loss])._replace(clip="dual, out of reach", declares=claim))
     for name, recipe in objectives.RECIPES.items():
         if name != "rpg":
-            beta = dict(beta=BETA) if recipe.defaults.get("beta") else {}
+            given = NO_DEFAULT.get(name, {}) | (dict(beta=BETA) if recipe.defaults.get("beta") else {})
             clips = [dict(clip=clip) for clip in recipe.clips] if "clip" in recipe.defaults else [{}]
-            cases += [_case(name, [objectives.make(name, reduction="constant", **beta, **clip)]) for clip in clips]
+            losses = [objectives.make(name, reduction="constant", **given, **clip) for clip in clips]
+            cases += [_case(name, [loss]) for loss in losses]
+            if losses[0].reward_beta:
+                cases.append(_kl_in_reward(losses[-1]))
     for reduction in ("token_mean", "sequence_mean", "sequence_mean_token_mean"):
         cases.append(_case(f"rpg, {reduction}", [objectives.make("rpg", beta=BETA, reduction=reduction)]))
     return cases
+
+
+def _kl_in_reward(objective) -> Case:
+    """The loss, with its KL taken out of the reward: on policy that is the gradient of `rkl` over sequences."""
+
+    def loss(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+        penalty = kl_penalty(behavior_logp, reference_logp, mask, objective.reward_beta)
+        mean = jnp.sum(jnp.where(mask, advantage, 0), axis=1, keepdims=True) / jnp.sum(mask, axis=1, keepdims=True)
+        cost = penalty.sum(axis=1, keepdims=True) if objective.level == "sequence" else to_go(penalty)
+        return objective(logp, behavior_logp, mean - cost, mask, reference_logp, weight, denominator)
+
+    case = _case(f"{objective.name}, KL in the reward", [objective])
+    target = Target("sequence", "rkl", objective.reward_beta)
+    return case._replace(divergence="rkl", members=((loss, target),), declares=Claim(EXACT_MEAN, BIASED))
 
 
 def _case(name, losses) -> Case:

@@ -256,7 +256,8 @@ MAKES_NO_SENSE = {
     "model.size=huge": "huge",
     "objective.clip=none objective.clip_low=0.1": "clip_low",
     "objective.advantage=median": "group_mean",
-    "objective.reduction=constant": "objective.denominator",
+    "objective.denominator=-1.0": "objective.denominator",
+    "rollout.samples=1 learner.microbatch_rows=1": "rollout.samples=1",
 }
 
 

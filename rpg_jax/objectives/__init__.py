@@ -1,10 +1,10 @@
 """The method (arXiv 2505.17508) and its baselines: arrays in, a loss and metrics out. Imports jax only.
 
 Reading order: `divergences` (one function each), `surrogates` and `baselines` (per-token losses), `objective` (the
-contract around them), `registry` (`make`), `reductions`, `advantages`, `metrics`.
+contract around them), `registry` (`make`), `reductions`, `advantages`, `corrections`, `metrics`.
 """
 
-from rpg_jax.objectives import advantages, baselines, divergences, metrics, reductions, surrogates
+from rpg_jax.objectives import advantages, baselines, corrections, divergences, metrics, reductions, surrogates
 from rpg_jax.objectives.divergences import DIVERGENCES, Divergence
 from rpg_jax.objectives.objective import Claim, Objective
 from rpg_jax.objectives.registry import RECIPES, make
@@ -17,6 +17,7 @@ __all__ = [
     "Objective",
     "advantages",
     "baselines",
+    "corrections",
     "divergences",
     "make",
     "metrics",

@@ -1,9 +1,15 @@
-"""Baselines subtracted from rewards: rewards [P, G], G responses to each of P prompts, to advantages of that shape.
+"""From rewards [P, G], G responses to each of P prompts, to advantages; at least float32 and global over the batch.
 
-At least float32. Rewards are centered on a group's first one before anything is averaged, so that a group of equal
-rewards gets exactly zero.
+Functions of rewards alone keep their shape. Rewards are centered on a group's first one before anything is averaged, so
+that a group of equal rewards gets exactly zero. Those that whiten do so over valid tokens, hence need the mask, and
+give an advantage to each token.
+
+`ADVANTAGES` holds all of them by name as `(rewards [P, G], penalty [P·G, T], mask [P·G, T]) -> [P·G, 1] or [P·G, T]`,
+where `penalty` is what a token's reward is lowered by: `kl_penalty` where an objective has its KL in the reward, else
+zeros.
 """
 
+import jax
 import jax.numpy as jnp
 
 
@@ -49,3 +55,76 @@ def batch_mean(rewards):
     rewards = _rewards(rewards, 1)
     shifted = rewards - rewards[:1, :1]
     return shifted - jnp.mean(shifted)
+
+
+def rescaled_group_mean(rewards):
+    """alpha·(R − mean of the group), alpha = P / (P − groups of equal rewards): GPG (arXiv 2504.02546).
+
+    Not exact: alpha depends on the samples. Where every group is uniform, all zeros.
+    """
+    centered = group_mean(rewards)
+    telling = jnp.sum(jnp.any(centered != 0, axis=1))
+    return centered * (centered.shape[0] / jnp.maximum(telling, 1)).astype(centered.dtype)
+
+
+def kl_penalty(behavior_logp, reference_logp, mask, beta):
+    """beta·(log behavior − log reference) of each valid token, 0 elsewhere; all [B, T]: what KL in the reward costs."""
+    difference = jnp.asarray(behavior_logp) - jnp.asarray(reference_logp)
+    return beta * jnp.where(jnp.asarray(mask).astype(bool), difference, 0)
+
+
+def to_go(penalty):
+    """Σ_{s ≥ t} of penalty [B, T], in that shape."""
+    return jax.lax.cumsum(penalty, axis=1, reverse=True)
+
+
+def whiten(values, mask, epsilon=1e-8):
+    """(values − mean) / √(variance + epsilon) over valid entries, Bessel's variance as in verl; 0 where masked.
+
+    Equal values get exactly zero.
+    """
+    mask = jnp.asarray(mask).astype(bool)
+    count = jnp.sum(mask)
+    shifted = jnp.where(mask, values - jnp.max(values, initial=-jnp.inf, where=mask), 0)
+    centered = jnp.where(mask, shifted - jnp.sum(shifted) / jnp.maximum(count, 1), 0)
+    return centered * jax.lax.rsqrt(jnp.sum(centered**2) / jnp.maximum(count - 1, 1) + epsilon)
+
+
+def whitened_return(rewards, penalty, mask):
+    """R − Σ_{s ≥ t} penalty_s, whitened over the batch's valid tokens: REINFORCE++ (arXiv 2501.03262).
+
+    Not exact: mean and deviation contain the sample.
+    """
+    returns = _rewards(rewards, 1).reshape(-1, 1) - to_go(penalty)
+    return whiten(returns, mask)
+
+
+def whitened_group_mean(rewards, penalty, mask):
+    """R − Σ penalty − mean of the group, whitened over valid tokens: REINFORCE++-Baseline (arXiv 2501.03262)."""
+    centered = group_mean(_penalized(rewards, penalty))
+    return whiten(jnp.broadcast_to(centered.reshape(-1, 1), mask.shape), mask)
+
+
+def _penalized(rewards, penalty):
+    return rewards - jnp.sum(penalty, axis=1).reshape(jnp.shape(rewards))
+
+
+def _of_responses(function):
+    """A function of rewards alone, applied to what the penalty of a whole response leaves of them."""
+
+    def advantage(rewards, penalty, mask):
+        del mask
+        return function(_penalized(rewards, penalty)).reshape(-1, 1)
+
+    return advantage
+
+
+ADVANTAGES = {
+    "group_mean": _of_responses(group_mean),
+    "group_mean_std": _of_responses(group_mean_std),
+    "leave_one_out": _of_responses(leave_one_out),
+    "batch_mean": _of_responses(batch_mean),
+    "rescaled_group_mean": _of_responses(rescaled_group_mean),
+    "whitened_group_mean": whitened_group_mean,
+    "whitened_return": whitened_return,
+}

@@ -8,7 +8,7 @@ recipe in `registry`.
 import jax.numpy as jnp
 
 from rpg_jax.objectives.divergences import DIVERGENCES
-from rpg_jax.objectives.surrogates import ppo, regularizer
+from rpg_jax.objectives.surrogates import Clipped, ppo, regularizer, stop
 
 
 def k3(log_ratio):
@@ -17,21 +17,45 @@ def k3(log_ratio):
 
 
 def policy_gradient(logp, behavior_logp, reference_logp, advantage):
-    """−A·log policy: REINFORCE (Williams 1992). No importance ratio, so right on policy only."""
+    """−A·log policy: REINFORCE (Williams 1992), GPG (Chu et al., arXiv 2504.02546).
+
+    No importance ratio, so right on policy only; `off_policy_gap` among the metrics says how far from it.
+    """
     del behavior_logp, reference_logp
     return -advantage * logp
 
 
+def weighted_policy_gradient(logp, behavior_logp, reference_logp, advantage, *, clip_high=jnp.inf):
+    """−SG(min(w, 1 + clip_high))·A·log policy (CISPO: MiniMax-M1, arXiv 2506.13585, equations 4 and 5).
+
+    Unbounded and over whole sequences it is RLOO (Ahmadian et al., arXiv 2402.14740), on policy there: w = 1.
+    """
+    del reference_logp
+    return -stop(jnp.minimum(jnp.exp(logp - behavior_logp), 1 + clip_high)) * advantage * logp
+
+
+def capped(w, advantage, *, clip_high) -> Clipped:
+    """Where `weighted_policy_gradient` replaced the ratio, whatever the sign of the advantage."""
+    del advantage
+    nowhere = jnp.zeros_like(w, bool)
+    return Clipped(w > 1 + clip_high, nowhere, nowhere)
+
+
 def ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds):
-    """−min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A) (Schulman et al., arXiv 1707.06347); DAPO with two bounds."""
+    """−min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A) (Schulman et al., arXiv 1707.06347, equation 7).
+
+    DAPO (arXiv 2503.14476, equation 8) with two bounds; Dr. GRPO (arXiv 2503.20783) with a constant
+    denominator; REINFORCE++ (arXiv 2501.03262) with its KL in the reward; GSPO (arXiv 2507.18071, equation 5) where
+    log-probs are means over a response.
+    """
     del reference_logp
     return ppo(jnp.exp(logp - behavior_logp), advantage, **bounds)
 
 
 def grpo(logp, behavior_logp, reference_logp, advantage, *, beta, **bounds):
-    """GRPO as published (Shao et al., arXiv 2402.03300): PPO's clip plus beta·k3(y), which lacks the importance ratio.
+    """GRPO as published (Shao et al., arXiv 2402.03300, equations 3 and 4): PPO's clip plus beta·k3(y).
 
-    The gradient of k3(y) is 1 − 1/u: not that of the reverse KL, on or off policy.
+    k3 lacks the importance ratio. Its gradient is 1 − 1/u: not that of the reverse KL, on or off policy.
     """
     return ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds) + beta * k3(reference_logp - logp)
 
@@ -43,3 +67,12 @@ def grpo_corrected(logp, behavior_logp, reference_logp, advantage, *, beta, **bo
     """
     penalty = regularizer(logp, behavior_logp, reference_logp, divergence=DIVERGENCES["urkl"])
     return ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds) + beta * penalty
+
+
+def reinforce_pp_baseline(logp, behavior_logp, reference_logp, advantage, *, beta, **bounds):
+    """PPO's clip plus beta·½(log policy − log reference)² (REINFORCE++-Baseline, arXiv 2501.03262; OpenRLHF's k2 loss).
+
+    The gradient of k2 is log u: on policy that of `urkl`, and off policy it lacks the importance ratio.
+    """
+    k2 = 0.5 * (logp - reference_logp) ** 2
+    return ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds) + beta * k2

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
+from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty
 from rpg_jax.objectives.baselines import k3
+from rpg_jax.objectives.corrections import truncated_importance_weight
 
 EXACT = "exact per sample"
 EXACT_MEAN = "exact in expectation"
@@ -38,14 +40,16 @@ class Batch(NamedTuple):
 class Objective:
     """A loss with its settings resolved; made by `make`.
 
+    units: Batch of tokens -> Batch of what `surrogate` counts (`as_tokens`, `as_sequences`, `as_mean_tokens`).
     surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses.
     clipped: (w, advantage) -> `surrogates.Clipped`; decides: (logp, reference_logp, advantage) -> the advantage it
-    goes by. divergence, beta, z_old: those of the objective whose gradient it estimates (divergence None: reward
-    only).
+    goes by. level, divergence, beta, z_old: those of the objective whose gradient it estimates (divergence None: reward
+    only). reward_beta: coefficient of the KL to the reference that `advantages` takes out of the reward.
     """
 
     name: str
     settings: Mapping[str, Any]
+    units: Callable
     surrogate: Callable
     clipped: Callable
     decides: Callable
@@ -54,6 +58,7 @@ class Objective:
     divergence: str | None
     beta: float
     z_old: float
+    reward_beta: float
     declares: Claim
 
     def __call__(self, logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
@@ -66,21 +71,20 @@ class Objective:
           mask: [B, T], nonzero on the tokens that count. Elsewhere the inputs may hold anything, NaN included.
           reference_logp: [B, T] of the (normalized) reference policy; None: the behavior policy is the reference.
           weight: [B, T] or [B, 1], a constant correction that multiplies each token's loss; None: 1. At level
-          "sequence" a
-            row has one, its masked row mean: give the sequence's own correction as [B, 1].
+            "sequence" a row has one, its masked row mean: give the sequence's own correction as [B, 1].
           denominator: scalar that replaces the reduction's own count (`self.count`), so that microbatch losses add up.
 
         Returns:
           loss: scalar, float32, or float64 if an input is.
           metrics: name -> `metrics.Mean`, `Max` or `EffectiveSampleSize`. Clip fractions, ratio and effective sample
-          size are
-            over what the level counts (tokens, or rows); the k1, k2, k3 estimators always over tokens.
+            size are over what the level counts (tokens, or rows); `off_policy_gap`, |log policy − log behavior|, and
+            the k1, k2, k3 estimators always over tokens.
 
         Raises:
           ValueError: a shape that does not fit, or no denominator for reduction "constant".
         """
         tokens = prepare(logp, behavior_logp, advantage, mask, reference_logp, weight)
-        units = tokens if self.level == "token" else as_sequences(tokens)
+        units = self.units(tokens)
         losses = self.surrogate(*units[:4]) * units.weight
         loss = reductions.reduce(self.reduction, losses, units.mask, denominator)
         tokens, units = jax.lax.stop_gradient((tokens, units))
@@ -91,6 +95,32 @@ class Objective:
     def count(self, mask):
         """The reduction's own denominator for mask [B, T], i32[]; ValueError for "constant", which has none."""
         return reductions.count(self.reduction, mask)
+
+    def advantages(self, rewards, behavior_logp, reference_logp, mask):
+        """The advantages that setting `advantage` names, over a whole batch of B = P·G responses, problem-major.
+
+        Args:
+          rewards: [P, G], G responses to each of P prompts; behavior_logp, reference_logp, mask: [B, T].
+
+        Returns:
+          [B, 1], or [B, T] for those that differ from token to token.
+        """
+        penalty = kl_penalty(behavior_logp, reference_logp, mask, self.reward_beta)
+        return ADVANTAGES[self.settings["advantage"]](rewards, penalty, mask)
+
+    def corrections(self, behavior_logp, sampler_logp, mask):
+        """(weight [B, T], metrics): truncated importance sampling for the gap between the sampler and the trainer.
+
+        All [B, T]; per response at level "sequence". Ones and no metrics where `sampler_correction` is unset.
+        """
+        cap = self.settings["sampler_correction"]
+        if cap is None:
+            return jnp.ones_like(behavior_logp), {}
+        weight, cut = truncated_importance_weight(behavior_logp, sampler_logp, mask, cap, self.level)
+        return weight, {
+            "sampler_correction": metric.mean_of(weight, mask),
+            "sampler_correction_clip_fraction": metric.mean_of(cut.astype(weight.dtype), mask),
+        }
 
 
 def prepare(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None) -> Batch:
@@ -120,19 +150,22 @@ def prepare(logp, behavior_logp, advantage, mask, reference_logp=None, weight=No
     return Batch(logp=clean(logp), mask=mask, **constants)
 
 
+def as_tokens(tokens: Batch) -> Batch:
+    """Tokens as units."""
+    return tokens
+
+
+def as_mean_tokens(tokens: Batch) -> Batch:
+    """Rows as units, [B, 1], everything a masked row mean: w is the geometric mean of the tokens' ratios."""
+    length = jnp.maximum(jnp.sum(tokens.mask, axis=1, keepdims=True), 1).astype(tokens.logp.dtype)
+    means = Batch(*(jnp.sum(x, axis=1, keepdims=True) / length for x in tokens))
+    return means._replace(mask=jnp.any(tokens.mask, axis=1, keepdims=True))
+
+
 def as_sequences(tokens: Batch) -> Batch:
     """Rows as units, [B, 1]: log-probs are masked sums, advantage and weight masked row means (no length in w)."""
-
-    def total(x):
-        return jnp.sum(x, axis=1, keepdims=True)
-
-    length = jnp.maximum(total(tokens.mask), 1).astype(tokens.logp.dtype)
-    sums = Batch(*map(total, tokens))
-    return sums._replace(
-        advantage=sums.advantage / length,
-        weight=sums.weight / length,
-        mask=jnp.any(tokens.mask, axis=1, keepdims=True),
-    )
+    sums = {name: jnp.sum(getattr(tokens, name), axis=1, keepdims=True) for name in Batch._fields[:3]}
+    return as_mean_tokens(tokens)._replace(**sums)
 
 
 def measure(tokens: Batch, units: Batch, clipped) -> dict:
@@ -151,6 +184,7 @@ def measure(tokens: Batch, units: Batch, clipped) -> dict:
     metrics["effective_sample_size"] = metric.effective_sample_size(log_w, units.mask)
     to_reference = tokens.reference_logp - tokens.logp
     to_behavior = tokens.behavior_logp - tokens.logp
+    metrics["off_policy_gap"] = metric.mean_of(jnp.abs(to_behavior), tokens.mask)
     for name, log_y in (("kl_behavior", to_behavior), ("kl_reference", to_reference)):
         for estimator, x in (("k1", -log_y), ("k2", 0.5 * log_y**2), ("k3", k3(log_y))):
             metrics[f"{name}_{estimator}"] = metric.mean_of(x, tokens.mask)

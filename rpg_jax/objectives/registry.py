@@ -1,7 +1,7 @@
 """`make(name, **settings)`: every objective by name, its settings checked.
 
-A recipe holds the defaults of its settings (None: resolved from the others) and a function that turns settings into an
-`Objective`. To add a baseline, write its loss in `baselines` and add a line to `RECIPES`.
+A recipe holds the defaults of its settings (None: unset, or resolved from the others) and a function that turns
+settings into an `Objective`. To add a baseline, write its loss in `baselines` and add a line to `RECIPES`.
 """
 
 import difflib
@@ -14,8 +14,18 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from rpg_jax.objectives import baselines, surrogates
+from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.divergences import DIVERGENCES, Divergence
-from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Claim, Objective
+from rpg_jax.objectives.objective import (
+    BIASED,
+    EXACT,
+    EXACT_MEAN,
+    Claim,
+    Objective,
+    as_mean_tokens,
+    as_sequences,
+    as_tokens,
+)
 from rpg_jax.objectives.reductions import REDUCTIONS
 
 
@@ -34,15 +44,17 @@ def make(name: str, **settings) -> Objective:
          clip="none|rpg|dual|truncate", clip_low=0.2, clip_high=0.28, clip_c=3.0, level="token|sequence",
          reduction="token_mean|sequence_mean|sequence_mean_token_mean|constant", z_old=1.0)
     make("grpo", beta=0.04, clip="ppo|none", clip_low=0.2, clip_high=0.2, reduction="sequence_mean_token_mean"), and
-    so on for "grpo_corrected", "dapo", "ppo_clip", "reinforce" (method.md 7).
+    so on for the other `RECIPES`.
 
     Unset, rpg's divergence is urkl, its clip none, its estimator reinforce (differentiable for clip="dual"), its
     reduction token_mean (sequence_mean for level="sequence").
 
+    Every objective takes `advantage`, a name of `ADVANTAGES` whose default is its paper's, for `Objective.advantages`,
+    and `sampler_correction`, the cap of truncated importance sampling, for `Objective.corrections`.
+
     Raises:
-      ValueError: an unknown name or setting, a value out of range, a combination that method.md refuses, or a setting
-      that
-        cannot matter given the others.
+      ValueError: an unknown name or setting, a value out of range, a combination that method.md refuses, a setting that
+        cannot matter given the others, or one without a default that is missing.
     """
     if name not in RECIPES:
         raise ValueError(f"unknown objective {name!r}{_nearest(name, RECIPES)}; known: {', '.join(RECIPES)}")
@@ -85,6 +97,8 @@ CHECKS = {
     "clip_high": functools.partial(_number, lambda x: x > 0, "above 0"),
     "clip_c": functools.partial(_number, lambda x: x > 1, "above 1"),
     "z_old": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"),
+    "advantage": functools.partial(_choice, ADVANTAGES),
+    "sampler_correction": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0, the largest weight"),
 }
 
 
@@ -99,6 +113,12 @@ def _refuse_bounds(clip, given, used):
 def _claim(on_policy, off_policy, reduction):
     """A mean over each response's own length is biased whatever is averaged."""
     return Claim(BIASED, BIASED) if reduction == "sequence_mean_token_mean" else Claim(on_policy, off_policy)
+
+
+def _sequence_reduction(reduction):
+    """Raises for a reduction that counts tokens where a loss has one entry a row."""
+    if reduction not in ("sequence_mean", "constant"):
+        raise ValueError(f"reduction={reduction!r} averages tokens; level='sequence' takes sequence_mean or constant")
 
 
 # At beta = 0 a reference far away must not turn into 0 · inf.
@@ -156,8 +176,8 @@ def _rpg(name, settings, given):
     if clip != "none" and z_old != 1:
         raise ValueError(f"z_old={z_old} takes clip='none', not {clip!r}: clips are for a normalized reference")
     reduction = settings["reduction"] or ("token_mean" if level == "token" else "sequence_mean")
-    if level == "sequence" and reduction not in ("sequence_mean", "constant"):
-        raise ValueError(f"reduction={reduction!r} averages tokens; level='sequence' takes sequence_mean or constant")
+    if level == "sequence":
+        _sequence_reduction(reduction)
 
     bounds = {key: settings[key] or RPG_BOUNDS[key] for key in form.bounds}
     terms = dict(divergence=DIVERGENCES[divergence] if beta else NO_DIVERGENCE, beta=beta)
@@ -166,6 +186,7 @@ def _rpg(name, settings, given):
     return Objective(
         name=name,
         settings={**settings, "estimator": estimator, "reduction": reduction, **bounds},
+        units=as_tokens if level == "token" else as_sequences,
         surrogate=functools.partial(form.surrogate, **terms, **bounds, **mass),
         clipped=functools.partial(form.clipped, **bounds),
         decides=functools.partial(form.decides, **terms),
@@ -174,23 +195,53 @@ def _rpg(name, settings, given):
         divergence=divergence if beta else None,
         beta=beta,
         z_old=z_old,
+        reward_beta=0.0,
         declares=_claim(on_policy, EXACT if clip == "none" else BIASED, reduction),
     )
 
 
 OUT_OF_REACH = dict(clip_low=1.0, clip_high=math.inf)  # bounds that no ratio crosses
+ALWAYS, ON_POLICY, NEVER = Claim(EXACT, EXACT), Claim(EXACT, BIASED), Claim(BIASED, BIASED)
 
 
 def _policy_gradient(name, settings, given):
     """REINFORCE: no ratio, no clip, no regularizer."""
     del given
-    claim = _claim(EXACT, BIASED, settings["reduction"])
-    return _baseline(name, settings, baselines.policy_gradient, surrogates.unclipped, claim)
+    return _baseline(name, settings, baselines.policy_gradient, surrogates.unclipped, ON_POLICY)
 
 
-def _clipped_baseline(with_regularizer, regularizer_is_exact, name, settings, given):
-    """PPO's clip (or none) of the reward part; a regularizer where beta is set and not 0."""
-    clip, beta = settings["clip"], settings.get("beta", 0.0)
+def _rloo(name, settings, given):
+    """Whole responses, weighted and unclipped; its KL is in the reward."""
+    del given
+    rows = dict(level="sequence", units=as_sequences, reward_beta=settings["beta"])
+    return _baseline(name, settings, baselines.weighted_policy_gradient, surrogates.unclipped, ALWAYS, **rows)
+
+
+def _cispo(name, settings, given):
+    """The ratio capped as a constant, so that every token keeps a gradient."""
+    if "clip_high" not in given:
+        raise ValueError(f"objective {name!r} needs clip_high: it caps ratios at 1 + clip_high and has no default")
+    bound = dict(clip_high=settings["clip_high"])
+    loss = functools.partial(baselines.weighted_policy_gradient, **bound)
+    return _baseline(name, settings, loss, functools.partial(baselines.capped, **bound), ON_POLICY)
+
+
+def _gspo(name, settings, given):
+    """PPO's clip of the geometric mean of a response's ratios: never exact, for it divides by the length."""
+    return _clipped_baseline(None, NEVER, name, settings, given, level="sequence", units=as_mean_tokens)
+
+
+def _reinforce_pp(name, settings, given):
+    """PPO's clip; its KL is in the reward."""
+    return _clipped_baseline(None, ALWAYS, name, settings, given, reward_beta=settings["beta"])
+
+
+def _clipped_baseline(regularized, claim, name, settings, given, **rest):
+    """PPO's clip (or none) of the reward part; `regularized` is the loss to take where beta is not 0.
+
+    claim: what is exact without a clip, where beta is not 0 if there is a `regularized`.
+    """
+    clip, beta = settings["clip"], settings["beta"] if regularized else 0.0
     bounds = {key: settings[key] for key in OUT_OF_REACH}
     if clip == "none":
         _refuse_bounds(clip, given, ())
@@ -198,46 +249,72 @@ def _clipped_baseline(with_regularizer, regularizer_is_exact, name, settings, gi
         bounds = OUT_OF_REACH
     loss = functools.partial(baselines.ppo_clip, **bounds)
     if beta:
-        loss = functools.partial(with_regularizer, beta=beta, **bounds)
-    on_policy = EXACT if regularizer_is_exact or not beta else BIASED
-    claim = _claim(on_policy, on_policy if clip == "none" else BIASED, settings["reduction"])
-    return _baseline(name, settings, loss, functools.partial(surrogates.ppo_clipped, **bounds), claim)
+        loss = functools.partial(regularized, beta=beta, **bounds)
+    elif regularized:
+        claim = ALWAYS
+    claim = claim if clip == "none" else claim._replace(off_policy=BIASED)
+    clipped = functools.partial(surrogates.ppo_clipped, **bounds)
+    return _baseline(name, settings, loss, clipped, claim, beta=beta, **rest)
 
 
-def _baseline(name, settings, surrogate, clipped, claim):
-    """Token level, a normalized reference; the divergence, if there is one, is that which k3 estimates."""
-    beta = settings.get("beta", 0.0)
+def _baseline(name, settings, surrogate, clipped, claim, *, beta=0.0, level="token", units=as_tokens, reward_beta=0.0):
+    """A normalized reference; the divergence, if there is one, is that which k3 estimates."""
+    reduction = settings["reduction"]
+    if level == "sequence":
+        _sequence_reduction(reduction)
     return Objective(
         name=name,
         settings=settings,
+        units=units,
         surrogate=surrogate,
         clipped=clipped,
         decides=functools.partial(raw_advantage, divergence=None, beta=0.0),
-        level="token",
-        reduction=settings["reduction"],
+        level=level,
+        reduction=reduction,
         divergence="urkl" if beta else None,
         beta=beta,
         z_old=1.0,
-        declares=claim,
+        reward_beta=reward_beta,
+        declares=_claim(*claim, reduction),
     )
 
 
-_ppo = functools.partial(_clipped_baseline, None, True)
-_grpo = functools.partial(_clipped_baseline, baselines.grpo, False)
-_grpo_corrected = functools.partial(_clipped_baseline, baselines.grpo_corrected, True)
+def _recipe(build, *, advantage="group_mean", clips=("ppo", "none"), **defaults) -> Recipe:
+    return Recipe(build, dict(**defaults, advantage=advantage, sampler_correction=None), clips)
+
+
+_ppo = functools.partial(_clipped_baseline, None, ALWAYS)
+_grpo = functools.partial(_clipped_baseline, baselines.grpo, NEVER)
+_grpo_corrected = functools.partial(_clipped_baseline, baselines.grpo_corrected, ALWAYS)
+_reinforce_pp_baseline = functools.partial(_clipped_baseline, baselines.reinforce_pp_baseline, ON_POLICY)
 PPO_BOUNDS = dict(clip="ppo", clip_low=0.2, clip_high=0.2)
-GRPO = dict(beta=0.04, **PPO_BOUNDS, reduction="sequence_mean_token_mean")
+GRPO = dict(beta=0.04, **PPO_BOUNDS, reduction="sequence_mean_token_mean", advantage="group_mean_std")
 
 RECIPES = {
-    "rpg": Recipe(
+    "rpg": _recipe(
         _rpg,
-        dict(divergence="urkl", estimator=None, beta=1e-4, clip="none", clip_low=None, clip_high=None, clip_c=None)
-        | dict(level="token", reduction=None, z_old=1.0),
         clips=("none", "rpg", "dual", "truncate"),
+        **dict(divergence="urkl", estimator=None, beta=1e-4, clip="none", clip_low=None, clip_high=None, clip_c=None),
+        **dict(level="token", reduction=None, z_old=1.0),
     ),
-    "grpo": Recipe(_grpo, GRPO),
-    "grpo_corrected": Recipe(_grpo_corrected, GRPO),
-    "dapo": Recipe(_grpo, dict(beta=0.0, clip="ppo", clip_low=0.2, clip_high=0.28, reduction="token_mean")),
-    "ppo_clip": Recipe(_ppo, dict(**PPO_BOUNDS, reduction="token_mean")),
-    "reinforce": Recipe(_policy_gradient, dict(reduction="token_mean")),
+    "grpo": _recipe(_grpo, **GRPO),
+    "grpo_corrected": _recipe(_grpo_corrected, **GRPO),
+    "dapo": _recipe(
+        _grpo, beta=0.0, clip="ppo", clip_low=0.2, clip_high=0.28, reduction="token_mean", advantage="group_mean_std"
+    ),
+    "dr_grpo": _recipe(_grpo, beta=0.0, **PPO_BOUNDS, reduction="constant"),
+    "ppo_clip": _recipe(_ppo, **PPO_BOUNDS, reduction="token_mean"),
+    "reinforce": _recipe(_policy_gradient, reduction="token_mean"),
+    "rloo": _recipe(_rloo, beta=0.03, reduction="sequence_mean", advantage="leave_one_out"),
+    "reinforce_pp": _recipe(
+        _reinforce_pp, beta=0.01, **PPO_BOUNDS, reduction="token_mean", advantage="whitened_return"
+    ),
+    "reinforce_pp_baseline": _recipe(
+        _reinforce_pp_baseline, beta=1e-5, **PPO_BOUNDS, reduction="token_mean", advantage="whitened_group_mean"
+    ),
+    "gspo": _recipe(
+        _gspo, clip="ppo", clip_low=3e-4, clip_high=4e-4, reduction="sequence_mean", advantage="group_mean_std"
+    ),
+    "gpg": _recipe(_policy_gradient, reduction="token_mean", advantage="rescaled_group_mean"),
+    "cispo": _recipe(_cispo, clip_high=None, reduction="token_mean", advantage="group_mean_std"),
 }

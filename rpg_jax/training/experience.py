@@ -6,24 +6,9 @@ from jax.sharding import NamedSharding
 
 from rpg_jax import parallel
 from rpg_jax.models import token_logprobs_and_entropy, unstack_layers
-from rpg_jax.objectives import advantages
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.training.update import split_rows
 from rpg_jax.types import TrainBatch
-
-ADVANTAGES = {
-    "group_mean": advantages.group_mean,
-    "group_mean_std": advantages.group_mean_std,
-    "leave_one_out": advantages.leave_one_out,
-    "batch_mean": advantages.batch_mean,
-}
-
-
-def advantage_named(name: str):
-    """The function of that name in `ADVANTAGES`; raises ValueError that lists them."""
-    if name not in ADVANTAGES:
-        raise ValueError(f"unknown advantage {name!r}; known: {', '.join(ADVANTAGES)}")
-    return ADVANTAGES[name]
 
 
 def make_sampling_params(model, optimizer, mesh, shapes):
@@ -37,13 +22,13 @@ def make_sampling_params(model, optimizer, mesh, shapes):
     return jax.jit(policy, out_shardings=out_shardings)
 
 
-def make_experience(model, optimizer, mesh, *, rows, temperature, logprob_chunk, advantage):
+def make_experience(model, objective, optimizer, mesh, *, rows, temperature, logprob_chunk):
     """Builds the jitted `experience(state, rollout, reward f32[P, G]) -> (TrainBatch, metrics)`.
 
     The behavior policy is the one that sampled (x under schedule-free), recomputed by the trainer at the sampling
-    temperature; the reference is the behavior policy itself unless the state holds another.
+    temperature; the reference is the behavior policy itself unless the state holds another. Advantages and corrections
+    are the objective's, over all P·G responses at once.
     """
-    advantage = advantage_named(advantage)
 
     def score(params, tokens, mask):
         def one(micro):
@@ -56,17 +41,18 @@ def make_experience(model, optimizer, mesh, *, rows, temperature, logprob_chunk,
         params = optimizer.evaluation_params(state.opt_state, state.params)
         behavior, entropy = score(params, tokens, mask)
         reference = behavior if state.reference.params is None else score(state.reference.params, tokens, mask)[0]
+        weight, corrected = objective.corrections(behavior, rollout.sampler_logp, mask)
         batch = TrainBatch(
             tokens=tokens,
             response_mask=mask,
             behavior_logp=behavior,
             reference_logp=reference,
-            advantage=advantage(reward).reshape(-1, 1),
-            weight=jnp.ones_like(behavior),
+            advantage=objective.advantages(reward, behavior, reference, mask),
+            weight=weight,
         )
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
         gap = jnp.abs(behavior - rollout.model_logp)
-        metrics = {
+        metrics = corrected | {
             "entropy": metric.mean_of(entropy, mask),
             "sampler_logp_gap": metric.mean_of(gap, mask),
             "sampler_logp_gap_max": metric.max_of(gap, mask),

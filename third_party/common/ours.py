@@ -73,8 +73,9 @@ def rl_step(shape, task):
     state = init_state(optimizer, mesh, init_params(model, mesh, 0))
     shapes = jax.eval_shape(lambda: state)
     policy = make_sampling_params(model, optimizer, mesh, state)
-    experience = make_experience(model, optimizer, mesh, advantage="group_mean_std", **LEARNER)
-    run = make_update(model, objectives.make("grpo", beta=0.0), optimizer, mesh, shapes, clip_norm=1.0, **LEARNER)
+    objective = objectives.make("grpo", beta=0.0)
+    experience = make_experience(model, objective, optimizer, mesh, **LEARNER)
+    run = make_update(model, objective, optimizer, mesh, shapes, clip_norm=1.0, **LEARNER)
     rows, samples = task["rows"], task["samples"]
     prompts = random_prompts(shape, rows // samples, task["prompt"])
     key, steps = jax.random.key(0, impl="threefry2x32"), iter(range(10**9))
