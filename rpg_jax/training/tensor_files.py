@@ -18,7 +18,7 @@ from rpg_jax.models.huggingface import read_json
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _WORDS = {2: np.uint16, 4: np.uint32}  # NumPy copies plain integers faster than dtypes it does not know
-_ROWS = 64  # read at a time: a block that stays in cache while it is transposed
+_ROWS = 64  # read or written at a time: a block that stays in cache while it is transposed
 _CHUNK = 1 << 20  # bytes compared at a time
 _ALIGNMENT = 64  # bytes; JAX on CPU then uses the memory in place
 
@@ -134,7 +134,8 @@ def write(file, tensors) -> int:
     """Writes a safetensors file; returns its bytes of tensors.
 
     Args:
-      tensors: [(name, dtype, shape, make)], `make() -> array` is called when the tensor's turn comes.
+      tensors: [(name, dtype, shape, make)]; `make() -> array`, which may be a transposed view, is called when the
+        tensor's turn comes.
     """
     codes = {dtype: code for code, dtype in DTYPES.items()}
     header, offset = {"__metadata__": {"format": "pt"}}, 0
@@ -147,7 +148,10 @@ def write(file, tensors) -> int:
     with open(file, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for _, _, _, make in tensors:
-            out.write(np.ascontiguousarray(make()).reshape(-1).view(np.uint8).data)
+            array = make()
+            array = array.view(_WORDS[array.dtype.itemsize])
+            for first in range(0, len(array), _ROWS):
+                out.write(np.ascontiguousarray(array[first : first + _ROWS]).data)
     return offset
 
 

@@ -79,7 +79,8 @@ def save_safetensors(directory, params, max_shard_bytes: float) -> None:
         def make(place):
             nonlocal done
             progress(done := done + 1)
-            return np.asarray(_taken(leaves[place.leaf], place.layer, place.transposed))
+            tensor = np.asarray(_taken(leaves[place.leaf], place.layer))
+            return tensor.T if place.transposed else tensor
 
         for name, place in _places(leaves).items():
             dtype = leaves[place.leaf].dtype
@@ -270,8 +271,7 @@ def _cast(x, dtype):
     return x, jnp.isfinite(jnp.max(jnp.abs(x)))  # a NaN is the maximum; six times as fast as asking each element
 
 
-@partial(jax.jit, static_argnums=2)
-def _taken(leaf, layer, transposed):
-    """One tensor of a leaf, in Hugging Face's orientation."""
-    tensor = leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
-    return tensor.T if transposed else tensor
+@jax.jit
+def _taken(leaf, layer):
+    """One layer of a stacked leaf, or the leaf."""
+    return leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
