@@ -10,6 +10,7 @@ import weakref
 
 _WORKER = pathlib.Path(__file__).with_name("chat_worker.py")
 _MEMORY_MB = 512
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # For models without a template: what the messages say, each ended by a newline.
 PLAIN = "{% for message in messages %}{{ message.content + '\\n' }}{% endfor %}"
@@ -45,7 +46,7 @@ class ChatTemplate:
         """
         if not messages or not all(isinstance(message, dict) for message in messages):
             raise ValueError(f"{self._where}: expected a list of messages (role and content), not {str(messages)[:80]}")
-        messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        messages = [_standard(message) for message in messages]
         variables = {"tools": None, "documents": None, **self._variables, **options}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         with self._lock:
@@ -87,6 +88,13 @@ class ChatTemplate:
         if status == -signal.SIGXCPU:
             return {"error": f"it takes more than {self._seconds} s"}
         return {"error": f"its process ended with status {status}"}
+
+
+def _standard(message: dict) -> dict:
+    """A message as transformers shows it to templates: no None, and its reasoning under the names that they read."""
+    message = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((message[key] for key in _REASONING if key in message), None)
+    return message if reasoning is None else {"thinking": reasoning} | message | {"reasoning_content": reasoning}
 
 
 def _end(process):

@@ -1,0 +1,214 @@
+"""Chat templates render as they say, and what a template raises or tries ends in one line, soon."""
+
+import pathlib
+import time
+
+import pytest
+
+from rpg_jax.data.chat import PLAIN, ChatTemplate
+
+TEMPLATES = pathlib.Path(__file__).parent / "data" / "templates"
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+USER = {"role": "user", "content": "What is 2 + 2?"}
+SYSTEM = {"role": "system", "content": " Solve. "}
+THOUGHT = {"role": "assistant", "content": "<think>\nTwo and two.\n</think>\n\n4"}
+
+
+def template(name):
+    path = TEMPLATES / f"{name}.jinja"
+    return ChatTemplate(path.read_text(), str(path), SPECIAL)
+
+
+@pytest.fixture(scope="module")
+def thinking():
+    return template("thinking")
+
+
+@pytest.fixture(scope="module")
+def dated():
+    return template("dated")
+
+
+ASKED = "<|turn|>user\nWhat is 2 + 2?<|end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "text"),
+    [
+        ([USER], {}, ASKED + "<|turn|>assistant\n"),
+        ([USER], {"enable_thinking": True}, ASKED + "<|turn|>assistant\n"),
+        ([USER], {"enable_thinking": False}, ASKED + "<|turn|>assistant\n<think>\n\n</think>\n\n"),
+        ([USER], {"add_generation_prompt": False}, ASKED),
+        ([SYSTEM, USER], {"add_generation_prompt": False}, "<|turn|>system\nSolve.<|end|>\n" + ASKED),
+        (
+            [USER, THOUGHT, USER],
+            {"add_generation_prompt": False},
+            ASKED + "<|turn|>assistant\n4<|end|>\n" + ASKED,  # thoughts before the last question are forgotten
+        ),
+        (
+            [USER, THOUGHT, {"role": "user", "content": "<result>5</result>"}],
+            {"add_generation_prompt": False},
+            ASKED
+            + "<|turn|>assistant\n<think>\nTwo and two.\n</think>\n\n4<|end|>\n"
+            + "<|turn|>user\n<result>5</result><|end|>\n",
+        ),
+        (
+            [USER, {"role": "assistant", "content": "4", "reasoning": "Easy.", "tool_calls": None}],
+            {"add_generation_prompt": False},
+            ASKED + "<|turn|>assistant\n<think>\nEasy.\n</think>\n\n4<|end|>\n",
+        ),
+        (
+            [SYSTEM, USER],
+            {"tools": [{"name": "a<b>&'é"}], "add_generation_prompt": False},
+            '<|turn|>system\nSolve.\nTools:\n{"name": "a<b>&\'é"}<|end|>\n' + ASKED,
+        ),
+    ],
+)
+def test_a_template_of_a_thinking_model(thinking, messages, options, text):
+    assert thinking.render(messages, **options) == text
+
+
+def test_a_template_with_a_date_and_special_tokens(dated):
+    parts = [{"type": "text", "text": "Is it"}, {"type": "image"}, {"type": "text", "text": "4?"}]
+    messages = [SYSTEM, USER, {**THOUGHT, "content": "4\n", "scores": {"a": [1]}}, {"role": "user", "content": parts}]
+    assert dated.render(messages, date="1 May 2030") == (
+        "<s>[system]\n\nToday: 1 May 2030\nSolve.</s>\n"
+        "[user]\n\nWhat is 2 + 2?</s>[assistant]\n\n4</s>(a = [\n  1\n])[user]\n\nIs it 4?</s>[assistant]\n\n"
+    )
+    assert f"Today: {time.strftime('%d %b %Y')}\n" in dated.render([USER])
+
+
+def test_contents_are_data_and_not_a_template(thinking):
+    text = "{{ 7 * 7 }}{% for %} \u2581\U0001f600 <b>&amp;\r\n"
+    assert text in thinking.render([{"role": "user", "content": text}])
+
+
+def test_plain_is_what_the_messages_say():
+    plain = ChatTemplate(PLAIN, "plain")
+    assert plain.render([SYSTEM, USER]) == " Solve. \nWhat is 2 + 2?\n"
+    with pytest.raises(ValueError, match="plain.*can only concatenate"):
+        plain.render([{"role": "user", "content": ["a", "part"]}])
+
+
+def test_what_a_template_raises_is_one_line_with_file_and_problem(dated):
+    with pytest.raises(
+        ValueError, match=r"dated\.jinja.*'What is 2 \+ 2\?'.*Roles must alternate: user, assis"
+    ) as error:
+        dated.render([USER, USER])
+    assert "\n" not in str(error.value)
+    assert dated.render([USER]), "and the next rendering is none the worse"
+
+
+@pytest.mark.parametrize("messages", [[], "text", ["text"], None, {"role": "user"}])
+def test_messages_of_another_shape_are_refused(dated, messages):
+    with pytest.raises(ValueError, match="dated.jinja: expected a list of messages"):
+        dated.render(messages)
+
+
+def test_half_a_surrogate_pair_is_refused(dated):
+    with pytest.raises(ValueError, match="dated.jinja.*surrogates not allowed"):
+        dated.render([{"role": "user", "content": "a\ud83db"}])
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{{ messages", "line 1"),
+        ("\n\n{% for m in messages %}", "line 3"),
+        ("{% unknown %}", "unknown tag 'unknown'"),
+        ("{{ x | no_such_filter }}", "no_such_filter"),
+        ("{{" + "(" * 50_000, "recursion"),
+        ("{{ 'x' | center(9999999999) }}" * 2, "memory|MiB"),
+    ],
+)
+def test_a_template_that_does_not_compile(source, complaint):
+    with pytest.raises(ValueError, match=f"(?s)^some/file: the chat template .*({complaint})"):
+        ChatTemplate(source, "some/file").render([USER])
+
+
+ESCAPES = [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ ''.__class__ }}",
+    "{% if messages.__class__ %}{% endif %}",
+    "{{ messages | attr('__class__') }}",
+    "{{ messages | map(attribute='__class__') | list }}",
+    "{{ '{0.__class__}'.format(messages) }}",
+    "{{ '%s' | format(messages.__len__) }}",
+    "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "{{ self.__init__ }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update({'role': 'x'}) }}",
+    "{{ messages[0].pop('role') }}",
+    "{{ dict.fromkeys('ab') }}",
+    "{{ namespace(__class__=1) }}",
+    "{% set ns = namespace() %}{% set ns.__call__ = 1 %}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+]
+
+
+@pytest.fixture(scope="module")
+def evaluate():
+    """Renders many small templates in few processes: each source is a branch of one template."""
+    branches = "".join(f"{{% if case == {i} %}}{source}{{% endif %}}" for i, source in enumerate(ESCAPES))
+    return ChatTemplate(branches, "escape.jinja")
+
+
+@pytest.mark.parametrize("case", range(len(ESCAPES)), ids=ESCAPES)
+def test_the_sandbox_refuses_to_be_left(evaluate, case):
+    with pytest.raises(ValueError, match="^escape.jinja: the chat template fails on 1 message"):
+        evaluate.render([USER], case=case)
+
+
+def test_nothing_can_be_opened_even_outside_the_sandbox():
+    """`encode` with a codec that is not loaded yet makes Python itself open a file, out of the sandbox's sight."""
+    with pytest.raises(ValueError, match="Too many open files"):
+        ChatTemplate("{{ 'x'.encode('idna') }}", "F").render([USER])
+
+
+BOMBS = [
+    "{{ 'x' * number }}",
+    "{{ range(number) | list }}",
+    "{{ 'x' | center(number) }}",
+    "{{ '%*d' | format(number, 1) }}",
+    "{{ 'x'.ljust(number) }}",
+    "{{ (5).to_bytes(number, 'big') }}",
+    "{{ [messages] * number }}",
+    "{% set ns = namespace(x='abcd') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}",
+]
+
+
+def test_a_template_cannot_take_more_than_its_share_of_memory():
+    branches = "".join(f"{{% if case == {i} %}}{source}{{% endif %}}" for i, source in enumerate(BOMBS))
+    bomb = ChatTemplate(branches, "bomb.jinja")
+    for case, source in enumerate(BOMBS):
+        with pytest.raises(ValueError, match="^bomb.jinja.*(MiB of memory|Range too big|recursion|characters, more)"):
+            pytest.fail(f"{source} gave {bomb.render([USER], case=case, number=10**10)[:100]}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ (number ** number) | length }}",  # one instruction, which nothing inside Python can interrupt
+    ],
+)
+def test_a_template_cannot_take_more_than_its_share_of_time_and_the_next_one_runs(source):
+    slow = ChatTemplate("{% if number %}" + source + "{% endif %}ready", "slow.jinja", seconds=0)
+    with pytest.raises(ValueError, match="^slow.jinja.*takes more than 0 s"):
+        slow.render([USER], number=10**8)
+    assert slow.render([USER], number=0) == "ready"
+
+
+def test_rendering_is_fast_and_ends_its_process(thinking):
+    one = ChatTemplate(PLAIN, "plain")
+    process = one._process
+    start = time.monotonic()
+    for _ in range(300):
+        one.render([{"role": "user", "content": "a problem of some length " * 40}])
+    assert time.monotonic() - start < 300 * 20 / 17_000 * 3, "17,000 in 20 s, thrice the time on a busy machine"
+    del one
+    assert process.poll() == 0

@@ -1,0 +1,295 @@
+"""Tokenizers of Hugging Face folders: round trips, special tokens, stop ids, templates, and every way to be damaged."""
+
+import io
+import json
+import re
+import shutil
+import time
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from rpg_jax.data import load_tokenizer
+
+SPECIAL = ["<|begin|>", "<|end|>", "<|pad|>", "<|turn|>"]
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}{{ eos_token }}{% endfor %}"
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+MESSAGES = [{"role": "user", "content": "1 + 1 = 2"}]
+
+
+def save(folder, **changes):
+    """A folder as transformers saves it; `changes` are keys of tokenizer_config.json, None to leave one out."""
+    model = tokenizers.Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    model.train_from_iterator(["1 + 1 = 2, Answer: 2", "12 - 3 = 9, Answer: 9"] * 9, trainer)
+    model.add_tokens(["<think>"])  # a token of its own that is not special
+    model.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+    model.enable_truncation(4)  # left over from a training run
+    model.enable_padding(length=8, pad_id=2, pad_token="<|pad|>")
+    model.save(str(folder / "tokenizer.json"))
+    config = {
+        "bos_token": "<|begin|>",
+        "eos_token": {"__type": "AddedToken", "content": "<|end|>", "lstrip": False, "special": True},
+        "pad_token": "<|pad|>",
+        "extra_special_tokens": ["<|turn|>"],
+        "chat_template": TEMPLATE,
+    }
+    write(folder, "tokenizer_config", {key: value for key, value in (config | changes).items() if value is not None})
+    return folder
+
+
+def write(folder, name, value):
+    (folder / f"{name}.json").write_text(json.dumps(value))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(saved):
+    return load_tokenizer(saved)
+
+
+@given(TEXT)
+@example("<|begin|><|end|><think> text is text")
+@example("  \u2581 \r\n\t\x00 e\u0301 \U0001f600 \ufffd")
+def test_round_trip_of_any_text(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert not set(ids) & {0, 1, 2, 3}, "text never makes a special token"
+
+
+@given(TEXT, st.data())
+def test_special_tokens_and_foreign_ids_say_nothing(tokenizer, text, data):
+    ids = tokenizer.encode(text)
+    foreign = st.sampled_from([0, 1, 2, 3, -1, -(2**40), tokenizer.vocab_size, 151_935, 2**31, 2**70])
+    for i in data.draw(st.lists(foreign, max_size=5)):
+        ids.insert(data.draw(st.integers(0, len(ids))), i)
+    assert tokenizer.decode(ids) == text
+
+
+@given(st.lists(st.integers(-5, 400)))
+def test_decode_takes_anything(tokenizer, ids):
+    assert isinstance(tokenizer.decode(np.array(ids, np.int64)), str)
+
+
+@given(TEXT)
+def test_a_character_cut_in_two(tokenizer, text):
+    """The euro sign has three bytes and, here, three tokens."""
+    before, euro = tokenizer.encode(text), tokenizer.encode("€")
+    assert len(euro) == 3 and tokenizer.decode(before + euro) == text + "€"
+    for cut in (1, 2):
+        assert tokenizer.decode(before + euro[:cut]) == text + "\ufffd"
+        assert tokenizer.decode(euro[cut:] + before) == "\ufffd" * (3 - cut) + text
+
+
+def test_ids(tokenizer):
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.stop_ids) == (0, 1, 2, (1,))
+    assert tokenizer.decode([tokenizer.vocab_size - 1]) == "<think>", "the largest id is that of the token added last"
+
+
+def test_a_prompt_holds_the_special_tokens_of_its_template_once(tokenizer):
+    text = tokenizer.render(MESSAGES)
+    assert text == "<|begin|><|turn|>user\n1 + 1 = 2<|end|>"
+    assert tokenizer.encode_prompt(text) == [0, 3, *tokenizer.encode("user\n1 + 1 = 2"), 1]
+
+
+def test_plain_prompts_get_bos_where_the_tokenizer_adds_one(folder):
+    plain = load_tokenizer(folder, template="plain")
+    assert plain.render(MESSAGES) == "1 + 1 = 2\n"
+    assert plain.encode_prompt("1 + 1 = 2\n") == [0, *plain.encode("1 + 1 = 2\n")]
+    contents = json.loads((folder / "tokenizer.json").read_text())
+    write(folder, "tokenizer", contents | {"post_processor": None})
+    assert load_tokenizer(folder, template="plain").encode_prompt("1") == plain.encode("1")
+
+
+def test_without_a_template(tmp_path):
+    bare = load_tokenizer(save(tmp_path, chat_template=None))
+    with pytest.raises(ValueError, match=f"{tmp_path}: no chat template there; choose template=plain, or a Jinja file"):
+        bare.render(MESSAGES)
+    assert bare.encode_prompt("1") == [0, *bare.encode("1")]
+
+
+def test_where_templates_are_found(folder):
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "of the list"}]
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    write(folder, "tokenizer_config", config | {"chat_template": named})
+    assert load_tokenizer(folder).render(MESSAGES) == "of the list"
+    write(folder, "chat_template", {"chat_template": "of the JSON file"})
+    assert load_tokenizer(folder).render(MESSAGES) == "of the JSON file"
+    (folder / "chat_template.jinja").write_text("of the Jinja file")
+    assert load_tokenizer(folder).render(MESSAGES) == "of the Jinja file"
+    (folder / "mine.jinja").write_text("mine: {{ messages[0].content }}{{ eos_token }}")
+    mine = load_tokenizer(folder, template=folder / "mine.jinja")
+    assert mine.encode_prompt(mine.render(MESSAGES)) == [*mine.encode("mine: 1 + 1 = 2"), 1]
+
+
+def test_stop_ids_come_from_the_files_of_the_model(folder):
+    write(folder, "config", {"eos_token_id": 2})
+    assert load_tokenizer(folder).stop_ids == (1, 2)
+    write(folder, "generation_config", {"eos_token_id": [3, 1, 3]})
+    assert load_tokenizer(folder).stop_ids == (1, 3)
+    write(folder, "tokenizer_config", {})
+    bare = load_tokenizer(folder)
+    assert (bare.bos_id, bare.eos_id, bare.pad_id, bare.stop_ids) == (None, 3, 3, (3, 1))
+    assert bare.encode_prompt("1") == bare.encode("1")
+
+
+def test_special_tokens_of_the_map_and_of_tokens_not_marked_as_special(folder):
+    write(folder, "tokenizer_config", {"eos_token": "<|turn|>"})
+    write(folder, "special_tokens_map", {"eos_token": "<|end|>", "bos_token": {"content": "<|begin|>"}})
+    both = load_tokenizer(folder)
+    assert (both.bos_id, both.eos_id, both.pad_id) == (0, 3, 3)
+    write(folder, "tokenizer_config", {"eos_token": "<think>"})
+    marked = load_tokenizer(folder)
+    assert marked.eos_id == marked.vocab_size - 1 and marked.decode([marked.eos_id]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("tokenizer", "", "not a tokenizer of the Hugging Face format, or cut short"),
+        ("tokenizer", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": ', "or cut short"),
+        ("tokenizer", "PK\x03\x04", "or cut short"),
+        ("tokenizer", '{"model_type": "qwen3"}', "not a tokenizer"),
+        ("tokenizer", "[" * 100_000, "or cut short"),
+        ("tokenizer_config", '{"bos_token": ', "not JSON, or cut short"),
+        ("tokenizer_config", "[]", "expected a JSON object, found list"),
+        ("tokenizer_config", "[" * 100_000, "nested too deeply"),
+        ("tokenizer_config", '{"pad_token": "<none>"}', "pad_token '<none>' is not in the tokenizer's vocabulary"),
+        ("tokenizer_config", '{"eos_token": {"content": "<none>"}}', "eos_token '<none>' is not in"),
+        (
+            "special_tokens_map",
+            '{"additional_special_tokens": ["<none>"]}',
+            "additional_special_tokens '<none>' is not",
+        ),
+        ("tokenizer_config", '{"eos_token": 7}', "eos_token is '7', expected a token's text"),
+        ("tokenizer_config", '{"extra_special_tokens": "<|turn|>"}', "expected a list"),
+        (
+            "tokenizer_config",
+            '{"eos_token": "<|end|>", "chat_template": 7}',
+            "chat_template is '7', expected a Jinja template",
+        ),
+        (
+            "tokenizer_config",
+            '{"eos_token": "<|end|>", "chat_template": [{"name": "rag", "template": ""}]}',
+            "none is called default; found ['rag']",
+        ),
+        ("tokenizer_config", '{"eos_token": "<|end|>", "chat_template": "{% if %}"}', "does not compile: line 1"),
+        ("tokenizer_config", "{}", "no token ends a response"),
+        ("generation_config", '{"eos_token_id": [1, 100000]}', "eos_token_id 100000 is not an id of the tokenizer"),
+        ("generation_config", '{"eos_token_id": -1}', "eos_token_id -1 is not an id"),
+        ("generation_config", '{"eos_token_id": "<|end|>"}', "eos_token_id '<|end|>' is not an id"),
+        ("generation_config", '{"eos_token_id": true}', "eos_token_id True is not an id"),
+        ("config", '{"eos_token_id": 1.5}', "eos_token_id 1.5 is not an id"),
+    ],
+)
+def test_a_damaged_file_is_one_line_with_its_name(folder, name, text, complaint):
+    (folder / f"{name}.json").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(complaint)) as error:
+        load_tokenizer(folder)
+    where = folder if "no token ends" in complaint else folder / f"{name}.json"
+    assert str(error.value).startswith(str(where)) and "\n" not in str(error.value)
+
+
+def test_files_that_are_not_there(tmp_path):
+    for path, complaint in [
+        (tmp_path, "no tokenizer there; expected tokenizer.json or a SentencePiece tokenizer.model"),
+        (tmp_path / "tokenizer.json", "No such file"),
+        (tmp_path / "tokenizer.model", "there is no such file"),
+        (tmp_path / "nowhere", "there is no such file"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: {complaint}"):
+            load_tokenizer(path)
+    save(tmp_path)
+    with pytest.raises(ValueError, match="template='plian' is neither plain nor a file"):
+        load_tokenizer(tmp_path, template="plian")
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=f"{tmp_path}/tokenizer.json: not UTF-8 text"):
+        load_tokenizer(tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_vocabulary_cut_or_changed_anywhere_loads_or_is_refused(saved, tmp_path_factory, data):
+    """The library is not left with a panic, which is no Exception, nor we with another error than a ValueError."""
+    text = (saved / "tokenizer.json").read_text()
+    at = data.draw(st.integers(0, len(text)))
+    changed = text[:at] + data.draw(st.sampled_from(["", "0", '"', "null", "[", "}", "-9999999999"]))
+    if data.draw(st.booleans()):
+        changed += text[at + data.draw(st.integers(0, 9)) :]
+    folder = tmp_path_factory.mktemp("changed")
+    (folder / "tokenizer.json").write_text(changed)
+    shutil.copy(saved / "tokenizer_config.json", folder)
+    try:
+        load_tokenizer(folder, template="plain").decode([5, 300])
+    except ValueError as error:
+        assert str(folder) in str(error)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A folder with a SentencePiece model shaped like Llama 2's: no pad, a space put before every text."""
+    folder, model = tmp_path_factory.mktemp("llama"), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["hello world, this is a test", "1 + 1 = 2 [INST] x [/INST]"] * 9), model_writer=model,
+        model_type="bpe", vocab_size=320, hard_vocab_limit=False, byte_fallback=True, pad_id=-1, minloglevel=2,
+    )  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    return folder
+
+
+def test_a_llama_sentencepiece_folder(llama, tmp_path):
+    bare = load_tokenizer(llama)
+    assert (bare.bos_id, bare.eos_id, bare.pad_id, bare.stop_ids) == (1, 2, 2, (2,))
+    assert bare.encode_prompt("hello") == [1, *bare.encode("hello")]
+    assert bare.decode([1, *bare.encode("hello €"), 2, -1, 320, 10**12]) == "hello €"
+    assert bare.decode(bare.encode("€")[:-1]).endswith("\ufffd")
+    with pytest.raises(ValueError, match="no chat template there"):
+        bare.render(MESSAGES)
+
+    folder = shutil.copytree(llama, tmp_path / "chat")
+    template = "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]{{ eos_token }}{% endfor %}"
+    write(folder, "tokenizer_config", {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template})
+    write(folder, "generation_config", {"eos_token_id": [2, 5]})
+    chat = load_tokenizer(folder)
+    assert chat.render(MESSAGES) == "<s>[INST] 1 + 1 = 2 [/INST]</s>"
+    assert chat.encode_prompt(chat.render(MESSAGES)) == [1, *chat.encode("[INST] 1 + 1 = 2 [/INST]"), 2]
+    assert chat.stop_ids == (2, 5)
+    write(folder, "generation_config", {"eos_token_id": 320})
+    with pytest.raises(ValueError, match=r"generation_config.json: eos_token_id 320 is not an id of the.*0\.\.3"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("damage", [lambda model: b"", lambda model: model[:-100], lambda model: b"not a model" * 9])
+def test_a_damaged_sentencepiece_model(llama, tmp_path, damage):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(damage((llama / "tokenizer.model").read_bytes()))
+    with pytest.raises(ValueError, match=f"^{path}: not a SentencePiece model, or cut short"):
+        load_tokenizer(tmp_path)
+
+
+def test_rendering_and_encoding_are_fast_enough_for_a_dataset(tokenizer):
+    """17,000 prompts in 20 s; here 340 of them, with three times the time for a busy machine."""
+    text = "What is 12 - 3? Answer: 9. " * 20
+    start = time.monotonic()
+    for _ in range(340):
+        tokenizer.encode_prompt(tokenizer.render([{"role": "user", "content": text}]))
+    assert time.monotonic() - start < 3 * 20 / 50
