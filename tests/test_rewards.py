@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rpg_jax.rewards import VERIFIERS, final_answer, overlong_penalty, signed_reward
+from rpg_jax.rewards import VERIFIERS, final_answer, overlong_penalty, scale_named, signed_reward
 from rpg_jax.rewards.verifiers import evaluate
 
 
@@ -131,3 +131,14 @@ def test_rewards_never_import_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_scales_of_rewards():
+    assert scale_named("signed")([1, 0]).tolist() == [1, -1] and scale_named("unit")([1, 0, 0.5]).tolist() == [
+        1,
+        0,
+        0.5,
+    ]
+    assert scale_named("unit")([1]).dtype == np.float32
+    with pytest.raises(ValueError, match="reward.scale is 'sign'; known: signed, unit"):
+        scale_named("sign")

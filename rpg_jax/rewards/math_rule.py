@@ -19,7 +19,9 @@ logging.disable(logging.WARNING)  # a note on every worker that the time limits 
 _LATEX = [LatexExtractionConfig()]  # not its other parser, which evaluates the text as Python
 _LONGEST = 1000  # characters of an answer that sympy is asked about
 _HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # integers that would never be finished
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")  # no product of variables: cat, but not the word taco, is a t c
+_WORD = re.compile(
+    r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}"
+)  # no product of variables: cat, but not the word taco, is a t c
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|arcsin|arccos|arctan)(?![A-Za-z])")
 
 
@@ -35,9 +37,19 @@ def math_verify(prompt: str, response: str, answer: str, task: str) -> bool:
         return False
     if same(stated, answer):
         return True
-    if len(answer) > _LONGEST or _HUGE.search(latex(stated)):
+    if len(answer) > _LONGEST or _HUGE.search(latex(stated)) or _HUGE.search(latex(answer)):
+        return False
+    if _is_sentence(latex(stated)):
         return False
     return verify(_parsed(answer), _parsed(stated), timeout_seconds=None)
+
+
+def _is_sentence(text):
+    """Whether words stand between numbers: math-verify would take them, and all that follows, for a unit."""
+    return any(
+        re.search("[0-9]", text[: word.start()]) and re.search("[0-9]", text[word.end() :])
+        for word in _WORD.finditer(text)
+    )
 
 
 def _parsed(text):

@@ -32,7 +32,8 @@ _UNIT = (
     r"|gm|pounds?|hours?|minutes?|seconds?|days?|weeks?|months?|years?|dollars?|cents?|degrees?|percent|ways?|integers?"
     r"|points?|digits?|meals?|edges?|students?|people|(?:children ?)?tickets|multiples"
 )
-_AFTER_VALUE = r"(?:(?<=[0-9)}\]%])|(?<=\\pi)|(?<=\b[B-Zb-z] ))"
+# Theirs cuts units out of words too (`sue` from `issue`), and leaves their powers.
+_UNITS = re.compile(rf"(?<![\\A-Za-z])(?:{_UNIT})(?![A-Za-z]){_POWER}")
 
 # Applied in this order, on text whose white space is single spaces. Patterns never begin with a repetition that could
 # start again inside its own match: that keeps them linear.
@@ -45,9 +46,9 @@ _TO_LATEX = [
         (r"(?<!\\)\\\$", ""),
         (r"(?<!\\)\\[()\[\]]|\$\$", "$"),
         (r"\.\$", "$"),
-        (rf"{_AFTER_VALUE} ?{_FONT}\{{ ?[msgh] ?\}}{_POWER}", " "),  # units of one letter, which only \text tells
+        (rf"(?<=[^ $({{\[,=]) ?{_FONT}\{{ ?[msgh] ?\}}{_POWER}", " "),  # units of one letter, which only \text tells
         (rf",? ?{_FONT}\{{ ?and ?\}}", ","),
-        (rf"{_FONT}\{{([^{{}}]*)\}}", r" \1 "),
+        (rf"{_FONT}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 "),
         (r"\\overline ?\{([A-Za-z]+)\}", r"\1"),  # of a segment; theirs makes 0.\overline{3} into 0.3 too
         (r" +", " "),
     ]
@@ -55,6 +56,8 @@ _TO_LATEX = [
 _TO_PLAIN = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
+        # Theirs cuts `a ` and `an ` off the ends of words and out of `a + b`.
+        (r"(?<![\\A-Za-z])(?:[Aa]n?|[Tt]he) (?!or |and )(?=[A-Za-z]{2})", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:leq?|leqslant)(?![A-Za-z])", "<="),
         (r"\\(?:geq?|geqslant)(?![A-Za-z])", ">="),
@@ -69,8 +72,14 @@ _TO_PLAIN = [
         (r"(?<![A-Za-z0-9.}])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?)0*([0-9]+)(?![A-Za-z0-9.])", r"\1\\cdot 10^{\2\3}"),
         (r"\^ ?(?:\\circ|\{ ?\\circ ?\}|\\degree)(?: ?[CF](?![A-Za-z]))?|\\degree", ""),
         (r"(?<=[0-9]) ?(?:\^?\{ ?(?:st|nd|rd|th) ?\}|\^? ?(?:st|nd|rd|th)(?![A-Za-z]))", ""),  # 5th, 5^{\text{th}}
-        # Theirs cuts units out of words too (`sue` from `issue`), and leaves their powers.
-        (rf"{_AFTER_VALUE} ?(?:{_UNIT})(?![A-Za-z]){_POWER}(?: (?:{_UNIT})(?![A-Za-z]){_POWER})*", " "),
+        (r"(?<=[0-9]) ?thousand(?![A-Za-z])", r"\\cdot 10^3 "),
+        (r"(?<=[0-9]) ?million(?![A-Za-z])", r"\\cdot 10^6 "),
+        (r"(?<=[0-9]) ?billion(?![A-Za-z])", r"\\cdot 10^9 "),
+    ]
+]
+_TO_TEX = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
         # TeX's arguments without braces; theirs makes \frac1{72} into \frac{1}{{}72}.
         (r"\\(frac|sqrt) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\\\1{\2}"),
         (r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\1{\2}"),
@@ -84,8 +93,6 @@ _TO_PLAIN = [
 _TO_TEXT = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        # Theirs cuts `a ` and `an ` off the ends of words and out of `a + b`.
-        (r"(?<![\\A-Za-z])(?:[Aa]n?|[Tt]he) (?!or |and )(?=[A-Za-z]{2})", ""),
         (r" ?,? ?(?<![A-Za-z\\])and(?![A-Za-z]) ?", ", "),
         (r"\\?%", ""),  # 50\% is 50, as in Hendrycks's MATH
         (r"\\[lc]?dots(?![A-Za-z])", "..."),
@@ -103,7 +110,7 @@ _TO_TEXT = [
 ]
 _TITLE = re.compile(r"(?<![\\A-Za-z])[A-Z][a-z]{2,}")  # Yes is yes; N and n, AB and ab differ
 _GROUPED = re.compile(r"(?<![0-9.,(\[])[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])")
-_STRUCTURE = re.compile(r"\\begin|\\end|[()\[\]{}]|,|(?<![<>!])=")
+_STRUCTURE = re.compile(r"\\begin|\\end|[()\[\]{}]|,|(?<![\\A-Za-z])or(?![A-Za-z])|(?<![<>!])=")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _ALSO = re.compile(r"[0-9]|\bor\b")  # beside a formula, these say that it is not the whole answer
 _AROUND = " *`_\"'"
@@ -118,7 +125,9 @@ def latex(text: str) -> str:
     """An answer as LaTeX without delimiters, boxes, fonts, units and shorthand: what a parser may be given."""
     text = " ".join(_characters(text).split()).strip(_AROUND)
     text = _rewrite(_formula(_rewrite(text, _TO_LATEX)), _TO_PLAIN)
-    return text.strip(_AROUND)
+    bare = _UNITS.sub(" ", text)
+    text = bare if bare.strip(_AROUND + ".,;:") else text  # `square` may be the answer
+    return _rewrite(text, _TO_TEX).strip(_AROUND)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -184,8 +193,8 @@ def _right_sides(text: str, last: bool) -> str:
             depth += 1
         elif token in ("\\end", ")", "]", "}"):
             depth = max(0, depth - 1)
-        elif depth == 0 and token == ",":
-            kept.append(text[start : match.start()])
+        elif depth == 0 and token in (",", "or"):
+            kept.append(text[start : match.end()])
             start = begin = match.end()
         elif depth == 0:
             if last:
@@ -193,7 +202,7 @@ def _right_sides(text: str, last: bool) -> str:
             if last or not _is_equation(text[begin : match.start()]):
                 start = match.end()
             begin = match.end()
-    return ",".join([*kept, text[start:]])
+    return "".join([*kept, text[start:]])
 
 
 def _is_equation(left: str) -> bool:
