@@ -31,6 +31,7 @@ _NAME = flags.DEFINE_string(
     "name", None, "Name of the set, under which scores are reported; each source's own if unset."
 )
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the model's tokenizer, to measure prompts with.")
+_CHAT_TEMPLATE = flags.DEFINE_string("chat_template", None, '"plain" or a Jinja file, instead of the tokenizer\'s own.')
 _MAX_PROMPT = flags.DEFINE_integer("max_prompt", None, "Most tokens of a prompt; unlimited if unset.", lower_bound=1)
 _OVERLONG = flags.DEFINE_enum("overlong", None, ["drop", "refuse"], "What to do with longer prompts; drop if unset.")
 _TEMPLATE = flags.DEFINE_enum("template", "paper", list(TEMPLATES), "What makes a user message of a problem's text.")
@@ -65,7 +66,7 @@ def main(_):
     start = time.monotonic()
     with cli.door():
         target = check_flags()
-        tokenizer = data.load_tokenizer(_TOKENIZER.value) if _TOKENIZER.value else None
+        tokenizer = data.load_tokenizer(_TOKENIZER.value, _CHAT_TEMPLATE.value) if _TOKENIZER.value else None
         folded = read_sources()
         where = folded.origins.__getitem__
         kept, tokens = np.arange(len(folded.problems)), {}
@@ -96,6 +97,8 @@ def check_flags() -> pathlib.Path:
         raise ValueError("--source=FILE and --target=FOLDER are needed; see --help")
     if _MAX_PROMPT.value is not None and _TOKENIZER.value is None:
         raise ValueError("--max_prompt counts tokens: give the model's --tokenizer=FOLDER")
+    if _CHAT_TEMPLATE.value is not None and _TOKENIZER.value is None:
+        raise ValueError("--chat_template is for measuring prompts: give the model's --tokenizer=FOLDER too")
     if _OVERLONG.value is not None and _MAX_PROMPT.value is None:
         raise ValueError(f"--overlong={_OVERLONG.value} needs a limit: give --max_prompt")
     if _DATA_DIR.value is not None and not any(title.startswith("tfds:") for title in _SOURCE.value):

@@ -87,17 +87,6 @@ def test_long_prompts_are_counted_and_dropped_or_refused(tmp_path):
         load(file, overlong="droop")
 
 
-def test_many_prompts_are_encoded_together_where_the_tokenizer_can(tmp_path):
-    class Many(Words):
-        def encode_prompts(self, texts):
-            sizes.append(len(texts))
-            return [self.encode_prompt(text) for text in texts]
-
-    sizes, file = [], jsonl(tmp_path / "set.jsonl", *map(str, range(1500)))
-    load(file, tokenizer=Many())
-    assert sum(sizes) == 1500 and len(sizes) < 5
-
-
 def test_held_out_problems_that_are_trained_on_are_reported(tmp_path):
     train = jsonl(tmp_path / "train.jsonl", "a", "b", "c")
     first, second = jsonl(tmp_path / "first.jsonl", "x", "b", "a"), jsonl(tmp_path / "second.jsonl", "y")

@@ -30,7 +30,7 @@ class Words:
 def call(tmp_path, capsys, monkeypatch):
     """Calls the command in `tmp_path` as cli.run does; (exit status, stdout, the lines of stderr without progress)."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data, "load_tokenizer", lambda directory: Words(), raising=False)
+    monkeypatch.setattr(data, "load_tokenizer", lambda directory, template: Words())
 
     def run(*arguments):
         with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
@@ -312,6 +312,7 @@ def test_flags_that_make_no_sense(call):
         (("--source=in.jsonl", "--target=full/file"), "full/file exists and is no empty folder"),
         (("--source=in.txt", "--target=out"), "'in.txt' is no source"),
         (("--source=in.jsonl", "--target=out", "--max_prompt=5"), "--max_prompt counts tokens"),
+        (("--source=in.jsonl", "--target=out", "--chat_template=plain"), "--chat_template is for measuring"),
         (("--source=in.jsonl", "--target=out", "--overlong=drop"), "--overlong=drop needs a limit"),
         (("--source=in.jsonl", "--target=out", "--data_dir=."), "--data_dir is where tfds: sources lie"),
         (("--source=in.jsonl", "--target=out", "--name="), "--name is empty"),

@@ -14,8 +14,6 @@ from rpg_jax.data.folding import fold
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import open_source
 
-_CHUNK = 1024  # prompts encoded at once
-
 
 @dataclasses.dataclass(frozen=True)
 class Sets:
@@ -37,7 +35,7 @@ def load(
     Args:
       train: a folder made by `rpg_jax.prepare`, or a source that it reads, folded as by its defaults.
       heldout: several of these, also as one string with commas between them.
-      tokenizer: has `render(messages, **options) -> str`, `encode_prompt(text)` and perhaps `encode_prompts(texts)`.
+      tokenizer: has `render(messages, **options) -> str` and `encode_prompt(text) -> ids`.
       max_prompt: the most tokens of a rendered prompt.
       overlong: "drop" leaves out longer prompts and logs how many; "refuse" raises.
       template_options: further arguments of the chat template.
@@ -85,15 +83,11 @@ def messages(problem: Problem) -> list[dict]:
 def prompt_lengths(rows: Sequence[Problem], tokenizer, options: dict, where: Callable[[int], str]) -> np.ndarray:
     """Tokens i64[N] of the rendered prompts; `where(i)` names a problem whose prompt cannot be rendered."""
     lengths = []
-    encode = getattr(tokenizer, "encode_prompts", None) or (lambda texts: map(tokenizer.encode_prompt, texts))
-    for start in range(0, len(rows), _CHUNK):
-        texts = []
-        for i, problem in enumerate(rows[start : start + _CHUNK], start):
-            try:
-                texts.append(tokenizer.render(messages(problem), **options))
-            except ValueError as error:
-                raise ValueError(f"{where(i)}: {error}") from error
-        lengths += map(len, encode(texts))
+    for i, problem in enumerate(rows):
+        try:
+            lengths.append(len(tokenizer.encode_prompt(tokenizer.render(messages(problem), **options))))
+        except ValueError as error:
+            raise ValueError(f"{where(i)}: {error}") from error
     return np.array(lengths)
 
 
@@ -149,7 +143,7 @@ def _open(path):
     try:
         records = problems.read(path, "train")
         source = grain.MapDataset.source(records).map(problems.to_problem)
-        rows = list(source)
+        rows = [problems.to_problem(records[i]) for i in range(len(records))]
     except Exception as error:  # TFDS and ArrayRecord raise many kinds
         raise ValueError(f"{path}: the prepared problems cannot be read ({error}); prepare them again") from error
     return rows, source, lambda i: f"{path}, problem {rows[i].id}"
