@@ -105,8 +105,8 @@ def test_boxed_answer(response, inside):
 
 
 FRAGMENTS = (
-    r"""1 2 0 7 , . - + = / ^ _ $ ( ) [ ] { } \{ \} % \% " * ** \ \\ \frac \frac{1}{2} \sqrt \text{ \text{cm} \boxed{
-\boxed \circ ^\circ \left \right \pi \cdot \, \! \; cm units degrees and or a an the x y Answer: answer <= >= ½ ² √ ０ − ∞
+    r"""1 0 7 , . - + = / ^ _ $ ( ) [ ] { } \{ \} % \% " * ** \ \\ \frac \frac{1}{2} \sqrt \text{ \text{cm} \boxed{
+\boxed \circ ^\circ \left \right \pi \cdot \, \! \; cm units degrees and or a an the x Answer: <= >= ½ ² √ ０ − ∞
 \begin{pmatrix} \end{pmatrix} & 1,000 3.50 1e5 million""".split()
     + [" ", "\t", "\0", "\u200b", "\u2028"]
 )

@@ -9,7 +9,7 @@ import pytest
 from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, unstack_layers
-from rpg_jax.rewards import Scores
+from rpg_jax.rewards import Scores, scale_named
 from rpg_jax.training.evaluation import Answered, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
@@ -56,10 +56,10 @@ def setup():
     return parallel.make_mesh(), params
 
 
-def collector(setup, settings, should_stop=lambda: False):
+def collector(setup, settings, should_stop=lambda: False, **options):
     mesh, params = setup
     key = jax.random.key(7, impl="threefry2x32")
-    collect = make_collect(MODEL, Tokenizer(), FakeScorer(), mesh, settings, key, should_stop)
+    collect = make_collect(MODEL, Tokenizer(), FakeScorer(), mesh, settings, key, should_stop, **options)
     return lambda stream, step=0: collect(params, stream, step)
 
 
@@ -80,6 +80,13 @@ def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
     lengths = np.asarray(collected.rollout.response_mask).sum(-1).reshape(4, 2)
     expected = np.tile([-1.0, 1.0], (4, 1)) - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
+
+
+def test_unit_rewards_are_shaped_alike(setup):
+    collected = collector(setup, settings(), scale=scale_named("unit"))(ProblemStream(PROBLEMS, 0))
+    lengths = np.asarray(collected.rollout.response_mask).sum(-1).reshape(4, 2)
+    np.testing.assert_allclose(collected.reward, [[0.0, 1.0]] * 4 - np.clip((lengths - 4) / 2, 0, 1), rtol=1e-6)
+    assert collected.metrics["accuracy"] <= 0.5, "the verdicts themselves are not shaped"
 
 
 def test_starved_dynamic_sampling_says_what_to_change(setup):

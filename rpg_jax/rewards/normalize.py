@@ -25,7 +25,7 @@ _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 _ROOT = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?)")
 
-_FONT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|math(?:rm|bf|it|sf|tt|bb)|operatorname|emph)\*? ?"
+_FONT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|math(?:rm|bf|it|sf|tt|bb)|operatorname|emph|bm|boldsymbol)\*? ?"
 _POWER = r"(?: ?\^ ?(?:[23]|\{[23]\}))?"
 _UNIT = (
     r"square|cubic|sq\.?|units?|inch(?:es)?|f(?:ee|oo)t|miles?|mph|[kcm]m|(?:kilo|centi|milli)?meters?|[kgm]g|grams?"
