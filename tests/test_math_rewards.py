@@ -58,7 +58,9 @@ def test_what_sympy_cannot_decide_is_wrong_and_stops_nothing():
 def test_math_verify_that_is_not_installed(tmp_path, monkeypatch):
     (tmp_path / "math_verify.py").write_text("raise ModuleNotFoundError('no such module')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ValueError, match="'math_verify' cannot be loaded: .*pip install math-verify") as error:
+    with pytest.raises(
+        ValueError, match="'math_verify' cannot be loaded in a worker of memory_mb=4096: .*pip install math-verify"
+    ) as error:
         Scorer("math_verify")
     assert "\n" not in str(error.value)
 

@@ -58,7 +58,9 @@ class Scorer:
             try:
                 self._pool = Pool(where, name, workers, timeout_seconds, memory_mb)
             except Failure as failure:
-                raise ValueError(f"reward function {function!r} cannot be loaded: {failure}") from None
+                raise ValueError(
+                    f"reward function {function!r} cannot be loaded in a worker of {memory_mb=}: {failure}"
+                ) from None
 
     def score(self, items: Sequence) -> Scores:
         """Scores N pairs (problem, response); a problem has `id`, `task`, `prompt` and `answer`.
