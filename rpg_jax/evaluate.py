@@ -49,7 +49,8 @@ _ROWS = flags.DEFINE_integer("rows", None, "Problems between two writes; the run
 _SEED = flags.DEFINE_integer("seed", None, "Of the noise; the run's, or 0.", lower_bound=0)
 _REWARD = flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; the run's, or the task's own.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of a --checkpoint's tokenizer; its own if unset.")
-_TEMPLATE = flags.DEFINE_string("template", "{}", 'Options of a chat template, as {"enable_thinking": false}.')
+_TEMPLATE = flags.DEFINE_string("template", None, "Instead of the checkpoint's chat template: plain, or a Jinja file.")
+_OPTIONS = flags.DEFINE_string("template_options", "{}", 'Of the chat template, JSON: {"enable_thinking": false}.')
 _OVERLONG = flags.DEFINE_enum("overlong", "refuse", ["refuse", "drop"], "What to do with prompts over --max_prompt.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of a --checkpoint's weights and computation.")
 
@@ -124,7 +125,7 @@ def of_run(path) -> Subject:
 def of_checkpoint(folder) -> Subject:
     """Weights from a folder, on `--data`."""
     settings = with_flags(k=32, temperature=1.0, max_prompt=1024, max_new=3072, slots=64, rows=16, seed=0)
-    tokenizer = data.load_tokenizer(_TOKENIZER.value or folder)
+    tokenizer = data.load_tokenizer(_TOKENIZER.value or folder, _TEMPLATE.value)
     section = ConfigDict(dict(size=None, checkpoint=folder, dtype=_DTYPE.value, scan=False, remat="none"))
     model = build.build_model(section, tokenizer, settings["max_prompt"] + settings["max_new"])
     mesh = parallel.make_mesh()
@@ -149,9 +150,9 @@ def with_flags(**defaults) -> dict:
 def read_sets(tokenizer, max_prompt):
     """The sets of `--data`, rendered with the tokenizer's chat template."""
     try:
-        options = json.loads(_TEMPLATE.value)
+        options = json.loads(_OPTIONS.value)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--template={_TEMPLATE.value} is not JSON: {error}") from None
+        raise ValueError(f"--template_options={_OPTIONS.value} is not JSON: {error}") from None
     return data.load(
         None,
         tuple(_DATA.value),
