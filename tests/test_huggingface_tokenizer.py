@@ -229,7 +229,7 @@ def test_files_that_are_not_there(tmp_path):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_vocabulary_cut_or_changed_anywhere_loads_or_is_refused(saved, tmp_path_factory, data):
-    """The library is not left with a panic, which is no Exception, nor we with another error than a ValueError."""
+    """Nothing else comes of it: the library itself may panic, which Python sees as no Exception."""
     text = (saved / "tokenizer.json").read_text()
     at = data.draw(st.integers(0, len(text)))
     changed = text[:at] + data.draw(st.sampled_from(["", "0", '"', "null", "[", "}", "-9999999999"]))
@@ -239,7 +239,8 @@ def test_a_vocabulary_cut_or_changed_anywhere_loads_or_is_refused(saved, tmp_pat
     (folder / "tokenizer.json").write_text(changed)
     shutil.copy(saved / "tokenizer_config.json", folder)
     try:
-        load_tokenizer(folder, template="plain").decode([5, 300])
+        found = load_tokenizer(folder, template="plain")
+        found.decode(found.encode_prompt("1 + 1 = 2"))
     except ValueError as error:
         assert str(folder) in str(error)
 

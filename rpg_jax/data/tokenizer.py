@@ -11,6 +11,7 @@ first), `pad_id` (`eos_id` where the tokenizer has none), `bos_id` (None where i
   render(messages, **options) -> text: by the chat template of the folder; see `chat.ChatTemplate.render`.
 """
 
+import contextlib
 import functools
 import io
 import pathlib
@@ -91,21 +92,20 @@ class _Tokenizer:
 
     def _read_folder(self, path: pathlib.Path, named: dict[str, str], template: str | None):
         """Sets ids and template. `named` is what the vocabulary file itself says of special tokens."""
-        folder = path.parent
+        folder = self._folder = path.parent
         found, special = tokenizer_files.special_tokens(folder, self._id)
         named = named | found
         self.bos_id, eos_id, pad_id = (self._id(named.get(f"{name}_token", "")) for name in ("bos", "eos", "pad"))
         self.stop_ids = tokenizer_files.stop_ids(folder, eos_id, self.vocab_size)
         self.eos_id = self.stop_ids[0]
         self.pad_id = self.eos_id if pad_id is None else pad_id
-        self._path = path
         self._chat = tokenizer_files.chat_template(folder, named, template)
         self._complete = self._chat is not None and template != "plain"  # rendered text holds BOS where it wants one
         return sorted({*named.values(), *special})
 
     def render(self, messages: list[dict], **options) -> str:
         if self._chat is None:
-            raise ValueError(f"{self._path.parent}: no chat template there; choose template=plain, or a Jinja file")
+            raise ValueError(f"{self._folder}: no chat template there; choose template=plain, or a Jinja file")
         return self._chat.render(messages, **options)
 
 
@@ -162,18 +162,19 @@ class HuggingFaceTokenizer(_Tokenizer):
     def __init__(self, path, template: str | None = None):
         """`path` is the `tokenizer.json` file; see `load_tokenizer`."""
         path = pathlib.Path(path)
-        self._model = _parse(tokenizer_files.read_text(path), path)
-        self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        with _reading(path):
+            self._model = _parse(tokenizer_files.read_text(path))
+            self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+            begin = self._model.encode("").ids  # what the file's post-processor puts around every text
         special = self._read_folder(path, {}, template)
         known = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
         self._model.add_special_tokens([token for token in special if token not in known])
-        begin = self._model.encode("").ids  # what the file's post-processor puts around every text
         self._before = [] if self._complete else [id for id in begin if id == self.bos_id]
 
     @functools.cached_property
     def _literal(self):
         """The same tokenizer, blind to special tokens in the text."""
-        model = _parse(self._model.to_str(), self._path)
+        model = _parse(self._model.to_str())
         model.encode_special_tokens = True
         return model
 
@@ -190,13 +191,21 @@ class HuggingFaceTokenizer(_Tokenizer):
         return self._model.token_to_id(token)
 
 
-def _parse(text: str, path: pathlib.Path):
+def _parse(text: str):
     import tokenizers
 
-    try:
-        model = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path}: not a tokenizer of the Hugging Face format, or cut short: {error}") from error
+    model = tokenizers.Tokenizer.from_str(text)
     model.no_truncation()  # what the last training run used is kept in the file
     model.no_padding()
     return model
+
+
+@contextlib.contextmanager
+def _reading(path):
+    """What the library says of a file becomes a ValueError: it raises bare Exceptions and, from Rust, panics."""
+    try:
+        yield
+    except (ValueError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{path}: not a tokenizer of the Hugging Face format, or cut short: {error}") from error
