@@ -96,7 +96,7 @@ def read_json(file) -> dict:
         raise FileNotFoundError(f"{file} does not exist; expected a folder with a model in Hugging Face's format")
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error}); download or copy it again") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{file} holds a JSON {type(raw).__name__}; expected an object")

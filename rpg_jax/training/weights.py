@@ -40,14 +40,14 @@ def load(directory, shapes):
         shape or of an unsupported dtype, in one error; a tensor that holds NaN or infinity.
     """
     leaves = _named(shapes)
-    arrays = (_load_orbax if _is_orbax(directory) else _load_safetensors)(pathlib.Path(directory), leaves)
+    arrays = (_load_orbax if is_orbax(directory) else _load_safetensors)(pathlib.Path(directory), leaves)
     return jax.tree.structure(shapes).unflatten(arrays[name] for name in leaves)
 
 
 def with_stored_dtypes(directory, shapes):
     """`shapes` with the dtypes that the weights in a folder have. Raises as `load` does for what it sees."""
     directory, leaves, dtypes = pathlib.Path(directory), _named(shapes), {}
-    if _is_orbax(directory):
+    if is_orbax(directory):
         dtypes = {name: dtype for name, (dtype, _) in _check_orbax(directory, leaves).items()}
     else:
         stored = _check_safetensors(directory, leaves)
@@ -56,6 +56,16 @@ def with_stored_dtypes(directory, shapes):
             dtypes[place.leaf] = jnp.promote_types(dtypes.get(place.leaf, dtype), dtype)
     kept = (jax.ShapeDtypeStruct(x.shape, dtypes[name], sharding=x.sharding) for name, x in leaves.items())
     return jax.tree.structure(shapes).unflatten(kept)
+
+
+def is_orbax(directory) -> bool:
+    """Whether a folder is one that `save_orbax` wrote."""
+    return (pathlib.Path(directory) / ORBAX).is_dir()
+
+
+def tensor_count(params) -> int:
+    """How many tensors a training tree is in Hugging Face's format."""
+    return len(_places(_named(params)))
 
 
 def save_orbax(directory, params) -> None:
@@ -107,10 +117,6 @@ def _named(tree) -> dict:
 
 def _places(leaves):
     return places({name: leaf.shape for name, leaf in leaves.items()})
-
-
-def _is_orbax(directory) -> bool:
-    return (pathlib.Path(directory) / ORBAX).is_dir()
 
 
 # What is checked before anything is read.
