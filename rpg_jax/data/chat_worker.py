@@ -75,12 +75,16 @@ def environment() -> Environment:
 def main(seconds: str, memory_mb: str):
     time.tzset()  # reads its file now
     for name, limit in [("AS", int(memory_mb) << 20), ("NOFILE", 0), ("NPROC", 0), ("CORE", 0)]:
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+        kind = getattr(resource, f"RLIMIT_{name}")
+        allowed = resource.getrlimit(kind)[1]
+        limit = limit if allowed == resource.RLIM_INFINITY else min(limit, allowed)
+        resource.setrlimit(kind, (limit, limit))
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
     for ignored in (signal.SIGINT, signal.SIGTERM):  # meant for the trainer, which closes our input when it leaves
         signal.signal(ignored, signal.SIG_IGN)
     template = None
     for line in sys.stdin:
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + int(seconds) + 1, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + int(seconds) + 1, most))
         given = json.loads(line)
         try:
             if template is None:
