@@ -47,7 +47,7 @@ _MAX_NEW = flags.DEFINE_integer("max_new", None, "Most tokens of a response; the
 _SLOTS = flags.DEFINE_integer("slots", None, "Responses decoded at once; the run's, or 64.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", None, "Problems between two writes; the run's batch, or 16.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", None, "Of the noise; the run's, or 0.", lower_bound=0)
-_REWARD = flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; the run's, or the task's own.")
+_REWARD = flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; the run's, or dapo.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of a --checkpoint's tokenizer; its own if unset.")
 _TEMPLATE = flags.DEFINE_string("template", None, "Instead of the checkpoint's chat template: plain, or a Jinja file.")
 _OPTIONS = flags.DEFINE_string("template_options", "{}", 'Of the chat template, JSON: {"enable_thinking": false}.')
@@ -99,7 +99,7 @@ def of_run(path) -> Subject:
     config = workdir.read_config(path)
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(train=None, heldout=_DATA.value or config.data.heldout)
-    config.reward.function = _REWARD.value or config.reward.function
+    config.reward.function = _REWARD.value or config.reward.function or ("dapo" if _DATA.value else None)
     run = build.build_run(config)
     rollout = config.rollout
     settings = with_flags(
@@ -135,7 +135,7 @@ def of_checkpoint(folder) -> Subject:
 
     problems = list(read_sets(tokenizer, settings["max_prompt"]).problems("heldout"))
     return Subject(
-        model, mesh, tokenizer, problems, Scorer(_REWARD.value), settings, dict(checkpoint=str(folder)), load
+        model, mesh, tokenizer, problems, Scorer(_REWARD.value or "dapo"), settings, dict(checkpoint=str(folder)), load
     )
 
 

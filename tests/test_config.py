@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import re
+from functools import partial
 
 import pytest
 
@@ -12,22 +13,29 @@ from rpg_jax.cli import Mistake
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def quickstart(variant=""):
-    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "configs" / "quickstart.py")
+def get_config(name, variant=""):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.get_config(variant)
 
 
-def test_every_key_is_read():
+quickstart = partial(get_config, "quickstart")
+
+
+@pytest.mark.parametrize("name", ["quickstart", "word_problems"])
+def test_every_key_is_read(name):
     """By name, or by expanding its section into a function's keyword arguments, which Python checks."""
     source = "".join((ROOT / "rpg_jax" / f"{name}.py").read_text() for name in ("build", "train"))
-    source += source.replace("warm.", "config.warm_start.").replace("settings.", "config.warm_start.")
-    expanded = set(re.findall(r"(?:given\(|\*\*)config\.(\w+)", source))
-    for key in workdir.flatten(quickstart().to_dict()):
-        section = key.split(".")[0]
-        name = ".".join(key.split(".")[:2])
-        assert section in expanded or re.search(rf"config\.{re.escape(name)}\b", source), f"nothing reads config.{key}"
+    for short, section in dict(warm="warm_start", settings="warm_start", section="model").items():
+        source += re.sub(rf"(?<![\w.]){short}\.", f"config.{section}.", source)
+    config = get_config(name)
+    expanded = set(re.findall(r"(?:given\(|\*\*)config\.(\w+)[,)]", source))
+    expanded -= set() if "tasks" in config.data else {"data"}  # of real sets each key is read by name
+    for key in workdir.flatten(config.to_dict()):
+        section, *rest = key.split(".")
+        read = re.search(rf"config\.{section}\.{rest[0]}\b" if rest else rf"config\.{section}\b", source)
+        assert section in expanded or read, f"nothing reads config.{key}"
 
 
 def test_unset_keys_are_not_passed_on():
@@ -49,6 +57,9 @@ def test_workdir_names_the_keys_that_differ(tmp_path):
     config.mesh.data, config.log.tensorboard = 1, False  # where and how loudly, not what
     workdir.open_workdir(tmp_path / "run", config, accept_change=False)
     config.objective.beta, config.steps = 0.5, 7
+    workdir.open_workdir(tmp_path / "run", config, accept_change=False)  # nothing has begun
+    workdir.open_workdir(tmp_path / "run", quickstart("smoke"), accept_change=False)
+    (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
     with pytest.raises(Mistake, match=r"objective.beta: 0.0001 -> 0.5; steps: 3 -> 7.*--accept_config_change"):
         workdir.open_workdir(tmp_path / "run", config, accept_change=False)
     assert workdir.read_config(tmp_path / "run").steps == 3

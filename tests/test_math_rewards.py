@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from rpg_jax.data import Problem
-from rpg_jax.rewards import RULES, Scorer, boxed_answer, stated_answer
+from rpg_jax.rewards import RULES, Scorer, boxed_answer, stated_answer, voted_answer
 
 PAIRS = [
     json.loads(line) for line in (pathlib.Path(__file__).parent / "data/answer_pairs.jsonl").open(encoding="utf-8")
@@ -190,3 +190,9 @@ def test_thousands_of_responses_a_second():
     with Scorer() as scorer:
         assert scorer.score(items).correct.shape == (8192,)
     assert time.process_time() - start < 10, "the issue asks for 30 s on 2 cores; it takes 0.5"
+
+
+def test_votes_are_counted_by_what_an_answer_means():
+    assert voted_answer("Answer: $1{,}000$") == voted_answer("so **Answer:** 1000.") == voted_answer(r"\boxed{1000}")
+    assert voted_answer(r"Answer: \frac12") == voted_answer("Answer: 1/2") != voted_answer("Answer: 2")
+    assert voted_answer("no answer") is None and voted_answer("Answer: $$") is None

@@ -1,7 +1,7 @@
 """Rewards on the host: verifiers and rules, a pool for functions that may die, shaping. Nothing here imports JAX."""
 
 from rpg_jax.rewards.answer import boxed_answer, final_answer, stated_answer
-from rpg_jax.rewards.rules import RULES
+from rpg_jax.rewards.rules import RULES, voted_answer
 from rpg_jax.rewards.scorer import Scorer, Scores
 from rpg_jax.rewards.shaping import overlong_penalty, scale_named, signed_reward
 from rpg_jax.rewards.verifiers import VERIFIERS
@@ -17,4 +17,5 @@ __all__ = [
     "scale_named",
     "signed_reward",
     "stated_answer",
+    "voted_answer",
 ]

@@ -121,6 +121,11 @@ def same(prediction: str, answer: str) -> bool:
     return not _forms(answer).isdisjoint(_forms(prediction, last=True))
 
 
+def canonical(text: str) -> str | None:
+    """One name for all answers that normalize alike, by which votes are counted; None for nothing."""
+    return min(_forms(text, last=True), key=lambda form: (len(form), form), default=None)
+
+
 def latex(text: str) -> str:
     """An answer as LaTeX without delimiters, boxes, fonts, units and shorthand: what a parser may be given."""
     text = " ".join(_characters(text).split()).strip(_AROUND)

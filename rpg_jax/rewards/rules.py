@@ -1,7 +1,7 @@
 r"""Rules for answers to mathematical problems: (response, answer) -> bool, total and bounded in steps."""
 
 from rpg_jax.rewards.answer import boxed_answer, stated_answer
-from rpg_jax.rewards.normalize import same
+from rpg_jax.rewards.normalize import canonical, same
 
 
 def dapo(response: str, answer: str) -> bool:
@@ -14,6 +14,12 @@ def boxed(response: str, answer: str) -> bool:
     r"""The last \boxed{...} in the final 300 characters holds the answer, both normalized."""
     inside = boxed_answer(response)
     return inside is not None and same(inside, answer)
+
+
+def voted_answer(response: str) -> str | None:
+    """What a response votes for in maj@k: the answer that it states, else its last box, normalized; None is no vote."""
+    found = stated_answer(response) or boxed_answer(response)
+    return None if found is None else canonical(found)
 
 
 RULES = {"dapo": dapo, "boxed": boxed}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rpg_jax.data import Problem
-from rpg_jax.rewards import final_answer
+from rpg_jax.rewards import voted_answer
 from rpg_jax.sampling import Sampling
 from rpg_jax.training.rollout import grade, respond
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
@@ -33,7 +33,7 @@ def metrics(answered: list[Answered]) -> dict:
     """
     tasks, k, found = np.array([one.problem.task for one in answered]), len(answered[0].texts), {}
     correct = np.stack([one.correct for one in answered])
-    voted = majority_at_k([[final_answer(text) for text in one.texts] for one in answered], correct)
+    voted = majority_at_k([[voted_answer(text) for text in one.texts] for one in answered], correct)
     values = {f"mean@{k}": mean_at_k(correct), f"pass@{k}": pass_at_k(correct, k), f"maj@{k}": voted}
     plain = {
         "response_length": np.array([one.lengths.mean() for one in answered]),

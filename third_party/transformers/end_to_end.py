@@ -1,11 +1,11 @@
-"""From a Hugging Face checkpoint and parquet to a trained model in Hugging Face's format, by the project's own commands.
+"""From a Hugging Face checkpoint and parquet to a trained, exported model, by the project's own commands.
 
     python third_party/transformers/end_to_end.py --peer_python=VENV/bin/python [--workdir=runs/word_problems] [--smoke]
 
 transformers makes a small random Qwen3 with a tokenizer; sets of arithmetic word problems are written in the paper's
 parquet format. Then: prepare, convert, train (configs/word_problems.py), evaluate on held-out problems and on the AIME
-and AMC sets (--evaluation_sets, where they are; a score near zero is right there), convert to Hugging Face's format, and
-transformers loads the result and must give our logits. Prints every command with the seconds that it took.
+and AMC sets (--evaluation_sets, where they are; a score near zero is right there), convert to Hugging Face's format,
+and transformers loads the result and must give our logits. Prints every command, and the seconds that each took.
 """
 
 import argparse
@@ -23,10 +23,10 @@ TOLERANCE = 1e-4
 
 sys.path.insert(0, str(ROOT))
 
-import numpy as np
-import word_problems
+import numpy as np  # noqa: E402
+import word_problems  # noqa: E402
 
-from rpg_jax.data.templates import paper
+from rpg_jax.data.templates import paper  # noqa: E402
 
 
 def main(peer_python, workdir, evaluation_sets, smoke):

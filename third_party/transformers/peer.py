@@ -1,7 +1,7 @@
 """The side of `end_to_end.py` that runs with transformers and torch: makes a checkpoint, and reads ours.
 
-python peer.py make FOLDER TEXTS.json       a random Qwen3 with a tokenizer trained on the texts, saved as Hugging Face does
-python peer.py logits FOLDER TOKENS.npy OUT.npy   the logits that AutoModelForCausalLM gives for i64[B, T] tokens
+python peer.py make FOLDER TEXTS.json: a random Qwen3 and a tokenizer trained on the texts, saved.
+python peer.py logits FOLDER TOKENS.npy OUT.npy: what AutoModelForCausalLM gives for i64[B, T] tokens.
 """
 
 import json
