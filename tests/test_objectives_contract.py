@@ -15,7 +15,9 @@ from rpg_jax.objectives import DIVERGENCES, RECIPES, make, reductions
 BETA = 0.4
 
 
-ALL = [make(name) for name in RECIPES]
+REQUIRED = {"cispo": dict(clip_high=0.28), "dr_grpo": dict(reduction="token_mean")}
+BASELINES = [make(name, **REQUIRED.get(name, {})) for name in RECIPES]
+ALL = list(BASELINES)
 ALL += [
     make("rpg", divergence=d, clip=clip, level=level, beta=BETA)
     for d, clip, level in itertools.product(DIVERGENCES, ("none", "rpg", "dual", "truncate"), ("token", "sequence"))
@@ -55,7 +57,7 @@ def test_nothing_overflows_in_float32(objective):
     assert np.isfinite(metrics["effective_sample_size"].value()) and np.isfinite(metrics["ratio_mean"].value())
 
 
-@pytest.mark.parametrize("objective", ALL[:8], ids=lambda o: o.name)
+@pytest.mark.parametrize("objective", BASELINES, ids=lambda o: o.name)
 def test_nothing_valid_is_zero_and_not_nan(objective):
     logp, mu, ref, advantage, mask = sample()
     for rest in ({}, {"denominator": objective.count(np.zeros(mask.shape))}):
@@ -87,7 +89,7 @@ def test_dtypes_and_transformations():
         np.testing.assert_allclose(both, [f(*(x[i] for x in stacked)) for i in range(2)], rtol=1e-12)
 
 
-@pytest.mark.parametrize("objective", ALL[:8], ids=lambda o: o.name)
+@pytest.mark.parametrize("objective", BASELINES, ids=lambda o: o.name)
 def test_gradients_reach_logp_only(objective):
     logp, mu, ref, advantage, mask = sample()
     weight = np.ones(mask.shape)
@@ -167,6 +169,18 @@ def test_reductions_by_hand():
         ("ppo_clip", {"beta": 0.1}, ["ppo_clip", "beta"]),
         ("reinforce", {"clip_low": 0.1}, ["reinforce", "clip_low"]),
         ("dapo", {"reduction": "mean"}, ["reduction", "token_mean"]),
+        ("cispo", {}, ["cispo", "clip_high", "no default"]),
+        ("cispo", {"clip_high": 0.2, "clip_low": 0.2}, ["cispo", "clip_low"]),
+        ("rloo", {"clip_low": 0.2}, ["rloo", "clip_low"]),
+        ("rloo", {"reduction": "token_mean"}, ["token_mean", "sequence_mean"]),
+        ("gspo", {"reduction": "sequence_mean_token_mean"}, ["sequence_mean_token_mean"]),
+        ("gspo", {"beta": 0.1}, ["gspo", "beta"]),
+        ("gspo", {"clip": "none", "clip_high": 0.1}, ["clip_high", "none"]),
+        ("gpg", {"beta": 0.1}, ["gpg", "beta"]),
+        ("reinforce_pp", {"beta": -0.1}, ["beta", "at least 0"]),
+        ("rpg", {"advantage": "group_std"}, ["group_std", "group_mean_std"]),
+        ("grpo", {"sampler_correction": 0.0}, ["sampler_correction", "above 0"]),
+        ("grpo", {"sampler_correction": float("nan")}, ["sampler_correction"]),
     ],
 )
 def test_refusals_name_the_setting_and_the_mend(name, given, words):
