@@ -91,11 +91,12 @@ def compare(run, peer_python, workdir):
     from rpg_jax import build, parallel
     from rpg_jax.models import Model, huggingface
 
-    tokens = np.random.default_rng(0).integers(0, 700, (4, 64))
-    np.save(workdir / "tokens.npy", tokens)
     folder = workdir / "exported"
+    shape = huggingface.read_config(folder)
+    tokens = np.random.default_rng(0).integers(0, shape.vocab_size, (4, 64))
+    np.save(workdir / "tokens.npy", tokens)
     run("transformers", peer_python, PEER, "logits", folder, workdir / "tokens.npy", workdir / "logits.npy")
-    model, theirs = Model(huggingface.read_config(folder), scan=False), np.load(workdir / "logits.npy")
+    model, theirs = Model(shape, scan=False), np.load(workdir / "logits.npy")
     params = build.checkpoint_params(folder, model, parallel.make_mesh())
     logits = jax.jit(lambda params, tokens: model.logits(params, model.hidden(params, tokens)))
     gap = np.abs(np.asarray(logits(params, jnp.asarray(tokens, jnp.int32))) - theirs).max() / np.abs(theirs).max()
