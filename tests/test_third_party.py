@@ -29,6 +29,7 @@ def test_every_peer_has_a_script_and_requirements():
     assert SCRIPTS == [
         "third_party/schedulefree/parity.py",
         "third_party/transformers/benchmark.py",
+        "third_party/transformers/parity.py",
         "third_party/trl/benchmark.py",
         "third_party/trl/parity.py",
         "third_party/tunix/benchmark.py",
