@@ -46,6 +46,12 @@ def fail(message: str):
     sys.exit(2)
 
 
+def _one_line(error) -> str:
+    """Its text; of a traceback that ml_collections puts around what a config file raises, only what was raised."""
+    before, trace, after = str(error).partition("Error whilst parsing config file:")
+    return " ".join((before + after.strip().splitlines()[-1] if trace else before).split())
+
+
 def run(main, argv=None):
     """Parses absl flags, calls `main(argv) -> exit status or None`, and exits.
 
@@ -72,7 +78,7 @@ def run(main, argv=None):
         SyntaxError,
         ImportError,
     ) as error:
-        fail(" ".join(str(error).split()))
+        fail(_one_line(error))
     try:
         status = main(rest)
     except Mistake as mistake:

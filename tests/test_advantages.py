@@ -22,15 +22,55 @@ def test_formulas():
     )
     np.testing.assert_allclose(advantages.leave_one_out(REWARDS), r - others, **close)
     np.testing.assert_allclose(advantages.batch_mean(REWARDS), r - r.mean(), **close)
+    uniform = np.array([[1, 1], [1, -1], [-1, -1], [0.5, 0.5]], np.float32)  # one of four groups tells
+    np.testing.assert_allclose(advantages.rescaled_group_mean(uniform), [[0, 0], [4, -4], [0, 0], [0, 0]], **close)
 
 
-@pytest.mark.parametrize("function", [advantages.group_mean, advantages.group_mean_std, advantages.leave_one_out])
+def test_whitening_is_over_valid_tokens_with_bessels_variance():
+    mask = np.arange(6) < np.array([[6], [1], [4]])
+    values = rng.normal(size=mask.shape) * 5 + 100
+    with jax.enable_x64():
+        found = np.asarray(advantages.whiten(np.where(mask, values, np.nan), mask))
+    valid = values[mask]
+    np.testing.assert_allclose(found[mask], (valid - valid.mean()) / valid.std(ddof=1), rtol=1e-9)
+    assert not found[~mask].any()
+    for constant in (0.1, -1.0, 1e6 / 3):  # rounding must not be blown up by the division
+        assert not np.any(advantages.whiten(np.full((64, 50), constant, np.float32), np.ones((64, 50))))
+    for few in (0, 1):
+        assert not np.any(advantages.whiten(values, np.arange(18).reshape(3, 6) < few))
+
+
+def test_every_advantage_takes_its_penalty_out_of_the_reward():
+    rewards = rng.normal(size=(2, 3))
+    mask = np.arange(4) < np.array([1, 4, 2, 3, 4, 1])[:, None]
+    penalty = np.where(mask, rng.normal(size=mask.shape), 0)
+    left = rewards - penalty.sum(1).reshape(2, 3)
+    nothing = np.zeros_like(penalty)
+    with jax.enable_x64():
+        for name, function in advantages.ADVANTAGES.items():
+            found = np.asarray(function(rewards, penalty, mask))
+            assert found.shape in ((6, 1), (6, 4)) and np.isfinite(found).all(), name
+            if name != "whitened_return":  # takes out only what is still to come
+                np.testing.assert_allclose(found, function(left, nothing, mask), rtol=1e-9, atol=1e-12, err_msg=name)
+        found, whole = (
+            np.asarray(advantages.whitened_return(r, p, mask)) for r, p in ((rewards, penalty), (left, nothing))
+        )
+    returns = np.array([[rewards.reshape(-1)[b] - penalty[b, t:].sum() for t in range(4)] for b in range(6)])
+    expected = (returns - returns[mask].mean()) / returns[mask].std(ddof=1)
+    np.testing.assert_allclose(found[mask], expected[mask], rtol=1e-7)
+    assert np.abs(found - whole).max() > 0.1
+
+
+GROUPED = [advantages.group_mean, advantages.group_mean_std, advantages.leave_one_out, advantages.rescaled_group_mean]
+
+
+@pytest.mark.parametrize("function", GROUPED)
 def test_equal_rewards_get_exactly_zero(function):
     assert not np.any(function(np.full((3, 16), 0.1, np.float32)))
     assert not np.any(function(np.full((3, 7), 1e6 / 3, np.float32)))
 
 
-@pytest.mark.parametrize("function", [advantages.group_mean, advantages.group_mean_std, advantages.leave_one_out])
+@pytest.mark.parametrize("function", GROUPED)
 def test_a_group_of_one_has_no_baseline(function):
     for shape in ((4, 1), (4,), (2, 2, 2)):
         with pytest.raises(ValueError, match=r"\[P, G\]"):

@@ -111,6 +111,19 @@ def test_published_grpo_is_biased_and_the_corrected_one_exact():
     assert verdicts(grpo, Target("token", "fkl", 0.3))[0] == EXACT_MEAN
 
 
+def test_baselines_are_what_their_ratios_make_them():
+    assert verdicts(constant("rloo")) == (EXACT, EXACT)
+    assert verdicts(constant("gspo", clip="none")) == (BIASED, BIASED)  # by its length
+    assert verdicts(constant("reinforce_pp_baseline", beta=0.3, clip="none")) == (EXACT, BIASED)
+    for objective in (
+        constant("gpg"),
+        constant("cispo", clip_high=0.28),
+        constant("dr_grpo"),
+        constant("reinforce_pp"),
+    ):
+        assert verdicts(objective) == (EXACT, BIASED) == objective.declares
+
+
 def test_averaging_over_each_length_is_biased():
     assert verdicts(make("rpg", reduction="sequence_mean_token_mean")) == (BIASED, BIASED)
     assert verdicts(make("rpg", reduction="token_mean")) == (EXACT, EXACT)

@@ -10,7 +10,7 @@ from rpg_jax.objectives import make, metrics
 
 RPG = make("rpg", clip="rpg", beta=0.3, clip_low=0.1, clip_high=0.2, clip_c=1.5)
 KEYS = {"clip_fraction", "clip_fraction_high", "clip_fraction_low", "clip_fraction_ceiling", "ratio_mean", "ratio_max"}
-KEYS |= {"effective_sample_size", "kl_reference_weighted"}
+KEYS |= {"effective_sample_size", "kl_reference_weighted", "off_policy_gap"}
 KEYS |= {f"kl_{to}_k{i}" for to in ("behavior", "reference") for i in (1, 2, 3)}
 
 
@@ -48,6 +48,7 @@ def test_values_at_token_level():
         "clip_fraction_ceiling": ceiling.mean(),
         "ratio_mean": w.mean(),
         "ratio_max": w.max(),
+        "off_policy_gap": np.abs(lb).mean(),
         "effective_sample_size": w.sum() ** 2 / (w**2).sum() / len(w),
         "kl_reference_weighted": (w * (np.exp(ly) - 1 - ly)).mean(),
     }

@@ -79,6 +79,13 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
             assert set(verdict.values()) == {"biased"}
         if name == "grpo_corrected" and clip == "none":
             assert set(verdict.values()) == {"exact per sample"}
+    named = {(e["objective"], e["clip"]): tuple(e["verdict"].values()) for e in report["objectives"]}
+    exact, mean, biased = "exact per sample", "exact in expectation", "biased"
+    assert named["rloo", "-"] == (exact, exact)
+    assert named["rloo, KL in the reward", "-"] == named["reinforce_pp, KL in the reward", "none"] == (mean, biased)
+    assert named["gspo", "ppo"] == named["gspo", "none"] == (biased, biased)
+    assert named["gpg", "-"] == named["cispo", "-"] == named["dr_grpo", "ppo"] == (exact, biased)
+    assert named["reinforce_pp", "ppo"] == named["reinforce_pp_baseline", "none"] == (exact, biased)
     one = report["objectives"][0]["measurements"]
     assert len(one) == 12 and all(m["expected_gap"] < 1e-12 for m in one)
 
