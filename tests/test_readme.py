@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import real_path
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -17,9 +18,24 @@ VERIFY = "python -m rpg_jax.verify"  # its form with --json does the same and mo
 PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
 
 
+# What is too large for a test, and the flags that make it small.
+SMALLER = {
+    "configs/paper.py:": "--config.steps=1 --config.rollout.prompts=2 --config.rollout.samples=2 "
+    "--config.rollout.slots=4 "
+    "--config.rollout.dynamic_sampling=False --config.rollout.max_new=8 --config.rollout.overlong_buffer=0 "
+    "--config.learner.minibatch_prompts=2 --config.learner.microbatch_rows=2 --config.evaluation.k=1 "
+    "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
+    "\"--config.data.heldout=('{0}/data/aime24',)\"",
+    "evaluate --workdir=runs/urkl-8k": "--k=2",
+    "evaluate --checkpoint": "--k=2 --max_new=8",
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("readme")
+    folder = tmp_path_factory.mktemp("readme")
+    real_path.write_checkpoint(folder / "checkpoints" / "Qwen3-4B", real_path.write_sets(folder))
+    return folder
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c and c not in (SUITE, VERIFY) and not c.startswith(PEERS)])
@@ -27,8 +43,11 @@ def test_command(command, folder):
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
     if command.startswith("python "):
         command = f"{shlex.quote(sys.executable)} {command.removeprefix('python ')}"
+    command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])
     command = command.replace("configs/quickstart.py", "configs/quickstart.py:smoke")
-    command = command.replace("runs/", f"{folder}/").replace("out.json", f"{folder}/out.json")
+    command = re.sub(
+        r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
+    )
     # The set-up is that of whoever runs this suite.
     script = command if command.startswith("./launch") else f"set -e; {command}"
     done = subprocess.run(
