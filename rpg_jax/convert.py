@@ -10,6 +10,7 @@ exported at its evaluation parameters, such that transformers loads it. Nothing 
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -93,6 +94,9 @@ def check_flags():
     target = pathlib.Path(_TARGET.value)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is no empty folder; remove it or name another --target")
+    place = next(folder for folder in target.absolute().parents if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise PermissionError(f"--target={target}: {place} is no folder that can be written to; name another")
     return target, to
 
 
