@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Holds checkpoints against transformers itself: parity of every family, and a short form of the whole path.
+# Makes .venv-transformers from third_party/transformers/requirements.txt beside .venv.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash launch/setup.sh </dev/null
+peer=.venv-transformers
+wanted="$(sha256sum third_party/transformers/requirements.txt)"
+if [[ "$(cat "$peer/requirements.sha256" 2>/dev/null)" != "$wanted" ]]; then
+  echo "parity: installing third_party/transformers/requirements.txt (a few minutes the first time)" >&2
+  .venv/bin/python -m venv --clear "$peer"
+  "$peer/bin/python" -m pip install --quiet --disable-pip-version-check -r third_party/transformers/requirements.txt
+  echo "$wanted" >"$peer/requirements.sha256"
+fi
+.venv/bin/python third_party/transformers/parity.py --peer_python="$peer/bin/python"
+.venv/bin/python third_party/transformers/end_to_end.py --peer_python="$peer/bin/python" --smoke --workdir=runs/end_to_end_smoke
