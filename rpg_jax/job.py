@@ -1,0 +1,60 @@
+"""How an entry point takes part in a job of one or many processes: joining, agreeing, stopping together, the watchdog.
+
+Environment: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID on each process, or --multihost where the
+cluster knows them.
+"""
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import platform
+import signal
+import threading
+
+import jax
+from absl import flags
+
+from rpg_jax import cli
+from rpg_jax.parallel import multihost
+from rpg_jax.training.watchdog import Watchdog
+from rpg_jax.workdir import flatten
+
+_MULTIHOST = flags.DEFINE_bool(
+    "multihost", False, "Join the job of all hosts of this TPU pod, SLURM, Kubernetes or MPI allocation."
+)
+_WAIT = flags.DEFINE_float("coordinator_timeout", 300, "Seconds to wait for all processes of a job.", lower_bound=1)
+_WATCHDOG = flags.DEFINE_float(
+    "watchdog_seconds", 1800, "End a job without progress for so long, compilation aside; 0 is never.", lower_bound=0
+)
+
+
+@contextlib.contextmanager
+def joined():
+    """Joins the job, watches over it, and gives `should_stop() -> bool`.
+
+    Every process asks `should_stop` at the same points. It is true on all once one was sent SIGTERM, and each time
+    that it is asked counts as progress.
+    """
+    stop = threading.Event()
+    with cli.door():
+        multihost.initialize(_MULTIHOST.value, _WAIT.value)
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with Watchdog(_WATCHDOG.value) as watchdog:
+
+        def should_stop():
+            watchdog.tick()
+            return multihost.any_process(stop.is_set())
+
+        yield should_stop
+
+
+def check_same(config) -> None:
+    """Raises ValueError on every process when they were started with other configs, code or versions of JAX."""
+    package = pathlib.Path(__file__).parent
+    code = {
+        f"code of {file.relative_to(package.parent)}": hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+        for file in sorted(package.rglob("*.py"))
+    }
+    settings = flatten(json.loads(config.to_json_best_effort()), "config.")
+    multihost.check_same({**settings, **code, "jax": jax.__version__, "python": platform.python_version()})
