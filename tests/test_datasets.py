@@ -139,9 +139,10 @@ def train(tmp_path_factory):
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_processes_share_one_order_over_a_prepared_set_and_resume_by_cursor(train, processes, share, steps, seed):
     whole, n = data.ProblemStream(train, seed), processes * share
-    streams = [data.ProblemStream(train, seed, process_index=i, process_count=processes) for i in range(processes)]
+    streams = [data.ProblemStream(train, seed) for _ in range(processes)]
     for _ in range(steps):
-        shares = [problem.id for stream in streams for problem in stream.next(n)]
+        rows = np.arange(n).reshape(processes, share)
+        shares = [p.id for stream, some in zip(streams, rows, strict=True) for p in stream.next(n, some)]
         assert shares == [problem.id for problem in whole.next(n)]
     resumed = data.ProblemStream(train, seed, cursor=streams[0].get_state())
     assert [p.id for p in resumed.next(n)] == [p.id for p in whole.next(n)]

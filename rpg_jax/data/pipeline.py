@@ -16,23 +16,19 @@ class ProblemStream:
     another number of processes. (Grain's iterator state is per process and does not allow that.)
     """
 
-    def __init__(self, source, seed: int, cursor=0, process_index=0, process_count=1):
+    def __init__(self, source, seed: int, cursor=0):
         """`source` is a sequence or grain.MapDataset of problems; `seed` is in 0..2**32 - 1."""
         dataset = source if isinstance(source, grain.MapDataset) else grain.MapDataset.source(source)
         if not len(dataset):
             raise ValueError("the problem source is empty")
         self._order = dataset.shuffle(seed).repeat()
         self._cursor = cursor
-        self._process_index, self._process_count = process_index, process_count
 
-    def next(self, n: int) -> list[Problem]:
-        """This process's contiguous share of the next `n` problems of the global order."""
-        if n % self._process_count:
-            raise ValueError(f"a batch of {n} problems does not divide over {self._process_count} processes")
-        share = n // self._process_count
-        start = self._cursor + share * self._process_index
+    def next(self, n: int, rows=None) -> list[Problem]:
+        """The next `n` problems of the global order; only those at `rows`, a process's share of 0..n-1, if given."""
+        start = self._cursor
         self._cursor += n
-        return [self._order[i] for i in range(start, start + share)]
+        return [self._order[start + int(row)] for row in (range(n) if rows is None else rows)]
 
     def get_state(self) -> int:
         """The cursor: problems given out so far, over all processes."""
