@@ -80,11 +80,6 @@ class Checkpoints:
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
         self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options)
-        # Reads without Orbax's barriers: in one, processes would wait for another that found its part damaged.
-        alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
-        self._reader = ocp.Checkpointer(
-            ocp.StandardCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
-        )
         self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
 
     def save(self, step: int, state, extra: dict, metric: float | None = None, wait: bool = False) -> None:
@@ -165,7 +160,6 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for the save under way and lets go of Orbax's threads."""
-        self._reader.close()
         self._storage(self._manager.close)
 
     def __enter__(self):
@@ -209,7 +203,8 @@ class Checkpoints:
         self._check_fit(step, record["leaves"], wanted)
         like = {name: _stored(leaf) for name, leaf in wanted.items()}
         folder = self.directory / str(step) / "state"
-        data = _read("arrays", lambda: self._reader.restore(folder, args=ocp.args.StandardRestore(like)))
+        with _reader(like) as reader:
+            data = _read("arrays", lambda: reader.restore(folder, args=ocp.args.StandardRestore(like)))
         sums = jax.device_get({name: checksum(x) for name, x in data.items()})
         altered = [name for name, (_, expected) in record["leaves"].items() if int(sums[name]) != expected]
         if altered:
@@ -249,6 +244,17 @@ class Checkpoints:
             if code is None:
                 raise
             raise OSError(code, os.strerror(code), str(self.directory)) from error
+
+
+def _reader(like) -> ocp.Checkpointer:
+    """Reads leaves without Orbax's barriers: in one, processes would wait for another that found its part damaged.
+
+    As little at once as the largest leaf allows: by default the whole checkpoint would lie in host memory twice.
+    """
+    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
+    largest = max((math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in like.values()), default=0)
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone, restore_concurrent_gb=1 + largest // 10**9)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _named(tree) -> dict:
