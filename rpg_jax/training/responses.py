@@ -15,7 +15,7 @@ class ResponseLog:
     Opening it reads what an interrupted evaluation left and cuts it back to whole problems.
 
     Args:
-      folder: made if need be.
+      folder: made with the first response.
       settings: JSON values, with `k`; those under which responses of one file may stand together.
       problems: to be answered, in the order of `answered`.
 
@@ -26,17 +26,14 @@ class ResponseLog:
     def __init__(self, folder, settings: dict, problems):
         self._file, self._problems = pathlib.Path(folder) / "responses.jsonl", problems
         self._k, self._done = settings["k"], {}
-        record, settings = self._file.with_name("settings.json"), json.loads(json.dumps(settings))
-        if self._file.exists() and record.exists():
-            _refuse_other(folder, json.loads(record.read_text()), settings)
+        self._record, self._settings = self._file.with_name("settings.json"), json.loads(json.dumps(settings))
+        if self._file.exists() and self._record.exists():
+            _refuse_other(folder, json.loads(self._record.read_text()), self._settings)
             rows, dropped = read_jsonl(self._file)
             self._done = from_rows(rows, problems, self._k)
             if dropped or len(rows) > self._k * len(self._done):
                 kept = [row for one in self._done.values() for row in to_rows(one)]
                 write_text_atomic(self._file, "".join(json.dumps(row) + "\n" for row in kept))
-        else:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_json_atomic(record, settings)
 
     def missing(self) -> list:
         """The problems that have no responses yet."""
@@ -48,6 +45,9 @@ class ResponseLog:
 
     def write(self, one: Answered) -> None:
         """Appends a problem's responses; on disk when this returns."""
+        if not self._done:  # nothing is left behind by an evaluation that never begins
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(self._record, self._settings)
         self._done[_name(one.problem)] = one
         with self._file.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in to_rows(one))
