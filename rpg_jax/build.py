@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import pathlib
 from functools import partial
 
 import jax
@@ -168,20 +167,22 @@ def abstract(run: Run, build):
     )
 
 
-def restore_state(path, run: Run, which: str):
-    """(step, state) of a trained run's checkpoint: "best" by held-out accuracy, "last", or the number of a step.
+def restore_state(folder, run: Run, which: str):
+    """(step, state) of a run's checkpoint in `folder`/checkpoints: "best" by held-out accuracy, "last", or a step.
 
     Raises ValueError for another `which`, a step that is not there, or a run without checkpoints.
     """
-    folder = pathlib.Path(path) / "checkpoints"
+    folder = folder / "checkpoints"
     if which not in ("best", "last") and not which.isdigit():
         raise ValueError(f"--which={which}: expected best, last, or the number of a step")
+    if not folder.exists():
+        raise ValueError(f"{folder} does not exist: the run has saved no checkpoint there yet")
     shapes = abstract(run, partial(build_state, run))
     with Checkpoints(folder) as checkpoints:
         step = checkpoints.best_step() if which == "best" else None if which == "last" else int(which)
         found = checkpoints.restore(shapes, step)
     if found is None:
-        raise ValueError(f"{folder} holds no checkpoint yet; train first with --workdir={path}")
+        raise ValueError(f"{folder} holds no checkpoint yet; train first")
     step, state, _ = found
     return step, state
 
@@ -257,7 +258,7 @@ def loss_denominator(config, objective):
     return float(rows * config.rollout.max_new if objective.level == "token" else rows)
 
 
-def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_stop) -> Parts:
+def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_stop, traced) -> Parts:
     """The functions of an RL step; `shapes` is the abstract state."""
     scoring = dict(
         rows=config.learner.microbatch_rows,
@@ -287,6 +288,7 @@ def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_st
         checkpoints=checkpoints,
         log=log,
         should_stop=should_stop,
+        traced=traced,
     )
 
 

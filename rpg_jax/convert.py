@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from absl import flags
+from etils import epath
 from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,7 @@ from rpg_jax.training import weights
 
 _SOURCE = flags.DEFINE_string("source", None, "Folder of weights to convert.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run to export.")
+_CHECKPOINT_DIR = flags.DEFINE_string("checkpoint_dir", None, "Where a run's checkpoints are; the workdir knows.")
 _WHICH = flags.DEFINE_string("which", None, "Which of a run's checkpoints: best (default), last, or a step.")
 _TARGET = flags.DEFINE_string("target", None, "Folder to make; it must not exist, or be empty.")
 _TO = flags.DEFINE_enum("to", None, ["orbax", "huggingface"], "Format; if unset, the one that the source is not in.")
@@ -56,7 +58,7 @@ GENERATION = "generation_config.json"
 class Source(NamedTuple):
     """What is converted."""
 
-    folder: pathlib.Path  # where it was read
+    folder: pathlib.Path | epath.Path  # where it was read
     params: dict
     texts: dict  # {JSON file: its values} to write
     copies: dict  # {name: file} to copy
@@ -86,8 +88,9 @@ def check_flags():
     """The target and its format; raises ValueError for flags that make no sense together."""
     if (_SOURCE.value is None) == (_WORKDIR.value is None) or not _TARGET.value:
         raise ValueError("give --target=FOLDER, and one of --source=FOLDER and --workdir=FOLDER; see --help")
-    if _WHICH.value is not None and _WORKDIR.value is None:
-        raise ValueError(f"--which={_WHICH.value} is for the checkpoints of a --workdir")
+    for flag in (_WHICH, _CHECKPOINT_DIR):
+        if flag.value is not None and _WORKDIR.value is None:
+            raise ValueError(f"--{flag.name}={flag.value} is for the checkpoints of a --workdir")
     to = _TO.value or ("orbax" if _SOURCE.value and not weights.is_orbax(_SOURCE.value) else "huggingface")
     if _MAX_SHARD_GB.value is not None and to == "orbax":
         raise ValueError("--max_shard_gb is for --to=huggingface")
@@ -117,13 +120,14 @@ def of_folder(source) -> Source:
 def of_run() -> Source:
     """A run's checkpoint, at its evaluation parameters."""
     path = pathlib.Path(_WORKDIR.value)
-    settings = workdir.read_config(path)
+    folder = workdir.checkpoint_dir(path, _CHECKPOINT_DIR.value)
+    settings = workdir.read_config(folder)
     generated = "tasks" in settings.data
     if not generated:  # the training set is not needed, and may not be on this machine
         settings.data.train = None
     run = build.build_run(settings)
     with run.scorer:
-        step, state = build.restore_state(path, run, _WHICH.value or "best")
+        step, state = build.restore_state(folder, run, _WHICH.value or "best")
     params = jax.jit(run.optimizer.evaluation_params)(state.opt_state, state.params)
     if _DTYPE.value != "keep":
         params = jax.tree.map(lambda x: x.astype(_DTYPE.value), params)
@@ -135,7 +139,7 @@ def of_run() -> Source:
         ids = dict(bos_token_id=tokenizer.bos_id, pad_token_id=tokenizer.pad_id, eos_token_id=list(tokenizer.stop_ids))
         texts["config.json"] |= ids
         texts[GENERATION] = ids
-    return Source(path / "checkpoints" / str(step), params, texts, copies)
+    return Source(folder / "checkpoints" / str(step), params, texts, copies)
 
 
 def described(config, params, source) -> dict:
@@ -169,7 +173,7 @@ def staged(target):
 
 def size_of(folder) -> int:
     """Bytes of all files under a folder."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return sum(file.stat().length for file in epath.Path(folder).rglob("*") if file.is_file())
 
 
 def print_summary(title, source, reading, written, writing):

@@ -1,11 +1,15 @@
 """Evaluates a trained run or a checkpoint: mean@k, unbiased pass@k and maj@k with 95 % intervals over problems.
 
     python -m rpg_jax.evaluate --workdir=runs/quickstart [--k=32] [--which=best|last|STEP]
+    python -m rpg_jax.evaluate --workdir=runs/quickstart --watch [--checkpoint_dir=gs://BUCKET/FOLDER]
     python -m rpg_jax.evaluate --checkpoint=checkpoints/Qwen3-4B --data=data/aime24,data/aime25,amc23.parquet --k=32
 
 --data takes folders that `rpg_jax.prepare` wrote, or files that it reads; a run without it is evaluated on its own
 held-out problems. Every response is written to OUT/responses.jsonl as it comes, the figures to OUT/evaluation.json.
 The same command goes on where it was stopped, with the same responses as if it had not been.
+
+--watch evaluates each checkpoint of a run as it appears, from the machine that trains or from another, and appends a
+row to OUT/history.jsonl; it ends when the run does. SIGTERM ends it with status 75.
 """
 
 import json
@@ -13,7 +17,9 @@ import pathlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,14 +33,17 @@ from rpg_jax import build, cli, data, parallel, workdir
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
 from rpg_jax.training import evaluation
+from rpg_jax.training.checkpoints import DamagedCheckpoint, saved_steps
 from rpg_jax.training.experience import make_sampling_params
-from rpg_jax.training.logs import Progress, write_json_atomic
+from rpg_jax.training.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
+from rpg_jax.training.phases import phase
 from rpg_jax.training.responses import ResponseLog
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run to evaluate.")
-_WHICH = flags.DEFINE_string(
-    "which", "best", "Which of a run's checkpoints: best (by held-out accuracy), last, a step."
-)
+_CHECKPOINT_DIR = flags.DEFINE_string("checkpoint_dir", None, "Where a run's checkpoints are; the workdir knows.")
+_WHICH = flags.DEFINE_string("which", None, "Which of a run's checkpoints: best by held-out accuracy, last, a step.")
+_WATCH = flags.DEFINE_bool("watch", False, "Evaluate each checkpoint of a run as it appears.")
+_WATCH_TIMEOUT = flags.DEFINE_float("watch_timeout", None, "Seconds without a new one that end --watch; 3600 if unset.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of weights to evaluate: Hugging Face's, or of convert.")
 _DATA = flags.DEFINE_list("data", None, "Problem sets, comma separated; the run's held-out problems if unset.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write; if unset, under WORKDIR/evaluation or runs/evaluation.")
@@ -55,6 +64,9 @@ _OVERLONG = flags.DEFINE_enum("overlong", "refuse", ["refuse", "drop"], "What to
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of a --checkpoint's weights and computation.")
 
 
+POLL_SECONDS = 2.0  # between two looks for a new checkpoint
+
+
 class Subject(NamedTuple):
     """What is evaluated, and on what."""
 
@@ -64,39 +76,107 @@ class Subject(NamedTuple):
     problems: list
     scorer: Scorer
     settings: dict  # of sampling
-    source: dict  # where the weights come from
-    load: Callable  # () -> params to sample from
+    find: Callable  # (which) -> (where the weights come from, () -> params to sample from)
+
+    def conditions(self) -> dict:
+        """What responses depend on beside the weights."""
+        sampling = {name: value for name, value in self.settings.items() if name not in ("slots", "rows")}
+        return {"data": _DATA.value, "reward": _REWARD.value, **sampling}
 
 
 def main(_):
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with cli.in_words():
+        with cli.door():
+            check_flags()
+            place = workdir.checkpoint_dir(_WORKDIR.value, _CHECKPOINT_DIR.value) if _WORKDIR.value else None
+            subject = of_run(place) if place else of_checkpoint(_CHECKPOINT.value)
+        with subject.scorer:
+            if _WATCH.value:
+                done = watch(subject, place, stop.is_set)
+            else:
+                done = examine(subject, _WHICH.value or "best", stop.is_set) is not None
+    return 0 if done else cli.PREEMPTED
+
+
+def check_flags():
+    """Raises ValueError for flags that make no sense together."""
+    if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
+        raise ValueError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
+    if _CHECKPOINT.value and not _DATA.value:
+        raise ValueError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
+    for flag in (_WHICH, _CHECKPOINT_DIR, _WATCH):
+        if flag.value and not _WORKDIR.value:
+            raise ValueError(f"--{flag.name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
+    if _WATCH.value and _WHICH.value:
+        raise ValueError(f"--watch evaluates every checkpoint, --which={_WHICH.value} one: give one of them")
+    if _WATCH_TIMEOUT.value is not None and not _WATCH.value:
+        raise ValueError("--watch_timeout is for --watch")
+
+
+def base() -> pathlib.Path:
+    """Where the folders of evaluations go."""
+    return pathlib.Path(_OUT.value or pathlib.Path(_WORKDIR.value or "runs") / "evaluation")
+
+
+def examine(subject: Subject, which: str | None, should_stop) -> dict | None:
+    """Evaluates a checkpoint, prints its table and writes its files; None when it was told to stop before the end."""
+    source, load = subject.find(which)
+    k = subject.settings["k"]
+    name = "-".join(str(value) for value in source.values())
+    out = base() if _OUT.value and not _WATCH.value else base() / f"{pathlib.Path(name).name}-k{k}"
     with cli.door():
-        if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
-            raise ValueError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
-        if _CHECKPOINT.value and not _DATA.value:
-            raise ValueError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
-        subject = of_run(pathlib.Path(_WORKDIR.value)) if _WORKDIR.value else of_checkpoint(_CHECKPOINT.value)
-        settings = subject.settings
-        name = "-".join(str(value) for value in subject.source.values())
-        folder = pathlib.Path(_WORKDIR.value or "runs") / "evaluation"
-        out = pathlib.Path(_OUT.value or folder / f"{pathlib.Path(name).name}-k{settings['k']}")
-        record = {name: value for name, value in settings.items() if name not in ("slots", "rows")}
-        log = ResponseLog(
-            out, {**subject.source, "data": _DATA.value, "reward": _REWARD.value, **record}, subject.problems
-        )
-    with cli.in_words(), subject.scorer:
-        if not answer(subject, log, stop.is_set):
-            return cli.PREEMPTED
+        log = ResponseLog(out, {**source, **subject.conditions()}, subject.problems)
+    if not answer(subject, load, log, should_stop):
+        return None
     found = evaluation.metrics(log.answered())
-    write_json_atomic(out / "evaluation.json", {**subject.source, **settings, **found})
-    print_table(f"{_WORKDIR.value or _CHECKPOINT.value}", found, subject.problems, settings["k"])
+    write_json_atomic(out / "evaluation.json", {**source, **subject.settings, **found})
+    print_table(f"{_WORKDIR.value}, {name}" if _WORKDIR.value else name, found, subject.problems, k)
     print(f"responses and figures: {out}/responses.jsonl, {out}/evaluation.json")
+    return found
 
 
-def of_run(path) -> Subject:
-    """A trained run, on its own held-out problems or on `--data`."""
-    config = workdir.read_config(path)
+def watch(subject: Subject, place, should_stop) -> bool:
+    """Evaluates each checkpoint as it appears, until the run is finished or none came for `--watch_timeout` seconds.
+
+    Returns False when it was told to stop before. Started again, it leaves out the steps that `history.jsonl` has.
+    """
+    file, same = base() / "history.jsonl", jsonable(subject.conditions())
+    rows, _ = read_jsonl(file)
+    done = {row["step"] for row in rows if same == {name: row.get(name) for name in same}}
+    damaged, last, timeout = set(), time.monotonic(), 3600.0 if _WATCH_TIMEOUT.value is None else _WATCH_TIMEOUT.value
+    while not should_stop():
+        finished = (place / "summary.json").exists()  # before the look that finds its last checkpoint
+        for step in sorted(set(saved_steps(place / "checkpoints")) - done):
+            try:
+                found = examine(subject, str(step), should_stop)
+            except ValueError as error:
+                there = step in saved_steps(place / "checkpoints")  # or deleted while it was read
+                if there and not isinstance(error, DamagedCheckpoint):
+                    raise
+                if there and step not in damaged:  # or copied here, and not yet whole
+                    print(f"warning: {error}; will look again", file=sys.stderr, flush=True)
+                damaged.add(step)
+                continue
+            if found is None:
+                return False
+            rows.append(jsonable({"step": step, **same, **found}))
+            write_text_atomic(file, "".join(json.dumps(row) + "\n" for row in rows))
+            done.add(step)
+            last = time.monotonic()
+        waited = time.monotonic() - last
+        if finished or waited > timeout:
+            why = "the run is finished" if finished else f"no new one for {waited:.0f} s"
+            print(f"{len(done)} checkpoints in {file}: {why}")
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def of_run(place) -> Subject:
+    """The run whose checkpoints are in a folder, on its own held-out problems or on `--data`."""
+    config = workdir.read_config(place)
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(train=None, heldout=_DATA.value or config.data.heldout)
     config.reward.function = _REWARD.value or config.reward.function or ("dapo" if _DATA.value else None)
@@ -112,14 +192,16 @@ def of_run(path) -> Subject:
         seed=config.seed,
     )
     sets = run.data if _DATA.value is None else read_sets(run.data.tokenizer, settings["max_prompt"])
-    step, state = build.restore_state(path, run, _WHICH.value)
+    shapes = build.abstract(run, partial(build.build_state, run))
+    policy = make_sampling_params(run.model, run.optimizer, run.mesh, shapes)
 
-    def load():
-        return make_sampling_params(run.model, run.optimizer, run.mesh, state)(state)
+    def find(which):
+        with phase("state"):
+            step, state = build.restore_state(place, run, which)
+        return dict(checkpoint="step", step=step), lambda: policy(state)
 
     problems = list(sets.problems("heldout"))
-    source = dict(checkpoint="step", step=step)
-    return Subject(run.model, run.mesh, run.data.tokenizer, problems, run.scorer, settings, source, load)
+    return Subject(run.model, run.mesh, run.data.tokenizer, problems, run.scorer, settings, find)
 
 
 def of_checkpoint(folder) -> Subject:
@@ -130,13 +212,11 @@ def of_checkpoint(folder) -> Subject:
     model = build.build_model(section, tokenizer, settings["max_prompt"] + settings["max_new"])
     mesh = parallel.make_mesh()
 
-    def load():
-        return build.checkpoint_params(folder, model, mesh)
+    def find(_):
+        return dict(checkpoint=str(folder)), lambda: build.checkpoint_params(folder, model, mesh)
 
     problems = list(read_sets(tokenizer, settings["max_prompt"]).problems("heldout"))
-    return Subject(
-        model, mesh, tokenizer, problems, Scorer(_REWARD.value or "dapo"), settings, dict(checkpoint=str(folder)), load
-    )
+    return Subject(model, mesh, tokenizer, problems, Scorer(_REWARD.value or "dapo"), settings, find)
 
 
 def with_flags(**defaults) -> dict:
@@ -163,7 +243,7 @@ def read_sets(tokenizer, max_prompt):
     )
 
 
-def answer(subject: Subject, log: ResponseLog, should_stop) -> bool:
+def answer(subject: Subject, load, log: ResponseLog, should_stop) -> bool:
     """Answers what is missing; returns False when it was told to stop before the end."""
     missing = log.missing()
     if not missing:
@@ -173,9 +253,9 @@ def answer(subject: Subject, log: ResponseLog, should_stop) -> bool:
     evaluate = evaluation.make_evaluate(
         subject.model, subject.tokenizer, subject.scorer, subject.mesh, key=key, **settings
     )
-    total, params = len(subject.problems), subject.load()
-    with Progress("evaluation", total - len(missing), total) as progress:
-        for done, one in enumerate(evaluate(params, missing, should_stop), start=total - len(missing) + 1):
+    total, begun = len(subject.problems), len(subject.problems) - len(missing)
+    with phase("evaluation"), Progress("evaluation", begun, total) as progress:
+        for done, one in enumerate(evaluate(load(), missing, should_stop), start=begun + 1):
             log.write(one)
             for line in one.failures:
                 print(f"warning: {line}; counted as wrong", file=sys.stderr)

@@ -2,8 +2,9 @@
 
     python -m rpg_jax.train --config=configs/quickstart.py --workdir=runs/quickstart [--config.objective.beta=1e-3 ...]
 
-The same command goes on from the newest checkpoint. Exit statuses: 0 done, 2 a mistake in the input, 75 stopped by
-SIGTERM after saving.
+The same command goes on from the newest checkpoint. --checkpoint_dir=gs://BUCKET/FOLDER keeps checkpoints elsewhere
+than in the workdir; --profile=START:STOP writes a trace of those RL steps under WORKDIR/profile. Exit statuses: 0 done,
+2 a mistake in the input, 75 stopped by SIGTERM after saving.
 """
 
 import signal
@@ -17,13 +18,16 @@ from ml_collections import config_flags
 
 from rpg_jax import build, cli, workdir
 from rpg_jax.data import ProblemStream
-from rpg_jax.training import loop, warm_start
+from rpg_jax.training import loop, profile, warm_start
 from rpg_jax.training.checkpoints import Checkpoints
 from rpg_jax.training.logs import Progress, RunLog
+from rpg_jax.training.phases import phase
 from rpg_jax.training.summary import write_summary
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: FILE.py or FILE.py:VARIANT.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: checkpoints, logs, figures.")
+_CHECKPOINT_DIR = flags.DEFINE_string("checkpoint_dir", None, "Folder or bucket of checkpoints; the workdir if unset.")
+_PROFILE = flags.DEFINE_string("profile", None, "START:STOP, RL steps to write a trace of under WORKDIR/profile.")
 _ACCEPT = flags.DEFINE_bool("accept_config_change", False, "Go on in a workdir whose run had another config.")
 
 
@@ -35,31 +39,41 @@ def main(_):
             raise ValueError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
         config = _CONFIG.value.lock()
         run = build.build_run(config)
-        path = workdir.open_workdir(_WORKDIR.value, config, _ACCEPT.value)
+        window = profile.window(_PROFILE.value, config.steps)
+        path, folder = workdir.open_workdir(_WORKDIR.value, config, _ACCEPT.value, _CHECKPOINT_DIR.value)
     with cli.in_words(), run.scorer:
-        return 0 if train(config, run, path, stop.is_set) else cli.PREEMPTED
+        return 0 if train(config, run, path, folder, window, stop.is_set) else cli.PREEMPTED
 
 
-def train(config, run, path, should_stop) -> bool:
-    """Warm start, RL, figure and summary; returns False when it was told to stop before the end."""
+def train(config, run, path, folder, window, should_stop) -> bool:
+    """Warm start, RL, figure and summary; returns False when it was told to stop before the end.
+
+    Logs go into `path`, checkpoints into `folder`; RL steps in `window` are traced.
+    """
     shapes = build.abstract(run, partial(build.build_state, run))
     stream = ProblemStream(run.data.problems("train"), config.seed)
-    with Checkpoints(path / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
-        restored = checkpoints.restore(shapes)
+    with Checkpoints(folder / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
+        with phase("state"):
+            restored = checkpoints.restore(shapes)
         if restored is None:
-            params, seconds = warm_started(config, run, path / "warm_start", should_stop)
+            with phase("warm start"):
+                params, seconds = warm_started(config, run, folder / "warm_start", should_stop)
             if params is None:
                 return False
-            restored = 0, build.build_state(run, params), {"cursor": 0, "totals": loop.new_totals(seconds)}
+            with phase("state"):
+                state = jax.block_until_ready(build.build_state(run, params))
+            restored = 0, state, {"cursor": 0, "totals": loop.new_totals(seconds)}
         start, state, extra = restored
         stream.set_state(extra["cursor"])
         with RunLog(path, start, config=config.to_dict(), **config.log) as log:
             parts = build.build_parts(
-                config, run, shapes, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop
-            )
+                config, run, shapes, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
+                traced=partial(profile.traced, window=window, folder=path / "profile"),
+            )  # fmt: skip
             state, _, finished = loop.run(parts, run.loop, state, start, extra["totals"])
     if finished:
         summary = write_summary(path, extra["totals"])
+        workdir.write(folder, "summary.json", (path / "summary.json").read_text())  # ends `evaluate --watch`
         print(
             f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%} "
             f"in {summary['wall_seconds']:.0f} s; see {path}/summary.json and {path}/figures/training.png"

@@ -257,6 +257,14 @@ def _reader(like) -> ocp.Checkpointer:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
+def saved_steps(directory) -> list[int]:
+    """The steps of a folder, in order, of which every file has been written; none if it does not exist.
+
+    Changes nothing: for a look at what another process saves.
+    """
+    return sorted(ocp.utils.checkpoint_steps(directory))
+
+
 def _named(tree) -> dict:
     """{"path/of/leaf": leaf}, in the tree's order."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)

@@ -1,5 +1,6 @@
 """The RL loop: rollouts, rewards, log-probs of the fixed policies, epochs of minibatches, reference, evaluation."""
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -14,6 +15,7 @@ from rpg_jax.objectives import metrics as metric
 from rpg_jax.training import evaluation
 from rpg_jax.training.compilations import CompilationCounter
 from rpg_jax.training.experience import take_rows
+from rpg_jax.training.phases import phase
 from rpg_jax.training.rollout import Preempted
 
 WARNINGS = 3  # failed rewards of a step to name
@@ -73,6 +75,7 @@ class Parts:
     checkpoints: Any
     log: Any
     should_stop: Callable
+    traced: Callable  # (steps) -> iterator over them, which writes a trace of those that are to be profiled
 
 
 class Clock:
@@ -95,18 +98,22 @@ def host(metrics) -> dict:
 def rl_step(parts: Parts, settings: LoopSettings, state, step):
     """One RL step; returns the new state, what was collected, and the step's log row."""
     if parts.reference.is_due(state):
-        state = parts.refresh(state)
-    collected = parts.collect(parts.sampling_params(state), parts.stream, step)
+        with phase("reference"):
+            state = jax.block_until_ready(parts.refresh(state))
+    with phase("rollout"):
+        collected = parts.collect(parts.sampling_params(state), parts.stream, step)
     clock = Clock(**collected.seconds)
-    batch, before = parts.experience(state, collected.rollout, jnp.asarray(collected.reward))
-    jax.block_until_ready(batch)
+    with phase("experience"):
+        batch, before = parts.experience(state, collected.rollout, jnp.asarray(collected.reward))
+        jax.block_until_ready(batch)
     clock.lap("experience")
     count = settings.minibatch_prompts * settings.samples // settings.microbatch_rows
     during = None
-    for rows in settings.minibatches(step):
-        state, metrics = parts.update(state, take_rows(batch, rows), jnp.int32(count))
-        during = metrics if during is None else metric.merge(during, metrics)
-    row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
+    with phase("update"):
+        for rows in settings.minibatches(step):
+            state, metrics = parts.update(state, take_rows(batch, rows), jnp.int32(count))
+            during = metrics if during is None else metric.merge(during, metrics)
+        row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
     clock.lap("update")
     trained = float(batch.response_mask.sum()) * settings.epochs
     row |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
@@ -119,7 +126,8 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
 def evaluated(parts: Parts, state) -> dict | None:
     """The log row of an evaluation; None when it was told to stop: one that was cut short says nothing."""
     clock = Clock()
-    answered = list(parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop))
+    with phase("evaluation"):
+        answered = list(parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop))
     if parts.should_stop():
         return None
     clock.lap("evaluation")
@@ -162,8 +170,9 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
         return state, start, False
     if row:
         parts.log.write({"step": start, **row})
-    with parts.log.progress("RL", start, settings.steps) as progress:
-        for step in range(start, settings.steps):
+    traced = contextlib.closing(parts.traced(range(start, settings.steps)))
+    with parts.log.progress("RL", start, settings.steps) as progress, traced as steps:
+        for step in steps:
             cursor = parts.stream.get_state()
             try:
                 if parts.should_stop():
