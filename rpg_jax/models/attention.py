@@ -2,17 +2,20 @@
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+SAVED = "attention"  # what the remat policy of that name keeps: all that the backward pass reads but q, k and v
 MIN_BLOCK, MAX_BLOCKS = 40, 8  # columns a query block has at least, and blocks a sequence is cut into at most
 
 
-def causal_attention(query, key, value):
-    """Each token attends to itself and to those before it.
+def causal_attention(query, key, value, segment_ids=None):
+    """Each token attends to itself and to those before it, of its own segment where there are several in a row.
 
     Queries go in blocks, each against its prefix of keys only, so that most of the upper triangle is never computed.
 
     Args:
       query: [B, T, H, D]; key, value: [B, T, K, D] with H a multiple of K.
+      segment_ids: i32[B, T]; a segment's tokens stand together. None: a row is one segment.
 
     Returns:
       [B, T, H, D] in query's dtype; scores and sums are at least float32.
@@ -27,7 +30,10 @@ def causal_attention(query, key, value):
     for start in range(0, length, block):
         stop = min(start + block, length)
         rows = query[:, :, :, start:stop].reshape(batch, kv_heads, -1, dim)
-        visible = jnp.tile(jnp.arange(start, stop)[:, None] >= jnp.arange(stop), (group, 1))
+        visible = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)
+        if segment_ids is not None:
+            visible = visible & (segment_ids[:, None, start:stop, None] == segment_ids[:, None, None, :stop])
+        visible = jnp.concatenate([visible] * group, -2)
         out = softmax_mix(rows, key[:, :, :stop], value[:, :, :stop], visible)
         mixed.append(out.reshape(batch, kv_heads, group, -1, dim))
     return jnp.concatenate(mixed, 3).transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
@@ -43,7 +49,7 @@ def softmax_mix(query, key, value, visible):
 
     Args:
       query: [B, K, X, D]; key, value: [B, K, S, D].
-      visible: bool[X, S]; each row has at least one true entry.
+      visible: bool[X, S] or [B, 1, X, S]; each row has at least one true entry.
 
     Returns:
       [B, K, X, D] in query's dtype.
@@ -58,6 +64,7 @@ def _mix_forward(query, key, value, visible):
     total = weights.sum(-1, keepdims=True)
     weights = weights.astype(value.dtype)
     out = (_batched_dot(weights, value, 3, 2) / total).astype(query.dtype)
+    weights, total, out = checkpoint_name((weights, total, out), SAVED)
     return out, (query, key, value, weights, total, out)
 
 

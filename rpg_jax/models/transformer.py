@@ -14,14 +14,23 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax.models import rope
-from rpg_jax.models.attention import causal_attention
+from rpg_jax.models.attention import SAVED, causal_attention
 from rpg_jax.models.config import ModelConfig
 
 _kernel = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
+# What a layer keeps for its backward pass beside its input [T, hidden]; the rest is computed again. In numbers a token,
+# with Q = heads * head_dim and K = kv_heads * head_dim:
+#   none       everything: about 8 hidden + 5 mlp + 4 Q + 4 K and as "attention"
+#   dots       outputs of products with weights: 2 hidden + 2 mlp + Q + 2 K; attention is computed again
+#   attention  what attention's backward pass reads: Q + heads under splash, heads * T / 2 or so under blockwise
+#   offload    as dots, in host memory: no device memory, and two transfers a step over the host's bus
+#   full       nothing
 REMAT_POLICIES = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "attention": jax.checkpoint_policies.save_only_these_names(SAVED),
+    "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -83,6 +92,7 @@ class Block(nn.Module):
             q, k = norm(name="q_norm")(q), norm(name="k_norm")(k)
         turns = rope.frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         q, k = rotate(q, positions, *turns), rotate(k, positions, *turns)
+        q, k, v = (self.constrain(z, "heads") for z in (q, k, v))
         attended, kept = attend(q, k, v)
         attended = attended.reshape(*batch_and_time, -1)
         x = self.constrain(x + dense(config.hidden_size, use_bias=False, name="o")(attended), "residual")
@@ -97,8 +107,10 @@ class Block(nn.Module):
 class Model:
     """A model's shape and how to compute it; holds no arrays, and hashes, so that it can be a static argument.
 
-    `attention(q, k, v) -> out` is the training attention and `constrain(array, name) -> array` pins activations to a
-    mesh; both are injected. `dtype` is that of the computation; parameters are float32 unless cast by the caller.
+    `attention(q, k, v[, segment_ids]) -> out` is the training attention; `constrain(array, name) -> array` pins
+    activations to a mesh and `per_shard(function, weights, shared, rows, sums=None)` runs a function on each data
+    shard's rows (`parallel.make_constrain`, `parallel.make_per_shard`). All are injected. `dtype` is that of the
+    computation; parameters are float32 unless cast by the caller.
     """
 
     config: ModelConfig
@@ -107,6 +119,7 @@ class Model:
     remat: str = "none"
     attention: Callable = causal_attention
     constrain: Callable = lambda array, name: array
+    per_shard: Callable = lambda function, weights, shared, rows, sums=None: function(weights, shared, rows)
 
     def __post_init__(self):
         if self.remat not in REMAT_POLICIES:
@@ -119,9 +132,10 @@ class Model:
         # As large as what a layer adds to it: much smaller, and a token is drowned out by the first layers' outputs.
         embedding = nn.initializers.normal(config.hidden_size**-0.5)
         x, positions = jnp.zeros((1, 1, config.hidden_size)), jnp.zeros((1, 1), jnp.int32)
+        block = Block(config, self.dtype, lambda array, name: array)  # one row cannot be split over a mesh
 
         def init_layer(key):
-            return self.block.init(key, x, positions, lambda q, k, v: (q, None))["params"]
+            return block.init(key, x, positions, lambda q, k, v: (q, None))["params"]
 
         params = {
             "embed": {"embedding": embedding(embed_key, (config.vocab_size, config.hidden_size))},
@@ -145,16 +159,19 @@ class Model:
         norm = nn.RMSNorm(epsilon=self.config.norm_epsilon, dtype=self.dtype)
         return norm.apply({"params": params["final_norm"]}, x)
 
-    def hidden(self, params, tokens, positions=None):
+    def hidden(self, params, tokens, positions=None, segment_ids=None):
         """Final hidden states for training: tokens i32[B, T] -> [B, T, hidden], causal, no vocabulary projection.
 
+        Rows that hold several sequences come with positions and segment_ids i32[B, T]: no token sees another segment.
         `params` may be unstacked already (`unstack_layers`): then the layers are unrolled whatever `scan` says.
         """
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None]  # one row: a table of angles, not one a sequence
 
+        attention = self.attention if segment_ids is None else partial(self.attention, segment_ids=segment_ids)
+
         def layer(x, layer_params):
-            return self.block.apply({"params": layer_params}, x, positions, lambda *qkv: (self.attention(*qkv), None))
+            return self.block.apply({"params": layer_params}, x, positions, lambda *qkv: (attention(*qkv), None))
 
         unstacked = isinstance(params["layers"], list)
         scan = self.scan and not unstacked

@@ -1,0 +1,116 @@
+"""Fused attention for TPUs and NVIDIA GPUs behind the signature of `causal_attention`, and the choice among them.
+
+Every function here maps (query [B, T, H, D], key [B, T, K, D], value [B, T, K, D], segment_ids i32[B, T] or None) to
+[B, T, H, D]: causal, within segments, softmax in float32, H a multiple of K. None of them forms a [T, T] array in
+memory. The kernels are JAX's own; what is ours is the padding they need and where they run on a mesh.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from rpg_jax.models.attention import SAVED, causal_attention
+
+BLOCKS = (512, 256, 128)  # tokens of a splash block; the first that divides the padded length
+LANES = 128  # lengths are padded to a multiple of it
+CUDNN_HEAD = 8, 128  # cuDNN takes heads of a multiple of 8, at most 128
+PLATFORM = {"splash": "tpu", "pallas_gpu": "gpu", "cudnn": "gpu"}  # which a kernel is written for
+NAMES = ("auto", "blockwise", *PLATFORM)
+
+
+def make_attention(name, mesh, spec, *, dtype, head_dim):
+    """The attention function of a setting, for one mesh.
+
+    Args:
+      name: one of `NAMES`. "auto" is splash on TPU; on GPU, where cuDNN takes the heads, cuDNN for rows of one sequence
+        and Pallas for packed ones; else blockwise.
+      mesh: the platform of its devices decides.
+      spec: PartitionSpec of [B, T, H, D] arrays; a kernel runs on each device's own rows and heads.
+      dtype, head_dim: of the model.
+
+    Raises ValueError for an unknown name, a kernel of another platform, and heads that cuDNN does not take.
+    """
+    platform = mesh.devices.flat[0].platform
+    fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % CUDNN_HEAD[0] == 0 and head_dim <= CUDNN_HEAD[1]
+    if name not in NAMES:
+        raise ValueError(f"unknown model.attention {name!r}; known: {', '.join(NAMES)}")
+    if platform != PLATFORM.get(name, platform):
+        raise ValueError(
+            f"model.attention={name} runs on {PLATFORM[name].upper()} devices and this mesh has {platform.upper()} "
+            f"ones; choose auto or blockwise"
+        )
+    if name == "cudnn" and not fits_cudnn:
+        raise ValueError(
+            f"model.attention=cudnn takes heads in 16 bits, of a multiple of {CUDNN_HEAD[0]} and at most "
+            f"{CUDNN_HEAD[1]} numbers; this model's are {head_dim} in {jnp.dtype(dtype).name}; choose auto or blockwise"
+        )
+    kernels = {"splash": splash, "pallas_gpu": pallas_gpu, "cudnn": cudnn}
+    automatic = {"tpu": splash, "gpu": cudnn_or_pallas if fits_cudnn else None}
+    kernel = automatic.get(platform) if name == "auto" else kernels.get(name)
+    return on_mesh(kernel, mesh, spec) if kernel else causal_attention
+
+
+@functools.cache  # the same function for the same mesh: models that hold it stay equal
+def on_mesh(kernel, mesh, spec):
+    """A kernel as a function of global arrays: each device computes its own rows and heads."""
+
+    def attention(query, key, value, segment_ids=None):
+        arrays = (query, key, value) if segment_ids is None else (query, key, value, segment_ids)
+        in_specs = (spec, spec, spec, PartitionSpec(spec[0], None))[: len(arrays)]
+        return jax.shard_map(kernel, mesh=mesh, in_specs=in_specs, out_specs=spec, check_vma=False)(*arrays)
+
+    return attention
+
+
+def _padded(multiple, segment_ids, *arrays):
+    """The arrays with their length, axis 1, padded at the end, where causality hides it from every real token."""
+    extra = -arrays[0].shape[1] % multiple
+    arrays = [jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in arrays]
+    return *arrays, None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (0, extra)))
+
+
+def splash(query, key, value, segment_ids=None, *, interpret=False):
+    """The TPU splash kernel of `jax.experimental.pallas.ops.tpu`, with causal blocks skipped."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+    length, heads, dim = query.shape[1:]
+    query = query * dim**-0.5
+    query, key, value, segment_ids = _padded(LANES, segment_ids, query, key, value)
+    padded = query.shape[1]
+    block = next(size for size in BLOCKS if padded % size == 0)
+    mask = kernels.MultiHeadMask([kernels.CausalMask((padded, padded))] * heads)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    kernel = kernels.make_splash_mha_single_device(
+        mask,
+        block_sizes=kernels.BlockSizes(**{f"block_{name}": block for name in names}),
+        residual_checkpoint_name=SAVED,
+        interpret=interpret,
+    )
+    ids = None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids)
+    heads_first = [x.swapaxes(1, 2) for x in (query, key, value)]
+    return jax.vmap(kernel)(*heads_first, ids).swapaxes(1, 2)[:, :length]
+
+
+def pallas_gpu(query, key, value, segment_ids=None, *, interpret=False):
+    """The Triton kernel of `jax.experimental.pallas.ops.gpu`, which has no grouped queries: KV heads are repeated."""
+    from jax.experimental.pallas.ops.gpu import attention as kernels
+
+    length, heads, dim = query.shape[1:]
+    key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
+    query, key, value, segment_ids = _padded(LANES, segment_ids, query, key, value)
+    out = kernels.mha(query, key, value, segment_ids, sm_scale=dim**-0.5, causal=True, interpret=interpret)
+    return out[:, :length]
+
+
+def cudnn(query, key, value):
+    """cuDNN's flash attention; rows of one sequence, padded at the end."""
+    return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
+
+
+def cudnn_or_pallas(query, key, value, segment_ids=None):
+    """cuDNN, the faster one, where it can: it knows no segments."""
+    if segment_ids is None:
+        return cudnn(query, key, value)
+    return pallas_gpu(query, key, value, segment_ids)
