@@ -148,7 +148,7 @@ def test_scan_unrolled_unstacked_and_cached_agree(family):
 
 
 @pytest.mark.parametrize("scan", [True, False])
-@pytest.mark.parametrize("remat", ["dots", "full"])
+@pytest.mark.parametrize("remat", ["dots", "attention", "offload", "full"])
 def test_remat_changes_no_gradient_and_does_recompute(remat, scan):
     tokens = some_tokens((2, 9))
 
@@ -165,7 +165,7 @@ def test_remat_changes_no_gradient_and_does_recompute(remat, scan):
 
 
 def test_unknown_remat_size_and_shapes_are_named():
-    with pytest.raises(ValueError, match="remat policy 'some'.*none, dots, full"):
+    with pytest.raises(ValueError, match="remat policy 'some'.*none, dots, attention, offload, full"):
         Model(named("m1"), remat="some")
     with pytest.raises(ValueError, match="unknown model size 'qwen'.*qwen3-4b"):
         named("qwen")
