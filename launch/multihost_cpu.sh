@@ -9,7 +9,7 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-grace=10 # seconds for the others to end by themselves once one has ended
+grace=5 # seconds for the others to end by themselves once one has ended
 
 usage() {
   echo "error: $1; usage: launch/multihost_cpu.sh N [--devices=D] -- TRAIN_FLAGS" >&2
@@ -41,18 +41,15 @@ JAX_COORDINATOR_ADDRESS="localhost:$port"
 logs="$(mktemp -d)"
 pids=() statuses=()
 
-end_all() {
-  [[ ${#pids[@]} -eq 0 ]] || kill -KILL "${pids[@]}" 2>/dev/null || true
-  rm -rf "$logs"
-}
-trap end_all EXIT
-trap 'kill -TERM "${pids[@]}" 2>/dev/null || true' TERM
+trap '[[ ${#pids[@]} == 0 ]] || kill -KILL "${pids[@]}" || true; rm -rf "$logs"' EXIT
+trap 'kill -TERM "${pids[@]}" || true' TERM
 trap 'exit 130' INT
 
+exec 3>&2 2>/dev/null # bash would tell of every process that is killed, in its own words
 for ((i = 0; i < count; i++)); do
   command=("$python" -m rpg_jax.train "$@")
   if ((i == 0)); then
-    JAX_PROCESS_ID=0 "${command[@]}" </dev/null &
+    JAX_PROCESS_ID=0 "${command[@]}" </dev/null 2>&3 &
   else
     JAX_PROCESS_ID=$i "${command[@]}" </dev/null >"$logs/$i" 2>&1 &
   fi
@@ -64,7 +61,7 @@ first="" left=$count
 collect() {
   local i status
   for ((i = 0; i < count; i++)); do
-    if [[ -z "${statuses[i]:-}" ]] && ! kill -0 "${pids[i]}" 2>/dev/null; then
+    if [[ -z "${statuses[i]:-}" ]] && ! kill -0 "${pids[i]}"; then
       status=0
       wait "${pids[i]}" || status=$?
       statuses[i]=$status left=$((left - 1))
@@ -78,7 +75,7 @@ while ((left > 0)); do
   collect
   if [[ -n "$first" ]]; then
     deadline="${deadline:-$((SECONDS + grace))}"
-    ((SECONDS < deadline)) || kill -KILL "${pids[@]}" 2>/dev/null || true
+    ((SECONDS < deadline)) || kill -KILL "${pids[@]}" || true
   fi
   ((left == 0)) || sleep 0.2 || true
 done
@@ -92,7 +89,7 @@ same() { # whether every process ended with this status
 for status in 0 75; do ! same "$status" || exit "$status"; done
 for ((i = 0; i < count; i++)); do # whoever was refused knows why
   if [[ "${statuses[i]}" == 2 ]]; then
-    ((i == 0)) || tail -n 1 "$logs/$i" >&2
+    ((i == 0)) || tail -n 1 "$logs/$i" >&3
     exit 2
   fi
 done
@@ -102,7 +99,7 @@ if ((statuses[first] > 128)); then
 else
   how="ended with status ${statuses[first]}"
 fi
-((first == 0)) || tail -n 20 "$logs/$first" >&2
+((first == 0)) || tail -n 20 "$logs/$first" >&3
 echo "error: process $first of $count was lost: it $how, and the others were ended; start again to go on from the" \
-  "last checkpoint" >&2
+  "last checkpoint" >&3
 exit 1

@@ -6,6 +6,7 @@ Exit statuses: 0 done, 2 the user's mistake (one line, no traceback), 75 preempt
 import contextlib
 import errno
 import sys
+import traceback
 
 from absl import flags, logging
 
@@ -43,7 +44,16 @@ def in_words():
 def fail(message: str):
     """Prints one line on stderr and leaves with the status of a user's mistake."""
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
+    leave(2)
+
+
+def leave(status: int):
+    """Exits. A process of a job that failed leaves without the others, who may never come to their end."""
+    if status not in (0, PREEMPTED) and "jax" in sys.modules:
+        from rpg_jax.parallel import multihost
+
+        multihost.leave(status)
+    sys.exit(status)
 
 
 def _one_line(error) -> str:
@@ -63,6 +73,8 @@ def run(main, argv=None):
     module = sys.modules[main.__module__]
     if {"--help", "-h", "--helpfull"} & set(argv):
         print((module.__doc__ or "").strip(), flags.FLAGS.module_help(module), sep="\n")
+        if "rpg_jax.job" in sys.modules:
+            print(flags.FLAGS.module_help("rpg_jax.job"))
         sys.exit(0)
     try:
         rest = flags.FLAGS(argv)
@@ -83,8 +95,9 @@ def run(main, argv=None):
         status = main(rest)
     except Mistake as mistake:
         fail(str(mistake))
-    except OSError as error:
-        if error.errno not in _STORAGE_ERRORS:
-            raise
-        fail(f"{error.strerror}: {error.filename or 'while writing'}; what was saved before is intact")
-    sys.exit(status or 0)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _STORAGE_ERRORS:
+            fail(f"{error.strerror}: {error.filename or 'while writing'}; what was saved before is intact")
+        traceback.print_exc()
+        status = 1
+    leave(status or 0)

@@ -37,9 +37,9 @@ def joined():
     that it is asked counts as progress.
     """
     stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with cli.door():
         multihost.initialize(_MULTIHOST.value, _WAIT.value)
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with Watchdog(_WATCHDOG.value) as watchdog:
 
         def should_stop():
@@ -47,6 +47,12 @@ def joined():
             return multihost.any_process(stop.is_set())
 
         yield should_stop
+
+
+def say(text: str) -> None:
+    """Prints on the first process."""
+    if multihost.is_first():
+        print(text, flush=True)
 
 
 def check_same(config) -> None:

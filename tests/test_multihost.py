@@ -1,0 +1,291 @@
+"""Jobs of several processes: the launcher, what processes tell each other, a training run, and what is refused."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rpg_jax.parallel import multihost
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = "--config=configs/quickstart.py:smoke"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def members(count, command, devices=2, port=None):
+    """Starts the processes of a job; `command(index)` is the arguments of each."""
+    port = port or free_port()
+    shared = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(count)}
+    shared |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, command(index))],
+            cwd=ROOT,
+            env=os.environ | shared | {"JAX_PROCESS_ID": str(index)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(count)
+    ]
+
+
+# The launcher, with processes that are shell scripts.
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts the launcher of a clone whose python runs the given shell text as every process."""
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    (tmp_path / "launch" / "setup.sh").write_text("exit 0\n")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+
+    def start(text, *arguments):
+        python.write_text(f'#!/usr/bin/env bash\n[[ "$1" != -c ]] || exec "{sys.executable}" "$@"\n{text}\n')
+        python.chmod(0o755)
+        return subprocess.Popen(
+            ["bash", tmp_path / "launch" / "multihost_cpu.sh", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def outcome(process, timeout=60):
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def test_every_process_is_given_its_identity_and_the_flags(launch):
+    text = (
+        'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES: $JAX_NUM_CPU_DEVICES at $JAX_COORDINATOR_ADDRESS: $*" >&2; exit 1'
+    )
+    status, _, err = outcome(launch(text, "1", "--devices=4", "--", "--a", "b c"))
+    assert status == 1
+    assert err.startswith("0 of 1: 4 at localhost:") and err.splitlines()[0].endswith(": -m rpg_jax.train --a b c")
+
+
+def test_only_the_first_process_is_heard_when_all_goes_well(launch):
+    assert outcome(launch("echo $JAX_PROCESS_ID", "3", "--")) == (0, "0\n", "")
+
+
+def test_a_mistake_is_printed_once(launch):
+    assert outcome(launch("echo 'error: no' >&2; exit 2", "3", "--")) == (2, "", "error: no\n")
+
+
+def test_a_mistake_of_one_process_is_its_last_line(launch):
+    text = "[[ $JAX_PROCESS_ID == 1 ]] || exec sleep 60\necho noise >&2; echo 'error: here' >&2; exit 2"
+    assert outcome(launch(text, "2", "--")) == (2, "", "error: here\n")
+
+
+@pytest.mark.parametrize(
+    ("death", "how"), [("kill -KILL $$", "was killed by signal 9 (KILL)"), ("exit 7", "ended with status 7")]
+)
+def test_a_lost_process_is_named_and_the_others_end(launch, death, how):
+    begin = time.monotonic()
+    job = launch(f"[[ $JAX_PROCESS_ID == 1 ]] || exec sleep 60\necho last words >&2; {death}", "3", "--")
+    status, _, err = outcome(job)
+    assert status == 1 and time.monotonic() - begin < 20
+    assert err.splitlines() == [
+        "last words",
+        f"error: process 1 of 3 was lost: it {how}, and the others were ended; start again to go on from the last "
+        "checkpoint",
+    ]
+
+
+def test_sigterm_is_passed_on_and_75_comes_back(launch, tmp_path):
+    mark = tmp_path / "started"
+    job = launch(f"trap 'exit 75' TERM; touch {mark}-$JAX_PROCESS_ID; while :; do sleep 0.1; done", "2", "--")
+    while not all((tmp_path / f"started-{i}").exists() for i in range(2)):
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    assert outcome(job) == (75, "", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["0", "--"], ["two", "--"], ["2"], ["2", "--device=2", "--"]])
+def test_wrong_arguments_of_the_launcher(launch, arguments):
+    status, _, err = outcome(launch("exit 0", *arguments))
+    assert status == 2 and err.startswith("error: ") and "usage" in err and err.count("\n") == 1
+
+
+# Joining.
+
+WHOLE = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+
+
+def test_identity():
+    assert multihost.identity({}) is None
+    found = multihost.identity(WHOLE)
+    assert (found["coordinator_address"], found["num_processes"], found["process_id"]) == ("host:1", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2 is out of range.*0 to 1"),
+        ({"JAX_PROCESS_ID": "-1"}, "JAX_PROCESS_ID=-1: expected a whole number"),
+        ({"JAX_NUM_PROCESSES": "many"}, "JAX_NUM_PROCESSES=many"),
+        ({"JAX_NUM_PROCESSES": ""}, "and JAX_NUM_PROCESSES not"),
+        ({"JAX_COORDINATOR_ADDRESS": "host"}, "JAX_COORDINATOR_ADDRESS=host: expected HOST:PORT"),
+    ],
+)
+def test_an_environment_that_makes_no_sense(changes, message):
+    with pytest.raises(ValueError, match=message):
+        multihost.identity(WHOLE | changes)
+
+
+def test_a_coordinator_that_cannot_be_reached_is_one_line(tmp_path):
+    port = free_port()
+    flags = ["-m", "rpg_jax.train", CONFIG, f"--workdir={tmp_path / 'run'}", "--coordinator_timeout=1"]
+    process = members(2, lambda index: flags if index else ["-c", ""], port=port)[1]
+    status, _, err = outcome(process)
+    assert status == 2 and not (tmp_path / "run").exists()
+    assert err == (
+        f"error: process 1 could not reach the coordinator at localhost:{port} within 1 s; start every process, or "
+        f"raise --coordinator_timeout\n"
+    )
+
+
+def test_hosts_with_other_configs_are_named(tmp_path):
+    def flags(index):
+        return ["-m", "rpg_jax.train", CONFIG, f"--workdir={tmp_path / 'run'}", f"--config.steps={3 + index}"]
+
+    for status, _, err in map(outcome, members(2, flags)):
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert status == 2 and len(errors) == 1 and "Traceback" not in err, err
+        assert "process 1 has config.steps=4, process 0 3; start all of them" in errors[0]
+    assert not (tmp_path / "run").exists()
+
+
+# What processes tell each other.
+
+EXCHANGE = """
+import json, sys
+from rpg_jax import parallel
+from rpg_jax.parallel import multihost
+
+multihost.initialize(False, 60)
+me = int(sys.argv[1])
+told = {"any": [multihost.any_process(flag) for flag in (False, me == 1, True)]}
+told["gather"] = [(one["me"], len(one["text"])) for one in multihost.gather({"me": me, "text": "é" * (70_000 * me)})]
+
+def caught(call):
+    try:
+        with multihost.together():
+            call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+told["together"] = [caught(lambda: None), caught(lambda: me and [].pop())]
+told["same"] = []
+for settings in ({"a": 1}, {"a": 1, "b": me}, {"a": 1} | ({"code of x.py": "ff"} if me else {})):
+    try:
+        multihost.check_same(settings)
+        told["same"].append(None)
+    except ValueError as error:
+        told["same"].append(str(error))
+for name, sizes in dict(rows=(4, 1, 1), both=(1, 4, 1), tensor=(1, 1, 4), mixed=(2, 1, 2)).items():
+    rows = multihost.row_indices(parallel.make_mesh(*sizes), 8)
+    told[name] = rows.tolist(), multihost.gather_rows(rows, [f"{row}" for row in rows])
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told():
+    found = [outcome(process) for process in members(2, lambda index: ["-c", EXCHANGE, index])]
+    assert [status for status, _, _ in found] == [0, 0], found
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in found]
+
+
+def test_flags_and_values_of_all_processes(told):
+    for one in told:
+        assert one["any"] == [False, True, True]
+        assert one["gather"] == [[0, 0], [1, 70_000]]  # more than is exchanged at a time
+
+
+def test_what_is_raised_on_one_process_is_raised_on_all(told):
+    assert told[0]["together"] == [None, "ValueError: process 1: pop from empty list"]
+    assert told[1]["together"] == [None, "IndexError: pop from empty list"]
+
+
+def test_every_difference_is_named_with_its_process(told):
+    for one in told:
+        assert one["same"][0] is None
+        assert "process 1 has b=1, process 0 0;" in one["same"][1] and "a=" not in one["same"][1]
+        assert "process 1 has code of x.py='ff', process 0 None;" in one["same"][2]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shares"),
+    [
+        ("rows", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("both", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("tensor", [list(range(8))] * 2),  # one row shard over both processes: each holds every row
+        ("mixed", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ],
+)
+def test_rows_of_a_process_and_of_all(told, mesh, shares):
+    assert [one[mesh][0] for one in told] == shares
+    assert [one[mesh][1] for one in told] == [[str(row) for row in range(8)]] * 2
+
+
+def test_a_process_alone_is_a_job_of_one():
+    assert multihost.gather([1, "a"]) == [[1, "a"]] and multihost.any_process(True)
+    assert multihost.gather_rows([1, 0], ["b", "a"]) == ["a", "b"]
+    with pytest.raises(KeyError), multihost.together():
+        raise KeyError("x")
+
+
+# The watchdog.
+
+HANG = """
+import time
+import jax
+from rpg_jax.training import watchdog
+
+with watchdog.Watchdog(0.8) as dog:
+    for _ in range(4):
+        time.sleep(0.4)
+        dog.tick()
+    jax.monitoring.record_event_duration_secs(watchdog._LOWERED, 0.0)
+    time.sleep(1.6)  # as long as XLA likes
+    jax.monitoring.record_event_duration_secs(watchdog._COMPILED, 1.6)
+    print("alive", flush=True)
+    def waits_forever():
+        time.sleep(60)
+    waits_forever()
+"""
+
+
+def test_the_watchdog_ends_a_process_that_hangs_but_not_one_that_compiles():
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", HANG], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1 and time.monotonic() - begin < 40
+    assert done.stdout == "alive\n"
+    assert done.stderr.startswith("error: no progress for 1 s, more than --watchdog_seconds=0.8")
+    assert "in waits_forever" in done.stderr and "Thread" in done.stderr
+
+
+def test_a_watchdog_of_zero_seconds_never_fires():
+    from rpg_jax.training.watchdog import Watchdog
+
+    with Watchdog(0.0) as dog:
+        dog.tick()
+        time.sleep(0.1)
