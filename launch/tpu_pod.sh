@@ -10,7 +10,7 @@
 #   --before=CMD   what each worker runs in the repository before it trains: to fetch weights and data
 #   --dry-run      print the commands
 #
-# The files that git tracks or does not ignore are sent as they are when the script starts. A pod of that name that is
+# The files that git tracks are sent as they are on disk when the script starts. A pod of that name that is
 # there is used. When training was stopped after saving (status 75) or the pod was preempted, it is made anew if need be
 # and training goes on from the bucket. Where this script ends early, training goes on; the same command follows it.
 # At the end the workdir is copied here. JAX_COMPILATION_CACHE_DIR, a bucket too, outlives the pod.
@@ -96,7 +96,7 @@ train="cd rpg-jax && JAX_COMPILATION_CACHE_DIR=$cache flock .training .venv/bin/
 train+=" $(quoted "$@")"
 
 mkdir -p runs
-run bash -c "git ls-files --cached --others --exclude-standard -z | tar -czf $(quoted "runs/$archive") --null -T -"
+run bash -c "git ls-files -z | tar -czf $(quoted "runs/$archive") --null -T -"
 ((!delete)) || trap 'tpu delete' EXIT
 ready
 while :; do
