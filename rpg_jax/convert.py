@@ -173,7 +173,7 @@ def staged(target):
 
 def size_of(folder) -> int:
     """Bytes of all files under a folder."""
-    return sum(file.stat().length for file in epath.Path(folder).rglob("*") if file.is_file())
+    return sum((root / name).stat().length for root, _, names in epath.Path(folder).walk() for name in names)
 
 
 def print_summary(title, source, reading, written, writing):

@@ -30,7 +30,10 @@ def clone(tmp_path):
     root = tmp_path / "a clone"
     for folder in ("launch", ".ci"):
         shutil.copytree(ROOT / folder, root / folder)
-    (root / "requirements.txt").write_text("# nothing\n")
+    for file in (root / "requirements.txt", root / "third_party" / "transformers" / "requirements.txt"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("# nothing\n")
+    fake(root / ".venv-transformers" / "bin" / "python", "")
     return root
 
 
@@ -133,7 +136,7 @@ def test_pytest_has_the_last_word(clone, tmp_path, script, status):
 def test_options_reach_pytest(clone, tmp_path):
     calls = fake_venv(clone)
     run(["bash", clone / "launch/test.sh", "-k", "two words"], tmp_path)
-    assert calls()[-1] == "-m pytest -k two words"
+    assert calls()[-1] == "-m pytest -n2 --dist=loadfile -k two words"
 
 
 def test_quickstart_trains_evaluates_and_names_the_figure(clone, tmp_path):
