@@ -1,5 +1,7 @@
 """From sampled responses to what an update learns from: log-probs of the fixed policies, rewards, advantages."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
@@ -7,40 +9,52 @@ from jax.sharding import NamedSharding
 from rpg_jax import parallel
 from rpg_jax.models import token_logprobs_and_entropy, unstack_layers
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.training.update import split_rows
+from rpg_jax.training.packing import map_first, split, unpacked
 from rpg_jax.types import TrainBatch
 
 
 def make_sampling_params(model, optimizer, mesh, shapes):
-    """Builds the jitted `policy(state) -> params to sample from`: x of schedule-free, cast, unstacked, laid out."""
+    """Builds the jitted `policy(state) -> params to sample from`: x of schedule-free, cast, unstacked, laid out.
+
+    `shapes` is the state or its shapes, for its shardings. The state stays: nothing of it is donated.
+    """
 
     def policy(state):
         params = optimizer.evaluation_params(state.opt_state, state.params)
         return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), params))
 
     out_shardings = parallel.shardings(mesh, jax.eval_shape(policy, shapes), parallel.SAMPLING)
-    return jax.jit(policy, out_shardings=out_shardings)
+    return jax.jit(policy, in_shardings=(parallel.shardings(mesh, shapes),), out_shardings=out_shardings)
 
 
 def make_experience(model, objective, optimizer, mesh, *, rows, temperature, logprob_chunk):
-    """Builds the jitted `experience(state, rollout, reward f32[P, G]) -> (TrainBatch, metrics)`.
+    """Builds the jitted `experience(state, rollout, reward f32[P, G], start=None, count=all) -> (TrainBatch, metrics)`.
 
     The behavior policy is the one that sampled (x under schedule-free), recomputed by the trainer at the sampling
     temperature; the reference is the behavior policy itself unless the state holds another. Advantages and corrections
-    are the objective's, over all P·G responses at once.
+    are the objective's, over all P·G responses at once. The rollout is donated; every process gives the same reward.
     """
+    by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
-    def score(params, tokens, mask):
+    def score(params, tokens, mask, start, count):
         def one(micro):
-            return token_logprobs_and_entropy(model, params, *micro, temperature=temperature, chunk=logprob_chunk)
+            return token_logprobs_and_entropy(model, params, **micro, temperature=temperature, chunk=logprob_chunk)
 
-        return jax.tree.map(lambda x: x.reshape(tokens.shape), jax.lax.map(one, split_rows(mesh, (tokens, mask), rows)))
+        values = map_first(one, count, split(mesh, start, tokens, mask, rows))
+        values = jax.tree.map(lambda x: x.reshape(tokens.shape), values)
+        return values if start is None else jax.tree.map(lambda x: jnp.where(mask, unpacked(start, x), 0.0), values)
 
-    def experience(state, rollout, reward):
+    def experience(state, rollout, reward, start=None, count=None):
+        rollout = jax.lax.with_sharding_constraint(rollout, by_rows)
+        reward = jax.lax.with_sharding_constraint(reward, replicated)
+        state = jax.lax.with_sharding_constraint(state, parallel.shardings(mesh, state))
         tokens, mask = rollout.tokens, rollout.response_mask
         params = optimizer.evaluation_params(state.opt_state, state.params)
-        behavior, entropy = score(params, tokens, mask)
-        reference = behavior if state.reference.params is None else score(state.reference.params, tokens, mask)[0]
+        count = tokens.shape[0] // rows if count is None else count
+        behavior, entropy = score(params, tokens, mask, start, count)
+        reference = behavior
+        if state.reference.params is not None:
+            reference, _ = score(state.reference.params, tokens, mask, start, count)
         weight, corrected = objective.corrections(behavior, rollout.sampler_logp, mask)
         batch = TrainBatch(
             tokens=tokens,
@@ -50,7 +64,6 @@ def make_experience(model, objective, optimizer, mesh, *, rows, temperature, log
             advantage=objective.advantages(reward, behavior, reference, mask),
             weight=weight,
         )
-        batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
         gap = jnp.abs(behavior - rollout.model_logp)
         metrics = corrected | {
             "entropy": metric.mean_of(entropy, mask),
@@ -61,21 +74,30 @@ def make_experience(model, objective, optimizer, mesh, *, rows, temperature, log
         }
         return batch, metrics
 
-    return jax.jit(experience)
+    return jax.jit(experience, donate_argnums=1, out_shardings=(by_rows, replicated))
 
 
-@jax.jit
 def take_rows(tree, rows):
-    """The given rows of every [B, ...] leaf."""
-    return jax.tree.map(lambda x: x[rows], tree)
+    """The given rows of every [B, ...] leaf, spread over the mesh that the leaves lie on."""
+    return _take_rows(parallel.mesh_of(jax.tree.leaves(tree)[0]), tree, rows)
 
 
-@jax.jit
 def merge_rows(kept, fresh, source):
-    """Row i of the result is row `source[i]` of `fresh`, or row i of `kept` where `source[i]` is -1."""
+    """Row i of the result is row `source[i]` of `fresh`, or row i of `kept`, donated, where `source[i]` is -1."""
+    return _merge_rows(parallel.mesh_of(jax.tree.leaves(fresh)[0]), kept, fresh, source)
 
+
+@partial(jax.jit, static_argnums=0)
+def _take_rows(mesh, tree, rows):
+    taken = jax.tree.map(lambda x: x[rows], tree)
+    return jax.lax.with_sharding_constraint(taken, NamedSharding(mesh, parallel.ROWS))
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _merge_rows(mesh, kept, fresh, source):
     def merge(old, new):
         taken = new[jnp.maximum(source, 0)]
         return jnp.where((source >= 0).reshape(-1, *(1,) * (new.ndim - 1)), taken, old)
 
-    return jax.tree.map(merge, kept, fresh)
+    merged = jax.tree.map(merge, kept, fresh)
+    return jax.lax.with_sharding_constraint(merged, NamedSharding(mesh, parallel.ROWS))

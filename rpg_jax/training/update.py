@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from rpg_jax import parallel
 from rpg_jax.models import stack_layers, token_logprobs, unstack_layers
 from rpg_jax.objectives import metrics as metric
+from rpg_jax.training.packing import microbatches
 from rpg_jax.types import Reference, TrainState
 
 KL_AVERAGE_DECAY = 0.9  # of the moving average that the `kl_target` reference schedule watches
@@ -26,7 +27,7 @@ def init_state(optimizer, mesh, params) -> TrainState:
         return TrainState(zero, params, optimizer.transformation.init(params), reference, jnp.zeros(2, jnp.int32))
 
     shapes = jax.eval_shape(build, params)
-    return jax.jit(build, out_shardings=parallel.shardings(mesh, shapes))(params)
+    return jax.jit(build, donate_argnums=0, out_shardings=parallel.shardings(mesh, shapes))(params)
 
 
 def init_params(model, mesh, seed: int):
@@ -36,55 +37,50 @@ def init_params(model, mesh, seed: int):
     return jax.jit(model.init, out_shardings=parallel.shardings(mesh, shapes))(key)
 
 
-def split_rows(mesh, tree, rows: int):
-    """[B, ...] leaves to [B / rows, rows, ...], rows spread over the mesh. For use inside jit."""
-    sharding = NamedSharding(mesh, parallel.MICROBATCHES)
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x.reshape(-1, rows, *x.shape[1:]), sharding), tree)
-
-
 def make_update(
     model, objective, optimizer, mesh, shapes, *, rows, temperature, clip_norm, logprob_chunk, denominator=None
 ):
-    """Builds the jitted `update(state, batch: TrainBatch, count) -> (state, metrics)`; `state` is donated.
+    """Builds the jitted `update(state, batch: TrainBatch, count, start=None) -> (state, metrics)`; `state` is donated.
 
     `shapes` is the state or its shapes, for its shardings. `rows` is the microbatch size and must divide the batch;
-    only the first `count` (i32[]) microbatches are used. `denominator` is the number that reduction="constant" divides
-    by. An update whose loss or gradient is not finite is skipped and counted in `state.skipped`.
+    only the first `count` (i32[]) microbatches are used, of rows packed where `start` says (`packing.plan`) or of rows
+    as they are. `denominator` is the number that reduction="constant" divides by. An update whose loss or gradient is
+    not finite is skipped and counted in `state.skipped`.
     """
+    state_shardings = parallel.shardings(mesh, shapes)
 
-    def loss(params, micro, total):
-        with jax.named_scope("policy_logprobs"):
-            logp = token_logprobs(
-                model, params, micro.tokens, micro.response_mask, temperature=temperature, chunk=logprob_chunk
-            )
-        value, metrics = objective(
-            logp,
-            micro.behavior_logp,
-            micro.advantage,
-            micro.response_mask,
-            reference_logp=micro.reference_logp,
-            weight=micro.weight,
-            denominator=total,
-        )
-        return value, metrics
-
-    def update(state, batch, count):
-        micro_batches = split_rows(mesh, batch, rows)
+    def update(state, batch, count, start=None):
+        state = jax.lax.with_sharding_constraint(state, state_shardings)
+        batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
+        micro = microbatches(mesh, start, batch, rows)
         total = objective.count(batch.response_mask) if denominator is None else denominator
+
+        def loss(params, index):
+            model_rows, sequences, undo = micro(index)
+            with jax.named_scope("policy_logprobs"):
+                logp = undo(token_logprobs(model, params, **model_rows, temperature=temperature, chunk=logprob_chunk))
+            return objective(
+                logp,
+                sequences.behavior_logp,
+                sequences.advantage,
+                sequences.response_mask,
+                reference_logp=sequences.reference_logp,
+                weight=sequences.weight,
+                denominator=total,
+            )
+
         gradient = jax.value_and_grad(loss, has_aux=True)
         # Unrolled layers are cut out of the stack once, not once a microbatch.
         params = state.params if model.scan else unstack_layers(state.params)
 
         def body(index, carry):
-            micro = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), micro_batches)
             value, metrics, grads = carry
-            (more, more_metrics), more_grads = gradient(params, micro, total)
+            (more, more_metrics), more_grads = gradient(params, index)
             return value + more, metric.merge(metrics, more_metrics), jax.tree.map(jnp.add, grads, more_grads)
 
-        first = jax.tree.map(lambda x: x[0], micro_batches)
-        (value, metrics), _ = jax.eval_shape(gradient, params, first, total)
-        start = jnp.zeros(value.shape, value.dtype), metric.empty(metrics), jax.tree.map(jnp.zeros_like, params)
-        value, metrics, grads = jax.lax.fori_loop(0, count, body, start)
+        (value, metrics), _ = jax.eval_shape(gradient, params, count)
+        nothing = jnp.zeros(value.shape, value.dtype), metric.empty(metrics), jax.tree.map(jnp.zeros_like, params)
+        value, metrics, grads = jax.lax.fori_loop(0, count, body, nothing)
         grads = grads if model.scan else stack_layers(grads)
 
         with jax.named_scope("optimizer"):
@@ -109,4 +105,5 @@ def make_update(
         metrics["update_norm"] = metric.mean_of(jnp.where(finite, optax.tree.norm(steps), 0.0))
         return state, metrics
 
-    return jax.jit(update, donate_argnums=0, out_shardings=(parallel.shardings(mesh, shapes), None))
+    replicated = NamedSharding(mesh, parallel.REPLICATED)
+    return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings, replicated))

@@ -1,0 +1,145 @@
+"""Microbatches of a batch: rows as they are, or several sequences packed into a row, and the way back.
+
+A batch whose lengths vary is mostly padding. Packed, its sequences stand end to end in as few rows as hold them, told
+apart by segment ids, with positions that start again for each. The plan is made on the host from lengths alone, so that
+every process makes the same one, and it is data: one number a sequence. Shapes are those of the batch, of which only
+the first microbatches are computed, so that no plan compiles anything anew.
+
+The objective never sees packed rows: log-probs are computed on them and gathered back, one sequence a row.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from rpg_jax import parallel
+
+
+def plan(lengths, columns: int, rows: int, pack: bool):
+    """How a batch goes into microbatches.
+
+    Args:
+      lengths: i32[B], tokens of each sequence that a gradient may depend on, from its first to its last trained one.
+      columns: T, length of a row; rows: of a microbatch, dividing B.
+
+    Returns:
+      (start i32[B] or None when not packed, number of microbatches, fraction of their T columns that is padding).
+    """
+    start, used = first_fit(lengths, columns) if pack else (None, len(lengths))
+    count = -(-used // rows)
+    return start, count, 1.0 - float(np.sum(lengths)) / max(count * rows * columns, 1)
+
+
+def first_fit(lengths, columns: int):
+    """First-fit decreasing: each sequence, the longest first, goes into the first row that has room for it.
+
+    Returns:
+      start i32[B], where a sequence's first token stands, counted along row after row; B * columns for one without
+      tokens, which stands nowhere. And the number of rows used, at most B.
+    """
+    lengths = np.asarray(lengths)
+    room = np.full(len(lengths), columns)
+    start = np.full(len(lengths), len(lengths) * columns, np.int32)
+    for sequence in np.argsort(-lengths, kind="stable"):
+        if lengths[sequence]:
+            row = np.argmax(room >= lengths[sequence])
+            start[sequence] = (row + 1) * columns - room[row]
+            room[row] -= lengths[sequence]
+    return start, int((room < columns).sum())
+
+
+def row_lengths(mask):
+    """Columns up to and including the last true one: bool[B, T] -> i32[B]."""
+    return jnp.max(jnp.where(mask, jnp.arange(1, mask.shape[1] + 1, dtype=jnp.int32), 0), -1)
+
+
+def lengths_on_host(mask) -> np.ndarray:
+    """`row_lengths` of a global array, all of them on every process."""
+    replicated = NamedSharding(parallel.mesh_of(mask), parallel.REPLICATED)
+    return np.asarray(jax.jit(row_lengths, out_shardings=replicated)(mask))
+
+
+def packed(start, tokens, mask) -> dict:
+    """The packed rows of a batch, as keyword arguments of `token_logprobs`.
+
+    Args:
+      start: i32[B], of `first_fit`; tokens: i32[B, T]; mask: bool[B, T].
+
+    Returns:
+      tokens, mask, positions and segment_ids, each [B, T]; padding is a segment of its own.
+    """
+    rows, columns = tokens.shape
+    begins = jnp.zeros(rows * columns, jnp.int32).at[start].add(1, mode="drop")
+    sequence = jnp.argsort(start)[jnp.cumsum(begins) - 1]
+    position = jnp.arange(rows * columns, dtype=jnp.int32) - start[sequence]
+    real = (position >= 0) & (position < row_lengths(mask)[sequence])
+    source = jnp.where(real, sequence * columns + position, 0)
+    flat = dict(
+        tokens=jnp.where(real, tokens.reshape(-1)[source], 0),
+        mask=real & mask.reshape(-1)[source],
+        positions=jnp.where(real, position, 0),
+        segment_ids=jnp.where(real, sequence, -1).astype(jnp.int32),
+    )
+    return {name: array.reshape(rows, columns) for name, array in flat.items()}
+
+
+def unpacked(start, values):
+    """The way back: values [R, T] of packed rows to [B, T], column t of a sequence's token t.
+
+    Off a sequence's own tokens, and where `start` leads out of the R rows, it holds values of others.
+    """
+    index = start[:, None] + jnp.arange(values.shape[1])
+    return values.reshape(-1)[jnp.clip(index, 0, values.size - 1)]
+
+
+def split_rows(mesh, tree, rows: int):
+    """[B, ...] leaves to [B / rows, rows, ...], rows spread over the mesh. For use inside jit."""
+    sharding = NamedSharding(mesh, parallel.MICROBATCHES)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x.reshape(-1, rows, *x.shape[1:]), sharding), tree)
+
+
+def split(mesh, start, tokens, mask, rows: int) -> dict:
+    """Microbatches [B / rows, rows, T] of a batch's rows, packed unless `start` is None: what `token_logprobs` takes."""
+    whole = dict(tokens=tokens, mask=mask) if start is None else packed(start, tokens, mask)
+    return split_rows(mesh, whole, rows)
+
+
+def entry(tree, index):
+    """Entry `index` of every leaf."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
+
+
+def microbatches(mesh, start, batch, rows: int):
+    """Builds `micro(index) -> (rows of the model, sequences, undo)` over a `TrainBatch`.
+
+    The rows are keyword arguments of `token_logprobs`, the sequences a TrainBatch, one a row, and `undo` brings
+    log-probs of those rows to the sequences' columns. Of packed rows the sequences are the whole batch with the mask of
+    those that stand in this microbatch: as many as there may be, and cheap beside the model.
+    """
+    model_rows = split(mesh, start, batch.tokens, batch.response_mask, rows)
+    if start is None:
+        sequences = split_rows(mesh, batch, rows)
+        return lambda index: (entry(model_rows, index), entry(sequences, index), lambda logp: logp)
+    size = rows * batch.tokens.shape[1]
+
+    def micro(index):
+        here = batch.response_mask & (start // size == index)[:, None]
+        undo = lambda logp: unpacked(start - index * size, logp)  # noqa: E731
+        return entry(model_rows, index), dataclasses.replace(batch, response_mask=here), undo
+
+    return micro
+
+
+def map_first(function, count, tree):
+    """`jax.lax.map` over the first `count` (i32[]) entries of every leaf; zeros for the others."""
+    length = jax.tree.leaves(tree)[0].shape[0]
+    shapes = jax.eval_shape(function, jax.eval_shape(lambda: entry(tree, 0)))
+    start = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes)
+
+    def body(index, values):
+        return jax.tree.map(lambda x, new: x.at[index].set(new), values, function(entry(tree, index)))
+
+    return jax.lax.fori_loop(0, count, body, start)
