@@ -1,0 +1,84 @@
+"""What accelerators can do, by the public figures of those who make them, and the slices that exist."""
+
+from typing import NamedTuple
+
+GIB = 2**30
+_GOOGLE = "https://docs.cloud.google.com/tpu/docs"
+_FLAT = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
+
+
+class Chip(NamedTuple):
+    """One accelerator, which JAX sees as one device."""
+
+    memory: float  # bytes of HBM that programs may use
+    bandwidth: float  # bytes/s between HBM and the cores
+    flops: float  # dense bfloat16 FLOP/s at peak
+    links: float  # bytes/s that it sends to its neighbors: half of the bidirectional figure
+    network: float | None  # bytes/s that it sends to other machines; None where a slice is one interconnect
+    machine: int | None  # chips of a machine, beyond which `network` bounds; None as above
+    topologies: tuple[str, ...] | None  # slices that exist; None: any number of whole machines, or a part of one
+    source: str
+
+
+# Memory of TPUs is what the compiler of libtpu 0.0.42 allows (its own words when a program is too large): 16, 95 and
+# 32 GB on the pages below, of which the system keeps a little.
+CHIPS = {
+    "v5e": Chip(15.75 * GIB, 819e9, 197e12, 200e9, None, None, _FLAT, f"{_GOOGLE}/v5e"),
+    "v5p": Chip(95.74 * GIB, 2765e9, 459e12, 600e9, None, None, _CUBES, f"{_GOOGLE}/v5p"),
+    "v6e": Chip(31.25 * GIB, 1638e9, 918e12, 400e9, None, None, _FLAT, f"{_GOOGLE}/v6e"),
+    "a100": Chip(
+        80e9, 2039e9, 312e12, 300e9, 25e9, 8, None, "https://www.nvidia.com/en-us/data-center/a100 (SXM, 80 GB)"
+    ),
+    "h100": Chip(80e9, 3350e9, 989e12, 450e9, 50e9, 8, None, "https://www.nvidia.com/en-us/data-center/h100 (SXM)"),
+    "h200": Chip(141e9, 4800e9, 989e12, 450e9, 50e9, 8, None, "https://www.nvidia.com/en-us/data-center/h200 (SXM)"),
+}
+COMPILED = tuple(name for name, chip in CHIPS.items() if chip.topologies)  # the others are modelled from shapes
+
+
+class Topology(NamedTuple):
+    """A slice of TPUs or a number of GPUs."""
+
+    name: str
+    chip: Chip
+    devices: int
+
+    @property
+    def compiled(self) -> bool:
+        """Whether programs are compiled for it; else they are modelled."""
+        return self.chip.topologies is not None
+
+    def wire(self) -> float:
+        """Bytes/s that a device sends in a collective over all devices."""
+        chip = self.chip
+        return chip.links if chip.machine is None or self.devices <= chip.machine else chip.network
+
+
+def parse(names: str) -> list[Topology]:
+    """Reads `v5p:2x2x4,h100:8`.
+
+    Raises:
+      ValueError: a chip or a topology that does not exist, with those that do.
+    """
+    return [_parse(name.strip()) for name in names.split(",")]
+
+
+def _parse(name: str) -> Topology:
+    kind, _, shape = name.partition(":")
+    if kind not in CHIPS:
+        raise ValueError(f"--topology={name}: unknown chip {kind!r}; known: {', '.join(CHIPS)}, as v5p:2x2x4 or h100:8")
+    chip = CHIPS[kind]
+    if chip.topologies is not None:
+        if shape not in chip.topologies:
+            raise ValueError(f"--topology={name} does not exist; there are {kind}:{{{','.join(chip.topologies)}}}")
+        devices = 1
+        for side in shape.split("x"):
+            devices *= int(side)
+        return Topology(name, chip, devices)
+    count = int(shape) if shape.isdecimal() else 0
+    if count < 1 or (count > chip.machine and count % chip.machine):
+        raise ValueError(
+            f"--topology={name} does not exist; there are {kind}:N with N up to {chip.machine} GPUs of one machine, or "
+            f"a multiple of {chip.machine}"
+        )
+    return Topology(name, chip, count)
