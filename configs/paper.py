@@ -169,6 +169,7 @@ def get_config(variant=""):
             dtype="bfloat16",
             scan=True,
             remat="full",
+            attention="auto",
         )
     )
     config.mesh.update(dict(data=1, fsdp=-1, tensor=1))

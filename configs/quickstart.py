@@ -16,7 +16,9 @@ def get_config(variant=""):
     config.seed = 0
     config.steps = 110
 
-    config.model = ConfigDict(dict(size="tiny", checkpoint=placeholder(str), dtype="float32", scan=False, remat="none"))
+    config.model = ConfigDict(
+        dict(size="tiny", checkpoint=placeholder(str), dtype="float32", scan=False, remat="none", attention="auto")
+    )
     config.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1))
     config.data = ConfigDict(
         dict(
@@ -82,7 +84,7 @@ def get_config(variant=""):
         )
     )
     config.reference = ConfigDict(dict(mode="iterative", every=placeholder(int), kl_target=placeholder(float)))
-    config.learner = ConfigDict(dict(epochs=1, minibatch_prompts=8, microbatch_rows=8, logprob_chunk=32))
+    config.learner = ConfigDict(dict(epochs=1, minibatch_prompts=8, microbatch_rows=8, logprob_chunk=32, pack=False))
     config.optimizer = ConfigDict(
         dict(
             name="schedule_free_adamw",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rpg_jax import data, objectives, parallel
 from rpg_jax.models import Model, huggingface, named, unstack_layers
+from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.training import weights
 from rpg_jax.training.checkpoints import Checkpoints
@@ -41,8 +42,11 @@ class Run:
     loop: LoopSettings
 
 
-def build_run(config, log=print) -> Run:
-    """Builds and checks everything that costs little; raises ValueError for a config that makes no sense."""
+def build_run(config, log=print, *, devices=None, problems=None) -> Run:
+    """Builds and checks everything that costs little; raises ValueError for a config that makes no sense.
+
+    `devices` are all there are, and `problems` are read as the config says, if None.
+    """
     if config.rollout.top_k or config.rollout.top_p != 1.0:
         raise ValueError(
             "training samples the whole distribution: filters take away the behavior policy's support, and with it the "
@@ -62,6 +66,7 @@ def build_run(config, log=print) -> Run:
         minibatch_prompts=config.learner.minibatch_prompts,
         microbatch_rows=config.learner.microbatch_rows,
         epochs=config.learner.epochs,
+        pack=config.learner.pack,
         evaluate_every=config.evaluation.every,
         save_every=config.checkpoint.every,
         most_skipped=config.checkpoint.most_skipped,
@@ -70,16 +75,30 @@ def build_run(config, log=print) -> Run:
     updates = config.steps * config.learner.epochs * config.rollout.prompts // config.learner.minibatch_prompts
     optimizer = make_optimizer(**given(config.optimizer, "clip_norm"), total_steps=updates)
     reference = ReferenceSchedule(**given(config.reference))
-    mesh = parallel.make_mesh(**config.mesh)
+    mesh = parallel.make_mesh(**config.mesh, devices=devices)
+    check_rows(config, mesh, rollout)
     check_warm_start(config.warm_start)
-    problems = build_data(config, log)
+    problems = problems or build_data(config, log)
     if not len(problems.problems("heldout")):
         raise ValueError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
-    model = build_model(config.model, problems.tokenizer, rollout.max_prompt + rollout.max_new)
+    longest = rollout.max_prompt + rollout.max_new
+    model = build_model(config.model, problems.tokenizer, longest, mesh, pack=config.learner.pack)
     # A real set may have the name of a generated task: its answers are mathematics all the same.
     by_default = {} if "tasks" in config.data else {"function": "dapo"}
     scorer = Scorer(**by_default | given(config.reward, "scale"))
     return Run(mesh, problems, model, scorer, objective, optimizer, rollout, reference, loop)
+
+
+def check_rows(config, mesh, rollout):
+    """Raises ValueError for a number of rows that the mesh does not divide."""
+    warm = config.warm_start
+    counts = {
+        "rollout.prompts x rollout.samples": rollout.prompts * rollout.samples,
+        "rollout.oversample x rollout.prompts": rollout.fresh_prompts,
+        "rollout.slots": rollout.slots,
+        "learner.microbatch_rows": config.learner.microbatch_rows,
+    }
+    parallel.check_rows(mesh, counts | ({"warm_start.microbatch_rows": warm.microbatch_rows} if warm.steps else {}))
 
 
 def check_warm_start(warm):
@@ -127,8 +146,11 @@ def build_data(config, log):
     )
 
 
-def build_model(section, tokenizer, longest: int) -> Model:
-    """The model of a config's `model` section, for sequences of at most `longest` tokens; no weights yet."""
+def build_model(section, tokenizer, longest: int, mesh, pack=False) -> Model:
+    """The model of a config's `model` section on a mesh, for sequences of at most `longest` tokens; no weights yet.
+
+    With `pack`, its attention is to tell apart several sequences in a row.
+    """
     if (section.size is None) == (section.checkpoint is None):
         raise ValueError(
             f"model.size={section.size!r} and model.checkpoint={section.checkpoint!r}: set one of them, a named size "
@@ -147,7 +169,20 @@ def build_model(section, tokenizer, longest: int) -> Model:
         raise ValueError(
             f"max_prompt + max_new = {longest} tokens exceed the {shape.max_length} of model {where!r}; lower them"
         )
-    return Model(shape, dtype=jnp.dtype(section.dtype), scan=section.scan, remat=section.remat)
+    dtype = jnp.dtype(section.dtype)
+    heads = parallel.sharding.ACTIVATIONS["heads"]
+    attention = make_attention(section.attention, mesh, heads, dtype=dtype, head_dim=shape.head_dim, pack=pack)
+    model = Model(
+        shape,
+        dtype=dtype,
+        scan=section.scan,
+        remat=section.remat,
+        attention=attention,
+        constrain=parallel.make_constrain(mesh),
+        per_shard=parallel.make_per_shard(mesh),
+    )
+    parallel.check_model(mesh, model)
+    return model
 
 
 def build_state(run: Run, params):
@@ -203,7 +238,7 @@ def checkpoint_params(folder, model, mesh):
         parallel.shardings(mesh, shapes),
     )
     out_shardings = parallel.shardings(mesh, jax.eval_shape(unstack_layers, shapes), parallel.SAMPLING)
-    return jax.jit(unstack_layers, out_shardings=out_shardings)(weights.load(folder, laid_out))
+    return jax.jit(unstack_layers, donate_argnums=0, out_shardings=out_shardings)(weights.load(folder, laid_out))
 
 
 @dataclasses.dataclass(frozen=True)

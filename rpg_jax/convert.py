@@ -122,6 +122,7 @@ def of_run() -> Source:
     path = pathlib.Path(_WORKDIR.value)
     folder = workdir.checkpoint_dir(path, _CHECKPOINT_DIR.value)
     settings = workdir.read_config(folder)
+    settings.model.attention = "auto"  # training's, perhaps on another kind of device
     generated = "tasks" in settings.data
     if not generated:  # the training set is not needed, and may not be on this machine
         settings.data.train = None

@@ -177,6 +177,7 @@ def watch(subject: Subject, place, should_stop) -> bool:
 def of_run(place) -> Subject:
     """The run whose checkpoints are in a folder, on its own held-out problems or on `--data`."""
     config = workdir.read_config(place)
+    config.model.attention = "auto"  # training's, perhaps on another kind of device
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(train=None, heldout=_DATA.value or config.data.heldout)
     config.reward.function = _REWARD.value or config.reward.function or ("dapo" if _DATA.value else None)
@@ -208,9 +209,11 @@ def of_checkpoint(folder) -> Subject:
     """Weights from a folder, on `--data`."""
     settings = with_flags(k=32, temperature=1.0, max_prompt=1024, max_new=3072, slots=64, rows=16, seed=0)
     tokenizer = data.load_tokenizer(_TOKENIZER.value or folder, _TEMPLATE.value)
-    section = ConfigDict(dict(size=None, checkpoint=folder, dtype=_DTYPE.value, scan=False, remat="none"))
-    model = build.build_model(section, tokenizer, settings["max_prompt"] + settings["max_new"])
+    section = ConfigDict(
+        dict(size=None, checkpoint=folder, dtype=_DTYPE.value, scan=False, remat="none", attention="auto")
+    )
     mesh = parallel.make_mesh()
+    model = build.build_model(section, tokenizer, settings["max_prompt"] + settings["max_new"], mesh)
 
     def find(_):
         return dict(checkpoint=str(folder)), lambda: build.checkpoint_params(folder, model, mesh)

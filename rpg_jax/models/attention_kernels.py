@@ -20,7 +20,7 @@ PLATFORM = {"splash": "tpu", "pallas_gpu": "gpu", "cudnn": "gpu"}  # which a ker
 NAMES = ("auto", "blockwise", *PLATFORM)
 
 
-def make_attention(name, mesh, spec, *, dtype, head_dim):
+def make_attention(name, mesh, spec, *, dtype, head_dim, pack=False):
     """The attention function of a setting, for one mesh.
 
     Args:
@@ -28,9 +28,9 @@ def make_attention(name, mesh, spec, *, dtype, head_dim):
         and Pallas for packed ones; else blockwise.
       mesh: the platform of its devices decides.
       spec: PartitionSpec of [B, T, H, D] arrays; a kernel runs on each device's own rows and heads.
-      dtype, head_dim: of the model.
+      dtype, head_dim: of the model; pack: whether rows may hold several sequences.
 
-    Raises ValueError for an unknown name, a kernel of another platform, and heads that cuDNN does not take.
+    Raises ValueError for an unknown name, a kernel of another platform, and heads or rows that cuDNN does not take.
     """
     platform = mesh.devices.flat[0].platform
     fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % CUDNN_HEAD[0] == 0 and head_dim <= CUDNN_HEAD[1]
@@ -45,6 +45,11 @@ def make_attention(name, mesh, spec, *, dtype, head_dim):
         raise ValueError(
             f"model.attention=cudnn takes heads in 16 bits, of a multiple of {CUDNN_HEAD[0]} and at most "
             f"{CUDNN_HEAD[1]} numbers; this model's are {head_dim} in {jnp.dtype(dtype).name}; choose auto or blockwise"
+        )
+    if name == "cudnn" and pack:
+        raise ValueError(
+            "model.attention=cudnn knows one sequence a row and learner.pack puts several there; choose auto or "
+            "pallas_gpu, or learner.pack=False"
         )
     kernels = {"splash": splash, "pallas_gpu": pallas_gpu, "cudnn": cudnn}
     automatic = {"tpu": splash, "gpu": cudnn_or_pallas if fits_cudnn else None}

@@ -28,15 +28,16 @@ def make_sampling_params(model, optimizer, mesh, shapes):
 
 
 def make_experience(model, objective, optimizer, mesh, *, rows, temperature, logprob_chunk):
-    """Builds the jitted `experience(state, rollout, reward f32[P, G], start=None, count=all) -> (TrainBatch, metrics)`.
+    """Builds the jitted `experience(state, rollout, reward f32[P, G], count=all, start=None) -> (TrainBatch, metrics)`.
 
     The behavior policy is the one that sampled (x under schedule-free), recomputed by the trainer at the sampling
     temperature; the reference is the behavior policy itself unless the state holds another. Advantages and corrections
     are the objective's, over all P·G responses at once. The rollout is donated; every process gives the same reward.
+    `count` and `start` are those of `packing.plan` over all responses: rows go through the model packed or as they are.
     """
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
-    def score(params, tokens, mask, start, count):
+    def score(params, tokens, mask, count, start):
         def one(micro):
             return token_logprobs_and_entropy(model, params, **micro, temperature=temperature, chunk=logprob_chunk)
 
@@ -44,17 +45,17 @@ def make_experience(model, objective, optimizer, mesh, *, rows, temperature, log
         values = jax.tree.map(lambda x: x.reshape(tokens.shape), values)
         return values if start is None else jax.tree.map(lambda x: jnp.where(mask, unpacked(start, x), 0.0), values)
 
-    def experience(state, rollout, reward, start=None, count=None):
+    def experience(state, rollout, reward, count=None, start=None):
         rollout = jax.lax.with_sharding_constraint(rollout, by_rows)
         reward = jax.lax.with_sharding_constraint(reward, replicated)
         state = jax.lax.with_sharding_constraint(state, parallel.shardings(mesh, state))
         tokens, mask = rollout.tokens, rollout.response_mask
         params = optimizer.evaluation_params(state.opt_state, state.params)
         count = tokens.shape[0] // rows if count is None else count
-        behavior, entropy = score(params, tokens, mask, start, count)
+        behavior, entropy = score(params, tokens, mask, count, start)
         reference = behavior
         if state.reference.params is not None:
-            reference, _ = score(state.reference.params, tokens, mask, start, count)
+            reference, _ = score(state.reference.params, tokens, mask, count, start)
         weight, corrected = objective.corrections(behavior, rollout.sampler_logp, mask)
         batch = TrainBatch(
             tokens=tokens,

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.training import evaluation
+from rpg_jax.parallel import multihost
+from rpg_jax.training import evaluation, packing
 from rpg_jax.training.compilations import CompilationCounter
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.phases import phase
@@ -33,13 +34,14 @@ class LoopSettings:
     minibatch_prompts: int
     microbatch_rows: int
     epochs: int
+    pack: bool  # several sequences a row, in updates and log-prob passes
     evaluate_every: int
     save_every: int
     most_skipped: int  # non-finite updates in a row that end the run
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            if field.name != "seed" and getattr(self, field.name) < 1:
+            if field.name not in ("seed", "pack") and getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1")
         rows = self.minibatch_prompts * self.samples
         if self.prompts % self.minibatch_prompts:
@@ -59,6 +61,10 @@ class LoopSettings:
             for some in groups.reshape(-1, self.minibatch_prompts):
                 yield (some[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
 
+    def plan(self, lengths, columns):
+        """`packing.plan` of a batch of such rows."""
+        return packing.plan(lengths, columns, self.microbatch_rows, self.pack)
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -66,8 +72,8 @@ class Parts:
 
     sampling_params: Callable  # (state) -> params
     collect: Callable  # (params, stream, step) -> Collected
-    experience: Callable  # (state, rollout, reward) -> (TrainBatch, metrics)
-    update: Callable  # (state, batch, count) -> (state, metrics)
+    experience: Callable  # (state, rollout, reward, count, start) -> (TrainBatch, metrics)
+    update: Callable  # (state, batch, count, start) -> (state, metrics)
     refresh: Callable  # (state) -> state with a new reference
     evaluate: Callable  # (params, should_stop=) -> iterator over Answered
     reference: Any  # ReferenceSchedule
@@ -104,14 +110,17 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
         collected = parts.collect(parts.sampling_params(state), parts.stream, step)
     clock = Clock(**collected.seconds)
     with phase("experience"):
-        batch, before = parts.experience(state, collected.rollout, jnp.asarray(collected.reward))
+        lengths, columns = packing.lengths_on_host(collected.rollout.response_mask), collected.rollout.tokens.shape[1]
+        reward = jnp.asarray(collected.reward)
+        batch, before = parts.experience(state, collected.rollout, reward, *settings.plan(lengths, columns))
         jax.block_until_ready(batch)
     clock.lap("experience")
-    count = settings.minibatch_prompts * settings.samples // settings.microbatch_rows
-    during = None
+    during, microbatches = None, 0
     with phase("update"):
         for rows in settings.minibatches(step):
-            state, metrics = parts.update(state, take_rows(batch, rows), jnp.int32(count))
+            count, start = settings.plan(lengths[rows], columns)
+            state, metrics = parts.update(state, take_rows(batch, rows), count, start)
+            microbatches += int(count)
             during = metrics if during is None else metric.merge(during, metrics)
         row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
     clock.lap("update")
@@ -119,6 +128,8 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
     row |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
     row["throughput/rollout_tokens_per_second"] = collected.tokens / clock.seconds["rollout"]
     row["throughput/update_tokens_per_second"] = trained / clock.seconds["update"]
+    tokens = microbatches * settings.microbatch_rows * columns
+    row["train/padding_waste"] = 1.0 - settings.epochs * int(lengths.sum()) / tokens
     row["train/updates"], row["train/skipped_updates"] = int(state.step), int(state.skipped[0])
     return state, collected, row
 
@@ -212,5 +223,5 @@ def accuracy(row: dict) -> float | None:
 
 def report(collected) -> None:
     """The first of a step's failed rewards, on stderr."""
-    for line in collected.failures[:WARNINGS]:
+    for line in collected.failures[:WARNINGS] if multihost.is_first() else ():
         print(f"warning: {line}; counted as wrong", file=sys.stderr)

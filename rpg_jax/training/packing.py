@@ -19,18 +19,17 @@ from rpg_jax import parallel
 
 
 def plan(lengths, columns: int, rows: int, pack: bool):
-    """How a batch goes into microbatches.
+    """How a batch goes into microbatches, decided on the host.
 
     Args:
       lengths: i32[B], tokens of each sequence that a gradient may depend on, from its first to its last trained one.
       columns: T, length of a row; rows: of a microbatch, dividing B.
 
     Returns:
-      (start i32[B] or None when not packed, number of microbatches, fraction of their T columns that is padding).
+      (number of microbatches i32[], start i32[B] of `first_fit` or None when not packed): what `update` is called with.
     """
     start, used = first_fit(lengths, columns) if pack else (None, len(lengths))
-    count = -(-used // rows)
-    return start, count, 1.0 - float(np.sum(lengths)) / max(count * rows * columns, 1)
+    return np.int32(-(-used // rows)), start
 
 
 def first_fit(lengths, columns: int):
@@ -89,10 +88,13 @@ def packed(start, tokens, mask) -> dict:
 def unpacked(start, values):
     """The way back: values [R, T] of packed rows to [B, T], column t of a sequence's token t.
 
-    Off a sequence's own tokens, and where `start` leads out of the R rows, it holds values of others.
+    Off a sequence's own tokens, and where `start` leads out of the R rows, it holds zeros or values of others. Slices,
+    not single numbers, are gathered: a sequence stands in one piece.
     """
-    index = start[:, None] + jnp.arange(values.shape[1])
-    return values.reshape(-1)[jnp.clip(index, 0, values.size - 1)]
+    columns = values.shape[1]
+    flat = jnp.pad(values.reshape(-1), (columns, columns))
+    begin = jnp.clip(start + columns, 0, flat.size - columns)
+    return jax.vmap(lambda at: jax.lax.dynamic_slice(flat, (at,), (columns,)))(begin)
 
 
 def split_rows(mesh, tree, rows: int):

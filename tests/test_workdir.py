@@ -1,0 +1,144 @@
+"""Where a run's checkpoints are, who finds them, and what a run says when memory runs out; the window of a profile."""
+
+import importlib.util
+import json
+import pathlib
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import quickstart
+from rpg_jax import cli, workdir
+from rpg_jax.training import loop, phases, profile
+
+
+@pytest.fixture
+def config():
+    return quickstart.get_config("smoke")
+
+
+def begin(folder):
+    (folder / "checkpoints" / "1").mkdir(parents=True)
+
+
+def test_checkpoints_lie_in_the_workdir_unless_told_otherwise(tmp_path, config):
+    path, folder = workdir.open_workdir(tmp_path / "run", config, False)
+    assert pathlib.Path(folder) == path and sorted(p.name for p in path.iterdir()) == ["config.json"]
+    begin(path)
+    with pytest.raises(cli.Mistake, match="--checkpoint_dir="):
+        workdir.open_workdir(tmp_path / "run", config, False, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_another_place_is_remembered_and_knows_the_run(tmp_path, config, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "bucket" / "mine"
+    path, folder = workdir.open_workdir("run", config, False, "bucket/mine")
+    assert pathlib.Path(folder) == place and json.loads((place / "config.json").read_text())["steps"] == config.steps
+    begin(place)
+    monkeypatch.chdir(tmp_path / "bucket")  # the place's name holds from anywhere
+    assert pathlib.Path(workdir.checkpoint_dir(tmp_path / "run")) == place
+    with pytest.raises(cli.Mistake, match="bucket/mine, not in"):
+        workdir.checkpoint_dir(tmp_path / "run", tmp_path / "other")
+    # A new machine has no workdir: the place itself refuses another config, and gives it to readers.
+    config.steps += 1
+    with pytest.raises(cli.Mistake, match="steps: 3 -> 4"):
+        workdir.open_workdir(tmp_path / "new", config, False, f"{place}/")
+    assert not (tmp_path / "new").exists()
+    assert workdir.read_config(workdir.checkpoint_dir(tmp_path / "new", place)).steps == 3
+    workdir.open_workdir(tmp_path / "new", config, True, place)
+    assert workdir.read_config(place).steps == 4
+
+
+@pytest.mark.parametrize("place", ["/proc/rpg", "nothing://bucket/run", "gs://bucket/run"])
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, config, place):
+    if place.startswith("gs:") and importlib.util.find_spec("gcsfs"):
+        pytest.skip("gcsfs is installed, and would ask the network")
+    with pytest.raises(cli.Mistake) as caught:
+        workdir.open_workdir(tmp_path / "run", config, False, place)
+    assert place in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def out_of_memory(*_, **__):
+    return jnp.zeros((1 << 50,)).block_until_ready()
+
+
+PARTS = {
+    "rollout": ("collect", "rollout.slots"),
+    "experience": ("experience", "learner.microbatch_rows"),
+    "update": ("update", "model.remat"),
+    "reference": ("refresh", "reference.mode=iterative"),
+    "evaluation": ("evaluate", "rollout.slots"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_out_of_memory_names_the_phase_and_what_to_lower(name):
+    """JAX's own error, raised in one part of a step whose other parts do nothing."""
+    part, remedy = PARTS[name]
+    rollout = types.SimpleNamespace(tokens=jnp.zeros((4, 3), int), response_mask=jnp.ones((4, 3), bool))
+    collected = types.SimpleNamespace(rollout=rollout, reward=np.zeros((2, 2)), seconds={"rollout": 1.0, "reward": 0.0})
+    parts = dict(
+        reference=types.SimpleNamespace(is_due=lambda state: name == "reference"),
+        sampling_params=lambda state: None,
+        stream=None,
+        should_stop=lambda: False,
+        collect=lambda *_: collected,
+        experience=lambda *_: (jnp.zeros(4), {}),
+        update=None,
+        refresh=None,
+        evaluate=None,
+        checkpoints=None,
+        log=None,
+        traced=None,
+    )
+    parts = loop.Parts(**parts | {part: out_of_memory})
+    settings = loop.LoopSettings(
+        steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, pack=False, evaluate_every=1,
+        save_every=1, most_skipped=1,
+    )  # fmt: skip
+    with pytest.raises(cli.Mistake) as caught, cli.in_words():
+        if name == "evaluation":
+            loop.evaluated(parts, None)
+        else:
+            loop.rl_step(parts, settings, None, 0)
+    text = str(caught.value)
+    assert repr(name) in text and remedy in text and "RESOURCE_EXHAUSTED" in text and "rpg_jax.plan" in text
+    assert "\n" not in text
+
+
+def test_other_errors_of_jax_stay_what_they_are():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), cli.in_words(), phases.phase("update"):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a failure that is nobody's mistake")
+
+
+def test_the_window_of_a_profile():
+    assert profile.window("2:4", 10) == range(2, 4) and not profile.window(None, 10)
+    for text in ("4:2", "3:3", "-1:2", "1", "a:b", "1:2:3", "9:11", ""):
+        with pytest.raises(ValueError, match=r"START:STOP.*STOP <= 10"):
+            profile.window(text, 10)
+
+
+def test_only_the_window_is_traced(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **_: calls.append(folder))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
+
+    def run(start, window, leave=None):
+        calls.clear()
+        steps = profile.traced(range(start, 6), window, "folder")
+        for step in steps:
+            calls.append(step)
+            if step == leave:
+                steps.close()
+        return calls[:]
+
+    assert run(0, range(2, 4)) == [0, 1, "folder", 2, 3, "stop", 4, 5]
+    assert run(3, range(2, 4)) == ["folder", 3, "stop", 4, 5]  # resumed within it
+    assert run(4, range(2, 4)) == [4, 5]
+    assert run(4, range(4, 6)) == ["folder", 4, 5, "stop"]
+    assert run(1, range(2, 4), leave=2) == [1, "folder", 2, "stop"]  # preempted within it
