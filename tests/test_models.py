@@ -160,8 +160,9 @@ def test_remat_changes_no_gradient_and_does_recompute(remat, scan):
     params = randomized(plain)
     for a, b in zip(*(jax.tree.leaves(gradient(m)(params)) for m in (plain, saved)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    exponentials = [str(jax.make_jaxpr(gradient(m))(params)).count(" exp ") for m in (saved, plain)]
-    assert exponentials[0] > exponentials[1]
+    jaxprs = [str(jax.make_jaxpr(gradient(m))(params)) for m in (saved, plain)]
+    recomputed = "logistic" if remat == "attention" else " exp "  # what this policy does not keep
+    assert jaxprs[0].count(recomputed) > jaxprs[1].count(recomputed)
 
 
 def test_unknown_remat_size_and_shapes_are_named():

@@ -3,6 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rpg_jax import parallel
@@ -16,10 +18,14 @@ def shapes():
     return jax.eval_shape(MODEL.init, jax.random.key(0))
 
 
+def mesh_of_sizes(*sizes):
+    """A mesh of devices of which none need exist."""
+    return AbstractMesh(sizes, parallel.mesh.AXES, axis_types=(AxisType.Auto,) * 3)
+
+
 def specs(tree, table, mesh=(2, 2, 2)):
-    """Leaf name -> PartitionSpec on a mesh of that many devices, none of which need exist."""
-    mesh = AbstractMesh(mesh, parallel.mesh.AXES, axis_types=(AxisType.Auto,) * 3)
-    leaves = jax.tree_util.tree_leaves_with_path(parallel.shardings(mesh, tree, table))
+    """Leaf name -> PartitionSpec."""
+    leaves = jax.tree_util.tree_leaves_with_path(parallel.shardings(mesh_of_sizes(*mesh), tree, table))
     return {parallel.leaf_name(path): sharding.spec for path, sharding in leaves}
 
 
@@ -42,9 +48,49 @@ def test_optimizer_moments_are_laid_out_like_their_parameters():
     assert set(moments.values()) == {PartitionSpec(None, "fsdp", "tensor")}
 
 
-def test_a_mesh_that_does_not_divide_names_the_parameter():
-    with pytest.raises(ValueError, match=r"layers/down/kernel \(2, 32, 16\).*'fsdp' of size 3.*16"):
-        specs(shapes(), parallel.TRAINING[2:], mesh=(1, 3, 1))
+def test_a_mesh_that_does_not_divide_names_the_parameter_and_what_would_do():
+    with pytest.raises(ValueError) as error:
+        specs(shapes(), parallel.TRAINING, mesh=(1, 3, 1))
+    assert str(error.value) == (
+        "embed/embedding (64, 16): mesh.fsdp=3 does not divide 16; for this model mesh.fsdp may be 1, 2, 4, 8, 16"
+    )
+    # A tensor axis of 4 divides every parameter, but would cut each of the 2 KV heads in two.
+    parallel.shardings(mesh_of_sizes(1, 1, 4), shapes())
+    with pytest.raises(
+        ValueError, match=r"kv_heads \(2,\): mesh.tensor=4 does not divide 2;.*mesh.tensor may be 1, 2$"
+    ):
+        parallel.check_model(mesh_of_sizes(1, 1, 4), MODEL)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
+def test_the_sizes_named_are_those_that_are_accepted(hidden, mlp, fsdp):
+    tree = {
+        "gate": jax.ShapeDtypeStruct((1, hidden, mlp), float),
+        "down": jax.ShapeDtypeStruct((1, mlp, hidden), float),
+    }
+    tree = {"layers": {name: {"kernel": leaf} for name, leaf in tree.items()}}
+    try:
+        parallel.shardings(mesh_of_sizes(1, fsdp, 1), tree)
+    except ValueError as error:
+        *_, listed = str(error).partition("may be ")
+        assert [int(n) for n in listed.split(", ")] == [n for n in range(1, hidden + 1) if hidden % n == 0]
+        assert hidden % fsdp
+    else:
+        assert hidden % fsdp == 0
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 5))
+def test_rows_that_do_not_divide_name_their_key_and_multiples(count, data, fsdp):
+    mesh, shards = mesh_of_sizes(data, fsdp, 2), data * fsdp
+    if count % shards == 0:
+        return parallel.check_rows(mesh, {"rollout.slots": count})
+    with pytest.raises(ValueError, match=f"^rollout.slots makes {count} rows.*= {data} x {fsdp}; ") as error:
+        parallel.check_rows(mesh, {"fine": 7 * shards, "rollout.slots": count})
+    *_, listed = str(error.value).partition("such as ")
+    near = [int(n) for n in listed.split(", ")]
+    assert all(n % shards == 0 and abs(n - count) < shards and n > 0 for n in near) and len(near) == 1 + (
+        count > shards
+    )
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, -1, 1), (0, 1, 1)])

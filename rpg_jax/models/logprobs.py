@@ -10,24 +10,27 @@ import jax
 import jax.numpy as jnp
 
 
-def token_logprobs(model, params, tokens, mask, *, temperature=1.0, chunk=64):
+def token_logprobs(model, params, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64):
     """log p(tokens[b, t] | tokens[b, :t]) at a temperature, where `mask` is true; 0 elsewhere.
 
     Args:
       model: a `Model`; params: its tree.
       tokens: i32[B, T]; mask: bool[B, T] (column 0 has no context and gives 0).
+      positions, segment_ids: i32[B, T], for rows of several sequences; a sequence's first token must not be masked in.
       temperature: logits are divided by it; a traced scalar is fine, and a constant to gradients.
       chunk: columns per step; memory, not values, depend on it.
 
     Returns:
       [B, T], float32 or wider.
     """
-    return _chunked(model, params, tokens, mask, temperature, chunk, _logprob)[0]
+    return _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, _logprob)[0]
 
 
-def token_logprobs_and_entropy(model, params, tokens, mask, *, temperature=1.0, chunk=64):
+def token_logprobs_and_entropy(
+    model, params, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64
+):
     """As `token_logprobs`, with the entropy [B, T] in nats of each position's distribution."""
-    return _chunked(model, params, tokens, mask, temperature, chunk, _logprob_and_entropy)
+    return _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, _logprob_and_entropy)
 
 
 def _logprob(logits, targets):
@@ -41,66 +44,101 @@ def _logprob_and_entropy(logits, targets):
     return jnp.take_along_axis(logp, targets[..., None], -1)[..., 0], entropy
 
 
-def _chunked(model, params, tokens, mask, temperature, chunk, measure):
-    hidden = model.hidden(params, tokens)
-    batch, length, _ = hidden.shape
+def _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, measure):
+    hidden = model.hidden(params, tokens, positions, segment_ids)
+    length = hidden.shape[1]
     mask = mask & (jnp.arange(length) > 0)
     # Column t is predicted by the hidden state of column t - 1.
     hidden = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    chunk = min(chunk, length)
-    count = -(-length // chunk)
-
-    def split(x):
-        x = jnp.pad(x, ((0, 0), (0, count * chunk - length)) + ((0, 0),) * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(batch, count, chunk, *x.shape[2:]), 1, 0)
-
     table = "embed" if model.config.tied_embeddings else "head"
-    head = {table: params[table]}
-    values = _scan_chunks(model, measure, head, split(hidden), (split(tokens), split(mask), temperature))
-    return tuple(jnp.moveaxis(v, 0, 1).reshape(batch, -1)[:, :length] for v in values)
+    return _by_chunks(model, measure, min(chunk, length), {table: params[table]}, hidden, (tokens, mask, temperature))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _scan_chunks(model, measure, head, hidden, constants):
-    """Measures hidden [count, B, chunk, D] chunk by chunk, skipping those without a token; values [count, B, chunk].
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _by_chunks(model, measure, chunk, head, hidden, constants):
+    """Measures hidden [B, T, D] in chunks of columns, skipping those without a token; a tuple of [B, T].
 
     The backward pass is written out because autodiff of a `cond` in a `scan` keeps one copy of the vocabulary matrix a
-    chunk. It recomputes a chunk's logits and adds to one gradient of the matrix, which skipped chunks leave alone.
+    chunk. It recomputes a chunk's logits and adds to one gradient of the matrix, which skipped chunks leave alone. On
+    a mesh each data shard goes through its own rows: the matrix is gathered once before all chunks and its gradient
+    added up over the shards once after them, not once a chunk.
     """
     tokens, mask, temperature = constants
 
-    def step(_, chunk):
-        hidden, tokens, mask = chunk
-        measured = partial(_measured, model, measure, tokens, mask, temperature)
-        skipped = lambda *args: _zeros_of(measured, *args)  # noqa: E731
-        return None, jax.lax.cond(mask.any(), measured, skipped, head, hidden)
+    def on_shard(head, shared, rows):
+        used, temperature = shared
 
-    return jax.lax.scan(step, None, (hidden, tokens, mask))[1]
+        def step(_, part):
+            used, hidden, tokens, mask = part
+            measured = partial(_measured, model, measure, tokens, mask, temperature)
+            skipped = lambda *args: _zeros_of(measured, *args)  # noqa: E731
+            return None, jax.lax.cond(used, measured, skipped, head, hidden)
+
+        values = jax.lax.scan(step, None, (used, *_split(rows, chunk)))[1]
+        return None, _join(values, hidden.shape[1])
+
+    return model.per_shard(
+        on_shard, _narrow(model, head), (_used(mask, chunk), temperature), (hidden, tokens, mask)
+    )[1]  # fmt: skip
 
 
-def _scan_forward(model, measure, head, hidden, constants):
-    return _scan_chunks(model, measure, head, hidden, constants), (head, hidden, constants)
+def _forward(model, measure, chunk, head, hidden, constants):
+    return _by_chunks(model, measure, chunk, head, hidden, constants), (head, hidden, constants)
 
 
-def _scan_backward(model, measure, saved, d_values):
+def _backward(model, measure, chunk, saved, d_values):
     head, hidden, (tokens, mask, temperature) = saved
 
-    def step(d_head, chunk):
-        hidden, tokens, mask, d_values = chunk
+    def on_shard(narrow, shared, rows):
+        used, temperature = shared
 
-        def measured(d_head):
-            _, back = jax.vjp(partial(_measured, model, measure, tokens, mask, temperature), head, hidden)
-            more, d_hidden = back(d_values)
-            return jax.tree.map(jnp.add, d_head, more), d_hidden
+        def step(d_head, part):
+            used, hidden, tokens, mask, d_values = part
 
-        return jax.lax.cond(mask.any(), measured, lambda d_head: (d_head, jnp.zeros_like(hidden)), d_head)
+            def measured(d_head):
+                _, back = jax.vjp(partial(_measured, model, measure, tokens, mask, temperature), narrow, hidden)
+                more, d_hidden = back(d_values)
+                return jax.tree.map(lambda total, more: total + more.astype(total.dtype), d_head, more), d_hidden
 
-    start = jax.tree.map(jnp.zeros_like, head)
-    d_head, d_hidden = jax.lax.scan(step, start, (hidden, tokens, mask, d_values))
+            return jax.lax.cond(used, measured, lambda d_head: (d_head, jnp.zeros_like(hidden)), d_head)
+
+        start = jax.tree.map(lambda x, like: jnp.zeros(x.shape, like.dtype), narrow, head)
+        d_head, d_hidden = jax.lax.scan(step, start, (used, *_split(rows, chunk)))
+        return d_head, _join(d_hidden, hidden.shape[1])
+
+    shared, rows = (_used(mask, chunk), temperature), (hidden, tokens, mask, d_values)
+    d_head, d_hidden = model.per_shard(on_shard, _narrow(model, head), shared, rows, sums=head)
     return d_head, d_hidden, None
 
 
-_scan_chunks.defvjp(_scan_forward, _scan_backward)
+_by_chunks.defvjp(_forward, _backward)
+
+
+def _narrow(model, head):
+    """The vocabulary matrix in the compute dtype: what the projection reads, and all that has to be gathered."""
+    return jax.tree.map(lambda x: x.astype(model.dtype), head)
+
+
+def _used(mask, chunk):
+    """Whether any row has a token in a chunk: bool[chunks]. Of all shards' rows, so that all skip the same ones."""
+    return _split(mask, chunk).any((1, 2))
+
+
+def _split(tree, chunk):
+    """Leaves [B, T, ...] as [chunks, B, chunk, ...]."""
+
+    def split(x):
+        batch, length = x.shape[:2]
+        count = -(-length // chunk)
+        x = jnp.pad(x, ((0, 0), (0, count * chunk - length)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(batch, count, chunk, *x.shape[2:]), 1, 0)
+
+    return jax.tree.map(split, tree)
+
+
+def _join(tree, length):
+    """The inverse of `_split`."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :length], tree)
 
 
 def _measured(model, measure, tokens, mask, temperature, head, hidden):

@@ -152,7 +152,8 @@ class Model:
 
     def embed(self, params, tokens):
         """[B, T] token ids to [B, T, hidden] in the compute dtype."""
-        return self.constrain(jnp.take(params["embed"]["embedding"], tokens, axis=0).astype(self.dtype), "residual")
+        x = jnp.take(params["embed"]["embedding"], tokens, axis=0).astype(self.dtype)
+        return self.constrain(self.constrain(x, "lookup"), "residual")
 
     def normalize(self, params, x):
         """The final RMSNorm: what the vocabulary projection reads."""

@@ -1,6 +1,8 @@
 """Continuous batching as functions on explicit state: prefill, insert, decode_step, advance.
 
-N requests wait in a queue, a slot runs one at a time, and idle slots are refilled inside the jitted program.
+N requests wait in a queue, a slot runs one at a time, and idle slots are refilled inside the jitted program. On a mesh
+these functions see one data shard (`parallel.over_rows`): its own queue, prompts and slots. Only the conditions of
+loops are agreed with the other shards, so that all of them take the same number of steps.
 """
 
 import dataclasses
@@ -8,6 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from rpg_jax import parallel
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.sampling.cache import KVCache, Prefix, attend, empty_cache, insert, write
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
@@ -74,7 +77,7 @@ class DecodeState:
     done: jax.Array  # bool[slots], the request is complete; it is collected before the next step
     stopped: jax.Array  # bool[slots], a stop token made it complete
     step: jax.Array  # i32[], decode steps taken; step mod R is the ring's column
-    head: jax.Array  # i32[], first request of the queue that no slot has taken
+    head: jax.Array  # i32[1], first request of the queue that no slot has taken: one a data shard
     responses: Responses  # [N, R]
     length: jax.Array  # i32[N]
     finished: jax.Array  # bool[N], ended by a stop token
@@ -98,7 +101,7 @@ def start(model, requests, prefix, slots, ring):
         done=zeros > 0,
         stopped=zeros > 0,
         step=jnp.int32(0),
-        head=jnp.int32(0),
+        head=jnp.zeros(1, jnp.int32),
         responses=blank(rows),
         length=jnp.zeros(rows, jnp.int32),
         finished=jnp.zeros(rows, bool),
@@ -253,26 +256,44 @@ def refill(requests, prefix, state):
     )
 
 
+def agreed(*conditions):
+    """Whether each condition holds on any data shard: bool[] each, the same on all of them."""
+    held = jax.lax.pmax(jnp.stack(conditions).astype(jnp.int32), parallel.ROW_AXES)
+    return tuple(held > 0)
+
+
 def unfinished(requests, state):
-    """Whether a request waits or runs: bool[]."""
-    return (state.head < requests.prompt.size) | (state.request >= 0).any()
+    """Whether a request waits or runs on any shard: bool[]."""
+    return agreed((state.head < requests.prompt.size).any() | (state.request >= 0).any())[0]
+
+
+def undisturbed(state):
+    """Whether some slot runs and none, on any shard, is complete: bool[]."""
+    running, done = agreed((state.request >= 0).any(), state.done.any())
+    return running & ~done
 
 
 def advance(model, params, requests, prefix, sampling, model_temperature, state, max_steps):
     """Decodes until all requests are complete, or for at most `max_steps` steps (i32[], traced).
 
-    The outer loop turns over slots whose request is complete; the inner one decodes until some slot's is.
+    The outer loop turns over slots whose request is complete; the inner one decodes until some slot's is. Each carries
+    whether to go on beside the state: a collective in a loop's condition would be run apart from its body's.
+
+    Returns:
+      whether requests are left, bool[], and the state.
     """
     end = state.step + max_steps
 
-    def turn_over_and_decode(state):
-        state = refill(requests, prefix, collect(state))
-        return jax.lax.while_loop(
-            lambda state: (state.step < end) & (state.request >= 0).any() & ~state.done.any(),
-            lambda state: decode_step(model, params, requests, sampling, model_temperature, state),
-            state,
-        )
+    def goes_on(carry):
+        return carry[0] & (carry[1].step < end)
 
-    return jax.lax.while_loop(
-        lambda state: (state.step < end) & unfinished(requests, state), turn_over_and_decode, state
-    )
+    def decode(carry):
+        state = decode_step(model, params, requests, sampling, model_temperature, carry[1])
+        return undisturbed(state), state
+
+    def turn_over_and_decode(carry):
+        state = refill(requests, prefix, collect(carry[1]))
+        _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(state), state))
+        return unfinished(requests, state), state
+
+    return jax.lax.while_loop(goes_on, turn_over_and_decode, (unfinished(requests, state), state))

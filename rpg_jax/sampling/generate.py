@@ -1,13 +1,18 @@
 """`generate`: prompts in, a Rollout out. The only call that the rest of the code makes."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
+from rpg_jax import parallel
+from rpg_jax.parallel import REPLICATED, ROWS
 from rpg_jax.sampling import decode
+from rpg_jax.sampling.cache import KVCache, Prefix
 from rpg_jax.sampling.draw import request_key
 from rpg_jax.types import Prompts, Rollout
 
@@ -31,24 +36,26 @@ def generate(
 ) -> Rollout:
     """Samples `samples` responses to each prompt.
 
-    A response's tokens depend on (key, step, problem, sample) and on the parameters; not on slots, segments or order.
+    A response's tokens depend on (key, step, problem, sample) and on the parameters; not on slots, segments, order, or
+    on how prompts are split over a mesh. Each data shard works through its own prompts in its own slots.
 
     Args:
       model: a `Model`; params: its tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype.
-      prompts: P rows.
+      prompts: P rows, split along `parallel.ROWS` of the mesh to work on, or on one device.
       key: threefry2x32 key of the run; step: i32[], so that every step draws anew.
       max_new: most tokens a response may have; a shape.
       sampling: the distribution to draw from.
-      slots: responses decoded at once.
-      limits: i32[P], a prompt's own limit of at most max_new; 0 is padding, not run. None is max_new for all.
+      slots: responses decoded at once, over all shards.
+      limits: i32[P], laid out as prompts are, a prompt's own limit of at most max_new; 0 is padding, not run. None is
+        max_new for all.
       temperature_model: of `model_logp`; None is the sampling temperature, or 1 when that is 0.
       segment: most decode steps between two looks at should_stop.
-      prefill_rows: prompts run at once before decoding.
+      prefill_rows: prompts run at once before decoding, over all shards.
       should_stop: asked after each segment; when true, what is complete is returned and other responses are empty.
 
     Returns:
       Rollout of P * samples rows, problem-major: row p * samples + s is prompt ++ response ++ zeros, T = Tp + max_new.
-      The token that stopped a response is part of it.
+      The token that stopped a response is part of it. Rows are split as the prompts are.
 
     Raises:
       ValueError for shapes that cannot be run and keys of another kind.
@@ -64,25 +71,32 @@ def generate(
     ).items():
         if value < 1:
             raise ValueError(f"generate: {name} is {value}; it must be at least 1")
-    limits = np.full(count, max_new) if limits is None else np.asarray(limits)
-    if limits.shape != (count,) or limits.min() < 0 or limits.max() > max_new:
-        raise ValueError(f"generate: limits {limits.shape} must be [{count}] values from 0 to max_new, {max_new}")
+    if limits is None:
+        limits = np.full(count, max_new, np.int32)
+    else:
+        limits = jnp.asarray(limits, jnp.int32)
+        here = parallel.local_rows(limits)
+        if limits.shape != (count,) or here.min() < 0 or here.max() > max_new:
+            raise ValueError(f"generate: limits {limits.shape} must be [{count}] values from 0 to max_new, {max_new}")
+    mesh = parallel.mesh_of(prompts.tokens)
+    parallel.check_rows(mesh, {"generate: prompts": count, "generate: slots": slots})
     if not isinstance(params["layers"], list):
         raise ValueError("generate: params['layers'] is stacked; pass models.unstack_layers(params)")
     if temperature_model is None:
         temperature_model = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     temperature_model = jnp.asarray(temperature_model, jnp.float32)
 
+    shards = parallel.row_shards(mesh)
     requests, prefix, state = _start(
-        model, params, prompts, _threefry(key), jnp.int32(step), limits.astype(np.int32), samples, max_new,
-        min(slots, count * samples), prefill_rows,
+        model, mesh, params, prompts, _threefry(key), jnp.int32(step), limits, samples, max_new,
+        min(slots, count * samples) // shards, -(-prefill_rows // shards),
     )  # fmt: skip
     while True:
-        state, unfinished = _advance(
-            model, params, requests, prefix, sampling, temperature_model, state, jnp.int32(segment)
+        unfinished, state = _advance(
+            model, mesh, params, requests, prefix, sampling, temperature_model, state, jnp.int32(segment)
         )
         if not unfinished or (should_stop is not None and should_stop()):
-            return _rollout(prompts, state, samples)
+            return _rollout(mesh, prompts, state.responses, state.length, state.finished, samples)
 
 
 def _threefry(key):
@@ -94,43 +108,76 @@ def _threefry(key):
     return key
 
 
-@partial(jax.jit, static_argnames=("model", "samples", "max_new", "slots", "prefill_rows"))
-def _start(model, params, prompts, key, step, limits, samples, max_new, slots, prefill_rows):
-    """Queue, prompts' keys and values, and the state before the first step."""
-    count = prompts.tokens.shape[0]
-    row = jnp.arange(count * samples)
-    keys = jax.vmap(partial(request_key, key, step))(prompts.problem[row // samples], row % samples)
-    requests = decode.Requests(row // samples, keys, limits[row // samples])
-    prefix = decode.prefill(model, params, prompts, prefill_rows)
-    return requests, prefix, decode.start(model, requests, prefix, slots, max_new)
+def _layouts(cache):
+    """PartitionSpecs of (Requests, Prefix, DecodeState) whose keys and values are laid out as `cache`."""
+    rows = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
+    state = decode.DecodeState(**rows | dict(cache=KVCache(cache, cache, ROWS), step=REPLICATED))
+    return ROWS, Prefix(cache, cache, ROWS, ROWS), state
 
 
-@partial(jax.jit, static_argnames=("model",), donate_argnames=("state",))
-def _advance(model, params, requests, prefix, sampling, temperature_model, state, max_steps):
-    state = decode.advance(model, params, requests, prefix, sampling, temperature_model, state, max_steps)
-    return state, decode.unfinished(requests, state)
+_PER_SHARD = _layouts(ROWS)
 
 
-@partial(jax.jit, static_argnames=("samples",))
-def _rollout(prompts, state, samples):
+def _pin(mesh, tree, specs):
+    """Arrays of a jitted program's result laid out by a prefix tree of PartitionSpecs, the tensor axis included."""
+    laid_out = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return jax.lax.with_sharding_constraint(tree, laid_out)
+
+
+_WHOLE = _layouts(PartitionSpec(parallel.ROW_AXES, "tensor"))  # of the mesh: a KV head's keys are on one device
+
+
+@partial(jax.jit, static_argnames=("model", "mesh", "samples", "max_new", "slots", "prefill_rows"))
+def _start(model, mesh, params, prompts, key, step, limits, samples, max_new, slots, prefill_rows):
+    """Queue, prompts' keys and values, and the state before the first step; slots and prefill_rows are a shard's."""
+
+    def start(params, prompts, key, step, limits):
+        row = jnp.arange(prompts.tokens.shape[0] * samples)
+        keys = jax.vmap(partial(request_key, key, step))(prompts.problem[row // samples], row % samples)
+        requests = decode.Requests(row // samples, keys, limits[row // samples])
+        prefix = decode.prefill(model, params, prompts, prefill_rows)
+        return requests, prefix, decode.start(model, requests, prefix, slots, max_new)
+
+    in_specs = (REPLICATED, ROWS, REPLICATED, REPLICATED, ROWS)
+    started = parallel.over_rows(mesh, start, in_specs, _PER_SHARD)(params, prompts, key, step, limits)
+    return _pin(mesh, started, _WHOLE)
+
+
+@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("state",))
+def _advance(model, mesh, params, requests, prefix, sampling, temperature_model, state, max_steps):
+    """Decodes for at most `max_steps` steps: whether requests are left on any shard, and the state."""
+    requests_spec, prefix_spec, state_spec = _PER_SHARD
+    in_specs = (REPLICATED, requests_spec, prefix_spec, REPLICATED, REPLICATED, state_spec, REPLICATED)
+    advance = parallel.over_rows(mesh, partial(decode.advance, model), in_specs, (REPLICATED, state_spec))
+    unfinished, state = advance(params, requests, prefix, sampling, temperature_model, state, max_steps)
+    return unfinished, _pin(mesh, state, _WHOLE[2])
+
+
+@partial(jax.jit, static_argnames=("mesh", "samples"))
+def _rollout(mesh, prompts, responses, length, finished, samples):
     """Rows of prompt ++ response ++ zeros from the queue's responses."""
-    count, columns = prompts.tokens.shape
-    row, ring = jnp.arange(count * samples), state.responses.tokens.shape[1]
-    prompt = jnp.repeat(jnp.where(prompts.mask, prompts.tokens, 0), samples, axis=0)
-    start = jnp.repeat(prompts.mask.sum(-1), samples)
-    index = jnp.arange(columns + ring) - start[:, None]
-    mask = (index >= 0) & (index < state.length[:, None])
 
-    def shifted(values):
-        return jnp.where(mask, jnp.take_along_axis(values, jnp.clip(index, 0, ring - 1), axis=1), 0)
+    def rollout(prompts, responses, length, finished):
+        count, columns = prompts.tokens.shape
+        row, ring = jnp.arange(count * samples), responses.tokens.shape[1]
+        prompt = jnp.repeat(jnp.where(prompts.mask, prompts.tokens, 0), samples, axis=0)
+        start = jnp.repeat(prompts.mask.sum(-1), samples)
+        index = jnp.arange(columns + ring) - start[:, None]
+        mask = (index >= 0) & (index < length[:, None])
 
-    responses = jax.tree.map(shifted, state.responses)
-    return Rollout(
-        tokens=jnp.pad(prompt, ((0, 0), (0, ring))) + responses.tokens,
-        response_mask=mask,
-        sampler_logp=responses.sampler_logp,
-        model_logp=responses.model_logp,
-        problem=jnp.repeat(prompts.problem, samples),
-        sample=row % samples,
-        finished=state.finished,
-    )
+        def shifted(values):
+            return jnp.where(mask, jnp.take_along_axis(values, jnp.clip(index, 0, ring - 1), axis=1), 0)
+
+        drawn = jax.tree.map(shifted, responses)
+        return Rollout(
+            tokens=jnp.pad(prompt, ((0, 0), (0, ring))) + drawn.tokens,
+            response_mask=mask,
+            sampler_logp=drawn.sampler_logp,
+            model_logp=drawn.model_logp,
+            problem=jnp.repeat(prompts.problem, samples),
+            sample=row % samples,
+            finished=finished,
+        )
+
+    rows = parallel.over_rows(mesh, rollout, ROWS, ROWS)(prompts, responses, length, finished)
+    return _pin(mesh, rows, ROWS)
