@@ -5,19 +5,23 @@
 The same command goes on from the newest checkpoint. --checkpoint_dir=gs://BUCKET/FOLDER keeps checkpoints elsewhere
 than in the workdir; --profile=START:STOP writes a trace of those RL steps under WORKDIR/profile. Exit statuses: 0 done,
 2 a mistake in the input, 75 stopped by SIGTERM after saving.
+
+As a job of many processes: the same command on each, with --multihost on a TPU pod or under SLURM, else with
+JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set. The first one logs; all see the checkpoints' folder.
 """
 
-import signal
-import threading
+import pathlib
 import time
 from functools import partial
 
 import jax
 from absl import flags
+from etils import epath
 from ml_collections import config_flags
 
-from rpg_jax import build, cli, workdir
+from rpg_jax import build, cli, job, workdir
 from rpg_jax.data import ProblemStream
+from rpg_jax.parallel import multihost
 from rpg_jax.training import loop, profile, warm_start
 from rpg_jax.training.checkpoints import Checkpoints
 from rpg_jax.training.logs import Progress, RunLog
@@ -32,17 +36,28 @@ _ACCEPT = flags.DEFINE_bool("accept_config_change", False, "Go on in a workdir w
 
 
 def main(_):
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with cli.door():
         if _CONFIG.value is None or _WORKDIR.value is None:
             raise ValueError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
         config = _CONFIG.value.lock()
-        run = build.build_run(config)
-        window = profile.window(_PROFILE.value, config.steps)
-        path, folder = workdir.open_workdir(_WORKDIR.value, config, _ACCEPT.value, _CHECKPOINT_DIR.value)
-    with cli.in_words(), run.scorer:
-        return 0 if train(config, run, path, folder, window, stop.is_set) else cli.PREEMPTED
+    with job.joined() as should_stop:
+        with cli.door():
+            job.check_same(config)
+            with multihost.together():
+                run = build.build_run(config, log=job.say)
+                window = profile.window(_PROFILE.value, config.steps)
+                path, folder = open_workdir(config)
+            path, folder = multihost.gather([str(path), str(folder)])[0]
+        with cli.in_words(), run.scorer:
+            finished = train(config, run, pathlib.Path(path), epath.Path(folder), window, should_stop)
+    return 0 if finished else cli.PREEMPTED
+
+
+def open_workdir(config):
+    """The first process opens the workdir for all: (the folder of logs, that of checkpoints), None on the others."""
+    if not multihost.is_first():
+        return None, None
+    return workdir.open_workdir(_WORKDIR.value, config, _ACCEPT.value, _CHECKPOINT_DIR.value)
 
 
 def train(config, run, path, folder, window, should_stop) -> bool:
@@ -71,7 +86,7 @@ def train(config, run, path, folder, window, should_stop) -> bool:
                 traced=partial(profile.traced, window=window, folder=path / "profile"),
             )  # fmt: skip
             state, _, finished = loop.run(parts, run.loop, state, start, extra["totals"])
-    if finished:
+    if finished and multihost.is_first():
         summary = write_summary(path, extra["totals"])
         workdir.write(folder, "summary.json", (path / "summary.json").read_text())  # ends `evaluate --watch`
         print(
@@ -99,7 +114,8 @@ def warm_started(config, run, path, should_stop):
             checkpoints.save(step, state, {"cursor": warm.stream.get_state(), "seconds": seconds()}, wait=wait)
 
         def next_batch():
-            return warm_start.supervised_batch(run.mesh, warm.stream.next(settings.batch), run.data.tokenizer, length)
+            problems = warm.stream.next(settings.batch, multihost.row_indices(run.mesh, settings.batch))
+            return warm_start.supervised_batch(run.mesh, problems, run.data.tokenizer, length)
 
         with Progress("warm start", start, settings.steps) as progress:
             state, finished = warm_start.run(

@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rpg_jax import parallel
 from rpg_jax.data import Problem
+from rpg_jax.parallel import multihost
 from rpg_jax.rewards import voted_answer
 from rpg_jax.sampling import Sampling
 from rpg_jax.training.rollout import grade, respond
@@ -56,23 +58,35 @@ def make_evaluate(
 
     Noise depends on `key`, problem and sample alone: evaluations of one run share it, and one that was interrupted
     goes on with the problems that are left as if it had not been. When asked to stop, it ends after a whole problem.
+    Processes divide the problems among them, and each yields all of the answers.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
 
     def evaluate(params, problems, should_stop=None):
         for start in range(0, len(problems), rows):
             some = [problems[i] for i in range(start, min(start + rows, len(problems)))]
+            held = multihost.row_indices(mesh, rows)
+            mine = held[held < len(some)]
+            own = [some[min(row, len(some) - 1)] for row in held]
             rollout, texts = respond(
-                model, params, tokenizer, mesh, some, samples=k, max_prompt=max_prompt, max_new=max_new, rows=rows,
+                model, params, tokenizer, mesh, own, samples=k, max_prompt=max_prompt, max_new=max_new, run=len(mine),
                 key=key, step=0, sampling=sampling, slots=slots, should_stop=should_stop,
             )  # fmt: skip
             if should_stop is not None and should_stop():
                 return
-            lengths = np.asarray(rollout.response_mask).sum(-1).reshape(-1, k)
-            finished = np.asarray(rollout.finished).reshape(-1, k)
-            correct, failures = grade(scorer, some, texts)
-            for row, problem in enumerate(some):
-                lines = failures if row == 0 else []
-                yield Answered(problem, texts[row], correct[row], lengths[row], finished[row], lines)
+            lengths = parallel.local_rows(rollout.response_mask).sum(-1).reshape(-1, k)
+            finished = parallel.local_rows(rollout.finished).reshape(-1, k)
+            verdicts = grade(scorer, own[: len(mine)], texts)
+            told = zip(texts, *verdicts, lengths.tolist(), finished.tolist(), strict=False)
+            for problem, one in zip(some, multihost.gather_rows(mine, told), strict=True):
+                texts, correct, lines, lengths, finished = one
+                yield Answered(
+                    problem,
+                    texts,
+                    np.array(correct, np.float32),
+                    np.array(lengths, np.int32),
+                    np.array(finished),
+                    lines,
+                )
 
     return evaluate

@@ -10,6 +10,7 @@ import numpy as np
 
 from rpg_jax import parallel
 from rpg_jax.data import prompt_rows
+from rpg_jax.parallel import multihost
 from rpg_jax.rewards import overlong_penalty, signed_reward
 from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training.experience import merge_rows, take_rows
@@ -64,11 +65,12 @@ class RolloutSettings:
 
 
 class Generated(NamedTuple):
-    """One generation batch, P problems by G responses."""
+    """One generation batch, P problems by G responses; of problems and texts, this process's share."""
 
-    problems: list
+    rows: np.ndarray  # i64[N], which of the P are this process's
+    problems: list  # [N]
     rollout: Rollout
-    texts: list  # [P][G]
+    texts: list  # [N][G]
     correct: np.ndarray  # f32[P, G], unshaped
     reward: np.ndarray  # f32[P, G], shaped
     lengths: np.ndarray  # i32[P, G], in tokens
@@ -88,26 +90,32 @@ class Collected:
     tokens: int  # response tokens generated, dropped groups included
 
 
-def respond(model, params, tokenizer, mesh, problems, *, samples, max_prompt, max_new, rows, **settings):
+def respond(model, params, tokenizer, mesh, problems, *, samples, max_prompt, max_new, run=None, **settings):
     """Samples responses to problems; returns the Rollout (rows problem-major) and the response texts [P][G].
 
-    `rows` pads the prompts with requests that are not run, so that one compiled shape serves any remainder.
+    `problems` are those of this process's rows, and so are the texts. Only the first `run` are run, all if None: the
+    others pad the batch, so that one compiled shape serves any remainder.
     """
-    padded = problems + [problems[0]] * (rows - len(problems))
-    prompts = parallel.to_global(
-        mesh, parallel.ROWS, Prompts(*prompt_rows(padded, tokenizer, max_prompt, key="rollout.max_prompt"))
-    )
-    limits = np.where(np.arange(rows) < len(problems), max_new, 0).astype(np.int32)
+    run = len(problems) if run is None else run
+    prompts = Prompts(*prompt_rows(problems, tokenizer, max_prompt, key="rollout.max_prompt"))
+    limits = np.where(np.arange(len(problems)) < run, max_new, 0).astype(np.int32)
+    prompts, limits = parallel.to_global(mesh, parallel.ROWS, (prompts, limits))
     rollout = generate(model, params, prompts, samples=samples, max_new=max_new, limits=limits, **settings)
-    tokens, mask = np.asarray(rollout.tokens), np.asarray(rollout.response_mask)
+    tokens, mask = map(parallel.local_rows, (rollout.tokens, rollout.response_mask))
     texts = [tokenizer.decode(row[keep].tolist()) for row, keep in zip(tokens, mask, strict=True)]
-    return rollout, [texts[p * samples : (p + 1) * samples] for p in range(len(problems))]
+    return rollout, [texts[p * samples : (p + 1) * samples] for p in range(run)]
 
 
 def grade(scorer, problems, texts):
-    """Scores [P][G] texts: (accuracy f32[P, G], lines that name what could not be scored)."""
-    scores = scorer.score([(problem, text) for problem, group in zip(problems, texts, strict=True) for text in group])
-    return scores.correct.reshape(len(problems), -1), scores.failures
+    """Scores this process's texts [N][G]: (accuracies [N][G], lines [N][...] that name what could not be scored).
+
+    Raises on every process what it raises on one.
+    """
+    with multihost.together():
+        scores = scorer.score([(one, text) for one, group in zip(problems, texts, strict=True) for text in group])
+    verdicts = iter(scores.correct.tolist())
+    lines = [scores.failures if row == 0 else [] for row in range(len(problems))]
+    return [[next(verdicts) for _ in group] for group in texts], lines
 
 
 def make_collect(
@@ -124,24 +132,28 @@ def make_collect(
 
     def generated(params, stream, step, seconds) -> Generated:
         begin = time.perf_counter()
-        problems = stream.next(fresh)
+        rows = multihost.row_indices(mesh, fresh)
+        problems = stream.next(fresh, rows)
         rollout, texts = respond(
-            model, params, tokenizer, mesh, problems, samples=samples, max_prompt=settings.max_prompt, rows=fresh,
+            model, params, tokenizer, mesh, problems, samples=samples, max_prompt=settings.max_prompt,
             max_new=settings.max_new, key=key, step=step, sampling=sampling, slots=settings.slots,
             should_stop=should_stop,
         )  # fmt: skip
         if should_stop():
             raise Preempted
-        lengths = np.asarray(rollout.response_mask).sum(-1).reshape(-1, samples)
+        lengths = parallel.local_rows(rollout.response_mask).sum(-1).reshape(-1, samples)
         scored = time.perf_counter()
-        correct, failures = grade(scorer, problems, texts)
+        # From here on each process knows all verdicts, and so decides as the others do.
+        told = zip(*grade(scorer, problems, texts), lengths.tolist(), strict=True)
+        correct, lines, lengths = zip(*multihost.gather_rows(rows, told), strict=True)
+        correct, lengths = np.array(correct, np.float32), np.array(lengths, np.int32)
         reward = scale(correct)
         if settings.overlong_buffer:
             penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
             reward = reward + penalty
         seconds["rollout"] += scored - begin
         seconds["reward"] += time.perf_counter() - scored
-        return Generated(problems, rollout, texts, correct, reward, lengths, failures)
+        return Generated(rows, problems, rollout, texts, correct, reward, lengths, sum(lines, []))
 
     def collect(params, stream, step):
         seconds, seen, kept, filled = {"rollout": 0.0, "reward": 0.0}, [], None, 0
@@ -186,8 +198,9 @@ def make_collect(
 
 
 def examples(batch: Generated) -> list[dict]:
-    """The first response to each of the first few problems, to read."""
-    rows = zip(batch.problems[:EXAMPLES], batch.texts, batch.correct, batch.reward, strict=False)
+    """The first response to each of this process's first few problems, to read."""
+    scores = batch.correct[batch.rows], batch.reward[batch.rows]
+    rows = zip(batch.problems[:EXAMPLES], batch.texts, *scores, strict=False)
     return [
         dict(problem=p.id, task=p.task, prompt=p.prompt, response=text[0], answer=p.answer)
         | dict(correct=float(correct[0]), reward=float(reward[0]))
