@@ -1,0 +1,141 @@
+"""`python -m rpg_jax.evaluate` on checkpoints that are elsewhere, that come while it watches, or that are not whole."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# One process for all, as compiling takes longest: makes a run of two steps, and says what each command did.
+DRIVER = """
+import contextlib, io, json, os, pathlib, shutil, signal, sys, threading, time
+import jax, jax.numpy as jnp
+from absl.testing import flagsaver
+from configs import quickstart
+from rpg_jax import build, cli, evaluate, workdir
+from rpg_jax.training import evaluation
+from rpg_jax.training.checkpoints import Checkpoints
+from rpg_jax.training.update import init_params
+
+root = pathlib.Path(sys.argv[1])
+place, history = root / "bucket", root / "run" / "evaluation" / "history.jsonl"
+screen = io.StringIO()
+evaluate.POLL_SECONDS = 0.05
+
+def make_run():
+    config = quickstart.get_config("smoke")
+    config.data.directory = str(root / "data")
+    workdir.open_workdir(root / "run", config, False, place)
+    run = build.build_run(config, log=lambda _: None)
+    with Checkpoints(place / "checkpoints") as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, build.build_state(run, init_params(run.model, run.mesh, step)), {}, wait=True)
+    run.scorer.close()
+    # On their way: one that Orbax has not renamed yet, and one that is being copied here, without its arrays.
+    shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "4.orbax-checkpoint-tmp-7")
+    shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "3", ignore=shutil.ignore_patterns("d", "ocdbt*"))
+
+def main(*arguments):
+    out = io.StringIO()
+    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(screen):
+        try:
+            cli.run(evaluate.main, ["evaluate", "--k=2", *arguments])
+        except SystemExit as left:
+            code = left.code
+    lines = [line for line in screen.getvalue().splitlines() if not line.startswith("evaluation ")]
+    screen.truncate(screen.seek(0))
+    rows = [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
+    return dict(code=code, out=out.getvalue(), lines=lines, rows=rows)
+
+def later(ready, then):
+    def wait():
+        while not ready():
+            time.sleep(0.02)
+        then()
+    threading.Thread(target=wait, daemon=True).start()
+
+def rows_hold(count):
+    return lambda: history.exists() and history.read_text().count("\\n") >= count
+
+def finish():
+    shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "3", dirs_exist_ok=True)
+    later(rows_hold(3), lambda: (place / "summary.json").write_text("{}"))
+
+make_run()
+run, found = f"--workdir={root / 'run'}", {}
+found["last"] = main(run, "--which=2", f"--out={root / 'out'}")
+later(rows_hold(2), lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGTERM)))
+found["stopped"] = main(run, "--watch")
+found["idle"] = main(run, "--watch", "--watch_timeout=0")
+later(lambda: "checkpoint 3" in screen.getvalue(), finish)
+found["watched"] = main(run, "--watch")
+found["again"] = main(run, "--watch")
+found["elsewhere"] = main(f"--workdir={root / 'new'}", f"--checkpoint_dir={place}", "--which=1", f"--out={root / 'new'}")
+for name, flags in {
+    "which": (run, "--watch", "--which=best"),
+    "timeout": (run, "--watch_timeout=5"),
+    "other place": (run, f"--checkpoint_dir={root}"),
+    "no run": (f"--workdir={root / 'nowhere'}", "--watch"),
+    "no step": (run, "--which=9"),
+    "weights": ("--checkpoint=somewhere", "--data=x", "--watch"),
+}.items():
+    found[name] = main(*flags)
+evaluation.make_evaluate = lambda *_, **__: lambda *_: jnp.zeros((1 << 50,))
+found["memory"] = main(run, "--which=1", f"--out={root / 'memory'}")
+json.dump(found, sys.__stdout__)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("watch")
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, folder], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_run_is_found_by_its_workdir_or_by_its_place(found):
+    assert found["last"]["code"] == 0 and "step-2" in found["last"]["out"], found["last"]
+    assert found["elsewhere"]["code"] == 0, found["elsewhere"]
+
+
+def test_watching_evaluates_each_checkpoint_once_it_is_whole(found):
+    watched = found["watched"]
+    assert watched["code"] == 0 and "the run is finished" in watched["out"], watched
+    assert [row["step"] for row in watched["rows"]] == [1, 2, 3]
+    assert len(watched["lines"]) == 1 and "checkpoint 3" in watched["lines"][0], "one warning while it was not whole"
+    first, second, third = watched["rows"]
+    assert first["k"] == 2 and 0 <= first["all/mean@2"] <= 1
+    assert {k: v for k, v in third.items() if k != "step"} == {k: v for k, v in second.items() if k != "step"}
+    assert first["all/response_length"] != second["all/response_length"], "other weights answer otherwise"
+
+
+def test_watching_stops_and_goes_on(found):
+    stopped, idle, again = found["stopped"], found["idle"], found["again"]
+    assert stopped["code"] == 75 and [row["step"] for row in stopped["rows"]] == [1, 2]
+    assert idle["code"] == 0 and idle["rows"] == stopped["rows"] and "no new one" in idle["out"]
+    assert again["code"] == 0 and again["rows"] == found["watched"]["rows"] and "mean@2" not in again["out"]
+
+
+REFUSED = {
+    "which": "--which=best",
+    "timeout": "--watch_timeout",
+    "other place": "--checkpoint_dir=",
+    "no run": "nowhere",
+    "no step": "no checkpoint of step 9",
+    "weights": "--watch",
+    "memory": "'evaluation' (RESOURCE_EXHAUSTED",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_mistakes_are_one_line(found, name):
+    refused = found[name]
+    assert refused["code"] == 2, refused
+    assert len(refused["lines"]) == 1 and refused["lines"][0].startswith("error: ")
+    assert REFUSED[name] in refused["lines"][0]
