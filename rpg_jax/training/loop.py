@@ -121,6 +121,7 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
             count, start = settings.plan(lengths[rows], columns)
             state, metrics = parts.update(state, take_rows(batch, rows), count, start)
             microbatches += int(count)
+            metrics = jax.device_get(metrics)  # waits: XLA's CPU client hangs when many programs are under way
             during = metrics if during is None else metric.merge(during, metrics)
         row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
     clock.lap("update")
