@@ -36,7 +36,8 @@ def make_run():
     run.scorer.close()
     # On their way: one that Orbax has not renamed yet, and one that is being copied here, without its arrays.
     shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "4.orbax-checkpoint-tmp-7")
-    shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "3", ignore=shutil.ignore_patterns("d", "ocdbt*"))
+    unwritten = shutil.ignore_patterns("d", "ocdbt*")
+    shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "3", ignore=unwritten)
 
 def main(*arguments):
     out = io.StringIO()
@@ -73,7 +74,8 @@ found["idle"] = main(run, "--watch", "--watch_timeout=0")
 later(lambda: "checkpoint 3" in screen.getvalue(), finish)
 found["watched"] = main(run, "--watch")
 found["again"] = main(run, "--watch")
-found["elsewhere"] = main(f"--workdir={root / 'new'}", f"--checkpoint_dir={place}", "--which=1", f"--out={root / 'new'}")
+new = root / "new"
+found["elsewhere"] = main(f"--workdir={new}", f"--checkpoint_dir={place}", "--which=1", f"--out={new}")
 for name, flags in {
     "which": (run, "--watch", "--which=best"),
     "timeout": (run, "--watch_timeout=5"),
