@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from rpg_jax import parallel
 from rpg_jax.models import token_logprobs_and_entropy, unstack_layers
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.training.packing import map_first, split, unpacked
+from rpg_jax.training.packing import map_rows
 from rpg_jax.types import TrainBatch
 
 
@@ -38,12 +38,8 @@ def make_experience(model, objective, optimizer, mesh, *, rows, temperature, log
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
     def score(params, tokens, mask, count, start):
-        def one(micro):
-            return token_logprobs_and_entropy(model, params, **micro, temperature=temperature, chunk=logprob_chunk)
-
-        values = map_first(one, count, split(mesh, start, tokens, mask, rows))
-        values = jax.tree.map(lambda x: x.reshape(tokens.shape), values)
-        return values if start is None else jax.tree.map(lambda x: jnp.where(mask, unpacked(start, x), 0.0), values)
+        logprobs = partial(token_logprobs_and_entropy, model, params, temperature=temperature, chunk=logprob_chunk)
+        return map_rows(logprobs, mesh, start, count, tokens, mask, rows)
 
     def experience(state, rollout, reward, count=None, start=None):
         rollout = jax.lax.with_sharding_constraint(rollout, by_rows)

@@ -61,20 +61,21 @@ def lengths_on_host(mask) -> np.ndarray:
     return np.asarray(jax.jit(row_lengths, out_shardings=replicated)(mask))
 
 
-def packed(start, tokens, mask) -> dict:
-    """The packed rows of a batch, as keyword arguments of `token_logprobs`.
+def packed(start, lengths, tokens, mask, first, rows: int) -> dict:
+    """Packed rows `first` to `first + rows` of a batch, as keyword arguments of `token_logprobs`.
 
     Args:
-      start: i32[B], of `first_fit`; tokens: i32[B, T]; mask: bool[B, T].
+      start: i32[B], of `first_fit`; lengths: i32[B]; tokens: i32[B, T]; mask: bool[B, T]; first: i32[].
 
     Returns:
-      tokens, mask, positions and segment_ids, each [B, T]; padding is a segment of its own.
+      tokens, mask, positions and segment_ids, each [rows, T]; padding is a segment of its own.
     """
-    rows, columns = tokens.shape
-    begins = jnp.zeros(rows * columns, jnp.int32).at[start].add(1, mode="drop")
-    sequence = jnp.argsort(start)[jnp.cumsum(begins) - 1]
-    position = jnp.arange(rows * columns, dtype=jnp.int32) - start[sequence]
-    real = (position >= 0) & (position < row_lengths(mask)[sequence])
+    columns = tokens.shape[1]
+    begin = start - first * columns
+    begins = jnp.zeros(rows * columns, jnp.int32).at[jnp.where(begin < 0, rows * columns, begin)].add(1, mode="drop")
+    sequence = jnp.argsort(start)[(begin < 0).sum() + jnp.cumsum(begins) - 1]
+    position = jnp.arange(rows * columns, dtype=jnp.int32) - begin[sequence]
+    real = (position >= 0) & (position < lengths[sequence])
     source = jnp.where(real, sequence * columns + position, 0)
     flat = dict(
         tokens=jnp.where(real, tokens.reshape(-1)[source], 0),
@@ -103,15 +104,27 @@ def split_rows(mesh, tree, rows: int):
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x.reshape(-1, rows, *x.shape[1:]), sharding), tree)
 
 
-def split(mesh, start, tokens, mask, rows: int) -> dict:
-    """Microbatches [B / rows, rows, T] of a batch's rows, packed unless `start` is None: what `token_logprobs` takes."""
-    whole = dict(tokens=tokens, mask=mask) if start is None else packed(start, tokens, mask)
-    return split_rows(mesh, whole, rows)
-
-
 def entry(tree, index):
     """Entry `index` of every leaf."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
+
+
+def model_rows(mesh, start, tokens, mask, rows: int):
+    """Builds `take(index) -> keyword arguments of token_logprobs`: the rows of a microbatch, packed if `start` says."""
+    if start is None:
+        whole = split_rows(mesh, dict(tokens=tokens, mask=mask), rows)
+        return lambda index: entry(whole, index)
+    lengths, spread = row_lengths(mask), NamedSharding(mesh, parallel.ROWS)
+
+    def take(index):
+        return jax.lax.with_sharding_constraint(packed(start, lengths, tokens, mask, index * rows, rows), spread)
+
+    return take
+
+
+def standing_in(start, index, size: int):
+    """Which sequences stand in microbatch `index` of `size` tokens: bool[B, 1]."""
+    return (start // size == index)[:, None]
 
 
 def microbatches(mesh, start, batch, rows: int):
@@ -121,27 +134,37 @@ def microbatches(mesh, start, batch, rows: int):
     log-probs of those rows to the sequences' columns. Of packed rows the sequences are the whole batch with the mask of
     those that stand in this microbatch: as many as there may be, and cheap beside the model.
     """
-    model_rows = split(mesh, start, batch.tokens, batch.response_mask, rows)
+    take = model_rows(mesh, start, batch.tokens, batch.response_mask, rows)
     if start is None:
         sequences = split_rows(mesh, batch, rows)
-        return lambda index: (entry(model_rows, index), entry(sequences, index), lambda logp: logp)
+        return lambda index: (take(index), entry(sequences, index), lambda logp: logp)
     size = rows * batch.tokens.shape[1]
 
     def micro(index):
-        here = batch.response_mask & (start // size == index)[:, None]
-        undo = lambda logp: unpacked(start - index * size, logp)  # noqa: E731
-        return entry(model_rows, index), dataclasses.replace(batch, response_mask=here), undo
+        sequences = dataclasses.replace(batch, response_mask=batch.response_mask & standing_in(start, index, size))
+        return take(index), sequences, lambda logp: unpacked(start - index * size, logp)
 
     return micro
 
 
-def map_first(function, count, tree):
-    """`jax.lax.map` over the first `count` (i32[]) entries of every leaf; zeros for the others."""
-    length = jax.tree.leaves(tree)[0].shape[0]
-    shapes = jax.eval_shape(function, jax.eval_shape(lambda: entry(tree, 0)))
-    start = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes)
+def map_rows(function, mesh, start, count, tokens, mask, rows: int):
+    """`function(**rows of the model) -> tuple of [rows, T]` over the first `count` (i32[]) microbatches.
+
+    Returns:
+      the tuple, each [B, T], one sequence a row; zeros off the mask and where nothing was computed.
+    """
+    take, size = model_rows(mesh, start, tokens, mask, rows), rows * tokens.shape[1]
+    # Unpacked values are put together as they come, spread over the mesh like the rows of a microbatch.
+    shape = (-1, rows, tokens.shape[1]) if start is None else tokens.shape
+
+    def put(index, values, new):
+        if start is None:
+            return values.at[index].set(new)
+        return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new), values)
 
     def body(index, values):
-        return jax.tree.map(lambda x, new: x.at[index].set(new), values, function(entry(tree, index)))
+        return jax.tree.map(lambda old, new: put(index, old, new), values, function(**take(index)))
 
-    return jax.lax.fori_loop(0, count, body, start)
+    kinds = jax.eval_shape(lambda: function(**take(0)))
+    nothing = jax.tree.map(lambda x: jnp.zeros(tokens.shape, x.dtype).reshape(shape), kinds)
+    return jax.tree.map(lambda x: x.reshape(tokens.shape), jax.lax.fori_loop(0, count, body, nothing))

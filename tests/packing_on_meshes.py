@@ -1,0 +1,48 @@
+"""A packed RL step on a mesh of 8 simulated devices beside an unpacked one on one device; run by test_packing.py."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from test_packing import step
+
+from rpg_jax import objectives, parallel
+from rpg_jax.training import packing
+
+KINDS = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+COMPARED = ("logp", "gradient", "params", "loss", "entropy", "ratio_max")  # not those that are rounding alone
+
+
+def distance(one, other) -> float:
+    """The largest difference over all leaves, relative to the largest number of a leaf."""
+    apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6)), one, other)
+    return max(jax.tree.leaves(apart))
+
+
+def largest_collective(mesh, batch: int, length: int) -> int:
+    """Numbers in the largest array that devices exchange to put the microbatches of a packed batch together."""
+    rows = jax.sharding.NamedSharding(mesh, parallel.ROWS)
+    tokens, mask = (jax.ShapeDtypeStruct((batch, length), dtype, sharding=rows) for dtype in (jnp.int32, bool))
+
+    def read(tokens, mask, start, count):
+        count_tokens = lambda tokens, mask, positions, segment_ids: (tokens + positions + segment_ids,)  # noqa: E731
+        return packing.map_rows(count_tokens, mesh, start, count, tokens, mask, 8)
+
+    text = jax.jit(read).lower(tokens, mask, np.zeros(batch, np.int32), np.int32(1)).compile().as_text()
+    found = re.findall(rf"= \(?\w+\[([\d,]*)\]\S* (?:{KINDS})(?:-start)?\(", text)
+    return max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in found)
+
+
+def main():
+    objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="rpg", beta=0.1)
+    one = step(parallel.make_mesh(1, devices=jax.devices()[:1]), objective, pack=False)
+    other = step(parallel.make_mesh(2, 2, 2), objective, pack=True)
+    found = {"distances": {name: distance(one[name], other[name]) for name in COMPARED}}
+    found["largest_collective"] = largest_collective(parallel.make_mesh(2, 4), 64, 32)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

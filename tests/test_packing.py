@@ -1,0 +1,176 @@
+"""Packing: where sequences go, the way back, and that an RL step learns from packed rows what it does from others."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax import objectives, parallel
+from rpg_jax.models import Model, ModelConfig, token_logprobs
+from rpg_jax.training import packing
+from rpg_jax.training.experience import make_experience
+from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.update import init_params, init_state, make_update
+from rpg_jax.types import Rollout
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = ModelConfig(24, 16, 32, 1, 4, 2, 8, qk_norm=True)
+B, T, ROWS = 16, 12, 8
+# Full rows, equal ones, the shortest that can be trained, and two without a trained token.
+STOP = np.array([12, 2, 5, 0, 7, 12, 3, 3, 3, 2, 9, 4, 0, 6, 2, 11])
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=24).map(np.array), st.integers(0, 9))
+def test_first_fit_puts_each_sequence_whole_where_there_was_room(lengths, room):
+    columns = max(lengths.max() + room, 1)
+    start, used = packing.first_fit(lengths, columns)
+    real = lengths > 0
+    assert start.dtype == np.int32 and (start[~real] == len(lengths) * columns).all()
+    taken = np.zeros(len(lengths) * columns, int)
+    for begin, length in zip(start[real], lengths[real], strict=True):
+        assert begin // columns == (begin + length - 1) // columns
+        taken[begin : begin + length] += 1
+    rows = taken.reshape(-1, columns)
+    assert taken.max(initial=0) <= 1 and rows[:used].any(1).all() and not rows[used:].any()
+    full = rows.sum(1)
+    for row in range(1, used):  # a row's first sequence, its longest, had no room in any row before
+        longest = lengths[real & (start == row * columns)].item()
+        assert (full[:row] + longest > columns).all()
+
+
+packed, unpacked = jax.jit(packing.packed, static_argnames="rows"), jax.jit(packing.unpacked)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=12, max_size=12).map(np.array), st.integers(0, 99))
+def test_packed_rows_hold_the_sequences_and_give_their_values_back(lengths, seed):
+    rng, columns, rows = np.random.default_rng(seed), 9, 3
+    tokens = rng.integers(1, 1000, (len(lengths), columns)).astype(np.int32)
+    mask = (np.arange(columns) < lengths[:, None]) & (rng.random(tokens.shape) < 0.5)
+    mask[lengths > 0, lengths[lengths > 0] - 1] = True
+    count, start = packing.plan(lengths, columns, rows, pack=True)
+    assert 0 <= count <= len(lengths) // rows and (packing.row_lengths(mask) == lengths).all()
+    found = {}
+    for index in range(count):
+        micro = jax.tree.map(np.asarray, packed(start, lengths, tokens, mask, np.int32(index * rows), rows=rows))
+        assert all(array.shape == (rows, columns) for array in micro.values())
+        assert not micro["mask"][micro["segment_ids"] < 0].any()
+        for row in range(rows):
+            ids = micro["segment_ids"][row]
+            for sequence in set(ids[ids >= 0]):
+                here = ids == sequence
+                found[sequence] = {name: array[row][here] for name, array in micro.items()}
+        back = np.asarray(unpacked(start - index * rows * columns, micro["tokens"]))
+        for sequence in np.flatnonzero(start // (rows * columns) == index):
+            np.testing.assert_array_equal(back[sequence, : lengths[sequence]], tokens[sequence, : lengths[sequence]])
+    assert sorted(found) == np.flatnonzero(lengths).tolist()
+    for sequence, array in found.items():
+        stop = lengths[sequence]
+        np.testing.assert_array_equal(array["tokens"], tokens[sequence, :stop])
+        np.testing.assert_array_equal(array["mask"], mask[sequence, :stop])
+        np.testing.assert_array_equal(array["positions"], np.arange(stop))
+
+
+def test_long_tailed_lengths_leave_little_padding():
+    """A minibatch of the paper's size: log-normal lengths of mean a quarter of the row, in microbatches of 16 rows."""
+    rng, columns = np.random.default_rng(0), 8192
+    lengths = np.clip(rng.lognormal(np.log(columns / 4) - 0.5, 1.0, 512), 1, columns).astype(int)
+    (count, _), (whole, start) = (packing.plan(lengths, columns, 16, pack) for pack in (True, False))
+    assert start is None and whole == 32
+    wastes = [1 - lengths.sum() / (n * 16 * columns) for n in (count, whole)]
+    assert wastes[0] < 0.1 and wastes[1] > 0.7
+
+
+def random_step(seed=0):
+    """A rollout of B rows whose prompts and responses have various lengths, and rewards."""
+    rng = np.random.default_rng(seed)
+    stop = np.minimum(STOP + 3 * (seed % 2), T)
+    column, begin = np.arange(T), np.minimum(rng.integers(1, 5, B), np.maximum(stop - 1, 1))
+    mask = (column >= begin[:, None]) & (column < stop[:, None])
+    values = rng.normal(-3, 0.3, (2, B, T)).astype(np.float32)
+    tokens, ids = rng.integers(0, 24, (B, T)).astype(np.int32), np.arange(B, dtype=np.int32)
+    rollout = Rollout(tokens, mask, *np.where(mask, values, 0), ids, ids, ids % 3 == 0)
+    return rollout, rng.normal(size=(B // 4, 4)).astype(np.float32)
+
+
+def step(mesh, objective, *, pack, dtype=jnp.float32, steps=1, **changes):
+    """Log-probs, metrics, gradient (Adam's first moment) and parameters after RL steps; programs that were compiled."""
+    functions = dict(constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh))
+    model, optimizer = Model(CONFIG, dtype=dtype, **functions | changes), make_optimizer("adamw", learning_rate=1e-2)
+    params = jax.tree.map(lambda x: x.astype(dtype), init_params(model, mesh, 0))
+    params["embed"]["embedding"] *= 3.0  # far from uniform
+    state = init_state(optimizer, mesh, params)
+    scoring = dict(rows=ROWS, temperature=0.8, logprob_chunk=5)
+    experience = make_experience(model, objective, optimizer, mesh, **scoring)
+    update = make_update(model, objective, optimizer, mesh, state, clip_norm=1e9, **scoring)
+    counts = []
+    for number in range(steps):
+        rollout, reward = random_step(number)
+        rollout = parallel.to_global(mesh, parallel.ROWS, rollout)
+        plan = packing.plan(packing.lengths_on_host(rollout.response_mask), T, ROWS, pack)
+        counts.append(int(plan[0]))
+        batch, metrics = experience(state, rollout, reward, *plan)
+        batch = dataclasses.replace(batch, reference_logp=batch.behavior_logp - 0.1 * batch.response_mask)
+        state, more = update(state, batch, *plan)
+    found = dict(logp=parallel.local_rows(batch.behavior_logp), gradient=state.opt_state[0].mu, params=state.params)
+    found |= {name: metric.value() for name, metric in (metrics | more).items()}
+    found |= dict(microbatches=counts, programs=(experience._cache_size(), update._cache_size()))
+    return jax.tree.map(np.asarray, found)
+
+
+def test_packed_steps_equal_unpacked_ones():
+    """Three steps in other numbers of microbatches, and no program but the first ones (see test_update)."""
+    settings = dict(divergence="urkl", estimator="reinforce", clip="none", beta=0.1)
+    objective = objectives.make("rpg", level="sequence", reduction="sequence_mean", **settings)
+    with jax.enable_x64():
+        one, two = (
+            step(parallel.make_mesh(), objective, pack=pack, dtype=jnp.float64, steps=3) for pack in (False, True)
+        )
+    assert one["gradient"]["layers"]["q"]["kernel"].dtype == np.float64
+    assert np.abs(one["gradient"]["layers"]["q"]["kernel"]).max() > 1e-4 and {"loss", "entropy"} <= one.keys()
+    assert (one.pop("microbatches"), two.pop("microbatches")) == ([2, 2, 2], [1, 2, 1])
+    assert max(two.pop("programs")) <= 2 and one.pop("programs")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), one, two)
+
+
+def test_a_neighbor_in_the_row_is_not_seen():
+    """What stands beside a sequence changes nothing of it, down to what attention reads."""
+    model = Model(CONFIG)
+    params = model.init(jax.random.key(0))
+    tokens = np.random.default_rng(0).integers(0, 24, (1, T))
+    other = np.where(np.arange(T) < 7, tokens, (tokens + 1) % 24)
+    ids, positions = np.where(np.arange(T) < 7, 0, 1)[None], np.where(np.arange(T) < 7, 0, -7) + np.arange(T)[None]
+    mask = (positions > 0) & (np.arange(T) < 10)
+    packed_row = partial(token_logprobs, model, mask=mask, positions=positions, segment_ids=ids)
+    one, two = (np.asarray(jax.jit(packed_row)(params, row)) for row in (tokens, other))
+    np.testing.assert_array_equal(one[:, :7], two[:, :7])
+    alone = jax.jit(partial(token_logprobs, model))(params, other[:, 7:], mask[:, 7:])
+    np.testing.assert_allclose(two[:, 7:], alone, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def on_meshes():
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "8"}
+    script = [sys.executable, str(ROOT / "tests" / "packing_on_meshes.py")]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_mesh_packs_as_one_device_does_not(on_meshes):
+    assert max(on_meshes["distances"].values()) < 3e-5, on_meshes["distances"]
+
+
+def test_packing_moves_no_batch_between_devices(on_meshes):
+    """Each microbatch's rows are put together alone: no collective is as large as a batch."""
+    assert 8 * 32 <= on_meshes["largest_collective"] < 64 * 32 / 4
