@@ -4,4 +4,4 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/setup.sh </dev/null
-exec .venv/bin/python -m pytest -n2 --dist=loadfile "$@"
+exec .venv/bin/python -m pytest -n2 --dist=loadfile --no-loadscope-reorder "$@"

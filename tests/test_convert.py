@@ -96,7 +96,7 @@ REFUSED = {
     "nan": (["--source=nan", "--target=x2"], "nan/model.safetensors: model.norm.weight holds NaN"),
     "architecture": (["--source=gpt", "--target=x3"], "gpt/config.json: architecture 'GPT2LMHeadModel' is not"),
     "no source": (["--source=nowhere", "--target=x4"], "nowhere/config.json does not exist"),
-    "no run": (["--workdir=nowhere", "--target=x5"], "nowhere holds no run"),
+    "no run": (["--workdir=nowhere", "--target=x5"], "no run has begun in "),
     "no step": (["--workdir=run", "--target=x6", "--which=8"], "no checkpoint of step 8"),
     "what step": (["--workdir=run", "--target=x7", "--which=first"], "--which=first: expected best, last"),
     "taken": (["--source=source", "--target=taken"], "taken exists and is no empty folder"),
