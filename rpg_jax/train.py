@@ -48,6 +48,8 @@ def main(_):
                 window = profile.window(_PROFILE.value, config.steps)
                 path, folder = open_workdir(config)
             path, folder = multihost.gather([str(path), str(folder)])[0]
+            with multihost.together():
+                workdir.check_shared(folder, config)
         with cli.in_words(), run.scorer:
             finished = train(config, run, pathlib.Path(path), epath.Path(folder), window, should_stop)
     return 0 if finished else cli.PREEMPTED

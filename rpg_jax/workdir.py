@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pathlib
+import platform
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -48,6 +49,16 @@ def open_workdir(path, config: ConfigDict, accept_change: bool, given=None) -> t
     if str(folder) != _resolved(path):
         write(path, RECORD, f"{folder}\n")
     return path, folder
+
+
+def check_shared(folder, config: ConfigDict) -> None:
+    """Raises ValueError on a process that does not see what the first one wrote into the folder of checkpoints."""
+    file = epath.Path(folder) / "config.json"
+    if not file.exists() or json.loads(file.read_text()) != json.loads(config.to_json_best_effort()):
+        raise ValueError(
+            f"{platform.node()} does not see {file} as process 0 wrote it: all processes need one folder of "
+            f"checkpoints; give a --checkpoint_dir or --workdir that they share"
+        )
 
 
 def checkpoint_dir(path, given=None) -> epath.Path:
