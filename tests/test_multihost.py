@@ -9,9 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
+import numpy as np
 import pytest
 
+from configs import quickstart
+from rpg_jax import workdir
 from rpg_jax.parallel import multihost
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -46,25 +50,25 @@ def members(count, command, devices=2, port=None):
 # The launcher, with processes that are shell scripts.
 
 
+def launched(folder, text, *arguments):
+    """Starts the launcher of a clone in `folder` whose python runs the given shell text as every process."""
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    shutil.copytree(ROOT / "launch", folder / "launch")
+    (folder / "launch" / "setup.sh").write_text("exit 0\n")
+    python.write_text(f'#!/usr/bin/env bash\n[[ "$1" != -c ]] || exec "{sys.executable}" "$@"\n{text}\n')
+    python.chmod(0o755)
+    return subprocess.Popen(
+        ["bash", folder / "launch" / "multihost_cpu.sh", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.fixture
 def launch(tmp_path):
-    """Starts the launcher of a clone whose python runs the given shell text as every process."""
-    shutil.copytree(ROOT / "launch", tmp_path / "launch")
-    (tmp_path / "launch" / "setup.sh").write_text("exit 0\n")
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-
-    def start(text, *arguments):
-        python.write_text(f'#!/usr/bin/env bash\n[[ "$1" != -c ]] || exec "{sys.executable}" "$@"\n{text}\n')
-        python.chmod(0o755)
-        return subprocess.Popen(
-            ["bash", tmp_path / "launch" / "multihost_cpu.sh", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    return start
+    return partial(launched, tmp_path)
 
 
 def outcome(process, timeout=60):
@@ -251,6 +255,140 @@ def test_a_process_alone_is_a_job_of_one():
     assert multihost.gather_rows([1, 0], ["b", "a"]) == ["a", "b"]
     with pytest.raises(KeyError), multihost.together():
         raise KeyError("x")
+
+
+# Stopping together.
+
+WAITS = """
+import time
+from rpg_jax import cli, job
+
+def main(_):
+    with job.joined() as should_stop:
+        print("joined", flush=True)
+        while not should_stop():
+            time.sleep(0.05)
+    return cli.PREEMPTED
+
+cli.run(main)
+"""
+
+
+@pytest.fixture(scope="module")
+def stopped():
+    """(exit status, seconds from the signal) of both processes of two jobs: SIGTERM, and SIGKILL, to the second one."""
+    jobs = {number: members(2, lambda _: ["-c", WAITS]) for number in (signal.SIGTERM, signal.SIGKILL)}
+    found = {}
+    for number, job in jobs.items():
+        assert [process.stdout.readline() for process in job] == ["joined\n"] * 2
+        job[1].send_signal(number)
+        begin = time.monotonic()
+        found[number] = [(outcome(process)[0], time.monotonic() - begin) for process in job]
+    return found
+
+
+def test_sigterm_to_one_process_stops_all_at_the_same_point(stopped):
+    assert [status for status, _ in stopped[signal.SIGTERM]] == [75, 75]
+
+
+def test_processes_end_by_themselves_when_one_is_lost(stopped):
+    (status, seconds), (lost, _) = stopped[signal.SIGKILL]
+    assert lost == -signal.SIGKILL and status not in (0, 2, 75) and seconds < 30
+
+
+# A training run.
+
+REWARD = """
+def sevenths(prompt, response, answer, task):
+    if len(response) % 7 == 6:
+        raise ValueError("no verdict")
+    return float(len(response) % 7 == 0)
+"""
+
+
+def training_flags(folder, name):
+    settings = {
+        "steps": 3,
+        "model.scan": True,
+        "warm_start.steps": 0,
+        "rollout.dynamic_sampling": True,
+        "rollout.max_new": 12,
+        "reward.function": f"{folder / 'reward.py'}:sevenths",
+        "reward.workers": 1,
+        "reward.max_failures": 1.0,
+        "evaluation.every": 3,
+        "data.directory": folder / "data",
+    }
+    return CONFIG, f"--workdir={folder / name}", *(f"--config.{key}={value}" for key, value in settings.items())
+
+
+def rows(path):
+    """Of metrics.jsonl, without what a clock wrote and what depends on where the run was cut."""
+    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "compil"))} for row in found]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folder of the runs `one`, by a process with two devices, and `two`, by two of which one was killed, then one.
+
+    And what the launcher said of the killed one: (status, stderr, seconds).
+    """
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "reward.py").write_text(REWARD)
+    run = f'cd "{ROOT}"; exec "{sys.executable}" "$@"'
+    job = launched(folder / "clone", run, "2", "--", *training_flags(folder, "two"))
+    log = folder / "two" / "metrics.jsonl"
+    while not (log.exists() and log.read_text().count("\n") >= 2):  # of a start and of a step
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.1)
+    found = subprocess.run(["pgrep", "-P", str(job.pid), "-f", "rpg_jax.train"], capture_output=True, check=True)
+    os.kill(max(map(int, found.stdout.split())), signal.SIGKILL)  # the last one started
+    begin = time.monotonic()
+    status, _, err = outcome(job)
+    killed = status, err, time.monotonic() - begin
+    for name in ("two", "one"):
+        command = ["-m", "rpg_jax.train", *training_flags(folder, name)]
+        status, _, err = outcome(members(1, lambda _, command=command: command)[0], 300)
+        assert status == 0, err
+    return folder, killed
+
+
+def test_a_killed_process_ends_the_job(runs):
+    _, (status, err, seconds) = runs
+    assert status == 1 and seconds < 30
+    last = err.splitlines()[-1]
+    assert last.startswith("error: process 1 of 2 was lost: it was killed by signal 9 (KILL), and the others were")
+
+
+def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
+    folder, _ = runs
+    one, two = rows(folder / "one"), rows(folder / "two")
+    assert [row["step"] for row in one] == [row["step"] for row in two] == [0, 1, 2, 3]
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            np.testing.assert_allclose(theirs[key], mine[key], rtol=2e-3, atol=1e-5, err_msg=f"{mine['step']} {key}")
+    assert max(row.get("train/generation_batches", 0) for row in one) > 1, "dynamic sampling had nothing to do"
+    assert all(row["train/reward_failures"] > 0 for row in one[1:])
+
+
+def test_the_first_process_writes_the_samples(runs):
+    folder, _ = runs
+    one, two = ((folder / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
+    assert one == two and len(one) == 9
+
+
+def test_a_folder_that_one_process_does_not_see(tmp_path):
+    config = quickstart.get_config("smoke")
+    path, folder = workdir.open_workdir(tmp_path / "run", config, False)
+    workdir.check_shared(folder, config)
+    for unseen in (tmp_path / "other", f"{folder}/checkpoints"):
+        with pytest.raises(ValueError, match="does not see .*config.json as process 0 wrote it.*--checkpoint_dir"):
+            workdir.check_shared(unseen, config)
+    config.steps += 1  # of an earlier run, on this machine's own disk
+    with pytest.raises(ValueError, match="does not see"):
+        workdir.check_shared(folder, config)
 
 
 # The watchdog.
