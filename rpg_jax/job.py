@@ -5,6 +5,7 @@ cluster knows them.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -19,6 +20,8 @@ from rpg_jax import cli
 from rpg_jax.parallel import multihost
 from rpg_jax.training.watchdog import Watchdog
 from rpg_jax.workdir import flatten
+
+SAMPLED = 100  # problems of a split that are compared
 
 _MULTIHOST = flags.DEFINE_bool(
     "multihost", False, "Join the job of all hosts of this TPU pod, SLURM, Kubernetes or MPI allocation."
@@ -58,9 +61,19 @@ def say(text: str) -> None:
 def check_same(config) -> None:
     """Raises ValueError on every process when they were started with other configs, code or versions of JAX."""
     package = pathlib.Path(__file__).parent
-    code = {
-        f"code of {file.relative_to(package.parent)}": hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-        for file in sorted(package.rglob("*.py"))
-    }
+    files = {f"code of {file.relative_to(package.parent)}": file for file in sorted(package.rglob("*.py"))}
+    own = (config.reward.function or "").rpartition(":")[0]
+    files |= {f"code of {own}": pathlib.Path(own)} if pathlib.Path(own).is_file() else {}
+    code = {name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for name, file in files.items()}
     settings = flatten(json.loads(config.to_json_best_effort()), "config.")
     multihost.check_same({**settings, **code, "jax": jax.__version__, "python": platform.python_version()})
+
+
+def check_same_data(data) -> None:
+    """Raises ValueError on every process when they read other problems: by their number, and some of each split."""
+
+    def digest(problems):
+        some = [dataclasses.astuple(problems[i]) for i in range(0, len(problems), len(problems) // SAMPLED + 1)]
+        return f"{len(problems)}, {hashlib.sha256(repr(some).encode()).hexdigest()[:12]}"
+
+    multihost.check_same({f"problems of {split}": digest(data.problems(split)) for split in ("train", "heldout")})

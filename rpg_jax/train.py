@@ -46,20 +46,23 @@ def main(_):
             with multihost.together():
                 run = build.build_run(config, log=job.say)
                 window = profile.window(_PROFILE.value, config.steps)
-                path, folder = open_workdir(config)
-            path, folder = multihost.gather([str(path), str(folder)])[0]
-            with multihost.together():
-                workdir.check_shared(folder, config)
+            job.check_same_data(run.data)
+            path, folder = open_workdir(config)
         with cli.in_words(), run.scorer:
-            finished = train(config, run, pathlib.Path(path), epath.Path(folder), window, should_stop)
+            finished = train(config, run, path, folder, window, should_stop)
     return 0 if finished else cli.PREEMPTED
 
 
 def open_workdir(config):
-    """The first process opens the workdir for all: (the folder of logs, that of checkpoints), None on the others."""
-    if not multihost.is_first():
-        return None, None
-    return workdir.open_workdir(_WORKDIR.value, config, _ACCEPT.value, _CHECKPOINT_DIR.value)
+    """The first process opens the workdir for all: (the folder of logs, that of checkpoints)."""
+    opened = None
+    with multihost.together():
+        if multihost.is_first():
+            opened = workdir.open_workdir(_WORKDIR.value, config, _ACCEPT.value, _CHECKPOINT_DIR.value)
+    path, folder = multihost.gather(opened and list(map(str, opened)))[0]
+    with multihost.together():
+        workdir.check_shared(folder, config)
+    return pathlib.Path(path), epath.Path(folder)
 
 
 def train(config, run, path, folder, window, should_stop) -> bool:

@@ -180,8 +180,9 @@ def test_hosts_with_other_configs_are_named(tmp_path):
 # What processes tell each other.
 
 EXCHANGE = """
-import json, sys
-from rpg_jax import parallel
+import json, sys, types
+from rpg_jax import job, parallel
+from rpg_jax.data import Problem
 from rpg_jax.parallel import multihost
 
 multihost.initialize(False, 60)
@@ -197,13 +198,22 @@ def caught(call):
         return f"{type(error).__name__}: {error}"
 
 told["together"] = [caught(lambda: None), caught(lambda: me and [].pop())]
-told["same"] = []
-for settings in ({"a": 1}, {"a": 1, "b": me}, {"a": 1} | ({"code of x.py": "ff"} if me else {})):
+
+def difference(check, settings):
     try:
-        multihost.check_same(settings)
-        told["same"].append(None)
+        check(settings)
     except ValueError as error:
-        told["same"].append(str(error))
+        return str(error)
+
+told["same"] = [
+    difference(multihost.check_same, settings)
+    for settings in ({"a": 1}, {"a": 1, "b": me}, {"a": 1} | ({"code of x.py": "ff"} if me else {}))
+]
+told["data"] = []
+for texts in (["x"] * 250, ["x"] * (250 + me), ["x", "xy"[me]]):
+    made = [Problem(i, "task", text, "", "1") for i, text in enumerate(texts)]
+    sets = types.SimpleNamespace(problems=dict(train=made, heldout=made[:1]).get)
+    told["data"].append(difference(job.check_same_data, sets))
 for name, sizes in dict(rows=(4, 1, 1), both=(1, 4, 1), tensor=(1, 1, 4), mixed=(2, 1, 2)).items():
     rows = multihost.row_indices(parallel.make_mesh(*sizes), 8)
     told[name] = rows.tolist(), multihost.gather_rows(rows, [f"{row}" for row in rows])
@@ -234,6 +244,13 @@ def test_every_difference_is_named_with_its_process(told):
         assert one["same"][0] is None
         assert "process 1 has b=1, process 0 0;" in one["same"][1] and "a=" not in one["same"][1]
         assert "process 1 has code of x.py='ff', process 0 None;" in one["same"][2]
+
+
+def test_problems_that_differ_are_named(told):
+    for one in told:
+        assert one["data"][0] is None
+        for number, difference in zip((251, 2), one["data"][1:], strict=True):
+            assert f"process 1 has problems of train='{number}, " in difference and "heldout" not in difference
 
 
 @pytest.mark.parametrize(

@@ -185,5 +185,5 @@ def check_same(settings: dict) -> None:
     if differences:
         raise ValueError(
             f"the processes of this job were started differently: {'; '.join(differences)}; "
-            f"start all of them with one config and one version of the code"
+            f"start all of them with one config, one version of the code and the same data"
         )
