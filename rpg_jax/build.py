@@ -188,7 +188,7 @@ def build_model(section, tokenizer, longest: int, mesh, pack=False) -> Model:
 def build_state(run: Run, params):
     """A fresh RL state around given parameters, holding the reference tree if the schedule needs one."""
     state = init_state(run.optimizer, run.mesh, params)
-    return state if run.reference.mode == "iterative" else make_refresh(run.optimizer, run.mesh)(state)
+    return state if run.reference.mode == "iterative" else make_refresh(run.optimizer, run.mesh, state)(state)
 
 
 def abstract(run: Run, build):
@@ -316,7 +316,7 @@ def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_st
         ),  # fmt: skip
         experience=make_experience(run.model, run.objective, run.optimizer, run.mesh, **scoring),
         update=make_update(run.model, run.objective, run.optimizer, run.mesh, shapes, **scoring, **update),
-        refresh=make_refresh(run.optimizer, run.mesh),
+        refresh=make_refresh(run.optimizer, run.mesh, shapes),
         evaluate=partial(build_evaluate(config, run), problems=run.data.problems("heldout")),
         reference=run.reference,
         stream=stream,

@@ -1,8 +1,8 @@
 """What one RL step computes on meshes of 8 simulated devices, as JSON on stdout; run by tests/test_mesh.py."""
 
+import dataclasses
 import json
 import re
-import time
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +16,31 @@ from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import Prompts
 
-CONFIG = ModelConfig(256, 32, 64, 2, 4, 4, 8, qk_norm=True, max_length=64)
+CONFIG = ModelConfig(264, 32, 64, 2, 8, 4, 8, qk_norm=True, max_length=64)
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 2, 4), (2, 2, 2))
 PROMPTS, SAMPLES, COLUMNS, NEW = 8, 4, 6, 10
 KEY = jax.random.key(3, impl="threefry2x32")
-COLLECTIVES = r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+COLLECTIVE = r"\[([\d,]*)\]\S* (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 
 
 def on(mesh, config=CONFIG, **changes):
+    """A model on a mesh."""
     functions = dict(constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh))
     return Model(config, **functions | changes)
 
 
-def rl_step(mesh) -> dict:
-    """Parameters, responses, log-probs, loss, gradient (Adam's first moment) and update of one step on a mesh."""
-    model, optimizer = on(mesh), make_optimizer("adamw", learning_rate=1e-2)
-    params = init_params(model, mesh, 0)
-    params["embed"]["embedding"] *= 3.0  # far from uniform
-    found = {"initial": jax.device_get(params)}
-    state = init_state(optimizer, mesh, params)
+def initial_params(mesh):
+    """Random ones that predict something, on the host."""
+    params = init_params(on(mesh), mesh, 0)
+    params["embed"]["embedding"] *= 3.0
+    return jax.device_get(params)
+
+
+def rl_step(mesh, initial) -> dict:
+    """Responses, log-probs, loss, gradient (Adam's first moment) and update of one step on a mesh."""
+    # An epsilon of the size of gradients: without it, Adam's first step makes as much of the smallest as of any.
+    model, optimizer = on(mesh), make_optimizer("adamw", learning_rate=1e-2, epsilon=1e-3)
+    state = init_state(optimizer, mesh, jax.device_put(initial, parallel.shardings(mesh, initial)))
     rng = np.random.default_rng(0)
     mask = np.arange(COLUMNS) < rng.integers(1, COLUMNS + 1, (PROMPTS, 1))
     tokens = np.where(mask, rng.integers(0, CONFIG.vocab_size, mask.shape), 0).astype(np.int32)
@@ -46,7 +52,7 @@ def rl_step(mesh) -> dict:
         model, make_sampling_params(model, optimizer, mesh, state)(state), prompts, key=KEY, step=0, samples=SAMPLES,
         max_new=NEW, limits=limits, sampling=Sampling.make(stop_ids=range(8)), slots=16, segment=4,
     )  # fmt: skip
-    found |= dict(tokens=parallel.local_rows(rollout.tokens), mask=parallel.local_rows(rollout.response_mask))
+    found = dict(tokens=parallel.local_rows(rollout.tokens), mask=parallel.local_rows(rollout.response_mask))
     found["sampled_logp"] = parallel.local_rows(rollout.model_logp)
     objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="rpg", beta=0.01)
     scoring = dict(rows=8, temperature=1.0, logprob_chunk=5)
@@ -55,11 +61,14 @@ def rl_step(mesh) -> dict:
     found["logp"] = parallel.local_rows(batch.behavior_logp)
     update = make_update(model, objective, optimizer, mesh, state, clip_norm=1e9, **scoring)
     batch = take_rows(batch, np.arange(PROMPTS * SAMPLES)[::-1])
-    state, metrics = update(state, batch, jnp.int32(4))
+    compiled = update.lower(state, batch, jnp.int32(4)).compile()
+    bytes_of_state = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+    found["donated"] = compiled.memory_analysis().alias_size_in_bytes / bytes_of_state
+    state, metrics = compiled(state, batch, jnp.int32(4))
     found |= {"loss": np.asarray(metrics["loss"].value()), "gradient": jax.device_get(state.opt_state[0].mu)}
     found["params"] = jax.device_get(state.params)
-    update(state, batch, jnp.int32(3))
-    found["compilations"] = update._cache_size()
+    state, metrics = compiled(state, batch, jnp.int32(2))  # what was compiled serves any number of microbatches
+    found["loss_of_half"] = np.asarray(metrics["loss"].value())
     return found
 
 
@@ -70,7 +79,7 @@ def distance(one, other) -> float:
 
 
 def collectives(hlo: str):
-    """(kinds of all collectives of a compiled program, kinds of those inside its loops)."""
+    """Of a compiled program, (all collectives, those inside its loops), each as (kind, shape of a result)."""
     bodies, name = {}, None
     for line in hlo.splitlines():
         if line and not line.startswith((" ", "}")):
@@ -82,26 +91,37 @@ def collectives(hlo: str):
         if (name := todo.pop()) not in inside:
             inside.add(name)
             todo.extend(calls[name])
-    kinds = {name: re.findall(COLLECTIVES, "\n".join(lines)) for name, lines in bodies.items()}
-    return sum(kinds.values(), []), sum((kinds[name] for name in inside), [])
+    found = {
+        name: [
+            (kind, [int(n) for n in shape.split(",") if n]) for shape, kind in re.findall(COLLECTIVE, " ".join(lines))
+        ]
+        for name, lines in bodies.items()
+    }
+    return sum(found.values(), []), sum((found[name] for name in inside), [])
 
 
-def logprob_collectives(mesh, chunk, **changes):
-    """Of the gradient of token_logprobs, whose only loops are those over chunks: the layers are unrolled."""
-    model = on(mesh, scan=False, **changes)
+def shapes_on(mesh, model):
+    """The abstract parameters of a model, laid out for training."""
     shapes = jax.eval_shape(model.init, KEY)
-    params = jax.tree.map(
+    return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes, parallel.shardings(mesh, shapes),
     )  # fmt: skip
+
+
+def logprob_collectives(mesh, chunk, **changes):
+    """Of the gradient of token_logprobs, whose only loops are those over chunks: its layer is unrolled."""
+    model = on(mesh, dataclasses.replace(CONFIG, layers=1), scan=False, **changes)
     rows = jax.sharding.NamedSharding(mesh, parallel.ROWS)
     tokens, mask = (jax.ShapeDtypeStruct((8, 32), dtype, sharding=rows) for dtype in (jnp.int32, bool))
     gradient = jax.jit(jax.grad(lambda p, t, m: token_logprobs(model, p, t, m, chunk=chunk).sum()))
-    every, inside = collectives(gradient.lower(params, tokens, mask).compile().as_text())
-    return {"all_gathers": every.count("all-gather"), "in_loops": inside}
+    every, inside = collectives(gradient.lower(shapes_on(mesh, model), tokens, mask).compile().as_text())
+    matrix = ([CONFIG.vocab_size // mesh.shape["tensor"], CONFIG.hidden_size], [CONFIG.vocab_size, CONFIG.hidden_size])
+    gathered = [shape for kind, shape in every if kind == "all-gather" and shape in matrix]
+    return {"gathered": gathered, "in_loops": sorted({kind for kind, _ in inside})}
 
 
-def initialization_bytes(mesh):
+def initialization(mesh):
     """(bytes of all parameters, most that one device holds while it makes its share)."""
     model = on(mesh, ModelConfig(1024, 256, 512, 4, 4, 4, 64))
     memory = jax.jit(lambda: init_params(model, mesh, 0)).lower().compile().memory_analysis()
@@ -110,26 +130,27 @@ def initialization_bytes(mesh):
 
 
 def main():
-    begin = time.perf_counter()
-    one = rl_step(parallel.make_mesh(1, devices=jax.devices()[:1]))
+    single, mesh = parallel.make_mesh(1, devices=jax.devices()[:1]), parallel.make_mesh(2, 2, 2)
+    initial = initial_params(single)
+    one = rl_step(single, initial)
     found = {"meshes": {}, "response_tokens": int(one["mask"].sum())}
     for sizes in MESHES:
-        other = rl_step(parallel.make_mesh(*sizes))
-        same = {name: distance(one[name], other[name]) for name in ("initial", "loss", "gradient", "params")}
-        same["tokens"] = int((one["tokens"] != other["tokens"]).any(1).sum())
+        other = rl_step(parallel.make_mesh(*sizes), initial)
         rows = (one["tokens"] == other["tokens"]).all(1)
-        same["logp"] = float(np.abs(one["logp"] - other["logp"])[rows].max())
-        same["sampler_gap"] = float(np.abs(other["logp"] - other["sampled_logp"])[other["mask"]].max())
-        found["meshes"][str(sizes)] = same | {"compilations": other["compilations"]}
-    fsdp = parallel.make_mesh(2, 4)
-    found["few_chunks"], found["many_chunks"] = (logprob_collectives(fsdp, chunk) for chunk in (16, 2))
-    found["by_the_compiler"] = logprob_collectives(fsdp, 2, per_shard=Model.per_shard)
+        found["meshes"][str(sizes)] = {
+            **{name: distance(one[name], other[name]) for name in ("loss", "gradient", "params", "loss_of_half")},
+            "other_tokens": int((~rows).sum()),
+            "logp": float(np.abs(one["logp"] - other["logp"])[rows].max()),
+            "sampler_gap": float(np.abs(other["logp"] - other["sampled_logp"])[other["mask"]].max()),
+            "donated": other["donated"],
+        }
+    found["initial"] = distance(initial, initial_params(mesh))
+    found["initialization"] = initialization(parallel.make_mesh(1, 8))
+    found["fsdp"] = logprob_collectives(parallel.make_mesh(2, 4), 2)
     found["tensor"] = logprob_collectives(parallel.make_mesh(1, 2, 4), 2)
-    found["initialization"] = initialization_bytes(parallel.make_mesh(1, 8))
     rows = np.arange(16).reshape(8, 2)
-    spread = parallel.to_global(parallel.make_mesh(2, 2, 2), parallel.ROWS, rows)
+    spread = parallel.to_global(mesh, parallel.ROWS, rows)
     found["local_rows"] = bool((parallel.local_rows(spread) == rows).all())
-    found["seconds"] = time.perf_counter() - begin
     print(json.dumps(found))
 
 

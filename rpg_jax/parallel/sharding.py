@@ -31,7 +31,7 @@ SAMPLING = (
 
 # Activations that a model pins: batches stay split by rows, and what lies between two projections by tensor.
 ACTIVATIONS = {
-    "lookup": PartitionSpec("data", None, "fsdp"),  # [rows, T, hidden] as the embedding lies: one all-to-all to the next
+    "lookup": PartitionSpec("data", None, "fsdp"),  # [rows, T, hidden], as the embedding lies: an all-to-all away from
     "residual": PartitionSpec(ROW_AXES, None, None),  # [rows, T, hidden]
     "heads": PartitionSpec(ROW_AXES, None, "tensor", None),  # [rows, T, heads, head_dim]
     "mlp": PartitionSpec(ROW_AXES, None, "tensor"),  # [rows, T, mlp]
@@ -117,29 +117,29 @@ def make_per_shard(mesh: Mesh):
     """Builds the `per_shard(function, weights, shared, rows, sums=None)` of a `Model`.
 
     It runs `function(weights, shared, rows) -> (partial sums, values)` on each data shard's own rows. `weights`, a part
-    of the training tree, are gathered over fsdp first, once. `sums`, a tree like them, tells what the partial sums are:
-    they are added up over the shards at the end, and laid out as the weights are. Neither can be differentiated.
+    of the training tree, are gathered over the shards first, once. `sums`, a tree like them, tells what the partial
+    sums are: they are added up over the shards at the end, and laid out as the weights are. What is split over `tensor`
+    stays so. Neither can be differentiated.
     """
 
-    def specs(tree):
-        return jax.tree_util.tree_map_with_path(lambda path, _: _without(spec_of(path, TRAINING), ("tensor",)), tree)
+    def pin(tree, spec):
+        def pin_leaf(path, leaf):
+            sharding = NamedSharding(mesh, spec(spec_of(path, TRAINING)))
+            return jax.lax.with_sharding_constraint(leaf, sharding)
 
-    def gather(path, leaf):
-        spec = spec_of(path, TRAINING)
-        return jax.lax.all_gather(leaf, "fsdp", axis=spec.index("fsdp"), tiled=True) if "fsdp" in spec else leaf
-
-    def add_up(path, leaf):
-        spec = spec_of(path, TRAINING)
-        if "fsdp" not in spec:
-            return jax.lax.psum(leaf, ROW_AXES)
-        leaf = jax.lax.psum_scatter(leaf, "fsdp", scatter_dimension=spec.index("fsdp"), tiled=True)
-        return jax.lax.psum(leaf, "data")
+        return jax.tree_util.tree_map_with_path(pin_leaf, tree)
 
     def per_shard(function, weights, shared, rows, sums=None):
         def local(weights, shared, rows):
-            sums, values = function(jax.tree_util.tree_map_with_path(gather, weights), shared, rows)
-            return jax.tree_util.tree_map_with_path(add_up, sums), values
+            sums, values = function(weights, shared, rows)
+            return jax.tree.map(lambda leaf: leaf[None, None], sums), values
 
-        return over_rows(mesh, local, (specs(weights), REPLICATED, ROWS), (specs(sums), ROWS))(weights, shared, rows)
+        weights = pin(weights, lambda spec: _without(spec, ROW_AXES))
+        run = over_rows(mesh, local, (REPLICATED, REPLICATED, ROWS), (PartitionSpec(*ROW_AXES), ROWS))
+        parts, values = run(weights, shared, rows)  # parts [data, fsdp, ...]
+        # Not by collectives inside, which make whole what is split over an axis that is left to the compiler.
+        parts = pin(parts, lambda spec: PartitionSpec(*ROW_AXES, *_without(spec, ROW_AXES)))
+        scattered = pin(jax.tree.map(lambda leaf: leaf.sum(1), parts), lambda spec: PartitionSpec("data", *spec))
+        return pin(jax.tree.map(lambda leaf: leaf.sum(0), scattered), lambda spec: spec), values
 
     return per_shard

@@ -41,14 +41,17 @@ class ReferenceSchedule:
         return self.mode == "kl_target" and float(state.reference.kl_average) > self.kl_target
 
 
-def make_refresh(optimizer, mesh):
-    """Builds `refresh(state) -> state` whose reference is a copy of the policy that samples (x if schedule-free)."""
+def make_refresh(optimizer, mesh, shapes):
+    """Builds `refresh(state) -> state` whose reference is a copy of the policy that samples (x if schedule-free).
 
-    @jax.jit
+    `shapes` is the state or its shapes, for its shardings. The state stays: nothing of it is donated.
+    """
+
     def copy(state):
         params = jax.tree.map(jnp.copy, optimizer.evaluation_params(state.opt_state, state.params))
-        params = jax.lax.with_sharding_constraint(params, parallel.shardings(mesh, params))
         return Reference(params, state.step, jnp.zeros(()))
+
+    copy = jax.jit(copy, out_shardings=parallel.shardings(mesh, jax.eval_shape(copy, shapes)))
 
     def refresh(state):
         return TrainState(state.step, state.params, state.opt_state, copy(state), state.skipped)
