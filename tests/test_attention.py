@@ -1,0 +1,160 @@
+"""Attention by setting: every kernel against the definition, which of them is chosen where, and what is refused."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import types
+from functools import partial
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rpg_jax import parallel
+from rpg_jax.models import attention_kernels
+from rpg_jax.models.attention import causal_attention
+from rpg_jax.models.attention_kernels import make_attention, pallas_gpu, splash
+
+ROOT = pathlib.Path(__file__).parent.parent
+HEADS = parallel.sharding.ACTIVATIONS["heads"]
+ENDS = [40, 41, 100]  # where one segment of a row ends and the next begins
+
+
+def naive(query, key, value, segment_ids):
+    """The definition, in float64: softmax over tokens of the same segment that are not later."""
+    length, group = query.shape[1], query.shape[2] // key.shape[2]
+    key, value = (np.repeat(x, group, axis=2) for x in (key, value))
+    visible = np.tril(np.ones((length, length), bool)) & (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    scores = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
+    weights = np.exp(np.where(visible, scores, -np.inf) - np.where(visible, scores, -np.inf).max(-1, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
+
+
+KERNELS = {
+    "blockwise": causal_attention,
+    "splash": partial(splash, interpret=True),
+    "pallas_gpu": partial(pallas_gpu, interpret=True),
+}
+
+
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_computes_the_definition_with_its_gradient(name, segments):
+    """150 tokens, which the kernels pad, in grouped heads. The gradient, along a random direction, by differences."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(1, 150, heads, 16)) for heads in (2, 1, 1)]
+    direction, weight = [rng.normal(size=x.shape) for x in arrays], rng.normal(size=(1, 150, 2, 16))
+    ids = np.searchsorted(ENDS, np.arange(150), side="right")[None].astype(np.int32) * segments
+    narrow = [jnp.asarray(x, jnp.float32) for x in arrays]
+    attention = lambda *qkv: KERNELS[name](*qkv, ids) if segments else KERNELS[name](*qkv)  # noqa: E731
+    out, back = jax.jit(partial(jax.vjp, attention))(*narrow)
+    np.testing.assert_allclose(out, naive(*arrays, ids), atol=1e-5)
+    slope = sum(
+        (np.asarray(g, np.float64) * d).sum() for g, d in zip(back(jnp.float32(weight)), direction, strict=True)
+    )
+    ahead, behind = (
+        (naive(*(x + e * d for x, d in zip(arrays, direction, strict=True)), ids) * weight).sum() for e in (1e-5, -1e-5)
+    )
+    np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-4)
+
+
+def test_cudnn_is_called_by_the_same_conventions(monkeypatch):
+    """JAX's function without the library, which is not here: scale, heads that share keys, causality."""
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", lambda *a, implementation, f=jax.nn.dot_product_attention, **k: f(*a, **k)
+    )
+    q, k, v = (np.random.default_rng(0).normal(size=(2, 20, heads, 8)) for heads in (4, 2, 2))
+    out = attention_kernels.cudnn(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)))
+    np.testing.assert_allclose(out, naive(q, k, v, np.zeros((2, 20), int)), atol=1e-5)
+
+
+def chosen(platform, name="auto", dtype=jnp.bfloat16, head_dim=128, **pack):
+    """The kernel that `make_attention` takes on devices of a platform."""
+    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+    function, on_mesh = [], attention_kernels.on_mesh
+    attention_kernels.on_mesh = lambda kernel, mesh, spec: function.append(kernel)
+    try:
+        return make_attention(name, mesh, HEADS, dtype=dtype, head_dim=head_dim, **pack) or function[0]
+    finally:
+        attention_kernels.on_mesh = on_mesh
+
+
+def test_which_kernel_runs_where():
+    both = attention_kernels.cudnn_or_pallas
+    assert chosen("tpu") is chosen("tpu", "splash") is splash
+    assert chosen("gpu", pack=True) is chosen("gpu") is both
+    assert chosen("gpu", "cudnn") is attention_kernels.cudnn and chosen("gpu", "pallas_gpu") is pallas_gpu
+    for plain in (
+        chosen("cpu"),
+        chosen("gpu", dtype=jnp.float32),
+        chosen("gpu", head_dim=256),
+        chosen("tpu", "blockwise"),
+    ):
+        assert plain is causal_attention
+    mesh = parallel.make_mesh()
+    setting = partial(make_attention, "auto", mesh, HEADS, dtype=jnp.float32, head_dim=8)
+    assert setting() is setting()
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "more", "words"),
+    [
+        ("cpu", "splash", {}, "model.attention=splash runs on TPU devices and this mesh has CPU ones.*auto"),
+        ("tpu", "cudnn", {}, "cudnn runs on GPU devices"),
+        ("cpu", "flash", {}, "unknown model.attention 'flash'; known: auto, blockwise, splash"),
+        ("gpu", "cudnn", dict(pack=True), "one sequence a row and learner.pack.*pallas_gpu"),
+        ("gpu", "cudnn", dict(dtype=jnp.float32), "16 bits.*128 in float32"),
+        ("gpu", "cudnn", dict(head_dim=20), "multiple of 8.*are 20"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused(platform, name, more, words):
+    with pytest.raises(ValueError, match=words):
+        chosen(platform, name, **more)
+
+
+def test_the_triton_kernel_compiles_to_ptx_without_a_gpu():
+    shape = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16), jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
+    ids = jax.ShapeDtypeStruct((1, 256), jnp.int32)
+    gradient = jax.grad(lambda *args: pallas_gpu(*args).astype(jnp.float32).sum(), (0, 1, 2))
+    text = jax.jit(gradient).trace(shape[0], shape[1], shape[1], ids).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @__gpu$xla.gpu.triton") >= 3  # forward, and two of the backward pass
+
+
+FOR_TPUS = """
+import os
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+from rpg_jax import parallel
+from rpg_jax.models.attention_kernels import make_attention
+from rpg_jax.plan import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT)
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+mesh = parallel.make_mesh(1, 2, 2, devices=devices)
+spec = parallel.sharding.ACTIVATIONS["heads"]
+attention = make_attention("auto", mesh, spec, dtype=jnp.bfloat16, head_dim=128)
+
+def array(spec, dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+q, k = (array(spec, jnp.bfloat16, 4, 640, heads, 128) for heads in (8, 2))
+rows = array(PartitionSpec(spec[0]), jnp.int32, 4, 640)
+gradient = jax.grad(lambda *args: attention(*args).astype(jnp.float32).sum(), (0, 1, 2))
+text = jax.jit(gradient).lower(q, k, k, rows).compile().as_text()
+print(text.count('"tpu_custom_call"'), text.count("all-gather(") + text.count("all-reduce("))
+"""
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu")
+def test_splash_compiles_for_a_mesh_of_tpus():
+    """Forward and two backward kernels, each on its own rows and heads: nothing is sent."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", FOR_TPUS], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(map(int, done.stdout.split())) == [3, 0]
