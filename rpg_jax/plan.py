@@ -1,6 +1,6 @@
 """Whether a config fits a slice of TPUs or a machine of GPUs, and how long a step takes there, without either.
 
-    python -m rpg_jax.plan --config=configs/paper.py:qwen3-4b,rpg-reinforce-urkl,8k --topology=v5p:2x2x4[,v5e:8x8,h100:8]
+    python -m rpg_jax.plan --config=configs/paper.py:qwen3-4b,rpg-reinforce-urkl,8k --topology=v5p:2x2x4,h100:16
 
 For TPUs every program of a step is compiled by libtpu: memory and collectives are those of the compiled programs.
 FLOPs, HBM bytes and times, and everything about GPUs, are modelled from shapes. No data, tokenizer or weights are read;
@@ -39,6 +39,7 @@ ENVIRONMENT = {  # libtpu without a TPU: no metadata server is asked, and nothin
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
     "TPU_WORKER_ID": "0",
     "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several plans at once, and after one that was killed
     "TPU_LOG_DIR": "disabled",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
@@ -55,16 +56,19 @@ def main(_):
         length = config.rollout.max_new / 2 if length is None else length
         if not 0 < length <= config.rollout.max_new:
             raise ValueError(f"--response_length={length}: expected above 0 and at most {config.rollout.max_new}")
+        if _JSON.value is not None and not pathlib.Path(_JSON.value).absolute().parent.is_dir():
+            raise ValueError(f"--json={_JSON.value}: there is no such folder; make it first")
         if any(topology.compiled for topology in topologies):
             check_libtpu()
-        if _ALONE.value:
-            found = [plan(config, topologies[0], length, _SEARCH.value)]
-        else:
-            found = [in_own_process(topology) for topology in topologies]
-            for one in found:
-                print(report.text(one), end="\n\n")
-            if len(found) > 1:
-                print(report.comparison(found))
+        found = []
+        for topology in topologies:
+            if _ALONE.value:
+                found.append(plan(config, topology, length, _SEARCH.value))
+            else:
+                found.append(in_own_process(topology))
+                print(report.text(found[-1]), end="\n\n", flush=True)
+        if len(found) > 1:
+            print(report.comparison(found))
         if _JSON.value is not None:
             write_json(_JSON.value, found)
 
@@ -96,7 +100,7 @@ def in_own_process(topology) -> dict:
         if worker.returncode:
             said = worker.stderr.strip().splitlines() or ["nothing"]
             if worker.returncode == 2:
-                raise ValueError(said[-1].removeprefix("error: "))
+                raise ValueError(f"{topology.name}: {said[-1].removeprefix('error: ')}")
             raise OSError(f"planning for {topology.name} ended with status {worker.returncode} and said: {said[-1]}")
         return json.loads(file.read_text())[0]
 
@@ -125,7 +129,9 @@ def topology_devices(topology):
     """The devices of a slice of TPUs that is not there."""
     from jax.experimental import topologies
 
-    return topologies.get_topology_desc(platform="tpu", topology_name=topology.name).devices
+    sides = [int(side) for side in topology.name.partition(":")[2].split("x")]
+    host = [min(side, 2) for side in sides[:2]] + [1]  # chips of a host, by which libtpu would round up
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, chips_per_host_bounds=host).devices
 
 
 def planned_size(config) -> str | None:
@@ -153,6 +159,7 @@ def sketched(config, *, devices, size):
     tokenizer = types.SimpleNamespace(vocab_size=shape.vocab_size, stop_ids=(0,))
     problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None])
     run = build.build_run(config, devices=devices, problems=problems)
+    build.check_rows(config, run)
     state = build.abstract(run, partial(build.build_state, run))
     rest = dict.fromkeys(("stream", "checkpoints", "log", "should_stop", "traced"))
     parts = build.build_parts(config, run, state, **rest)
@@ -171,6 +178,7 @@ def sketched(config, *, devices, size):
         minibatch_rows=run.loop.minibatch_prompts * run.loop.samples,
         microbatch_rows=run.loop.microbatch_rows,
         epochs=run.loop.epochs,
+        pack=run.loop.pack,
         chunk=config.learner.logprob_chunk,
         moments=round(sum(leaf.size for leaf in jax.tree.leaves(state.opt_state)) / weights),
         separate_reference=state.reference.params is not None,

@@ -1,11 +1,13 @@
 """What accelerators can do, by the public figures of those who make them, and the slices that exist."""
 
+import math
 from typing import NamedTuple
 
 GIB = 2**30
 _GOOGLE = "https://docs.cloud.google.com/tpu/docs"
-_FLAT = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
+_NVIDIA = "https://www.nvidia.com/en-us/data-center"
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
 
 
 class Chip(NamedTuple):
@@ -27,13 +29,11 @@ CHIPS = {
     "v5e": Chip(15.75 * GIB, 819e9, 197e12, 200e9, None, None, _FLAT, f"{_GOOGLE}/v5e"),
     "v5p": Chip(95.74 * GIB, 2765e9, 459e12, 600e9, None, None, _CUBES, f"{_GOOGLE}/v5p"),
     "v6e": Chip(31.25 * GIB, 1638e9, 918e12, 400e9, None, None, _FLAT, f"{_GOOGLE}/v6e"),
-    "a100": Chip(
-        80e9, 2039e9, 312e12, 300e9, 25e9, 8, None, "https://www.nvidia.com/en-us/data-center/a100 (SXM, 80 GB)"
-    ),
-    "h100": Chip(80e9, 3350e9, 989e12, 450e9, 50e9, 8, None, "https://www.nvidia.com/en-us/data-center/h100 (SXM)"),
-    "h200": Chip(141e9, 4800e9, 989e12, 450e9, 50e9, 8, None, "https://www.nvidia.com/en-us/data-center/h200 (SXM)"),
+    # SXM modules in DGX machines: NVLink between the GPUs of a machine, one InfiniBand adapter a GPU beyond it.
+    "a100": Chip(80e9, 2039e9, 312e12, 300e9, 25e9, 8, None, f"{_NVIDIA}/a100 (80 GB SXM), {_NVIDIA}/dgx-a100"),
+    "h100": Chip(80e9, 3350e9, 989e12, 450e9, 50e9, 8, None, f"{_NVIDIA}/h100 (SXM), {_NVIDIA}/dgx-h100"),
+    "h200": Chip(141e9, 4800e9, 989e12, 450e9, 50e9, 8, None, f"{_NVIDIA}/h200 (SXM), {_NVIDIA}/dgx-h200"),
 }
-COMPILED = tuple(name for name, chip in CHIPS.items() if chip.topologies)  # the others are modelled from shapes
 
 
 class Topology(NamedTuple):
@@ -71,10 +71,7 @@ def _parse(name: str) -> Topology:
     if chip.topologies is not None:
         if shape not in chip.topologies:
             raise ValueError(f"--topology={name} does not exist; there are {kind}:{{{','.join(chip.topologies)}}}")
-        devices = 1
-        for side in shape.split("x"):
-            devices *= int(side)
-        return Topology(name, chip, devices)
+        return Topology(name, chip, math.prod(map(int, shape.split("x"))))
     count = int(shape) if shape.isdecimal() else 0
     if count < 1 or (count > chip.machine and count % chip.machine):
         raise ValueError(

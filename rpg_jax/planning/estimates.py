@@ -1,7 +1,7 @@
 """What the phases of an RL step must take, from shapes alone: operations, bytes moved, and memory, on one device.
 
-Nothing here is compiled. Rows are padded to max_prompt + max_new tokens, so work does not depend on what was sampled
-but where that is said. D, M, Q and K are the widths of the residual, the MLP, and all query and all key heads.
+Nothing here is compiled. Work is that of rows of max_prompt + max_new tokens; `times` knows what was sampled. D, M, Q
+and K are the widths of the residual, the MLP, and all query and all key heads.
 """
 
 import dataclasses
@@ -29,6 +29,7 @@ class Recipe:
     minibatch_rows: int
     microbatch_rows: int
     epochs: int
+    pack: bool  # several sequences a row
     chunk: int  # columns whose logits are formed at a time
     moments: int  # arrays of the optimizer as large as the parameters
     separate_reference: bool
@@ -70,7 +71,8 @@ class Cost(NamedTuple):
         )
 
 
-# Remat policy -> what of a layer's products with weights and of its attention the backward pass computes again.
+# Remat policy -> whether the backward pass computes again a layer's products with weights, all but the last, and its
+# attention.
 RECOMPUTED = {"none": (0, 0), "dots": (0, 1), "offload": (0, 1), "attention": (1, 0), "full": (1, 1)}
 
 
@@ -142,7 +144,8 @@ def update(recipe) -> Cost:
     """One optimizer update from a minibatch."""
     r, rows = recipe, recipe.minibatch_rows
     products, attention = RECOMPUTED[r.remat]
-    flops = (3 + products) * _products(r, rows * r.length) + (3.5 + attention) * _attention(r, rows, r.length)
+    again = products * (1 - r.model.hidden_size * r.model.mlp_size / layer_weights(r.model))
+    flops = (3 + again) * _products(r, rows * r.length) + (3.5 + attention) * _attention(r, rows, r.length)
     flops += 4 * _vocabulary(r, rows * r.length)  # forward, again in the backward pass, and two gradients
     micro, count = r.microbatch_rows, rows / r.microbatch_rows
     shard = parameter_count(r.model) * MASTER / (r.mesh["fsdp"] * r.tensor)
@@ -257,7 +260,16 @@ def _with_sum(items) -> dict[str, float]:
     return items | {"sum": sum(items.values())}
 
 
-def decode_steps(recipe, response_length: float) -> float:
-    """Steps in which the slots make one generation batch of responses of `response_length` tokens on average."""
-    waves = recipe.fresh_prompts * recipe.samples / recipe.slots
-    return max(waves, 1) * response_length
+def times(recipe, response_length: float) -> dict[str, float]:
+    """Phase -> how often it runs in an RL step at responses of so many tokens on average.
+
+    One generation batch is enough, and slots are never idle. Packed rows are full of sequences with the longest prompt.
+    """
+    r = recipe
+    rows = (r.max_prompt + response_length) / r.length if r.pack else 1.0
+    return {
+        "prefill": 1.0,
+        "decode": max(r.fresh_prompts * r.samples / r.slots, 1.0) * response_length,
+        "experience": rows,
+        "update": rows * r.epochs * r.prompts * r.samples / r.minibatch_rows,
+    }

@@ -86,13 +86,40 @@ def _turns(rest, computations, traced) -> float:
     """How often a loop turns: as the compiler knows it, or where its condition is `counter < constant`."""
     if known := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', rest):
         return int(known[1])
-    condition = {name: (opcode, rest) for name, _, opcode, rest in computations[_named("condition", rest)]}
+    condition, body = (_by_name(computations[_named(key, rest)]) for key in ("condition", "body"))
     comparisons = [rest for opcode, rest in condition.values() if opcode == "compare"]
     if len(comparisons) == 1 and "direction=LT" in comparisons[0]:
-        opcode, value = condition.get(re.findall(r"%([\w.\-]+)", comparisons[0])[1], ("", ""))
-        if opcode == "constant":
-            return int(value.partition(")")[0])
+        counter, limit = (condition.get(name, ("", "")) for name in _operands(comparisons[0]))
+        index = re.search(r"index=(\d+)", counter[1])
+        if limit[0] == "constant" and index:
+            made = next(rest for opcode, rest in reversed(body.values()) if opcode == "tuple")
+            step = _added(_operands(made)[int(index[1])], body)
+            return -(-_constant(limit[1]) // step)
     return traced
+
+
+def _by_name(instructions) -> dict:
+    """Name -> (opcode, rest of the line)."""
+    return {name: (opcode, rest) for name, _, opcode, rest in instructions}
+
+
+def _operands(rest) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", rest.partition(")")[0])
+
+
+def _constant(rest) -> int:
+    return int(rest.partition(")")[0])
+
+
+def _added(name, body) -> int:
+    """By how much a turn raises the loop's counter: the sum of the constants added on the way to `name`; at least 1."""
+    total = 0
+    while name in body and body[name][0] in ("add", "copy"):
+        operands = _operands(body[name][1])
+        constants = [operand for operand in operands if body.get(operand, ("",))[0] == "constant"]
+        total += sum(_constant(body[operand][1]) for operand in constants)
+        name = next((operand for operand in operands if operand not in constants), None)
+    return max(total, 1)
 
 
 def _bytes(dtype, dimensions) -> float:

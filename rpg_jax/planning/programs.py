@@ -57,6 +57,10 @@ def programs(run, parts, state) -> dict[str, Program]:
     def replicated(dimensions, dtype):
         return jax.ShapeDtypeStruct(dimensions, dtype, sharding=NamedSharding(mesh, parallel.REPLICATED))
 
+    def plan_of(count):
+        """Of `loop.plan`: the number of microbatches, and where sequences of packed rows start."""
+        return replicated((), jnp.int32), replicated((count,), jnp.int32) if loop.pack else None
+
     def on_mesh(tree, layout):
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, layout)
 
@@ -68,19 +72,18 @@ def programs(run, parts, state) -> dict[str, Program]:
     )  # fmt: skip
     collected = responses(loop.prompts * loop.samples)
     reward = replicated((loop.prompts, loop.samples), jnp.float32)
-    batch, _ = jax.eval_shape(parts.experience, state, collected, reward)
+    of_experience = state, collected, reward, *plan_of(loop.prompts * loop.samples)
+    batch, _ = jax.eval_shape(parts.experience, *of_experience)
     batch = jax.tree.map(lambda x: rows(x.shape[0], x.dtype, *x.shape[1:]), batch)
     count = loop.minibatch_prompts * loop.samples
     minibatch = jax.tree.map(lambda x: rows(count, x.dtype, *x.shape[1:]), batch)
-    of_update = state, minibatch, replicated((), jnp.int32)
-    held = device_bytes(state)
+    of_update = state, minibatch, *plan_of(count)
+    held, turns = device_bytes(state), 1 / loop.microbatch_rows
     return {
         "prefill": Program(*sampler["prefill"], beside=held, turns=1),
         "decode": Program(*sampler["decode"], beside=held, turns=1),
-        "experience": Program(parts.experience, (state, collected, reward), beside=0, turns=1),
-        "update": Program(
-            parts.update, of_update, beside=device_bytes((batch, collected)), turns=count / loop.microbatch_rows
-        ),
+        "experience": Program(parts.experience, of_experience, beside=0, turns=loop.prompts * loop.samples * turns),
+        "update": Program(parts.update, of_update, beside=device_bytes((batch, collected)), turns=count * turns),
     }
 
 
@@ -88,8 +91,8 @@ def compiled(program: Program) -> dict:
     """Compiles a program and reports bytes of a device and its collectives; `refused` if the compiler says no.
 
     Returns:
-      arguments, temporaries, output (what is not written over arguments), code, beside, peak: bytes;
-      collectives: kind -> {count, sent}; sent: bytes in all; seconds: of compiling.
+      arguments, output (what is not written over arguments), temporaries (held at once beside those two), code, beside,
+      peak: bytes; collectives: kind -> {count, sent}; sent: bytes in all; seconds: of compiling.
     """
     begin = time.perf_counter()
     try:
@@ -99,12 +102,16 @@ def compiled(program: Program) -> dict:
             raise
         return _refused(str(error), program) | {"seconds": time.perf_counter() - begin}
     memory, traffic = made.memory_analysis(), hlo.collectives(made.as_text(), program.turns)
+    arguments = memory.argument_size_in_bytes
+    output = memory.output_size_in_bytes - memory.alias_size_in_bytes
     found = {
-        "arguments": memory.argument_size_in_bytes,
-        "temporaries": memory.temp_size_in_bytes,
-        "output": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "arguments": arguments,
+        # libtpu's temp_size counts buffers that share memory twice: it accepts programs by their peak.
+        "temporaries": max(memory.peak_memory_in_bytes - arguments - output, 0),
+        "output": output,
         "code": memory.generated_code_size_in_bytes,
-        "beside": program.beside,
+        # Arguments that the program never reads are no part of it, and are there all the same.
+        "beside": program.beside + max(program.argument_bytes() - arguments, 0),
     }
     return found | {
         "peak": sum(found.values()),

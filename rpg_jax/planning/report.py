@@ -57,13 +57,8 @@ def measure(topology, run, parts, state, recipe, response_length) -> dict:
 
 
 def step(recipe, phases, response_length) -> dict:
-    """How often each phase runs in an RL step whose first generation batch is enough, and the seconds of it."""
-    times = {
-        "prefill": 1,
-        "decode": estimates.decode_steps(recipe, response_length),
-        "experience": 1,
-        "update": recipe.epochs * recipe.prompts * recipe.samples / recipe.minibatch_rows,
-    }
+    """How often each phase runs in an RL step, and the seconds of it."""
+    times = estimates.times(recipe, response_length)
     seconds = {phase: times[phase] * phases[phase]["roofline_seconds"] for phase in PHASES}
     return {
         "response_length": response_length,
@@ -142,12 +137,12 @@ def needed(plan) -> list[str]:
 
 def step_lines(plan) -> list[str]:
     one = plan["step"]
-    parts = [f"{name} {one['times'][name]:.0f} x = {one['seconds'][name]:.1f}" for name in PHASES]
+    parts = [f"{name} {one['times'][name]:.6g} x = {one['seconds'][name]:.1f}" for name in PHASES]
     return [
-        f"an RL step at {one['response_length']:.0f} tokens a response takes at least {one['seconds']['sum']:.1f} s, modelled: "
-        + ", ".join(parts),
-        f"({one['generated']} responses generated at once, {one['learned']} learned from; rewards, more generation batches "
-        f"and the tail of the longest responses come on top)",
+        f"an RL step at {one['response_length']:.0f} tokens a response takes at least {one['seconds']['sum']:.1f} s, "
+        f"modelled: {', '.join(parts)}",
+        f"({one['generated']} responses generated at once, {one['learned']} learned from; rewards, more generation "
+        f"batches and the tail of the longest responses come on top)",
     ]
 
 

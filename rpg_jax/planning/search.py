@@ -1,5 +1,8 @@
 """The largest microbatch, slots and generation batch that fit: modelled from what was compiled, then compiled."""
 
+import bisect
+import functools
+
 from rpg_jax.planning import report
 from rpg_jax.planning.programs import programs
 
@@ -14,20 +17,14 @@ KEYS = {
 def candidates(recipe) -> dict[str, list]:
     """Config key -> values, rising, that rows of this mesh allow; oversample only where it matters."""
     shards, responses = recipe.row_shards, recipe.fresh_prompts * recipe.samples
-    slots = (
-        shards * base * 2**power
-        for base in (2, 3)
-        for power in range(-1, 31)
-        if base * 2**power == int(base * 2**power)
-    )
+    slots = sorted(shards * base * 2**power for base in (1, 3) for power in range(31))
+    rows = range(shards, recipe.minibatch_rows + 1, shards)
     found = {
-        "learner.microbatch_rows": [
-            n for n in range(shards, recipe.minibatch_rows + 1, shards) if recipe.minibatch_rows % n == 0
-        ],
-        "rollout.slots": sorted(int(n) for n in slots if n <= responses),
+        "learner.microbatch_rows": [n for n in rows if recipe.minibatch_rows % n == 0],
+        "rollout.slots": [n for n in slots if n <= responses],
     }
-    more = [quarter / 4 for quarter in range(4, 33) if quarter * recipe.prompts % (4 * shards) == 0]
-    return found | ({"rollout.oversample": more} if recipe.fresh_prompts > recipe.prompts else {})
+    quarters = [n for n in range(4, 33) if n * recipe.prompts % (4 * shards) == 0]
+    return found | ({"rollout.oversample": [n / 4 for n in quarters]} if recipe.fresh_prompts > recipe.prompts else {})
 
 
 def largest(config, topology, sketch, plan) -> dict:
@@ -39,16 +36,15 @@ def largest(config, topology, sketch, plan) -> dict:
     Args:
       sketch: config -> (Run, Parts, abstract state, Recipe); plan: of the config as it stands.
     """
-    _, _, _, recipe = sketch(config)
-    found = {}
-    for key, values in candidates(recipe).items():
-        off = {phase: _excess(plan, phase) for phase in KEYS[key]}
-        found[key] = _largest(config, topology, sketch, key, values, off)
-    return found
+    recipe = sketch(config)[-1]
+    return {
+        key: _largest(config, topology, sketch, key, values, {phase: _excess(plan, phase) for phase in KEYS[key]})
+        for key, values in candidates(recipe).items()
+    }
 
 
 def _excess(plan, phase) -> float:
-    """Measured beyond predicted temporaries, at the configured value; 0 where the compiler gave no number."""
+    """Measured beyond predicted bytes, at the configured value; 0 where the compiler gave no number."""
     measured = plan["phases"][phase]
     if measured["temporaries"] is None:
         return 0.0
@@ -62,19 +58,26 @@ def _with(config, key, value):
     return config
 
 
-def _largest(config, topology, sketch, key, values, off):
-    for value in reversed(values):
+def _largest(config, topology, sketch, key, values, excess):
+    @functools.cache
+    def at(value):
         run, parts, state, recipe = sketch(_with(config, key, value))
-        made = programs(run, parts, state)
-        sums = report.needs(recipe)
-        peaks = {
-            phase: made[phase].argument_bytes() + sums[phase]["sum"] + off[phase] + made[phase].beside for phase in off
-        }
-        if max(peaks.values()) > topology.chip.memory:
-            continue
+        return programs(run, parts, state), recipe
+
+    def predicted(value) -> float:
+        made, recipe = at(value)
+        needs = report.needs(recipe)
+        return max(
+            made[phase].argument_bytes() + made[phase].beside + needs[phase]["sum"] + more
+            for phase, more in excess.items()
+        )
+
+    how = "compiled" if topology.compiled else "modelled"
+    for value in reversed(values[: bisect.bisect_right(values, topology.chip.memory, key=predicted)]):
         if not topology.compiled:
-            return {"value": value, "peak": max(peaks.values()), "how": "modelled"}
-        measured = [report.memory(topology, phase, made[phase], recipe) for phase in off]
+            return {"value": value, "peak": predicted(value), "how": how}
+        made, recipe = at(value)
+        measured = [report.memory(topology, phase, made[phase], recipe) for phase in excess]
         if all(one["fits"] for one in measured):
-            return {"value": value, "peak": max(one["peak"] for one in measured), "how": "compiled"}
-    return {"value": None, "peak": None, "how": "compiled" if topology.compiled else "modelled"}
+            return {"value": value, "peak": max(one["peak"] for one in measured), "how": how}
+    return {"value": None, "peak": None, "how": how}

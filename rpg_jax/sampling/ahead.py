@@ -1,4 +1,4 @@
-"""The sampler's jitted programs and the shapes that `generate` calls them with: to compile without prompts or weights."""
+"""The sampler's jitted programs and the shapes that `generate` calls them with, to compile them without weights."""
 
 import jax
 import jax.numpy as jnp

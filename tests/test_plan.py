@@ -1,0 +1,382 @@
+"""Plans: the chips' table, collectives of programs, work and memory against the model itself, and the command."""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import pytest
+from absl.testing import flagsaver
+
+from configs import paper, quickstart
+from rpg_jax import cli, plan
+from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
+from rpg_jax.planning import chips, estimates, hlo, programs, report, search
+from rpg_jax.sampling.cache import empty_cache
+
+SMOKE = "--config=configs/quickstart.py:smoke"
+ROWS = ("--config.rollout.slots=16", "--config.rollout.prompts=8", "--config.learner.microbatch_rows=8")
+
+
+def recipe(model, **other) -> estimates.Recipe:
+    mesh = other.pop("mesh", dict(data=1, fsdp=1, tensor=1))
+    sizes = dict(max_prompt=6, max_new=10, prompts=4, fresh_prompts=8, samples=2, slots=4, minibatch_rows=4)
+    sizes |= dict(microbatch_rows=2, epochs=1, pack=False, chunk=8, moments=2, separate_reference=False)
+    return estimates.Recipe(model=model, remat="none", item=4, mesh=mesh, **sizes | other)
+
+
+def test_topologies_are_those_that_exist():
+    assert [one.devices for one in chips.parse("v5e:8x8, v5p:2x2x4,v6e:1x1,h100:16")] == [64, 16, 1, 16]
+    assert [one.compiled for one in chips.parse("v5p:4x4x4,a100:4")] == [True, False]
+    near, far = chips.parse("h100:8,h100:16")
+    assert near.wire() == chips.CHIPS["h100"].links > far.wire() == chips.CHIPS["h100"].network
+    for name, chip in chips.CHIPS.items():
+        assert chip.source.startswith("https://"), name
+        assert 10e9 < chip.memory < 200e9 < chip.bandwidth < 10e12 < chip.flops < 3e15 and chip.links < 1e12, name
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("v5e:3x3", "v5e:{1x1,2x2,2x4"),
+        ("v5p", "v5p:{2x2x1"),
+        ("tpu9:2x2", "v5e, v5p, v6e"),
+        ("h100:12", "multiple of 8"),
+        ("h100:none", "up to 8"),
+        ("v5e:4x4,", "unknown chip ''"),
+    ],
+)
+def test_topologies_that_do_not_exist_are_refused_with_those_that_do(name, says):
+    with pytest.raises(ValueError, match=r"--topology") as refused:
+        chips.parse(name)
+    assert says in str(refused.value)
+
+
+# As libtpu writes it: one loop that the compiler has counted, one of a counter raised by 2, one whose count is traced.
+HLO = """HloModule jit_f, is_scheduled=true, num_partitions=8
+
+%twice (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %p = (s32[]{:T(128)}, f32[8,4]{1,0}) parameter(0)
+  %one = s32[] constant(1)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %x = f32[8,4]{1,0:T(8,128)} get-tuple-element(%p), index=1
+  %add.1 = s32[] add(%i, %one)
+  %add.2 = s32[] add(%add.1, %one), metadata={op_name="add"}
+  %collective-permute-start.1 = (f32[8,4]{1,0}, f32[8,4]{1,0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%x)
+  %collective-permute-done.1 = f32[8,4]{1,0} collective-permute-done(%collective-permute-start.1)
+  ROOT %tuple.1 = (s32[], f32[8,4]{1,0}) tuple(%add.2, %collective-permute-done.1)
+}
+
+%until_seven (p: (s32[], f32[8,4])) -> pred[] {
+  %seven = s32[]{:T(128)} constant(7)
+  %p.1 = (s32[], f32[8,4]{1,0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%p.1), index=0
+  ROOT %lt = pred[] compare(%i.1, %seven), direction=LT
+}
+
+%reduce (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %p.2 = (s32[], f32[8,4]{1,0}) parameter(0)
+  %x.2 = f32[8,4]{1,0} get-tuple-element(%p.2), index=1
+  %all-reduce.2 = f32[8,4]{1,0} all-reduce(%x.2), replica_groups=[2,4]<=[8], to_apply=%sum
+  ROOT %tuple.2 = (s32[], f32[8,4]{1,0}) tuple(%i.2, %all-reduce.2)
+}
+
+%while_traced (p: (s32[], f32[8,4])) -> pred[] {
+  %p.3 = (s32[], f32[8,4]{1,0}) parameter(0)
+  %i.3 = s32[] get-tuple-element(%p.3), index=0
+  %end.3 = s32[] get-tuple-element(%p.3), index=2
+  ROOT %lt.3 = pred[] compare(%i.3, %end.3), direction=LT
+}
+
+%small (p: f32[8,4]) -> f32[8,4] {
+  ROOT %p.4 = f32[8,4]{1,0} parameter(0)
+}
+
+%large (p: f32[8,4]) -> f32[8,4] {
+  %p.5 = f32[8,4]{1,0} parameter(0)
+  ROOT %reduce-scatter.5 = f32[1,4]{1,0} reduce-scatter(%p.5), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+}
+
+ENTRY %main (a: f32[8,4]) -> f32[8,4] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %w.1 = (s32[], f32[8,4]{1,0}) while(%t), condition=%until_seven, body=%twice
+  %w.2 = (s32[], f32[8,4]{1,0}) while(%t), condition=%while_traced, body=%reduce
+  %w.3 = (s32[], f32[8,4]{1,0}) while(%t), condition=%c, body=%reduce, backend_config={"known_trip_count":{"n":"5"}}
+  %gather = (bf16[2,4]{1,0}, bf16[8,4]{1,0}) all-gather-start(%b), replica_groups=mesh['x'=2,'y'=4] {'y'}
+  %gathered = bf16[8,4]{1,0} all-gather-done(%gather)
+  ROOT %either = f32[8,4]{1,0} conditional(%p, %a, %a), branch_computations={%small, %large}
+}
+"""
+
+
+def test_collectives_of_a_program_count_as_often_as_they_run():
+    found = hlo.collectives(HLO, traced=3)
+    assert found == {
+        "collective-permute": (4, 4 * 128),  # 0, 2, 4, 6; 8 x 4 float32 are 128 bytes
+        "all-reduce": (3 + 5, 8 * 2 * 128 * 3 / 4),
+        "all-gather": (1, 64 * 3 / 4),
+        "reduce-scatter": (1, 16 * 7),
+    }
+
+
+ON_EIGHT = """
+import json
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from rpg_jax.planning import hlo
+
+mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+def f(x, turns):
+    add = lambda x: jax.lax.psum(x, "b")
+    summed = jax.shard_map(add, mesh=mesh, in_specs=P("a", "b"), out_specs=P("a"))
+    x = jax.lax.fori_loop(0, 6, lambda i, x: x + jnp.tile(summed(x * i), (1, 4)), x)
+    return jax.lax.fori_loop(0, turns, lambda i, x: x + jnp.tile(summed(x * i), (1, 4)), x)
+
+x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=NamedSharding(mesh, P("a", "b")))
+program = jax.jit(f).lower(x, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+print(json.dumps({kind: one for kind, one in hlo.collectives(program.as_text(), 10).items()}))
+"""
+
+
+def child(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=os.environ | environment, timeout=300
+    )
+
+
+def test_collectives_of_a_program_that_xla_compiled():
+    done = child("-c", ON_EIGHT, JAX_NUM_CPU_DEVICES="8")
+    assert done.returncode == 0, done.stderr
+    count, sent = json.loads(done.stdout)["all-reduce"]
+    assert (count, sent) == (16, 16 * 2 * 3 / 4 * 8 * 16 * 4)  # a device's part of x is [8, 16] float32
+
+
+def operations(jaxpr) -> float:
+    """Multiplications and additions of all matrix products of a traced function, loops counted as they turn."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+        elif equation.primitive.name == "cond":
+            total += max(operations(branch.jaxpr) for branch in equation.params["branches"])
+        else:
+            turns = equation.params["length"] if equation.primitive.name == "scan" else 1
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                total += turns * operations(inner)
+    return total
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("size", ["tiny", "qwen2.5-0.5b"])
+def test_operations_of_an_update_are_those_of_the_model(size, remat):
+    """Without attention, whose blocks depend on the length; its own share is tested by hand below."""
+    shape = dataclasses.replace(SIZES[size], vocab_size=512, layers=3)
+    model = Model(shape, scan=True, remat=remat, attention=lambda q, k, v: q + 0 * k[:, :, :1] + 0 * v[:, :, :1])
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((4, 16), jnp.int32)
+
+    def loss(params, tokens):
+        return token_logprobs(model, params, tokens, tokens > 0, chunk=8).sum()
+
+    counted = operations(jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr)
+    cost = estimates.update(dataclasses.replace(recipe(shape), remat=remat))
+    # Half of all pairs of 16 tokens, two products forward and five backward, and forward again where it is not kept.
+    passes = 3.5 + {"none": 0, "dots": 1, "full": 1}[remat]
+    attention = passes * 2 * shape.heads * shape.head_dim * 16**2 * 4 * shape.layers
+    assert cost.flops - attention == pytest.approx(counted, rel=1e-6)
+
+
+def test_memory_that_weights_and_caches_must_take():
+    shape = SIZES["tiny"]
+    cache = jax.eval_shape(lambda: empty_cache(Model(shape, dtype=jnp.bfloat16), 4, 16))
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in (*cache.k, *cache.v))
+    sizes = dataclasses.replace(recipe(shape), item=2)
+    assert estimates.prefill_needs(sizes, 4)["keys and values of slots"] == held
+    alone, spread = (estimates.update_needs(dataclasses.replace(sizes, remat="full", mesh=mesh)) for mesh in (
+        dict(data=1, fsdp=1, tensor=1), dict(data=1, fsdp=2, tensor=1)))  # fmt: skip
+    assert alone["gradient so far"] == 4 * parameter_count(shape) == 2 * spread["gradient so far"]
+    kept = "activations saved (remat full)"
+    assert alone[kept] == 2 * 16 * shape.layers * shape.hidden_size * 2 == 2 * spread[kept]
+    for remat in ("dots", "none"):
+        more = estimates.update_needs(dataclasses.replace(sizes, remat=remat))
+        assert more["sum"] > alone["sum"] == sum(list(alone.values())[:-1])
+
+
+def test_a_phase_takes_as_long_as_its_slowest_resource():
+    chip = chips.Chip(1e9, 2e9, 4e9, 8e9, 1e9, 8, None, "")
+    cost = estimates.Cost(flops=8e9, bytes=6e9, sent=8e9)
+    assert cost.seconds(chips.Topology("near", chip, 8)) == dict(compute=2.0, memory=3.0, interconnect=1.0)
+    assert cost.seconds(chips.Topology("far", chip, 16))["interconnect"] == 8.0
+    sizes = recipe(SIZES["tiny"])
+    # 16 responses in 4 slots; 4 groups of 2 in minibatches of 4 rows, which are full or, packed, as long as their rows.
+    assert estimates.times(sizes, 5.0) == dict(prefill=1, decode=20, experience=1, update=2)
+    packed = estimates.times(dataclasses.replace(sizes, pack=True), 2.0)
+    assert packed == dict(prefill=1, decode=8, experience=0.5, update=1)
+
+
+def test_work_is_shared_by_the_devices_of_a_mesh():
+    whole, parts = (recipe(SIZES["m1"], mesh=mesh, slots=8, microbatch_rows=4) for mesh in (
+        dict(data=1, fsdp=1, tensor=1), dict(data=2, fsdp=2, tensor=2)))  # fmt: skip
+    for phase in report.PHASES:
+        one, eighth = getattr(estimates, phase)(whole), getattr(estimates, phase)(parts)
+        assert one.flops == pytest.approx(8 * eighth.flops) and one.sent == 0 < eighth.sent, phase
+        assert one.bytes / 8 < eighth.bytes < one.bytes, phase  # weights are read by several
+
+
+@pytest.fixture(scope="module")
+def modelled():
+    """The plan of the smoke config for one device, made in this process; its config, topology and sketch."""
+    config = quickstart.get_config("smoke")
+    config.rollout.dynamic_sampling = True
+    [topology] = chips.parse("h100:1")
+    sketch = functools.partial(plan.sketched, devices=jax.devices(), size=None)
+    return plan.plan(config, topology, 9.0, False), config, topology, sketch
+
+
+def test_a_plan_as_text(modelled):
+    found, *_ = modelled
+    weights = parameter_count(SIZES["tiny"])
+    # Float32 parameters, the averaged iterate and the second moment.
+    assert 3 < found["phases"]["update"]["arguments"] / (4 * weights) < 3.1
+    text = report.text(found)
+    for says in ("modelled", "nothing is compiled", "gradient so far", "9 tokens a response", "h100:1: it fits"):
+        assert says in text, says
+    assert "the compiled" not in text and "collectives" not in text
+    tight = found | {"fits": False, "phases": {name: one | {"fits": False} for name, one in found["phases"].items()}}
+    assert "h100:1: it does NOT fit: prefill" in report.text(tight)
+    rows = report.comparison([found, tight]).splitlines()
+    assert [row.split()[-3] for row in rows[-2:]] == ["yes", "NO"]
+
+
+def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
+    found, config, topology, sketch = modelled
+    every = search.candidates(sketch(config)[-1])
+    assert every["learner.microbatch_rows"] == [1, 2, 4, 8]
+    assert every["rollout.slots"] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert every["rollout.oversample"] == [n / 4 for n in range(4, 33)]
+
+    traced = {}  # tracing takes seconds: once for each size
+
+    def once(config):
+        count = config.learner.microbatch_rows
+        if count not in traced:
+            run, parts, state, recipe = sketch(config)
+            traced[count] = run, programs.programs(run, parts, state), state, recipe
+        return traced[count]
+
+    monkeypatch.setattr(search, "candidates", lambda recipe: {"learner.microbatch_rows": [1, 2, 4, 8]})
+    monkeypatch.setattr(search, "programs", lambda run, made, state: made)
+
+    def largest(memory):
+        small = topology._replace(chip=topology.chip._replace(memory=memory))
+        return search.largest(config, small, once, found)
+
+    largest(1)
+    peaks = {}
+    for count, (_, made, _, recipe) in traced.items():
+        peaks[count] = max(report.memory(topology, one, made[one], recipe)["peak"] for one in ("experience", "update"))
+    assert peaks[2] < peaks[4]
+    for memory, value in ((peaks[2] - 1, 1), (peaks[2], 2), (peaks[4] - 1, 2), (peaks[4], 4), (1e12, 8)):
+        got = largest(memory)["learner.microbatch_rows"]
+        assert got["value"] == value and got["peak"] <= memory and got["how"] == "modelled"
+    assert largest(1)["learner.microbatch_rows"]["value"] is None
+    assert "nothing fits" in report.text(found | {"largest": largest(1)})
+
+
+def test_a_checkpoint_that_is_not_here_is_planned_as_the_size_of_its_name(tmp_path):
+    config = paper.get_config("qwen2.5-7b,grpo,2k")
+    assert plan.planned_size(config) == "qwen2.5-7b"
+    config.model.checkpoint = "elsewhere/Qwen3-0.6B-base"
+    assert plan.planned_size(config) == "qwen3-0.6b"
+    config.model.checkpoint = str(tmp_path)
+    assert plan.planned_size(config) is None
+    config.model.checkpoint = "elsewhere/mine"
+    with pytest.raises(ValueError, match=r"elsewhere/mine is not here.*one of: .*qwen3-4b"):
+        plan.planned_size(config)
+
+
+def test_the_command_plans_for_gpus(tmp_path):
+    path = tmp_path / "out.json"
+    done = child("-m", "rpg_jax.plan", SMOKE, *ROWS, "--topology=h100:8", f"--json={path}", "--response_length=9")
+    assert done.returncode == 0, done.stderr
+    [found] = json.loads(path.read_text())
+    assert found["mesh"] == dict(data=8, fsdp=1, tensor=1) and found["parameters"] == parameter_count(SIZES["tiny"])
+    assert found["fits"] and not found["compiled"] and list(found["phases"]) == list(report.PHASES)
+    assert "h100:8: it fits" in done.stdout and [file.name for file in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_mesh_that_does_not_fit_the_topology_is_refused_by_the_command():
+    done = child("-m", "rpg_jax.plan", SMOKE, "--topology=h100:8", "--config.mesh.fsdp=3")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+    assert "error: h100:8: mesh data=-1, fsdp=3, tensor=1 does not cover the devices: there are 8" in done.stderr
+
+
+@pytest.fixture
+def refused(capsys):
+    """Calls the command as cli.run does, in this process, and returns its one line."""
+
+    def run(*arguments):
+        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
+            cli.run(plan.main, ["plan", *arguments])
+        out, err = capsys.readouterr()
+        assert left.value.code == 2 and not out and err.startswith("error: ") and err.count("\n") == 1
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((SMOKE,), "--topology=CHIP:SHAPE"),
+        (("--topology=v5e:4x4",), "--config=FILE.py"),
+        ((SMOKE, "--topology=v5e:5x5"), "8x8"),
+        ((SMOKE, "--topology=h100:8", "--response_length=37"), "at most 36"),
+        ((SMOKE, "--topology=h100:8", "--response_length=0"), "above 0"),
+        ((SMOKE, "--topology=h100:8", "--json=nowhere/out.json"), "nowhere/out.json: there is no such folder"),
+        (("--config=configs/paper.py:qwen3-4b", "--topology=h100:8"), "MODEL,OBJECTIVE,CONTEXT"),
+    ],
+)
+def test_mistakes_are_one_line(refused, arguments, says):
+    assert says in refused(*arguments)
+
+
+def test_libtpu_must_be_there_and_be_the_one_of_this_jax(refused, monkeypatch):
+    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'libtpu==" in refused(SMOKE, "--topology=v5e:2x2")
+    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(plan.importlib.metadata, "version", lambda name: "0.0.1")
+    assert "libtpu 0.0.1 does not go with jax" in refused(SMOKE, "--topology=v5e:2x2")
+
+
+def has_libtpu():
+    try:
+        plan.check_libtpu()
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_libtpu(), reason="needs the libtpu of the installed jax")
+def test_the_command_compiles_for_tpus(tmp_path):
+    """A small model for a slice of four, all programs of a step, a microbatch that is too large included."""
+    path = tmp_path / "out.json"
+    small = ("--config.mesh.data=1", "--config.mesh.fsdp=2", "--config.mesh.tensor=2", "--config.model.dtype=bfloat16")
+    done = child("-m", "rpg_jax.plan", SMOKE, *small, "--topology=v5e:2x2", f"--json={path}")
+    assert done.returncode == 0, done.stderr
+    [found] = json.loads(path.read_text())
+    assert found["compiled"] and found["fits"] and "compiled; usable are 15.75" in done.stdout
+    weights = parameter_count(SIZES["tiny"])
+    phases = found["phases"]
+    assert 4 * 4 * weights / 4 < phases["update"]["arguments"] < 1.2 * 4 * 4 * weights / 4
+    assert phases["update"]["temporaries"] > 4 * weights / 4  # the gradient
+    assert phases["update"]["collectives"]["all-reduce"]["sent"] > 0 < phases["decode"]["sent"]
