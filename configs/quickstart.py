@@ -19,7 +19,7 @@ def get_config(variant=""):
     config.model = ConfigDict(
         dict(size="tiny", checkpoint=placeholder(str), dtype="float32", scan=False, remat="none", attention="auto")
     )
-    config.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1))
+    config.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1, slices=1))
     config.data = ConfigDict(
         dict(
             directory="runs/data",
@@ -96,6 +96,7 @@ def get_config(variant=""):
             epsilon=1e-8,
             weight_decay=0.0,
             clip_norm=1.0,
+            offload=False,
         )
     )
     config.evaluation = ConfigDict(dict(every=10, k=8, temperature=1.0))

@@ -16,7 +16,7 @@ from rpg_jax.training.checkpoints import Checkpoints
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import make_experience, make_sampling_params
 from rpg_jax.training.loop import LoopSettings, Parts
-from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.optimizer import check_offload, layout, make_optimizer
 from rpg_jax.training.reference import ReferenceSchedule, make_refresh
 from rpg_jax.training.rollout import RolloutSettings, make_collect
 from rpg_jax.training.update import init_params, init_state, make_update
@@ -76,7 +76,7 @@ def build_run(config, log=print, *, devices=None, problems=None) -> Run:
     optimizer = make_optimizer(**given(config.optimizer, "clip_norm"), total_steps=updates)
     reference = ReferenceSchedule(**given(config.reference))
     mesh = parallel.make_mesh(**config.mesh, devices=devices)
-    check_rows(config, mesh, rollout)
+    check_offload(optimizer, mesh)
     check_warm_start(config.warm_start)
     problems = problems or build_data(config, log)
     if not len(problems.problems("heldout")):
@@ -89,16 +89,27 @@ def build_run(config, log=print, *, devices=None, problems=None) -> Run:
     return Run(mesh, problems, model, scorer, objective, optimizer, rollout, reference, loop)
 
 
-def check_rows(config, mesh, rollout):
-    """Raises ValueError for a number of rows that the mesh does not divide."""
-    warm = config.warm_start
+def to_read(config):
+    """A run's config, to read its checkpoints on this machine: its devices may be fewer, or of another kind."""
+    config.model.attention = "auto"
+    try:
+        parallel.make_mesh(**config.mesh)
+    except ValueError:
+        config.mesh.update(dict.fromkeys(config.mesh, 1) | {"fsdp": -1})
+    return config
+
+
+def check_rows(config, run: Run):
+    """Raises ValueError for a number of rows that the mesh does not divide: of training, not of who reads its run."""
+    rollout, learner, warm = run.rollout, config.learner, config.warm_start
+    fresh = "rollout.oversample x rollout.prompts" if rollout.dynamic_sampling else "rollout.prompts"
     counts = {
+        fresh: rollout.fresh_prompts,
         "rollout.prompts x rollout.samples": rollout.prompts * rollout.samples,
-        "rollout.oversample x rollout.prompts": rollout.fresh_prompts,
         "rollout.slots": rollout.slots,
-        "learner.microbatch_rows": config.learner.microbatch_rows,
+        "learner.microbatch_rows": learner.microbatch_rows,
     }
-    parallel.check_rows(mesh, counts | ({"warm_start.microbatch_rows": warm.microbatch_rows} if warm.steps else {}))
+    parallel.check_rows(run.mesh, counts | ({"warm_start.microbatch_rows": warm.microbatch_rows} if warm.steps else {}))
 
 
 def check_warm_start(warm):
@@ -198,7 +209,7 @@ def abstract(run: Run, build):
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
-        parallel.shardings(run.mesh, shapes),
+        layout(run.optimizer, run.mesh, shapes),
     )
 
 
@@ -259,6 +270,7 @@ def build_warm_start(config, run: Run) -> WarmStart:
         learning_rate=warm.learning_rate,
         warmup_steps=warm.warmup_steps,
         beta2=config.optimizer.beta2,
+        offload=config.optimizer.offload,
     )
     build = partial(init_state, optimizer, run.mesh)
     shapes = abstract(run, build)

@@ -45,6 +45,7 @@ def main(_):
             job.check_same(config)
             with multihost.together():
                 run = build.build_run(config, log=job.say)
+                build.check_rows(config, run)
                 window = profile.window(_PROFILE.value, config.steps)
             job.check_same_data(run.data)
             path, folder = open_workdir(config)

@@ -1,15 +1,20 @@
 """Meshes, and the tables from parameter names to shardings."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from ml_collections import ConfigDict
 
-from rpg_jax import parallel
+from rpg_jax import build, parallel
 from rpg_jax.models import Model, ModelConfig, unstack_layers
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.rollout import RolloutSettings
 
 MODEL = Model(ModelConfig(64, 16, 32, 2, 4, 2, 8, qk_norm=True, qkv_bias=True, tied_embeddings=False))
 
@@ -93,10 +98,74 @@ def test_rows_that_do_not_divide_name_their_key_and_multiples(count, data, fsdp)
     )
 
 
-@pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, -1, 1), (0, 1, 1)])
-def test_meshes_that_cannot_be(sizes):
-    with pytest.raises(ValueError, match="mesh data="):
+DO_NOT_DIVIDE = {
+    "rollout.prompts=6": "rollout.prompts makes 6 rows",
+    "rollout.dynamic_sampling=1 rollout.oversample=1.5": "rollout.oversample x rollout.prompts makes 12 rows",
+    "rollout.slots=4": "rollout.slots makes 4 rows.*multiple of 8, such as 8$",
+    "learner.microbatch_rows=12": "learner.microbatch_rows makes 12 rows.*such as 8, 16$",
+    "warm_start.microbatch_rows=2": "warm_start.microbatch_rows makes 2 rows",
+}
+
+
+@pytest.mark.parametrize("changes", DO_NOT_DIVIDE)
+def test_rows_of_a_config_that_a_mesh_does_not_divide_are_refused(changes):
+    fits = dict(prompts=8, samples=4, slots=16, oversample=1.0, dynamic_sampling=False)
+    config = ConfigDict(
+        {"rollout": fits, "learner": {"microbatch_rows": 8}, "warm_start": {"steps": 1, "microbatch_rows": 8}}
+    )
+    mesh = mesh_of_sizes(4, 2, 2)
+
+    def rows(config):
+        unused = dict(max_prompt=1, max_new=1, temperature=1.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0)
+        return SimpleNamespace(mesh=mesh, rollout=RolloutSettings(**config.rollout, **unused))
+
+    build.check_rows(config, rows(config))
+    for change in changes.split():
+        key, value = change.split("=")
+        section, name = key.split(".")
+        config[section][name] = type(config[section][name])(float(value))
+    with pytest.raises(ValueError, match=DO_NOT_DIVIDE[changes]):
+        build.check_rows(config, rows(config))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    {
+        (3, 1, 1): "mesh data=3, fsdp=1, tensor=1 needs 3 devices and there are 1 .cpu",
+        (-1, -1, 1): "at most one may be -1",
+        (0, 1, 1): "must be positive",
+        (-1, 2, 1): "needs 2 devices and there are 1",
+        (1, 1, 1, 2): "mesh.slices is 2 and the 1 devices are in 1; set mesh.slices=1",
+    }.items(),
+)
+def test_meshes_that_cannot_be(sizes, said):
+    with pytest.raises(ValueError, match=said):
         parallel.make_mesh(*sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What meshes ask of a device."""
+
+    id: int
+    slice_index: int
+    process_index: int = 0
+    platform: str = "gpu"
+    device_kind: str = "a chip"
+
+
+def test_only_the_data_axis_crosses_slices():
+    chips = [Chip(i, slice_index=i % 2) for i in range(8)]
+    mesh = parallel.make_mesh(-1, 2, 1, slices=2, devices=chips)
+    assert dict(mesh.shape) == {"data": 4, "fsdp": 2, "tensor": 1}
+    slices = np.vectorize(lambda chip: chip.slice_index, otypes=[int])(mesh.devices)
+    assert (slices == slices[:, :1, :1]).all() and slices[:, 0, 0].tolist() == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match="mesh.slices=2 does not divide mesh.data=1"):
+        parallel.make_mesh(1, 8, 1, slices=2, devices=chips)
+    with pytest.raises(ValueError, match="needs 16 devices and there are 8 .a chip.; lower a size"):
+        parallel.make_mesh(1, 16, 1, devices=chips)
+    with pytest.raises(ValueError, match="does not cover the devices: there are 8 .a chip.; make the product 8"):
+        parallel.make_mesh(1, 4, 1, devices=chips)
 
 
 def test_host_arrays_become_global_ones():
