@@ -58,6 +58,8 @@ def leave(status: int):
 
 def _one_line(error) -> str:
     """Its text; of a traceback that ml_collections puts around what a config file raises, only what was raised."""
+    if error.args and isinstance(error.args[0], KeyError):  # as ml_collections raises it
+        return f"the config has no key {error.args[0].args[0]}, which a --config.KEY on the command line names"
     before, trace, after = str(error).partition("Error whilst parsing config file:")
     return " ".join((before + after.strip().splitlines()[-1] if trace else before).split())
 

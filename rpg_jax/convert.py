@@ -121,8 +121,7 @@ def of_run() -> Source:
     """A run's checkpoint, at its evaluation parameters."""
     path = pathlib.Path(_WORKDIR.value)
     folder = workdir.checkpoint_dir(path, _CHECKPOINT_DIR.value)
-    settings = workdir.read_config(folder)
-    settings.model.attention = "auto"  # training's, perhaps on another kind of device
+    settings = build.to_read(workdir.read_config(folder))
     generated = "tasks" in settings.data
     if not generated:  # the training set is not needed, and may not be on this machine
         settings.data.train = None

@@ -176,8 +176,7 @@ def watch(subject: Subject, place, should_stop) -> bool:
 
 def of_run(place) -> Subject:
     """The run whose checkpoints are in a folder, on its own held-out problems or on `--data`."""
-    config = workdir.read_config(place)
-    config.model.attention = "auto"  # training's, perhaps on another kind of device
+    config = build.to_read(workdir.read_config(place))
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(train=None, heldout=_DATA.value or config.data.heldout)
     config.reward.function = _REWARD.value or config.reward.function or ("dapo" if _DATA.value else None)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rpg_jax import workdir
+from rpg_jax import build, parallel, workdir
 from rpg_jax.parallel import multihost
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -323,8 +323,8 @@ def sevenths(prompt, response, answer, task):
 """
 
 
-def training_flags(folder, name):
-    settings = {
+def training_flags(folder, name, **mesh):
+    settings = {f"mesh.{axis}": size for axis, size in mesh.items()} | {
         "steps": 3,
         "model.scan": True,
         "warm_start.steps": 0,
@@ -349,12 +349,13 @@ def rows(path):
 def runs(tmp_path_factory):
     """Folder of the runs `one`, by a process with two devices, and `two`, by two of which one was killed, then one.
 
+    `two` began with its parameters over both processes and went on with copies, as `one`, on two devices.
     And what the launcher said of the killed one: (status, stderr, seconds).
     """
     folder = tmp_path_factory.mktemp("runs")
     (folder / "reward.py").write_text(REWARD)
     run = f'cd "{ROOT}"; exec "{sys.executable}" "$@"'
-    job = launched(folder / "clone", run, "2", "--", *training_flags(folder, "two"))
+    job = launched(folder / "clone", run, "2", "--", *training_flags(folder, "two", data=1, fsdp=2))
     log = folder / "two" / "metrics.jsonl"
     while not (log.exists() and log.read_text().count("\n") >= 2):  # of a start and of a step
         assert job.poll() is None, job.communicate()
@@ -394,6 +395,14 @@ def test_the_first_process_writes_the_samples(runs):
     folder, _ = runs
     one, two = ((folder / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
     assert one == two and len(one) == 9
+
+
+def test_a_run_of_many_devices_is_read_on_few():
+    config = quickstart.get_config("smoke")
+    mesh = config.mesh.to_dict()
+    assert build.to_read(config).mesh.to_dict() == mesh  # which fits
+    config.mesh.update(data=4, fsdp=8)
+    assert parallel.make_mesh(**build.to_read(config).mesh).devices.shape == (1, 1, 1)
 
 
 def test_a_folder_that_one_process_does_not_see(tmp_path):

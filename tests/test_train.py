@@ -228,6 +228,7 @@ def test_reference_schedules_train_and_part_from_the_behavior_policy(folder, fin
 
 REFUSED = {
     "--config.objectve.beta=1": "objective",
+    "--config.objective.bta=1": "the config has no key 'bta'",
     "--config.objective.beta=much": "much",
     "--config.objective.estimator=differentiable": "clip='rpg'",
     "--config.rollout.max_prompt=5": "rollout.max_prompt",
