@@ -10,8 +10,9 @@ CONTEXT    2k, 4k, 8k: most tokens of a response
 OPTION     adamw (default), schedule-free; clip-0.1, clip-0.2 (default of grpo), clip-0.2-0.28 (default of the others);
            iterative reference (default), fixed (default of grpo); minerva-olympiad: evaluates on those two as well
 
-Hardware: 8 GPUs of 80 GB, as in the paper. Expect the mean@32 that `python -m configs.paper` prints; for
-qwen3-4b,rpg-reinforce-urkl,8k a best of 0.578 on AIME24, 0.521 on AIME25 and 0.947 on AMC23 in 400 steps.
+Hardware: 8 GPUs of 80 GB, as in the paper; qwen3-4b at 8k: 16 of them, or --config.rollout.oversample=1.0. TPUs:
+docs/memory.md. Expect the mean@32 that `python -m configs.paper` prints; for qwen3-4b,rpg-reinforce-urkl,8k a best of
+0.578 on AIME24, 0.521 on AIME25 and 0.947 on AMC23 in 400 steps.
 
 Where the sources differ or are silent:
 * GRPO clips at (0.2, 0.2) in the paper's section 5 and the released scripts, as here, at (0.1, 0.1) in its Appendix H.

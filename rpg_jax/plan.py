@@ -4,7 +4,8 @@
 
 For TPUs every program of a step is compiled by libtpu: memory and collectives are those of the compiled programs.
 FLOPs, HBM bytes and times, and everything about GPUs, are modelled from shapes. No data, tokenizer or weights are read;
-a checkpoint that is not here is planned as the model size that its folder is named after.
+a checkpoint that is not here is planned as the model size that its folder is named after. Chips are v5e, v5p and v6e
+(slices as 4x8 or 2x2x4; a wrong one is told those that exist), a100, h100 and h200 (a number of them).
 """
 
 import importlib.metadata

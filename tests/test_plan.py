@@ -370,7 +370,13 @@ def has_libtpu():
 def test_the_command_compiles_for_tpus(tmp_path):
     """A small model for a slice of four, all programs of a step, a microbatch that is too large included."""
     path = tmp_path / "out.json"
-    small = ("--config.mesh.data=1", "--config.mesh.fsdp=2", "--config.mesh.tensor=2", "--config.model.dtype=bfloat16")
+    small = (
+        "--config.model.scan=True",
+        "--config.mesh.data=1",
+        "--config.mesh.fsdp=2",
+        "--config.mesh.tensor=2",
+        "--config.model.dtype=bfloat16",
+    )
     done = child("-m", "rpg_jax.plan", SMOKE, *small, "--topology=v5e:2x2", f"--json={path}")
     assert done.returncode == 0, done.stderr
     [found] = json.loads(path.read_text())

@@ -70,7 +70,7 @@ def step(recipe, phases, response_length) -> dict:
 
 
 def gib(size) -> str:
-    return "?" if size is None else f"{size / GIB:.2f}"
+    return "?" if size is None else f"{size / GIB:.4g}"
 
 
 def table(rows) -> list[str]:
@@ -91,7 +91,7 @@ def text(plan) -> str:
     how = "compiled" if plan["compiled"] else by_hand
     axes = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     lines = [
-        f"{plan['topology']}: {plan['devices']} devices as {axes}; {plan['parameters'] / 1e9:.2f}B parameters, rows of "
+        f"{plan['topology']}: {plan['devices']} devices as {axes}; {plan['parameters'] / 1e9:.3g}B parameters, rows of "
         f"{plan['length']} tokens, {', '.join(f'{name} {count}' for name, count in plan['rows'].items())} rows",
         f"figures of the chip: {plan['source']}",
     ]
@@ -104,6 +104,8 @@ def text(plan) -> str:
         rows.append((name, *(gib(phase[column]) for column in columns), "yes" if phase["fits"] else "NO"))
     lines += table(rows)
     lines.append("beside: arrays of the run that the program does not take, such as the optimizer's while sampling")
+    if not plan["compiled"]:
+        lines.append("of a GPU's memory JAX takes three quarters unless XLA_PYTHON_CLIENT_MEM_FRACTION says more")
     lines += [f"{name}: {phase['refused']}" for name, phase in plan["phases"].items() if "refused" in phase]
     lines += ["", *needed(plan), ""]
     sent = "compiled where a program was" if plan["compiled"] else "modelled"
@@ -137,9 +139,9 @@ def needed(plan) -> list[str]:
 
 def step_lines(plan) -> list[str]:
     one = plan["step"]
-    parts = [f"{name} {one['times'][name]:.6g} x = {one['seconds'][name]:.1f}" for name in PHASES]
+    parts = [f"{name} {one['times'][name]:.6g} x = {one['seconds'][name]:.4g}" for name in PHASES]
     return [
-        f"an RL step at {one['response_length']:.0f} tokens a response takes at least {one['seconds']['sum']:.1f} s, "
+        f"an RL step at {one['response_length']:.0f} tokens a response takes at least {one['seconds']['sum']:.4g} s, "
         f"modelled: {', '.join(parts)}",
         f"({one['generated']} responses generated at once, {one['learned']} learned from; rewards, more generation "
         f"batches and the tail of the longest responses come on top)",
@@ -159,14 +161,13 @@ def verdict(plan) -> str:
     if plan["fits"]:
         return f"{plan['topology']}: it fits"
     over = {name: phase for name, phase in plan["phases"].items() if not phase["fits"]}
-    mend = dict(
-        prefill="rollout.oversample, rollout.slots, or raise mesh.tensor",
-        decode="rollout.slots, rollout.oversample, or raise mesh.tensor",
-        experience="learner.microbatch_rows or learner.logprob_chunk, or raise mesh.tensor",
-        update="learner.microbatch_rows, or model.remat=full, or raise mesh.tensor",
-    )
+    sampler = "rollout.slots or rollout.oversample"
+    mend = dict(prefill=sampler, decode=sampler, experience="learner.microbatch_rows or learner.logprob_chunk")
+    mend["update"] = "learner.microbatch_rows, or set model.remat=full"
     first = next(iter(over))
-    return f"{plan['topology']}: it does NOT fit: {', '.join(over)}; for {first} lower {mend[first]}"
+    return (
+        f"{plan['topology']}: it does NOT fit: {', '.join(over)}; for {first} lower {mend[first]}, or take more devices"
+    )
 
 
 def comparison(plans) -> str:
@@ -175,6 +176,6 @@ def comparison(plans) -> str:
     for plan in plans:
         peaks = (gib(plan["phases"][phase]["peak"]) for phase in PHASES)
         how = "compiled" if plan["compiled"] else "modelled"
-        fits, seconds = "yes" if plan["fits"] else "NO", f"{plan['step']['seconds']['sum']:.1f}"
+        fits, seconds = "yes" if plan["fits"] else "NO", f"{plan['step']['seconds']['sum']:.4g}"
         rows.append((plan["topology"], str(plan["devices"]), gib(plan["memory"]), *peaks, fits, seconds, how))
     return "\n".join(["peak memory of a device in GiB, and the least seconds of an RL step", *table(rows)])
