@@ -145,6 +145,8 @@ def test_identity():
         ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2 is out of range.*0 to 1"),
         ({"JAX_PROCESS_ID": "-1"}, "JAX_PROCESS_ID=-1: expected a whole number"),
         ({"JAX_NUM_PROCESSES": "many"}, "JAX_NUM_PROCESSES=many"),
+        ({"JAX_NUM_PROCESSES": "0", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES=0: .* at least 1"),
+        ({"JAX_COORDINATOR_ADDRESS": "host:99999"}, "host:99999: .* from 1 to 65535"),
         ({"JAX_NUM_PROCESSES": ""}, "and JAX_NUM_PROCESSES not"),
         ({"JAX_COORDINATOR_ADDRESS": "host"}, "JAX_COORDINATOR_ADDRESS=host: expected HOST:PORT"),
     ],

@@ -37,11 +37,12 @@ def identity(environment) -> dict | None:
         return None
     if missing := [name for name in (ADDRESS, COUNT, INDEX) if name not in given]:
         raise ValueError(f"{', '.join(given)} set and {', '.join(missing)} not: a process of a job needs all three")
-    if not re.fullmatch(r"\S+:\d{1,5}", given[ADDRESS]):
-        raise ValueError(f"{ADDRESS}={given[ADDRESS]}: expected HOST:PORT of process 0")
-    for name in (COUNT, INDEX):
-        if not given[name].isdecimal():
-            raise ValueError(f"{name}={given[name]}: expected a whole number")
+    address = re.fullmatch(r"\S+:(\d{1,5})", given[ADDRESS])
+    if not address or not 0 < int(address[1]) < 65536:
+        raise ValueError(f"{ADDRESS}={given[ADDRESS]}: expected HOST:PORT of process 0, a port from 1 to 65535")
+    for name, least in ((COUNT, 1), (INDEX, 0)):
+        if not given[name].isdecimal() or int(given[name]) < least:
+            raise ValueError(f"{name}={given[name]}: expected a whole number of at least {least}")
     count, index = int(given[COUNT]), int(given[INDEX])
     if index >= count:
         raise ValueError(f"{INDEX}={index} is out of range: with {COUNT}={count}, ids are 0 to {count - 1}")
