@@ -1,6 +1,7 @@
 """The optimizer update: microbatches, the global denominator, skipped updates, schedule-free's two points."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import pytest
 
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig
+from rpg_jax.training.checkpoints import Checkpoints
 from rpg_jax.training.experience import make_sampling_params, merge_rows, take_rows
-from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.optimizer import check_offload, layout, make_optimizer
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import TrainBatch
 
@@ -41,8 +43,10 @@ def make_batch(seed=0):
     )
 
 
-def updated(mesh, objective, *, rows=4, count=None, batch=None, name="adamw", clip_norm=1.0, denominator=None, times=1):
-    optimizer = make_optimizer(name, learning_rate=1e-2, warmup_steps=2, weight_decay=0.1)
+def updated(
+    mesh, objective, *, rows=4, count=None, batch=None, name="adamw", clip_norm=1.0, denominator=None, times=1, **more
+):
+    optimizer = make_optimizer(name, learning_rate=1e-2, warmup_steps=2, weight_decay=0.1, **more)
     state = init_state(optimizer, mesh, init_params(MODEL, mesh, 0))
     update = make_update(
         MODEL, objective, optimizer, mesh, state, rows=rows, temperature=0.8, clip_norm=clip_norm, logprob_chunk=5,
@@ -145,6 +149,47 @@ def test_schedule_free_samples_at_x_and_trains_at_y(mesh):
     np.testing.assert_allclose(sampled["embed"]["embedding"], x["embed"]["embedding"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(sampled["layers"][1]["q"]["kernel"], x["layers"]["q"]["kernel"][1], rtol=1e-5, atol=1e-6)
     assert np.abs(x["embed"]["embedding"] - state.params["embed"]["embedding"]).max() > 1e-4
+
+
+def kinds(tree):
+    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree) if leaf.ndim}
+
+
+@pytest.mark.parametrize("name", ["adamw", "schedule_free_adamw"])
+def test_an_offloaded_optimizer_takes_the_same_steps(mesh, name, tmp_path):
+    """Its state is in the hosts' memory before and after, the policy and a checkpoint are made from there."""
+    run = lambda **more: updated(mesh, objectives.make("reinforce"), name=name, times=2, **more)  # noqa: E731
+    (plain, metrics, _), (state, same, update) = run(), run(offload=True)
+    assert kinds(state.opt_state) == {"pinned_host"} and "pinned_host" not in kinds((state.params, plain))
+    assert_close((plain, metrics), (state, same), rtol=1e-6)
+    assert update._cache_size() <= 2
+    optimizer = make_optimizer(name, learning_rate=1e-2, offload=True)
+    sampled = make_sampling_params(MODEL, optimizer, mesh, state)(state)
+    expected = make_sampling_params(MODEL, make_optimizer(name, learning_rate=1e-2), mesh, plain)(plain)
+    assert_close(sampled, expected, rtol=1e-6)
+    shapes = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, layout(optimizer, mesh, state)
+    )
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(shapes) is None
+        checkpoints.save(2, state, {})
+        saved = jax.tree.map(np.array, state)
+        state, _ = update(state, make_batch(), jnp.int32(2))  # donates what is being saved
+        _, restored, _ = checkpoints.restore(shapes)
+    assert kinds(restored.opt_state) == {"pinned_host"}
+    jax.tree.map(np.testing.assert_array_equal, saved, restored)
+
+
+def test_a_state_that_cannot_be_offloaded_is_refused():
+    device = types.SimpleNamespace(
+        addressable_memories=lambda: [types.SimpleNamespace(kind="device")], device_kind="Abacus"
+    )
+    mesh = types.SimpleNamespace(devices=np.array([device]))
+    check_offload(make_optimizer("adamw", learning_rate=1.0), mesh)
+    with pytest.raises(
+        ValueError, match="optimizer.offload.*Abacus devices know device only; set optimizer.offload=False"
+    ):
+        check_offload(make_optimizer("adamw", learning_rate=1.0, offload=True), mesh)
 
 
 def test_reference_average_follows_the_weighted_k3(mesh):

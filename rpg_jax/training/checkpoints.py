@@ -47,6 +47,7 @@ def checksum(x):
     of summation, and so of sharding, mesh and process count. A change in one word always changes it; any other change
     goes unseen with probability 2**-32.
     """
+    x = jax.device_put(x, jax.memory.Space.Device)  # an offloaded optimizer's lies in the hosts' memory
     words = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _WORD[x.dtype.itemsize])
     index = jnp.zeros(words.shape, jnp.uint32)
     for axis, size in enumerate(words.shape):
@@ -139,7 +140,8 @@ class Checkpoints:
                 f"or move the folder away to start over"
             )
         for words in map(_stored, wanted.values()):  # compile the checksums now rather than in the middle of the run
-            checksum(jnp.zeros(words.shape, words.dtype, device=words.sharding))
+            zeros = jnp.zeros(words.shape, words.dtype, device=words.sharding.with_memory_kind("device"))
+            checksum(jax.device_put(zeros, words.sharding))
         return None
 
     def latest_step(self) -> int | None:

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding
 from rpg_jax import parallel
 from rpg_jax.models import token_logprobs_and_entropy, unstack_layers
 from rpg_jax.objectives import metrics as metric
+from rpg_jax.training.optimizer import layout
 from rpg_jax.training.packing import map_rows
 from rpg_jax.types import TrainBatch
 
@@ -24,7 +25,7 @@ def make_sampling_params(model, optimizer, mesh, shapes):
         return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), params))
 
     out_shardings = parallel.shardings(mesh, jax.eval_shape(policy, shapes), parallel.SAMPLING)
-    return jax.jit(policy, in_shardings=(parallel.shardings(mesh, shapes),), out_shardings=out_shardings)
+    return jax.jit(policy, in_shardings=(layout(optimizer, mesh, shapes),), out_shardings=out_shardings)
 
 
 def make_experience(model, objective, optimizer, mesh, *, rows, temperature, logprob_chunk):
@@ -44,7 +45,7 @@ def make_experience(model, objective, optimizer, mesh, *, rows, temperature, log
     def experience(state, rollout, reward, count=None, start=None):
         rollout = jax.lax.with_sharding_constraint(rollout, by_rows)
         reward = jax.lax.with_sharding_constraint(reward, replicated)
-        state = jax.lax.with_sharding_constraint(state, parallel.shardings(mesh, state))
+        state = jax.lax.with_sharding_constraint(state, layout(optimizer, mesh, state))
         tokens, mask = rollout.tokens, rollout.response_mask
         params = optimizer.evaluation_params(state.opt_state, state.params)
         count = tokens.shape[0] // rows if count is None else count

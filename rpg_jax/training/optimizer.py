@@ -3,17 +3,52 @@
 Schedule-free trains at y (`TrainState.params`, where gradients are taken) and is evaluated at x: rollouts, evaluation,
 the reference and exported weights use `evaluation_params`. Gradient clipping stays outside, in the update step: wrapped
 in `optax.chain` the state would hide from `schedule_free_eval_params`.
+
+Offloaded, the state lies in the hosts' memory and comes to the devices for an update only: rollouts have the room. That
+is a matter of its layout alone: programs that read it fetch it, which costs nothing where it is there already.
 """
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
+
+from rpg_jax import parallel
+
+HOST = "pinned_host"  # JAX's name of the memory that devices copy from
 
 
 class Optimizer(NamedTuple):
     transformation: optax.GradientTransformation
-    evaluation_params: object  # (opt_state, params) -> params to sample from, evaluate and export
+    evaluation_params: object  # (opt_state, params) -> params to sample from, evaluate and export; for use inside jit
+    offload: bool = False
+
+
+def fetched(opt_state):
+    """The state in the devices' memory, whatever its layout; for use inside jit."""
+    return jax.device_put(opt_state, jax.memory.Space.Device)
+
+
+def layout(optimizer, mesh, tree):
+    """The NamedSharding of every leaf of a TrainState or a part of it, arrays or shapes."""
+
+    def place(path, leaf, sharding):
+        hosted = optimizer.offload and leaf.ndim and parallel.leaf_name(path).startswith("opt_state/")
+        return sharding.with_memory_kind(HOST) if hosted else sharding
+
+    return jax.tree_util.tree_map_with_path(place, tree, parallel.shardings(mesh, tree))
+
+
+def check_offload(optimizer, mesh) -> None:
+    """Raises ValueError for a state to be offloaded from devices that have no such memory beside them."""
+    device = mesh.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if optimizer.offload and HOST not in kinds:
+        raise ValueError(
+            f"optimizer.offload keeps the optimizer's state in memory of kind {HOST}, and {device.device_kind} devices "
+            f"know {', '.join(kinds)} only; set optimizer.offload=False"
+        )
 
 
 def warmup_schedule(learning_rate, warmup_steps, decay="constant", total_steps=None):
@@ -42,18 +77,20 @@ def make_optimizer(
     weight_decay=0.0,
     decay=None,
     total_steps=None,
+    offload=False,
 ) -> Optimizer:
     """`adamw` (Loshchilov & Hutter 2019) or `schedule_free_adamw` (Defazio et al. 2024, held against their package).
 
     Args:
       learning_rate: peak; warmup_steps: in optimizer updates.
       decay: after warm-up: None or constant, linear, cosine to zero at `total_steps` updates; schedule-free has none.
+      offload: whether the state lies in the hosts' memory between updates (`layout`).
     """
     if name == "adamw":
         schedule = warmup_schedule(learning_rate, warmup_steps, decay or "constant", total_steps)
         # optax counts updates from 0
         adamw = optax.adamw(lambda count: schedule(count + 1), beta1, beta2, epsilon, weight_decay=weight_decay)
-        return Optimizer(adamw, lambda opt_state, params: params)
+        return Optimizer(adamw, lambda opt_state, params: params, offload)
     if name == "schedule_free_adamw":
         if decay is not None:
             raise ValueError(f"optimizer decay {decay!r}: schedule-free AdamW has no decay; leave it unset")
@@ -65,5 +102,6 @@ def make_optimizer(
             optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
         )
         transformation = optax.contrib.schedule_free(base, schedule, b1=beta1)
-        return Optimizer(transformation, optax.contrib.schedule_free_eval_params)
+        at_x = optax.contrib.schedule_free_eval_params
+        return Optimizer(transformation, lambda state, params: at_x(fetched(state), params), offload)
     raise ValueError(f"unknown optimizer {name!r}; known: adamw, schedule_free_adamw")

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from rpg_jax import parallel
 from rpg_jax.models import stack_layers, token_logprobs, unstack_layers
 from rpg_jax.objectives import metrics as metric
+from rpg_jax.training.optimizer import fetched, layout
 from rpg_jax.training.packing import microbatches
 from rpg_jax.types import Reference, TrainState
 
@@ -27,7 +28,7 @@ def init_state(optimizer, mesh, params) -> TrainState:
         return TrainState(zero, params, optimizer.transformation.init(params), reference, jnp.zeros(2, jnp.int32))
 
     shapes = jax.eval_shape(build, params)
-    return jax.jit(build, donate_argnums=0, out_shardings=parallel.shardings(mesh, shapes))(params)
+    return jax.jit(build, donate_argnums=0, out_shardings=layout(optimizer, mesh, shapes))(params)
 
 
 def init_params(model, mesh, seed: int):
@@ -47,7 +48,7 @@ def make_update(
     as they are. `denominator` is the number that reduction="constant" divides by. An update whose loss or gradient is
     not finite is skipped and counted in `state.skipped`.
     """
-    state_shardings = parallel.shardings(mesh, shapes)
+    state_shardings = layout(optimizer, mesh, shapes)
 
     def update(state, batch, count, start=None):
         state = jax.lax.with_sharding_constraint(state, state_shardings)
@@ -88,7 +89,8 @@ def make_update(
             finite = jnp.isfinite(value) & jnp.isfinite(norm)
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale, grads)
-            steps, opt_state = optimizer.transformation.update(grads, state.opt_state, state.params)
+            before = fetched(state.opt_state)
+            steps, opt_state = optimizer.transformation.update(grads, before, state.params)
             params = optax.apply_updates(state.params, steps)
         average = state.reference.kl_average
         average += (1 - KL_AVERAGE_DECAY) * (metrics["kl_reference_weighted"].value() - average)
@@ -99,7 +101,7 @@ def make_update(
             reference=Reference(state.reference.params, state.reference.refreshed_at, average),
             skipped=state.skipped * jnp.array([1, 0]),
         )
-        not_taken = TrainState(state.step, state.params, state.opt_state, state.reference, state.skipped + 1)
+        not_taken = TrainState(state.step, state.params, before, state.reference, state.skipped + 1)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), taken, not_taken)
         metrics = {**metrics, "loss": metric.mean_of(value), "grad_norm": metric.mean_of(norm)}
         metrics["update_norm"] = metric.mean_of(jnp.where(finite, optax.tree.norm(steps), 0.0))
