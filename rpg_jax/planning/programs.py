@@ -31,9 +31,10 @@ class Program(NamedTuple):
 
 
 def device_bytes(tree) -> float:
-    """Bytes that the abstract arrays of a tree take on one device."""
+    """Bytes that the abstract arrays of a tree take in the memory of one device."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.ShapeDtypeStruct)]
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    here = [leaf for leaf in leaves if leaf.sharding.memory_kind != "pinned_host"]
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in here)
 
 
 def programs(run, parts, state) -> dict[str, Program]:
