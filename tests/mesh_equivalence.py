@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 
 import jax
@@ -62,6 +63,8 @@ def rl_step(mesh, initial) -> dict:
     update = make_update(model, objective, optimizer, mesh, state, clip_norm=1e9, **scoring)
     batch = take_rows(batch, np.arange(PROMPTS * SAMPLES)[::-1])
     compiled = update.lower(state, batch, jnp.int32(4)).compile()
+    gathered = [math.prod(shape) for kind, shape in collectives(compiled.as_text())[0] if kind == "all-gather"]
+    found["gathered"] = sorted(gathered)[::-1][:2]
     bytes_of_state = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     found["donated"] = compiled.memory_analysis().alias_size_in_bytes / bytes_of_state
     state, metrics = compiled(state, batch, jnp.int32(4))
@@ -142,7 +145,7 @@ def main():
             "other_tokens": int((~rows).sum()),
             "logp": float(np.abs(one["logp"] - other["logp"])[rows].max()),
             "sampler_gap": float(np.abs(other["logp"] - other["sampled_logp"])[other["mask"]].max()),
-            "donated": other["donated"],
+            **{name: other[name] for name in ("donated", "gathered")},
         }
     found["initial"] = distance(initial, initial_params(mesh))
     found["initialization"] = initialization(parallel.make_mesh(1, 8))

@@ -1,5 +1,6 @@
 """An RL step on meshes of 8 simulated devices against the same on one device; mesh_equivalence.py measures."""
 
+import ast
 import json
 import os
 import pathlib
@@ -45,6 +46,13 @@ def test_sampled_tokens_are_those_of_one_device(measured, mesh):
 def test_one_compilation_serves_any_number_of_microbatches_and_donates_the_state(measured, mesh):
     assert measured["meshes"][mesh]["loss_of_half"] < 1e-4
     assert measured["meshes"][mesh]["donated"] > 0.99
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_update_gathers_the_vocabulary_once_and_else_a_matrix_of_a_layer_at_a_time(measured, mesh):
+    _, fsdp, tensor = ast.literal_eval(mesh)
+    largest, second = measured["meshes"][mesh]["gathered"] if fsdp > 1 else (264 * 32 / tensor, 0)
+    assert largest == 264 * 32 / tensor and second <= 32 * 64 / tensor
 
 
 def test_initialization_is_sharded_and_draws_what_one_device_draws(measured):

@@ -60,6 +60,7 @@ def generate(
     Raises:
       ValueError for shapes that cannot be run and keys of another kind.
     """
+    prompts = jax.tree.map(jnp.asarray, prompts)
     count, columns = prompts.tokens.shape
     if columns + max_new > model.config.max_length:
         raise ValueError(
