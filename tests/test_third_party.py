@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("benchmark.py", "parity.py")
+    for pattern in ("*benchmark.py", "parity.py")
     for path in (ROOT / "third_party").glob(f"*/{pattern}")
     if path.parent.name != "common"
 )
@@ -29,6 +29,7 @@ def test_every_peer_has_a_script_and_requirements():
     assert SCRIPTS == [
         "third_party/schedulefree/parity.py",
         "third_party/transformers/benchmark.py",
+        "third_party/transformers/gpu_benchmark.py",
         "third_party/transformers/parity.py",
         "third_party/trl/benchmark.py",
         "third_party/trl/parity.py",
@@ -66,6 +67,13 @@ def test_a_peer_that_is_not_installed_is_one_clear_line(script, tmp_path):
     assert done.returncode == 2, done.stderr
     line = done.stderr.strip()
     assert "\n" not in line and "is not installed in" in line and "requirements.txt" in line, done.stderr
+
+
+def test_our_side_of_the_gpu_benchmark_runs_in_small():
+    done = run("third_party/transformers/gpu_benchmark.py", "--worker=ours", "--smoke")
+    found = json.loads(done.stdout)
+    assert found.keys() == {"device", "bandwidth", "matrix", "few", "new", "update"}, done.stderr
+    assert all(value > 0 for value in found.values() if isinstance(value, float))
 
 
 def test_unknown_cases_are_named():
