@@ -87,12 +87,10 @@ same() { # whether every process ended with this status
 }
 
 for status in 0 75; do ! same "$status" || exit "$status"; done
-for ((i = 0; i < count; i++)); do # whoever was refused knows why
-  if [[ "${statuses[i]}" == 2 ]]; then
-    ((i == 0)) || tail -n 1 "$logs/$i" >&3
-    exit 2
-  fi
-done
+if ((statuses[first] == 2)); then # who was refused said why; process 0 is heard already
+  ((statuses[0] == 2)) || tail -n 1 "$logs/$first" >&3
+  exit 2
+fi
 
 if ((statuses[first] > 128)); then
   how="was killed by signal $((statuses[first] - 128)) ($(kill -l "${statuses[first]}"))"

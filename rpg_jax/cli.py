@@ -12,6 +12,7 @@ from absl import flags, logging
 
 PREEMPTED = 75
 _STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
+_STATUSES = ("UNKNOWN: ", "INTERNAL: ", "UNAVAILABLE: ", "ABORTED: ", "CANCELLED: ", "DEADLINE_EXCEEDED: ")
 
 
 class Mistake(Exception):
@@ -24,6 +25,8 @@ def door():
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, ImportError, OSError, SyntaxError) as error:
+        if _is_of_xla(error):
+            raise
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise Mistake(" ".join(str(text).split())) from error
 
@@ -31,14 +34,17 @@ def door():
 @contextlib.contextmanager
 def in_words():
     """Where a run may find that it cannot go on: what it says of that becomes a `Mistake`; JAX's own errors stay."""
-    import jax
-
     try:
         yield
-    except jax.errors.JaxRuntimeError:
-        raise
     except (RuntimeError, ValueError) as error:
+        if _is_of_xla(error):
+            raise
         raise Mistake(" ".join(str(error).split())) from error
+
+
+def _is_of_xla(error) -> bool:
+    """Whether XLA raised it; of a lost process it tells in a ValueError, too."""
+    return type(error).__name__ == "JaxRuntimeError" or str(error).startswith(_STATUSES)
 
 
 def fail(message: str):
@@ -64,9 +70,10 @@ def _one_line(error) -> str:
     return " ".join((before + after.strip().splitlines()[-1] if trace else before).split())
 
 
-def run(main, argv=None):
+def run(main, argv=None, arguments=False):
     """Parses absl flags, calls `main(argv) -> exit status or None`, and exits.
 
+    Words that are no flags are refused unless `main` takes `arguments`.
     `--help` prints the docstring of main's module and its flags. A `Mistake`, a flag that does not parse, or a disk
     that is full or read-only ends in one line and status 2.
     """
@@ -80,7 +87,7 @@ def run(main, argv=None):
         sys.exit(0)
     try:
         rest = flags.FLAGS(argv)
-        if rest[1:]:
+        if rest[1:] and not arguments:
             raise flags.Error(f"unexpected argument {rest[1]!r}; options start with --")
     except (
         flags.Error,

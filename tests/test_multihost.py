@@ -285,8 +285,9 @@ from rpg_jax import cli, job
 def main(_):
     with job.joined() as should_stop:
         print("joined", flush=True)
-        while not should_stop():
-            time.sleep(0.05)
+        with cli.in_words(), cli.door():
+            while not should_stop():
+                time.sleep(0.05)
     return cli.PREEMPTED
 
 cli.run(main)
@@ -312,7 +313,7 @@ def test_sigterm_to_one_process_stops_all_at_the_same_point(stopped):
 
 def test_processes_end_by_themselves_when_one_is_lost(stopped):
     (status, seconds), (lost, _) = stopped[signal.SIGKILL]
-    assert lost == -signal.SIGKILL and status not in (0, 2, 75) and seconds < 30
+    assert lost == -signal.SIGKILL and status not in (0, 2, 75) and seconds < 30  # nobody's mistake
 
 
 # A training run.
@@ -327,7 +328,7 @@ def sevenths(prompt, response, answer, task):
 
 def training_flags(folder, name, **mesh):
     settings = {f"mesh.{axis}": size for axis, size in mesh.items()} | {
-        "steps": 3,
+        "steps": 2,
         "model.scan": True,
         "warm_start.steps": 0,
         "rollout.dynamic_sampling": True,
@@ -335,7 +336,7 @@ def training_flags(folder, name, **mesh):
         "reward.function": f"{folder / 'reward.py'}:sevenths",
         "reward.workers": 1,
         "reward.max_failures": 1.0,
-        "evaluation.every": 3,
+        "evaluation.every": 2,
         "data.directory": folder / "data",
     }
     return CONFIG, f"--workdir={folder / name}", *(f"--config.{key}={value}" for key, value in settings.items())
@@ -384,7 +385,7 @@ def test_a_killed_process_ends_the_job(runs):
 def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
     folder, _ = runs
     one, two = rows(folder / "one"), rows(folder / "two")
-    assert [row["step"] for row in one] == [row["step"] for row in two] == [0, 1, 2, 3]
+    assert [row["step"] for row in one] == [row["step"] for row in two] == [0, 1, 2]
     for mine, theirs in zip(one, two, strict=True):
         assert mine.keys() == theirs.keys()
         for key in mine:
@@ -396,7 +397,7 @@ def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
 def test_the_first_process_writes_the_samples(runs):
     folder, _ = runs
     one, two = ((folder / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
-    assert one == two and len(one) == 9
+    assert one == two and len(one) == 6
 
 
 def test_a_run_of_many_devices_is_read_on_few():
