@@ -156,6 +156,7 @@ def map_rows(function, mesh, start, count, tokens, mask, rows: int):
     take, size = model_rows(mesh, start, tokens, mask, rows), rows * tokens.shape[1]
     # Unpacked values are put together as they come, spread over the mesh like the rows of a microbatch.
     shape = (-1, rows, tokens.shape[1]) if start is None else tokens.shape
+    spread = NamedSharding(mesh, parallel.MICROBATCHES if start is None else parallel.ROWS)
 
     def put(index, values, new):
         if start is None:
@@ -163,7 +164,8 @@ def map_rows(function, mesh, start, count, tokens, mask, rows: int):
         return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new), values)
 
     def body(index, values):
-        return jax.tree.map(lambda old, new: put(index, old, new), values, function(**take(index)))
+        values = jax.tree.map(lambda old, new: put(index, old, new), values, function(**take(index)))
+        return jax.lax.with_sharding_constraint(values, spread)
 
     kinds = jax.eval_shape(lambda: function(**take(0)))
     nothing = jax.tree.map(lambda x: jnp.zeros(tokens.shape, x.dtype).reshape(shape), kinds)
