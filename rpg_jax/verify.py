@@ -3,6 +3,7 @@
     python -m rpg_jax.verify
     python -m rpg_jax.verify --json=out.json
     python -m rpg_jax.verify --objective=my_file.py:my_objective --divergence=urkl --beta=0.1
+    python -m rpg_jax.verify --tradeoff --out=FOLDER
 
 Sums over every outcome of small policies (a softmax, and sequences of fixed and of varying length), in float64, with
 the policy equal to the behavior policy or not, and the reference equal to it or not. Two measures: each sample's
@@ -15,9 +16,13 @@ from attributes of the function, which `rpg_jax.objectives.make` sets on its own
 `beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it claims: "exact
 per sample", "exact in expectation" or "biased", or a pair of them for on and off policy. Without it nothing is claimed.
 
+With --tradeoff: the exact bias, variance and mean squared error of the gradient from N samples for each clip, epsilon,
+c, beta, level and estimator, or of --objective, at policies a given KL away. Tables here, CSV and figures in --out.
+
 Exit status: 0; 1 if something is not what it declares itself to be; 2 for a mistake in the call.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -33,7 +38,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from rpg_jax import cli, objectives
+from rpg_jax import cli, objectives, verify_tradeoff
 from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Gap, Target, contract_faults, examine, level_gap, worst
 from rpg_jax.objectives import DIVERGENCES, Claim
 from rpg_jax.objectives.advantages import kl_penalty, to_go
@@ -48,6 +53,7 @@ _BETA = flags.DEFINE_float("beta", None, "with --objective: its coefficient; def
 _LEVEL = flags.DEFINE_string("level", None, "with --objective: token or sequence; default token")
 _DECLARES = flags.DEFINE_string("declares", None, "with --objective: what it claims to be, on and off policy")
 _JSON = flags.DEFINE_string("json", None, "file to write every measurement to")
+flags.adopt_module_key_flags(verify_tradeoff)
 
 PROBLEMS = 6  # random ones in each situation
 BETA = 0.3  # large enough that a wrong regularizer shows
@@ -250,19 +256,18 @@ def row(finding: Finding) -> tuple:
     return (*finding.case[:5], str(finding.verdict(True)), str(finding.verdict(False)), declared)
 
 
-def print_table(findings: list[Finding]):
+def print_table(header: tuple, rows: list[tuple]):
     """A table on a terminal wide enough for it; else, and in a pipe, aligned lines."""
-    rows = [row(finding) for finding in findings]
-    widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     framed = sum(widths) + 3 * len(widths) + 1
     if not sys.stdout.isatty() or shutil.get_terminal_size().columns < framed:
-        for cells in (HEADER, *rows):
+        for cells in (header, *rows):
             print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*HEADER)
+    table = Table(*header)
     for cells in rows:
         table.add_row(*cells, style="bold red" if cells[-1] == "NO" else None)
     Console().print(table)
@@ -282,6 +287,33 @@ def _summary(findings, failures) -> str:
     return "Nothing was declared." if silent else "All are what they declare."
 
 
+@contextlib.contextmanager
+def running(spec: str):
+    """Where a user's function runs: what it raises becomes a `cli.Mistake`."""
+    try:
+        yield
+    except cli.Mistake:
+        raise
+    except Exception as error:
+        raise cli.Mistake(f"{spec} does not run as {CONTRACT} -> (loss, metrics): {_line(error)}") from error
+
+
+def tradeoff(started: float, output):
+    """--tradeoff, of the built-in forms or of --objective."""
+    case, faults = None, []
+    if spec := _OBJECTIVE.value:
+        case = user_case(spec)
+        with running(spec):
+            faults = contract_faults(case.members[0][0])
+            result = verify_tradeoff.measure(case)
+    else:
+        result = verify_tradeoff.measure()
+    verify_tradeoff.report(print_table, result, output)
+    for fault in faults:
+        print(f"contract: {fault}")
+    print(f"Forms: {len(result.forms)}, in {time.monotonic() - started:.0f} s.")
+
+
 def main(argv):
     del argv
     jax.config.update("jax_platforms", "cpu")  # small, and in float64, which accelerators lack or slow down
@@ -292,23 +324,21 @@ def main(argv):
     output = pathlib.Path(_JSON.value) if _JSON.value else None
     if output and not output.parent.is_dir():
         raise cli.Mistake(f"--json={output}: there is no folder {output.parent}")
+    if verify_tradeoff.asked():
+        return tradeoff(started, output)
     faults, levels = [], None
     with jax.enable_x64():
         if _OBJECTIVE.value:
             cases = [user_case(_OBJECTIVE.value)]
-            try:
+            with running(_OBJECTIVE.value):
                 faults = contract_faults(cases[0].members[0][0])
                 findings = [Finding(case, [examine(*member, PROBLEMS) for member in case.members]) for case in cases]
-            except Exception as error:
-                raise cli.Mistake(
-                    f"{_OBJECTIVE.value} does not run as {CONTRACT} -> (loss, metrics): {_line(error)}"
-                ) from error
         else:
             findings = [
                 Finding(case, [examine(*member, PROBLEMS) for member in case.members]) for case in built_in_cases()
             ]
             levels = level_gap("urkl", PROBLEMS)
-    print_table(findings)
+    print_table(HEADER, [row(finding) for finding in findings])
     if levels:
         print_levels(levels)
     for fault in faults:

@@ -1,0 +1,381 @@
+"""Bias and variance by enumeration: held against brute force, against draws, and as a command."""
+
+import csv
+import functools
+import itertools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+
+from rpg_jax import cli, verify
+from rpg_jax.exact import Target, every_sequence, targets, tradeoff, tradeoff_tables
+from rpg_jax.exact.enumeration import Problem, token_logprobs
+from rpg_jax.exact.groups import every_group, measure_groups
+from rpg_jax.exact.moments import DIRECTIONS, kl, measurer, situations, with_settings
+from rpg_jax.exact.tradeoff import Form, Grid
+from rpg_jax.objectives import make
+
+DISTANCES = (0.0, 0.05, 1.0)
+SPACE = every_sequence("", 2, 3)
+FAR = 2 * 9 + 3  # of distances × directions × 3 problems: the farthest, in the random direction
+SMALL = Grid(
+    vocab=2,
+    length=3,
+    problems=5,
+    distances=(0.01, 1.0),
+    samples=(1, 100),
+    epsilons=((0.2, 0.28), (0.05, 0.05)),
+    ceilings=(3.0,),
+    betas=(0.1, 0.0),
+    group=2,
+)
+
+
+@pytest.fixture(scope="module")
+def where():
+    with jax.enable_x64():
+        return situations(SPACE, 3, DISTANCES, seed=1)
+
+
+def one(where, index) -> Problem:
+    return jax.tree.map(lambda x: x[index], where.problem)
+
+
+def measured(where, level="token", divergence="urkl", **settings):
+    objective = make("rpg", level=level, divergence=divergence, reduction="constant", **settings)
+    with jax.enable_x64():
+        return measurer(where, lambda _: objective, level, divergence)({}, objective.beta)
+
+
+def sample_gradients(objective, problem):
+    """(probabilities [N], gradients [N, H·V]) of every sequence, each differentiated on its own down to the logits."""
+
+    def loss(policy, row):
+        logs = [token_logprobs(SPACE, x)[row][None] for x in (policy, problem.behavior, problem.reference)]
+        mask = jnp.asarray(SPACE.mask)[row][None]
+        advantage = problem.advantage[row][None]
+        return objective(logs[0], logs[1], advantage, mask, reference_logp=logs[2], denominator=1.0)[0]
+
+    gradient = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(problem.policy, jnp.arange(len(SPACE.mask)))
+    probability = jnp.exp(token_logprobs(SPACE, problem.behavior).sum(axis=1))
+    return np.asarray(probability), np.asarray(gradient).reshape(len(gradient), -1)
+
+
+def ascent(problem, level, divergence, beta):
+    """∇J [H·V]."""
+
+    def value(policy):
+        parts = targets.PARTS[level](SPACE, policy, problem, 1.0, (divergence,))
+        return parts["reward"] - beta * parts[divergence]
+
+    return np.asarray(jax.jit(jax.grad(value))(problem.policy)).ravel()
+
+
+def test_policies_are_as_far_as_asked(where):
+    with jax.enable_x64():
+        measure = jax.vmap(functools.partial(kl, SPACE))
+        forth = np.asarray(measure(where.problem.behavior, where.problem.policy)).reshape(where.shape)
+        gain = jax.vmap(lambda p: targets.sequence_parts(SPACE, p.policy, p, 1.0, ())["reward"])(where.problem)
+    for distance, values in zip(DISTANCES, forth, strict=True):
+        assert values == pytest.approx(np.full(values.shape, distance), rel=1e-9, abs=1e-15)
+    gain = np.asarray(gain).reshape(where.shape)  # of E[A], 0 at the behavior policy
+    assert np.abs(gain[0]).max() < 1e-12
+    assert (gain[1:, DIRECTIONS.index("uphill")] > 0).all() and (gain[1:, DIRECTIONS.index("downhill")] < 0).all()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_moments_are_those_of_every_sample(where, level):
+    settings = dict(clip="rpg", beta=0.3)
+    moments = measured(where, level, **settings)
+    objective = make("rpg", level=level, reduction="constant", **settings)
+    index = FAR
+    with jax.enable_x64():
+        problem = one(where, index)
+        probability, gradients = sample_gradients(objective, problem)
+        own, whole = (ascent(problem, x, "urkl", 0.3) for x in (level, "sequence"))
+    mean = probability @ gradients
+    spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
+    assert spread > 0 and np.sum((mean + own) ** 2) > 1e-6
+    expected = dict(
+        bias=np.sum((mean + own) ** 2),
+        sequence_bias=np.sum((mean + whole) ** 2),
+        variance=spread,
+        size=own @ own,
+        sequence_size=whole @ whole,
+        cosine=-(mean @ own) / np.sqrt(mean @ mean * (own @ own)),
+    )
+    for name, value in expected.items():
+        assert getattr(moments, name).ravel()[index] == pytest.approx(value, rel=1e-9), name
+    if level == "sequence":
+        with jax.enable_x64():
+            w = np.exp((token_logprobs(SPACE, problem.policy) - token_logprobs(SPACE, problem.behavior)).sum(1))
+        assert moments.effective.ravel()[index] == pytest.approx(1 / (probability @ w**2), rel=1e-9)
+        dead = probability @ ~gradients.any(axis=1)
+        assert moments.dead.ravel()[index] == pytest.approx(dead) and 0 < dead < 1
+
+
+def test_draws_agree_with_the_error_of_n_samples(where):
+    objective, n, draws = make("rpg", clip="rpg", beta=0.3, reduction="constant"), 20, 4000
+    moments = measured(where, clip="rpg", beta=0.3)
+    index = FAR
+    with jax.enable_x64():
+        problem = one(where, index)
+        probability, gradients = sample_gradients(objective, problem)
+        target = ascent(problem, "token", "urkl", 0.3)
+    counts = np.random.default_rng(0).multinomial(n, probability / probability.sum(), size=draws)
+    errors = ((counts @ gradients / n + target) ** 2).sum(axis=1) / (target @ target)
+    expected = tradeoff_tables.error(moments, [n])[0].ravel()[index]
+    assert abs(errors.mean() - expected) < 4 * errors.std() / math.sqrt(draws) and errors.std() < expected
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_clips_are_unbiased_at_old_and_pay_beyond(where, level):
+    exact = measured(where, level, beta=0.3)
+    assert (exact.bias < 1e-24 * exact.size).all() and not exact.dead.any()
+    assert (np.abs(exact.effective[0] - 1) < 1e-12).all() and (exact.effective[2] < 0.99).all()
+    for clip in ("rpg", "truncate", "dual"):
+        clipped = measured(where, level, clip=clip, beta=0.3)
+        assert (clipped.bias[0] < 1e-24 * clipped.size[0]).all()
+        assert (clipped.bias[2] > 1e-6 * clipped.size[2]).all()
+        # N* is where the two errors meet.
+        star = tradeoff_tables.crossing(clipped, exact)
+        at = (star > 0) & np.isfinite(star)
+        for n in star[at][:3]:
+            here = np.nonzero(star == n)
+            ours, theirs = (tradeoff_tables.error(m, [n])[0][here] for m in (clipped, exact))
+            assert ours == pytest.approx(theirs, rel=1e-9)
+        assert at.any()
+    assert np.isinf(tradeoff_tables.crossing(exact, exact)).all()
+
+
+def test_traced_numbers_are_the_objective_of_those_numbers(where):
+    base = make("rpg", clip="rpg", reduction="constant", beta=0.5)
+    numbers = dict(beta=0.05, clip_low=0.1, clip_high=0.4, clip_c=2.0)
+    with jax.enable_x64():
+        traced = measurer(where, lambda x: with_settings(base, x), "token", "urkl")(numbers, numbers["beta"])
+    for ours, theirs in zip(traced, measured(where, clip="rpg", **numbers), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-25)
+
+
+def test_groups_are_all_there_and_each_advantage_is_as_published():
+    members, orders = every_group(8, 3)
+    assert len(members) == math.comb(10, 3) and orders.sum() == 8**3
+    with jax.enable_x64():
+        where = situations(SPACE, 2, (0.1,), seed=2)
+        results = measure_groups(where, 3, (0.2, 0.0))
+    for beta in (0.2, 0.0):
+        alone = results["leave_one_out", False, beta]
+        assert alone.bias == pytest.approx(np.zeros(where.shape), abs=1e-24)
+    mean = results["group_mean", False, 0.0]  # scaled by (G − 1) / G, turned nowhere
+    assert mean.scale == pytest.approx(np.full(where.shape, 1.5)) and mean.bias == pytest.approx(
+        np.full(where.shape, 1 / 9)
+    )
+    assert results["group_mean", True, 0.0].residual == pytest.approx(np.zeros(where.shape), abs=1e-9)
+    assert (results["group_mean", True, 0.2].residual > 1e-4).all()  # dynamic sampling turns the KL part
+    assert (results["group_mean_std", False, 0.2].residual > 1e-4).all()
+
+
+def test_a_group_s_variance_is_that_of_every_ordered_draw():
+    group, beta = 2, 0.2
+    objective = make("rpg", advantage="group_mean_std", reduction="constant", beta=beta)
+    with jax.enable_x64():
+        where = situations(SPACE, 1, (0.5,), seed=3)
+        ours = measure_groups(where, group, (beta,))
+        problem = one(where, 1)
+        behavior, mask = token_logprobs(SPACE, problem.behavior), jnp.asarray(SPACE.mask)
+        rewards = np.sign(np.asarray(problem.advantage)[:, 0])
+        total = np.exp(np.asarray(behavior).sum(1))
+        rows = np.array(list(itertools.product(range(len(total)), repeat=group)))
+
+        def loss(policy, row):
+            advantage = objective.advantages(jnp.asarray(rewards)[row][None], behavior[row], behavior[row], mask[row])
+            logp = token_logprobs(SPACE, policy)[row]
+            return objective(logp, behavior[row], advantage, mask[row], denominator=float(group))[0]
+
+        gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(problem.policy, rows)
+        gradients = np.asarray(gradients).reshape(len(rows), -1)
+        target = ascent(problem, "token", "urkl", beta)
+    size = target @ target
+    for dynamic in (False, True):
+        probability = total[rows].prod(axis=1)
+        if dynamic:
+            probability = probability * (rewards[rows[:, 0]] != rewards[rows[:, 1]])
+            probability /= probability.sum()
+        mean = probability @ gradients
+        moments = ours["group_mean_std", dynamic, beta]
+        spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
+        assert moments.variance.ravel()[1] == pytest.approx(group * spread / size, rel=1e-9)
+        assert moments.bias.ravel()[1] == pytest.approx(np.sum((mean + target) ** 2) / size, rel=1e-9)
+
+
+def test_the_interval_is_the_bootstrap_s():
+    values = np.random.default_rng(0).normal(size=41)
+    median, low, high = tradeoff_tables.median_interval(values)
+    drawn = np.median(np.random.default_rng(1).choice(values, size=(20000, 41)), axis=1)
+    assert median == np.median(values)
+    # Percentiles of the resampled medians are values of the sample, one step apart where a draw falls on an edge.
+    order = np.sort(values)
+    for ours, theirs in ((low, np.quantile(drawn, 0.025)), (high, np.quantile(drawn, 0.975))):
+        assert abs(np.searchsorted(order, ours) - np.searchsorted(order, theirs)) <= 1
+    assert tradeoff_tables.median_interval(np.array([3.0])) == (3.0, 3.0, 3.0)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return tradeoff.measure(SMALL)
+
+
+def test_rows_are_whole_and_add_up(result):
+    rows = tradeoff_tables.rows(result)
+    # levels × (2 unclipped + 2 rpg + 2 truncate + 2 dual) × betas × directions × distances × samples
+    assert len(rows) == 2 * 8 * 2 * 3 * 2 * 2
+    keys = [tuple(row[k] for k in (*Form._fields, "direction", "kl", "samples")) for row in rows]
+    assert len(set(keys)) == len(keys)
+    for row in rows:
+        assert row["mse_low"] <= row["mse"] <= row["mse_high"] and row["variance"] > 0
+        if row["clip"] == "none":
+            assert row["bias_squared"] < 1e-24 and row["n_star"] is None
+    at = {key: row for key, row in zip(keys, rows, strict=True)}
+    for key, row in at.items():  # without a divergence, Algorithm 2 and dual clip have one gradient
+        if row["clip"] == "rpg" and row["beta"] == 0:
+            twin = at[("rpg", "urkl", "differentiable", "dual", *key[4:])]
+            assert row["mse"] == pytest.approx(twin["mse"], rel=1e-9)
+
+
+def test_best_epsilon_is_the_least_and_ties_go_to_no_clip(result):
+    rows = tradeoff_tables.rows(result)
+    for line in tradeoff_tables.best_epsilon(result):
+        keys = ("level", "beta", "direction", "kl", "samples")
+        others = [
+            row["mse"] for row in rows if all(row[k] == line[k] for k in keys) and row["clip"] in (line["clip"], "none")
+        ]
+        assert line["mse"] == pytest.approx(min(others), rel=1e-8) and line["mse"] <= line["mse_unclipped"]
+        if line["mse"] == line["mse_unclipped"]:
+            assert line["epsilon_high"] is None
+
+
+def test_token_weights_vary_less_and_are_biased_for_sequences(result):
+    lines = [x for x in tradeoff_tables.levels(result) if x["clip"] == "none" and x["kl"] == 1.0]
+    assert lines
+    for line in lines:
+        assert line["token_effective_sample_size"] > line["sequence_effective_sample_size"]
+        assert line["token_bias_squared"] > 1e-6 and line["sequence_bias_squared"] < 1e-24
+
+
+def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
+    mine = make("rpg", clip="rpg", beta=0.1, reduction="constant")
+    ours = tradeoff.measure_objective(SMALL, "mine", mine, Target("token", "urkl", 0.1))
+    index = next(i for i, f in enumerate(result.forms) if (f.clip, f.level, f.beta) == ("rpg", "token", 0.1))
+    for a, b in zip(ours.moments[0], result.moments[index], strict=True):
+        assert a == pytest.approx(b, rel=1e-9, abs=1e-25)
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        (dict(length=12), ["3^12", "2e+07", "--length"]),
+        (dict(vocab=50, length=40), ["50^40", "limit"]),
+        (dict(epsilons=tuple((x / 1000, x / 1000) for x in range(1, 900))), ["forms", "1e+09", "--epsilons"]),
+        (dict(group=12), ["groups of 12", "limit", "--group"]),
+        (dict(problems=0), ["problems", "0", "at least 1"]),
+        (dict(samples=(0,)), ["samples 0"]),
+        (dict(distances=(-1.0,)), ["-1"]),
+        (dict(distances=(math.inf,)), ["inf"]),
+        (dict(betas=(0.1, 0.1)), ["betas", "twice"]),
+        (dict(ceilings=()), ["ceilings", "empty"]),
+        (dict(ceilings=(0.5,)), ["clip_c", "0.5"]),
+        (dict(epsilons=((1.5, 0.2),)), ["clip_low", "1.5"]),
+        (dict(divergences=("kl",)), ["kl", "urkl"]),
+    ],
+)
+def test_a_grid_that_cannot_be_enumerated_is_refused_before_anything_is_done(changed, words):
+    with pytest.raises(ValueError) as error:
+        tradeoff.measure(Grid()._replace(**changed))
+    assert all(word in str(error.value) for word in words), error.value
+
+
+MINE = """
+import jax.numpy as jnp
+from rpg_jax.objectives import make
+
+made = make("rpg", clip="rpg", beta=0.1)
+
+def weighted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    ratio = jnp.exp(jnp.where(mask, logp - behavior_logp, 0))
+    return jnp.sum(jnp.where(mask, -ratio * advantage, 0)) / denominator, {}
+
+def broken(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    raise RuntimeError("two\\nlines")
+"""
+LITTLE = ("--vocab=2", "--length=2", "--problems=4", "--distances=0,0.1", "--samples=1,100", "--group=2")
+
+
+@pytest.fixture
+def call(tmp_path, capsys, monkeypatch):
+    """Calls the command as cli.run does; (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def run(*arguments):
+        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
+            cli.run(verify.main, ["verify", *arguments])
+        out, err = capsys.readouterr()
+        return left.value.code, out, err
+
+    return run
+
+
+def test_the_command_writes_tables_and_figures(call, tmp_path):
+    grid = ("--epsilons=0.1,0.2:0.28,2", "--betas=0.1", "--ceilings=3")
+    status, out, err = call("--tradeoff", "--out=deep/out", "--json=out.json", *LITTLE, *grid)
+    assert status == 0, err
+    assert "N*" in out and "What it says" in out and "leave_one_out" in out
+    names = {path.name for path in (tmp_path / "deep/out").iterdir()}
+    figures = {f"{x}.png" for x in ("error_token", "error_sequence", "bias_variance", "best_epsilon", "levels")}
+    assert names == figures | {f"{x}.csv" for x in ("tradeoff", "best_epsilon", "levels", "groups")}
+    with (tmp_path / "deep/out/tradeoff.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(r["clip_low"], r["clip_high"]) for r in rows} == {("", ""), ("0.1", "0.1"), ("0.2", "0.28"), ("1", "2")}
+    report = json.loads((tmp_path / "out.json").read_text(), parse_constant=lambda x: pytest.fail(f"{x} in JSON"))
+    assert len(report["tradeoff"]) == len(rows) and report["finding"]
+
+
+def test_the_command_measures_an_objective_of_ones_own(call, tmp_path):
+    status, out, err = call("--tradeoff", "--objective=mine.py:made", "--out=out", *LITTLE[:-1])
+    assert status == 0, err
+    assert "mine.py:made" in out and {p.name for p in (tmp_path / "out").iterdir()} == {
+        "tradeoff.csv",
+        "error_token.png",
+    }
+    status, out, _ = call("--tradeoff", "--objective=mine.py:weighted", "--out=out", *LITTLE[:-1])
+    assert status == 0 and "no bias" in out and "contract: gradients reach behavior_logp" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--tradeoff", "--length=30"], ["3^30", "limit", "--length"]),
+        (["--tradeoff", "--betas=x"], ["--betas", "'x'"]),
+        (["--tradeoff", "--samples=1.5"], ["--samples", "whole"]),
+        (["--tradeoff", "--epsilons=0.2:"], ["--epsilons", "''"]),
+        (["--tradeoff", "--distances=nan"], ["--distances", "nan"]),
+        (["--tradeoff", "--out=mine.py/deep"], ["mine.py", "not a folder"]),
+        (["--tradeoff", "--divergence=rkl"], ["--divergence", "--objective"]),
+        (["--tradeoff", "--objective=mine.py:made", "--epsilons=0.1"], ["--epsilons", "cannot matter"]),
+        (["--tradeoff", "--objective=mine.py:broken"], ["broken", "two lines"]),
+        (["--tradeoff", "--objective=mine.py:made", "--length=30"], ["3^30", "limit"]),
+        (["--samples=4"], ["--samples", "--tradeoff"]),
+        (["--out=out"], ["--out", "--tradeoff"]),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(call, tmp_path, arguments, words):
+    before = set(tmp_path.iterdir())
+    status, out, err = call(*arguments)
+    assert status == 2 and not out
+    assert err.count("\n") == 1 and all(word in err for word in words), err
+    assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
