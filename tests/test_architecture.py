@@ -15,6 +15,8 @@ LONGEST = 400  # lines of a file
 # Folder (or module) -> what of rpg_jax it may import beside itself. Modules at the top are entry points: all below.
 FLOORS = {
     "training": {"sampling", "data", "rewards", "models", "parallel", "objectives", "types"},
+    "reporting": set(),
+    "sweeping": set(),
     "planning": {"sampling", "models", "parallel", "objectives", "types"},
     "exact": {"objectives"},
     "sampling": {"models", "parallel", "objectives", "types"},

@@ -1,0 +1,171 @@
+"""What is compared in a report: which runs, on which tasks, at which step; and what of it is significant."""
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+from rpg_jax.reporting.estimates import (
+    Estimate,
+    improvement_estimate,
+    iqm_estimate,
+    least_p,
+    permutation_p,
+)
+from rpg_jax.reporting.runs import Run, Variant
+
+SIGNIFICANT = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Variants at one step: the last one to which every finished run, and at least one run of each variant, came.
+
+    Unfinished runs that did not come so far are in `short`; they are shown, and not averaged with the others.
+    """
+
+    variants: list[Variant]  # those with an evaluated run
+    unseen: list[Variant]  # those without
+    tasks: list[str]
+    step: int
+
+    def horizon(self, run: Run) -> int:
+        """The last step that a run was evaluated at; -1 if none."""
+        return max(run.evaluated(self.tasks), default=-1)
+
+    @functools.cached_property
+    def members(self) -> dict:
+        """{variant name: its runs that came to the step}."""
+        return {v.name: [run for run in v.runs if self.horizon(run) >= self.step] for v in self.variants}
+
+    @functools.cached_property
+    def short(self) -> list[tuple[str, Run]]:
+        """(variant name, run) of each run that was evaluated, but not so late."""
+        return [(v.name, run) for v in self.variants for run in v.runs if 0 <= self.horizon(run) < self.step]
+
+    @property
+    def goes_on(self) -> list[str]:
+        """Variants with runs that were evaluated later."""
+        return [v.name for v in self.variants if any(self.horizon(run) > self.step for run in v.runs)]
+
+    def last(self, runs) -> np.ndarray:
+        """f[runs, tasks]: scores at the step, or at each run's last evaluation before it."""
+        return np.array([self._until(run)[-1] for run in runs])
+
+    def best(self, runs) -> np.ndarray:
+        """f[runs, tasks]: the best of each task's scores until the step."""
+        return np.array([self._until(run).max(axis=0) for run in runs])
+
+    def _until(self, run):
+        steps = [step for step in run.evaluated(self.tasks) if step <= self.step]
+        return np.array([[run.scores[task][step] for task in self.tasks] for step in steps])
+
+    def curve(self, variant) -> dict:
+        """{step: (runs, IQM)} of each step that a run was evaluated at, of the runs that were."""
+        steps = sorted({step for run in variant.runs for step in run.evaluated(self.tasks)})
+        return {step: self._point(variant, step) for step in steps}
+
+    def _point(self, variant, step):
+        there = [run for run in variant.runs if step in run.evaluated(self.tasks)]
+        scores = np.array([[run.scores[task][step] for task in self.tasks] for run in there])
+        return len(there), iqm_estimate(scores)
+
+    @functools.cached_property
+    def pairs(self) -> dict:
+        """{(name, other name): `Pair`} of every two variants, both ways."""
+        found = {}
+        for a, b in itertools.combinations(self.variants, 2):
+            x, y = self.last(self.members[a.name]), self.last(self.members[b.name])
+            chance, p = improvement_estimate(x, y), permutation_p(x, y)
+            gap = float(x.mean() - y.mean())
+            least = least_p(len(x), len(y))
+            found[a.name, b.name] = Pair(chance, p, least, gap)
+            turned = Estimate(1 - chance.value, 1 - chance.high, 1 - chance.low)
+            found[b.name, a.name] = Pair(turned, p, least, -gap)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    chance: Estimate  # that a run of the one beats one of the other on a task
+    p: float  # of a permutation test
+    least: float  # the smallest p that so many runs can give
+    gap: float  # of mean scores
+
+    @property
+    def is_significant(self) -> bool:
+        return self.p < SIGNIFICANT
+
+    @property
+    def is_suggestive(self) -> bool:
+        """The interval leaves out one half, and yet the runs are too few, or too alike, for the test."""
+        return not self.is_significant and not self.chance.low <= 0.5 <= self.chance.high
+
+
+def compare(variants) -> Comparison:
+    """Raises ValueError when nothing was evaluated, or the variants have no held-out task in common."""
+    seen = [variant for variant in variants if any(run.tasks for run in variant.runs)]
+    if not seen:
+        raise ValueError("none of these runs has logged an evaluation (eval/TASK/mean@k) yet; wait, or name others")
+    each = {variant.name: [run.tasks for run in variant.runs if run.tasks] for variant in seen}
+    tasks = [t for t in each[seen[0].name][0] if all(t in some for found in each.values() for some in found)]
+    if not tasks:
+        told = "; ".join(f"{name}: {', '.join(found[0])}" for name, found in each.items())
+        raise ValueError(f"these runs have no held-out task in common ({told}); make a report of each")
+    ends = []
+    for variant in seen:
+        came = {run.path: max(run.evaluated(tasks), default=-1) for run in variant.runs}
+        ends += [max(came.values()), *(came[run.path] for run in variant.runs if run.is_finished and run.tasks)]
+    if min(ends) < 0:
+        raise ValueError(f"a run has no evaluation that has all of {', '.join(tasks)}; make a report without it")
+    return Comparison(seen, [v for v in variants if v not in seen], tasks, min(ends))
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """What is significant and what is not, in words."""
+    names, pairs = [variant.name for variant in comparison.variants], comparison.pairs
+    if len(names) < 2:
+        return ["There is one variant: nothing to compare it with."]
+    both_ways = list(itertools.combinations(names, 2))
+    lines = [_how_many(pairs, both_ways)]
+    if all(pairs[pair].least >= SIGNIFICANT for pair in both_ways):
+        lines.append(_too_few(comparison, pairs, both_ways))
+    for name in sorted(names, key=lambda name: -comparison.last(comparison.members[name]).mean()):
+        others = [other for other in names if other != name]
+        better = [o for o in others if pairs[name, o].is_significant and pairs[name, o].gap > 0]
+        worse = [o for o in others if pairs[name, o].is_significant and pairs[name, o].gap < 0]
+        hints = [o for o in others if pairs[name, o].is_suggestive and pairs[name, o].chance.value > 0.5]
+        told = [f"significantly better than {_listed(better, pairs, name)}"] if better else []
+        told += [f"significantly worse than {_listed(worse, pairs, name)}"] if worse else []
+        told += ["not significantly different from any other variant"] if not better + worse else []
+        told += (
+            [f"ahead of {_listed(hints, pairs, name)}, which these runs do not show to be more than chance"]
+            if hints
+            else []
+        )
+        lines.append(f"{name} is {'; '.join(told)}.")
+    return lines
+
+
+def _how_many(pairs, both_ways) -> str:
+    found = sum(pairs[pair].is_significant for pair in both_ways)
+    count = len(both_ways)
+    return (
+        f"{found} of {count} pairs of variants differ significantly at 5 % (permutation test on the runs' mean scores, "
+        f"two-sided, not corrected for the number of pairs: about {0.05 * count:.1f} would by chance alone)."
+    )
+
+
+def _too_few(comparison, pairs, both_ways) -> str:
+    runs = sorted({len(members) for members in comparison.members.values()})
+    least = min(pairs[pair].least for pair in both_ways)
+    return (
+        f"With {' or '.join(map(str, runs))} runs a variant nothing can be significant at 5 %: even where every run of "
+        f"one beats every run of the other, chance alone does as much with probability {least:.2g}. "
+        f"More seeds are needed."
+    )
+
+
+def _listed(names, pairs, name) -> str:
+    return ", ".join(f"{other} (p = {pairs[name, other].p:.2g})" for other in names)

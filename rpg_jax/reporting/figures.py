@@ -1,0 +1,141 @@
+"""A report's figures as SVG that stands in a page: told apart by panel, line style and marker, not by color alone."""
+
+import io
+import itertools
+import math
+import re
+
+import numpy as np
+
+from rpg_jax.reporting.estimates import iqm_estimate
+
+INK, CONTEXT, BAND = "#111111", "#b0b0b0", "#d9d9d9"
+COLORS = ("#111111", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#8a6d00")
+DASHES = ("-", "--", "-.", ":")
+MARKERS = "os^Dvx"
+COLUMNS = 4
+DYNAMICS = {
+    "train/reward": "Training reward",
+    "train/entropy": "Entropy, nats a token",
+    "train/response_length": "Response length, tokens",
+    "train/kl_behavior_k3": "KL to the behavior policy (k3)",
+    "train/clip_fraction": "Clip fraction",
+    "train/grad_norm": "Gradient norm",
+}
+
+
+def curves(comparison) -> str:
+    """A panel a variant: its interquartile mean and 95 % band, the other variants in gray behind it.
+
+    Dashed where not all of its runs were evaluated; a vertical line at the step of comparison.
+    """
+    found = {variant.name: comparison.curve(variant) for variant in comparison.variants}
+    return _figure("curves", len(found), lambda axes: _draw_curves(axes, comparison, found), height=2.5)
+
+
+def _draw_curves(axes, comparison, found):
+    from matplotlib.ticker import MaxNLocator
+
+    lows = [point.low for curve in found.values() for _, point in curve.values()]
+    highs = [point.high for curve in found.values() for _, point in curve.values()]
+    margin = 0.05 * (max(highs) - min(lows)) or 0.02
+    last = max(step for curve in found.values() for step in curve)
+    for axis, (name, curve) in zip(axes, found.items(), strict=True):
+        for other, behind in found.items():
+            if other != name:
+                axis.plot(list(behind), [point.value for _, point in behind.values()], color=CONTEXT, linewidth=0.8)
+        steps, most = list(curve), max(count for count, _ in curve.values())
+        values, low, high = np.array([point for _, point in curve.values()]).T
+        axis.fill_between(steps, low, high, color=BAND, edgecolor=INK, linewidth=0.6)
+        for (a, b), (u, v) in zip(itertools.pairwise(steps), itertools.pairwise(values), strict=True):
+            full = curve[a][0] == curve[b][0] == most
+            axis.plot([a, b], [u, v], color=INK, linewidth=1.8, linestyle="-" if full else "--")
+        axis.plot(steps, values, color=INK, marker="o", markersize=3.5, linestyle="none")
+        axis.set_title(f"{name} ({most} run{'s' * (most > 1)})", loc="left", fontsize=9, fontweight="bold")
+        axis.set_ylim(min(lows) - margin, max(highs) + margin)
+        axis.set_xlim(-0.03 * last - 0.1, 1.03 * last + 0.1)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        if comparison.step < last:
+            axis.axvline(comparison.step, color=INK, linewidth=0.8, linestyle=":")
+        _frame(axis, "RL step", "IQM of held-out mean@k")
+
+
+def intervals(estimates: dict) -> str:
+    """A dot and its 95 % interval for each {name: Estimate}, the best at the top."""
+    ordered = sorted(estimates.items(), key=lambda item: item[1].value)
+
+    def draw(axes):
+        (axis,) = axes
+        for row, (_, one) in enumerate(ordered):
+            axis.plot([one.low, one.high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=8)
+            axis.plot([one.value], [row], color=INK, marker="o", markersize=5)
+        axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+        axis.set_ylim(-0.7, len(ordered) - 0.3)
+        _frame(axis, "IQM of held-out mean@k at the step of comparison, 95 % interval", "")
+
+    return _figure("intervals", 1, draw, height=0.8 + 0.27 * len(ordered), width=7.5)
+
+
+def dynamics(variants) -> str | None:
+    """The interquartile mean over runs of what training logs, a panel each; None where nothing is logged."""
+    logged = {key: title for key, title in DYNAMICS.items() if any(run.series(key) for v in variants for run in v.runs)}
+    if not logged:
+        return None
+
+    def draw(axes):
+        for axis, (key, title) in zip(axes, logged.items(), strict=True):
+            for number, variant in enumerate(variants):
+                _draw_series(axis, number, variant, key)
+            axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
+            _frame(axis, "RL step", "")
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[0].figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, handlelength=5
+        )
+
+    return _figure("dynamics", len(logged), draw, height=2.5 + 0.1 * len(variants), columns=3)
+
+
+def _draw_series(axis, number, variant, key):
+    series = [found for run in variant.runs if (found := run.series(key))]
+    steps = sorted({step for one in series for step in one})
+    if not steps:
+        return
+    found = [iqm_estimate([[one[step]] for one in series if step in one]) for step in steps]
+    values, low, high = np.array(found).T
+    style = dict(color=COLORS[number % len(COLORS)], linestyle=DASHES[number % len(DASHES)])
+    axis.fill_between(steps, low, high, color=style["color"], alpha=0.1, linewidth=0)
+    axis.plot(
+        steps, values, **style, linewidth=1.3, label=variant.name, marker=MARKERS[number % len(MARKERS)],
+        markersize=4, markevery=(number % max(len(steps) // 5, 1), max(len(steps) // 5, 1)),
+    )  # fmt: skip
+
+
+def _frame(axis, x, y):
+    axis.set_xlabel(x, fontsize=8)
+    axis.set_ylabel(y, fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.grid(color="#e5e5e5", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _figure(name, panels, draw, height, width=12.0, columns=COLUMNS) -> str:
+    """An <svg> with as many panels as `draw(axes)` fills; its ids are its own, its text is text."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # no pyplot: no display, no global state
+
+    columns = min(columns, panels)
+    rows = math.ceil(panels / columns)
+    width = min(width, 3.0 * columns) if panels > 1 else min(width, 7.5)
+    with rc_context({"font.size": 9, "svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(width, height * rows), layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axis in axes[panels:]:
+            axis.remove()
+        draw(axes[:panels])
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text).strip()

@@ -1,0 +1,84 @@
+"""Scripts that run a list of trainings elsewhere: a SLURM array, or a TPU pod each."""
+
+import re
+import shlex
+
+SLURM = r"""#!/usr/bin/env bash
+# {count} runs of {sweep} as a SLURM array, one task each. Submit from the root of the repository:
+#   sbatch --gpus-per-node=1 --time=24:00:00 {script}
+# What sbatch takes (partition, account, --array=0-{last}%8 for 8 at once) stands before the script's name.
+
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}
+#SBATCH --ntasks-per-node=1
+#SBATCH --signal=TERM@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+
+cd "${{SLURM_SUBMIT_DIR:?submit this script with sbatch}}"
+runs=(
+{runs}
+)
+read -r run flags <<<"${{runs[SLURM_ARRAY_TASK_ID]}}"
+{prepare}eval "exec bash launch/slurm.sh $flags"
+"""
+SLURM_PREPARE = """# The first one trains the warm start that all share; the others wait for it.
+bash launch/setup.sh </dev/null
+status=0
+srun --nodes=1 --ntasks=1 {prepare} --prepare="$run" || status=$?
+if ((status != 0)); then
+  ((status != 75)) || scontrol requeue "$SLURM_JOB_ID"
+  exit "$status"
+fi
+"""
+TPU = r"""#!/usr/bin/env bash
+# {count} runs of {sweep}, a TPU pod each. Start it in the root of the repository:
+#   bash {script} gs://BUCKET/FOLDER --zone=ZONE --type=TYPE [--spot] [--delete] [launch/tpu_pod.sh's other options]
+# PODS=4 before it has 4 at once; the same command goes on.
+set -euo pipefail
+
+bucket="${{1:-}}"
+[[ "$bucket" == gs://?* ]] || {{ sed -n '2,4s/^# //p' "$0" >&2 && exit 2; }}
+shift
+runs=(
+{runs}
+)
+one() {{
+  local number="$1" run flags words
+  read -r run flags <<<"${{runs[number]}}"
+  eval "words=($flags)"
+  shift
+{prepare}  bash launch/tpu_pod.sh --name="{name}-$number" "$@" -- "${{words[@]}}" --checkpoint_dir="$bucket/$run"
+}}
+failed=0
+for number in "${{!runs[@]}}"; do
+  if (($(jobs -rp | wc -l) >= ${{PODS:-1}})); then wait -n || failed=1; fi
+  one "$number" "$@" &
+done
+while [[ -n "$(jobs -p)" ]]; do wait -n || failed=1; done
+exit "$failed"
+"""
+TPU_PREPARE = """  {prepare} --prepare="$run"
+  gcloud storage rsync --recursive "{out}/$run/warm_start" "$bucket/$run/warm_start"
+"""
+
+
+def slurm(runs, **names) -> str:
+    """The script of an array job: `runs` are (name, flags of training), `names` those of `_script`."""
+    return _script(SLURM, SLURM_PREPARE, runs, **names)
+
+
+def tpu(runs, **names) -> str:
+    """The script that gives each run a pod."""
+    return _script(TPU, TPU_PREPARE, runs, **names)
+
+
+def _script(text, before, runs, *, sweep, script, out, prepare) -> str:
+    """`prepare` is the command that gives a run its warm start, None where there is none."""
+    lines = "\n".join("  " + shlex.quote(shlex.join([name, *flags])) for name, flags in runs)
+    pod = re.sub("[^a-z0-9]+", "-", f"rpg-{out.name}".lower()).strip("-")[:50]
+    before = before.format(prepare=shlex.join(prepare), out=out) if prepare else ""
+    return text.format(
+        count=len(runs), last=len(runs) - 1, sweep=sweep, script=script, name=pod, runs=lines, prepare=before
+    )

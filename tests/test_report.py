@@ -1,0 +1,331 @@
+"""Reports: estimates against scipy and exhaustive resampling, and pages of runs whole, unfinished, cut short, twice."""
+
+import html.parser
+import itertools
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from configs import paper
+from rpg_jax.reporting import page, published, runs
+from rpg_jax.reporting.comparable import differences, incomparable
+from rpg_jax.reporting.comparison import compare, verdicts
+from rpg_jax.reporting.compose import document
+from rpg_jax.reporting.estimates import (
+    improvement,
+    improvement_estimate,
+    interquartile_mean,
+    iqm_estimate,
+    least_p,
+    permutation_p,
+)
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TASKS = ("arithmetic", "countdown")
+SCORES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+def matrices(most=5):
+    return st.tuples(st.integers(1, most), st.just(3)).flatmap(lambda shape: arrays(np.float64, shape, elements=SCORES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices(), matrices())
+def test_estimates_are_those_of_scipy(x, y):
+    """rliable defines them so: trim_mean at 0.25 over runs x tasks, Mann and Whitney's U averaged over tasks."""
+    np.testing.assert_allclose(interquartile_mean(x), scipy.stats.trim_mean(x, 0.25, axis=None))
+    u = [scipy.stats.mannwhitneyu(a, b).statistic / (len(x) * len(y)) for a, b in zip(x.T, y.T, strict=True)]
+    np.testing.assert_allclose(improvement(x, y), np.mean(u))
+    np.testing.assert_allclose(improvement(x, y) + improvement(y, x), 1.0)
+
+
+def test_intervals_are_those_of_all_resamples():
+    """Every resample of each task on its own, counted: 3 runs and 2 tasks have 27 x 27."""
+    x = np.array([[0.1, 0.9], [0.4, 0.3], [0.2, 0.8]])
+    columns = [[task[list(rows)] for rows in itertools.product(range(3), repeat=3)] for task in x.T]
+    means = [scipy.stats.trim_mean(np.stack(pair), 0.25, axis=None) for pair in itertools.product(*columns)]
+    found = iqm_estimate(x)
+    assert found.value == pytest.approx(interquartile_mean(x))
+    np.testing.assert_allclose([found.low, found.high], np.quantile(means, [0.025, 0.975]), atol=0.011)
+
+
+def test_intervals_are_those_that_rliable_gave():
+    """rliable 1.2.0, get_interval_estimates with 50,000 resamples, and of P(X > Y) with 20,000, of these scores."""
+    random = np.random.RandomState(0)
+    x, y = random.beta(4, 3, (5, 3)), random.beta(5, 3, (4, 3))
+    theirs = (0.6203732992279767, 0.5135735178165438, 0.7118488179695536), (0.45, 0.25, 0.6333333333333334)
+    for found, expected in zip((iqm_estimate(x), improvement_estimate(x, y)), theirs, strict=True):
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-12)
+        np.testing.assert_allclose(found[1:], expected[1:], atol=0.015)
+
+
+@settings(max_examples=20, deadline=None)
+@given(matrices(4), matrices(4))
+def test_the_permutation_test_is_scipys(x, y):
+    if min(len(x), len(y)) < 2:
+        return
+    expected = scipy.stats.permutation_test(
+        (x.mean(1), y.mean(1)), lambda a, b: abs(a.mean() - b.mean()), alternative="greater", n_resamples=np.inf
+    ).pvalue
+    assert permutation_p(x, y) == pytest.approx(expected)
+    assert permutation_p(x, y) >= least_p(len(x), len(y)) - 1e-12
+
+
+def test_the_least_p_is_that_of_separated_runs():
+    for n, m in ((2, 2), (3, 3), (5, 5), (3, 5)):
+        apart = np.arange(n)[:, None] * 1.01, 100 + np.arange(m)[:, None] ** 1.5
+        assert permutation_p(*apart) == pytest.approx(least_p(n, m))
+    many = np.random.default_rng(0).normal(size=(20, 1)), np.random.default_rng(1).normal(0.9, size=(20, 1))
+    exact = scipy.stats.ttest_ind(*many).pvalue[0]
+    assert permutation_p(*many) == pytest.approx(exact, abs=0.01)
+
+
+def write_run(folder, scores, seed=0, steps=4, cut="", **changed):
+    """A run's folder; `scores` are {step: score of both tasks}, and it has come to the last of them."""
+    folder.mkdir(parents=True)
+    settings = dict(seed=seed, steps=steps, mesh=dict(data=-1), evaluation=dict(k=8))
+    settings["rollout"] = dict(prompts=4, samples=2)
+    for key, value in changed.items():
+        section, name = key.split("__")
+        settings.setdefault(section, {})[name] = value
+    (folder / "config.json").write_text(json.dumps(settings))
+    lines = []
+    for step in range(max(scores, default=-1) + 1):
+        row = {"step": step}
+        if step:
+            row |= {"train/reward": step / 4, "time/rollout": 2.0, "time/update": 1.0}
+            row |= {"throughput/rollout_tokens_per_second": 50.0, "train/entropy": None}
+        if step in scores:
+            row |= {f"eval/{task}/mean@8": scores[step] + 0.01 * n for n, task in enumerate((*TASKS, "all"))}
+            row |= {f"eval/{task}/mean@8_low": 0.0 for task in TASKS}
+        lines.append(json.dumps(row) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines) + cut)
+    return folder
+
+
+def write_sweep(root, seeds=5):
+    """Two variants that differ by much, and one like the first."""
+    for seed in range(seeds):
+        for name, gain in (("a", 0.0), ("b", 0.4), ("c", 0.0001)):
+            scores = {0: 0.1, 2: 0.3 + gain + seed / 1000, 4: 0.2 + gain + seed / 1000}
+            write_run(root / name / f"seed{seed}", scores, seed, objective__name=name)
+    return root
+
+
+def read(*folders):
+    return runs.variants([runs.read(path) for path in runs.find(folders)])
+
+
+def command(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "rpg_jax.report", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.returncode, done.stderr.strip()
+
+
+def page_of(folder, *more):
+    """The Markdown of a report, after checking that its twin says the same."""
+    blocks = document("title", [runs.read(path) for path in runs.find([folder, *more])], published.experiments())
+    markdown, text = page.to_markdown(blocks, "report"), Reader.text(page.to_html("title", blocks))
+    words = re.sub(r"!\[\w+\]\(.*?\)|</?ins>|\*\*|\||#+ |^\* |(--- )|---:", " ", markdown, flags=re.MULTILINE)
+    assert re.sub(r"\W+", "", words.replace("\\", "")) == re.sub(r"\W+", "", text)
+    return markdown
+
+
+class Reader(html.parser.HTMLParser):
+    """Holds a page's tags to their order and its references to itself, and keeps its text outside of figures."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.words, self.references, self.ids = [], [], [], []
+
+    @classmethod
+    def text(cls, source):
+        reader = cls()
+        reader.feed(source)
+        assert not reader.open and len(reader.ids) == len(set(reader.ids))
+        assert all(one.removeprefix("#") in reader.ids for one in reader.references)
+        assert "<script" not in source and not re.search(r'(src|href)="(?!#)', source)
+        return " ".join(reader.words)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.open += [tag] if tag != "meta" else []
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.references += [attributes["xlink:href"]] if "xlink:href" in attributes else []
+        self.references += re.findall(r"url\((#.*?)\)", " ".join(filter(None, attributes.values())))
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert tag == "meta" or self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"svg", "style", "title"} & set(self.open):
+            self.words.append(data)
+
+
+def test_the_page_of_a_whole_sweep(tmp_path):
+    text = page_of(write_sweep(tmp_path / "sweep"))
+    assert "every run is finished, of the same length, and evaluated alike" in text
+    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
+    last = text.split("## Last and best")[1].split("##")[0]
+    assert "| b | 5 | **0.6020** | **0.7020** | **0.6120** | **0.7120** |" in last
+    assert "| c | 5 | <ins>0.2021</ins> | <ins>0.3021</ins> |" in last and "| a | 5 | 0.2020 | 0.3020 |" in last
+    assert "| objective.name |" in text and "| b | b |" in text
+    assert rows["better than →"] and "1.00\\* (1.00 – 1.00)" in text
+    assert "| 12.0 | 12.0 – 12.0 | 3.00 | 400 | 33 | - |" in text  # 4 steps of 3 s, 100 tokens each
+    assert "b is significantly better than a (p = 0.0079), c (p = 0.0079)." in text
+    assert "a is significantly worse than b (p = 0.0079)." in text
+    assert "2 of 3 pairs of variants differ significantly" in text
+
+
+def test_three_seeds_are_too_few_and_it_is_said(tmp_path):
+    text = page_of(write_sweep(tmp_path / "sweep", seeds=3))
+    assert "0 of 3 pairs of variants differ significantly" in text
+    assert "With 3 runs a variant nothing can be significant at 5 %" in text and "probability 0.1." in text
+    assert "b is not significantly different from any other variant; ahead of a (p = 0.1), c (p = 0.1)" in text
+
+
+def test_what_is_unfinished_or_cut_short_is_shown(tmp_path):
+    root = write_sweep(tmp_path / "sweep", seeds=2)
+    write_run(root / "a" / "seed2", {0: 0.1, 2: 0.9}, 2, objective__name="a", cut='{"step": 3, "train/rew')
+    write_run(root / "b" / "seed2", {}, 2, objective__name="b")
+    write_run(root / "d" / "seed0", {}, objective__name="d")
+    (root / "e" / "seed0").mkdir(parents=True)
+    (root / "e" / "seed0" / "config.json").write_text("{}")
+    (root / "e" / "seed0" / "log.txt").write_text("error: so it ended")
+    text = page_of(root)
+    assert "a: seed 2 is unfinished (2 of 4 steps), not in the comparison at step 4" in text
+    assert "| a, seed 2 is unfinished (2 of 4 steps) | - | 0.9000 | 0.9000 |" in text
+    assert "a/seed2/metrics.jsonl: 1 line cut short or not readable, left out; the others are used" in text
+    assert "b: seed 2 has logged no evaluation" in text
+    assert "d: no evaluation logged by any of its runs, so it is not compared" in text
+    assert "| a | 2 | unfinished | 2 of 4 | 2 | 1 |" in text and "| d | 0 | nothing logged | 0 of 4 | - | 0 |" in text
+    assert re.search(r"\| e \| - \| nothing logged", text)
+
+
+def test_a_sweep_that_goes_on_is_compared_as_far_as_all_came(tmp_path):
+    write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2}, objective__name="a")
+    write_run(tmp_path / "b" / "seed0", {0: 0.1, 2: 0.3, 3: 0.4}, objective__name="b")
+    text = page_of(tmp_path)
+    assert "compared at step 2." in text and "some of b were evaluated after step 2" in text
+    assert "a: seed 0 is unfinished (2 of 4 steps), compared as far as it came" in text
+
+
+def test_runs_of_one_variant_and_different_lengths(tmp_path):
+    write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2, 4: 0.5})
+    write_run(tmp_path / "a" / "seed1", {0: 0.1, 2: 0.2, 4: 0.5, 6: 0.7}, 1, steps=6)
+    ((variant,), twice) = read(tmp_path)
+    found = compare([variant])
+    assert variant.name == "a" and not twice and found.step == 4
+    assert {step: count for step, (count, _) in found.curve(variant).items()} == {0: 2, 2: 2, 4: 2, 6: 1}
+    assert found.goes_on == ["a"] and verdicts(found) == ["There is one variant: nothing to compare it with."]
+    assert "runs are of different lengths: some of a were evaluated after step 4" in page_of(tmp_path)
+
+
+def test_lines_that_are_no_rows_are_counted(tmp_path):
+    folder = write_run(tmp_path / "a", {0: 0.1, 2: 0.2})
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'[1]\n{"step": "4"}\n\x00\xff\n{"loss": 1}\n{"step": 1e999}\n\n')
+        file.write(b'{"step": 2, "eval/arithmetic/mean@8": 0.5}')
+    run = runs.read(folder)
+    assert run.lost == 5 and run.last == 2 and run.scores["arithmetic"] == {0: 0.1, 2: 0.5}
+
+
+def test_a_run_that_is_there_twice_counts_once(tmp_path):
+    for name in ("x", "y"):
+        write_run(tmp_path / name / "rpg" / "seed0", {0: 0.1, 4: 0.2})
+    write_run(tmp_path / "y" / "rpg" / "seed1", {0: 0.1, 4: 0.2}, 1)
+    write_run(tmp_path / "x" / "other" / "seed0", {0: 0.1, 4: 0.3}, objective__beta=1.0)
+    write_run(tmp_path / "z" / "rpg" / "seed0", {0: 0.1, 4: 0.3}, objective__beta=2.0)
+    found, twice = read(tmp_path, tmp_path / "x")
+    assert {variant.name: len(variant.runs) for variant in found} == {"other": 1, "x/rpg+y/rpg": 2, "z/rpg": 1}
+    ((second, first),) = twice
+    assert (second.path.parent.parent.name, first.path.parent.parent.name) == ("y", "x")
+    assert "the same run again, counted once" in page_of(tmp_path)
+
+
+def test_variants_of_one_folder_are_told_apart(tmp_path):
+    write_run(tmp_path / "a" / "seed0", {0: 0.1, 4: 0.2}, objective__beta=1.0)
+    write_run(tmp_path / "a" / "seed1", {0: 0.1, 4: 0.2}, 1, objective__beta=2.0)
+    assert [variant.name for variant in read(tmp_path)[0]] == ["a (seed0)", "a (seed1)"]
+
+
+def test_what_is_not_comparable_is_said(tmp_path):
+    write_run(tmp_path / "a" / "seed0", {0: 0.1, 4: 0.2})
+    write_run(tmp_path / "b" / "seed0", {0: 0.1, 4: 0.2}, evaluation__k=16, rollout__samples=4)
+    text = page_of(tmp_path)
+    assert "not comparable in evaluation.k: 8 (a), 16 (b)" in text
+    assert "not comparable in rollout.prompts x rollout.samples: 8 (a), 16 (b)" in text
+    same = {"a": {"objective.name": "x", "steps": 3}, "b": {"objective.name": "y", "steps": 3}}
+    assert not incomparable(same) and differences(same) == {"objective.name": {"a": "x", "b": "y"}}
+
+
+def test_the_papers_scores_stand_beside_ours(tmp_path):
+    variant = "qwen3-4b,rpg-reinforce-urkl,8k"
+    config = json.loads(paper.get_config(variant).to_json_best_effort())
+    experiments = published.experiments()
+    match = published.matching(runs.flatten(config), experiments)
+    assert match.experiment.name == variant and not match.differing
+    assert {(s.task, s.last, s.best) for s in match.experiment.scores} >= {("aime24", 0.5708, 0.5781)}
+    config["steps"], config["model"]["checkpoint"] = 100, "/elsewhere/Qwen3-4B"
+    assert published.matching(runs.flatten(config), experiments).differing == ["steps: 400 -> 100"]
+    config["objective"]["divergence"] = "js"
+    assert published.matching(runs.flatten(config), experiments) is None
+    folder = write_run(tmp_path / "ours", {0: 0.1, 100: 0.2})
+    config["objective"]["divergence"] = "urkl"
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = (folder / "metrics.jsonl").read_text().replace("arithmetic/mean@8", "aime24/mean@32")
+    (folder / "metrics.jsonl").write_text(rows)
+    text = page_of(tmp_path)
+    assert "| ours | AIME24 | 3 | 0.5708 | 0.2000 | 0.5781 | 0.2000 |" in text and "steps: 400 -> 100" in text
+    assert "| ours | AIME25 | 3 | 0.5073 | - | 0.5208 | - |" in text
+
+
+def test_names_cannot_break_the_page(tmp_path):
+    name = "<b>a|b*_`[x](y)"
+    write_run(tmp_path / name / "seed0", {0: 0.1, 4: 0.2})
+    text = page_of(tmp_path)
+    assert "\\<b>a\\|b" in text
+    blocks = document("</title>", [runs.read(path) for path in runs.find([tmp_path])], published.experiments())
+    assert "<b>a" not in page.to_html("</title>", blocks).replace("&lt;", "")
+
+
+def test_the_command_writes_the_page_and_its_twin(tmp_path):
+    root, out = write_sweep(tmp_path / "sweep", seeds=2), tmp_path / "new" / "study.html"
+    status, text = command(root, f"--out={out}")
+    assert (status, text) == (0, "")
+    names = sorted(path.name for path in out.parent.iterdir())
+    assert names == ["study-curves.svg", "study-dynamics.svg", "study-intervals.svg", "study.html", "study.md"]
+    for file in re.findall(r"\((study-\w+\.svg)\)", out.with_suffix(".md").read_text()):
+        xml.etree.ElementTree.parse(out.parent / file)
+    Reader.text(out.read_text())
+
+
+def test_mistakes_are_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "blank" / "seed0", {})
+    write_run(tmp_path / "other" / "seed0", {0: 0.1})
+    for folder in (tmp_path / "empty", tmp_path / "not there", tmp_path / "blank"):
+        with pytest.raises(ValueError, match="no run|no folder|none of these runs"):
+            document("title", [runs.read(path) for path in runs.find([folder])], published.experiments())
+    for arguments, part in (
+        ((), "name folders of runs"),
+        ((tmp_path / "empty",), "holds no run: there is no metrics.jsonl in it"),
+        ((tmp_path / "other", f"--out={tmp_path}/x.pdf"), "ends in .html"),
+    ):
+        status, text = command(*arguments)
+        assert status == 2 and part in text and len(text.splitlines()) == 1

@@ -1,0 +1,295 @@
+"""Sweeps: what a file may say, the pool under kills and failures, the scripts for clusters, and one sweep run."""
+
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rpg_jax import variants
+from rpg_jax.sweeping import joblist, machine
+from rpg_jax.sweeping.pool import Pool, Task, lock
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PROVIDED = sorted(path for path in (ROOT / "configs" / "sweeps").glob("*.py") if path.stem != "small")
+HEAD = "CONFIG = 'configs/sweeps/small.py'\nSEEDS = (0, 1)\n"
+
+
+def write(folder, variants_, head=HEAD):
+    file = folder / "mine.py"
+    file.write_text(f"{head}VARIANTS = {variants_}\n")
+    return str(file)
+
+
+@pytest.mark.parametrize("file", PROVIDED, ids=lambda path: path.stem)
+def test_provided_sweeps_can_be_read_and_share_a_warm_start(file):
+    read = variants.read(str(file.relative_to(ROOT)))
+    assert len({run.name for run in read.runs}) == len(read.runs)
+    shared = {variants.shared_warm_start(pathlib.Path("runs") / read.name, run) for run in read.runs}
+    first = variants.read("configs/sweeps/objectives.py").runs[0]
+    assert shared == {variants.shared_warm_start(pathlib.Path("runs/objectives"), first)}
+    assert f"{len(read.runs)} runs" in file.read_text() and f"configs/sweeps/{file.name}" in file.read_text()
+
+
+def test_the_provided_objectives_are_enough():
+    runs = variants.read("configs/sweeps/objectives.py").runs
+    names, seeds = {run.settings["objective.name"] for run in runs}, {run.seed for run in runs}
+    assert len(names) >= 8 and len(seeds) == 5
+
+
+def test_a_run_is_a_training_with_flags(tmp_path):
+    file = write(tmp_path, "[('a', {'objective.beta': 1, 'objective.name': 'grpo'}), ('b', {})]")
+    runs = variants.read(f"{file}:smoke", seeds=[3]).runs
+    assert [run.name for run in runs] == ["a/seed3", "b/seed3"]
+    assert runs[0].flags == (
+        "--config=configs/sweeps/small.py:smoke",
+        "--config.seed=3",
+        "--config.objective.beta=1",
+        "--config.objective.name=grpo",
+    )
+    assert runs[0].settings["objective.beta"] == 1.0 and runs[0].settings["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{'a': {}, 'a': {'objective.clip': 'rpg'}}", "has 'a' 2 times"),
+        ("[('a', {}), ('a', {'objective.clip': 'rpg'})]", "'a' and 'a' of .* collide in name"),
+        ("[('a', {}), ('A', {'objective.clip': 'rpg'})]", "'a' and 'A' of .* collide in name"),
+        ("{'a': {'objective.beta': 1, 'objective.beta': 2}}", "has 'objective.beta' 2 times"),
+        ("{'a': {}, 'b': {}}", "'a' and 'b' of .* have the same settings"),
+        ("{'a/b': {}}", "expected a name"),
+        ("{}", "at least one variant"),
+        ("{'a': 3}", "at least one variant"),
+        ("[1]", "at least one variant"),
+        ("3", "VARIANTS of"),
+        ("{'a': {'objective.bet': 1}}", "variant 'a' of .* has no key 'objective.bet'"),
+        ("{'a': {'objective': {}}}", "has no key 'objective'"),
+        ("{'a': {'objective.beta': 'x'}}", "objective.beta='x' does not fit"),
+        ("{'a': {'objective.beta': None}}", "to None"),
+        ("{'a': {'seed': 1}}", "sets seed"),
+        ("{'a': {'mesh.data': 1}}", "changes nothing"),
+        ("{'a': {'objective.name': 'grpoo'}}", "variant 'a' of .*unknown objective"),
+        ("{'a': {'objective.name': 'grpo', 'objective.divergence': 'rkl'}}", "no setting 'divergence'"),
+        ("{'a': {'reference.mode': 'every'}}", "reference.every must be given"),
+        ("{'a': {}, 'b': {'evaluation.k': 4}}", r"cannot be compared.* evaluation.k: 8 \(a\), 4 \(b\)"),
+        ("{'a': {}, 'b': {'steps': 4}}", r"steps: 40 \(a\), 4 \(b\)"),
+        ("{'a': {}, 'b': {'rollout.prompts': 8}}", r"rollout.prompts x rollout.samples: 128 \(a\), 64 \(b\)"),
+        ("{'a': {}, 'b': {'data.tasks.sorting.length': 4}}", "data.tasks.sorting.length"),
+        ("{'a': {}, 'b': {'model.size': 'small'}}", "model.size"),
+        ("{'a': {}, 'b': {'warm_start.steps': 4}}", "warm_start.steps"),
+        ("{'a': {}, 'b': {'optimizer.name': 'adamw'}}", "optimizer.name"),
+        ("{'a': {}", "was never closed"),
+        ("undefined", "does not run: NameError"),
+    ],
+)
+def test_what_a_sweep_must_not_say(text, message, tmp_path):
+    with pytest.raises((ValueError, SyntaxError), match=message):
+        variants.read(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("SEEDS = (0,)\n", "lacks CONFIG"),
+        (HEAD + "SEEDS = (0, 0)\n", "more than once"),
+        (HEAD + "SEEDS = ()\n", "seeds"),
+        (HEAD + "SEEDS = (-1,)\n", "seeds"),
+        (HEAD + "SEEDS = ('1',)\n", "seeds"),
+        (HEAD + "CONFIG = 3\n", "CONFIG"),
+        (HEAD + "CONFIG = 'configs/sweeps/clips.py'\n", "no get_config"),
+        (HEAD + "CONFIG = 'configs/nowhere.py'\n", "No such file"),
+        (HEAD + "CONFIG = 'configs/quickstart.py:nothing'\n", "unknown variant"),
+    ],
+)
+def test_what_the_rest_of_a_sweep_must_not_say(head, message, tmp_path):
+    with pytest.raises((ValueError, OSError), match=message):
+        variants.read(write(tmp_path, "{'a': {}}", head))
+
+
+def test_same_responses_in_other_groups_are_comparable(tmp_path):
+    groups = "{'a': {}, 'b': {'rollout.prompts': 32, 'rollout.samples': 4, 'optimizer.learning_rate': 1e-3}}"
+    assert len(variants.read(write(tmp_path, groups)).runs) == 4
+
+
+def test_a_run_begun_with_other_settings_is_refused(tmp_path):
+    runs = variants.read(write(tmp_path, "{'a': {'objective.beta': 0.5}}")).runs
+    config = json.loads(runs[0].config.to_json_best_effort())
+    folder = tmp_path / "out" / "a" / "seed0"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    variants.check_begun(tmp_path / "out", runs)
+    config["objective"]["beta"] = 0.25
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"other settings \(objective.beta: 0.25 -> 0.5\)"):
+        variants.check_begun(tmp_path / "out", runs)
+
+
+# The pool, with commands that take no time.
+
+STEP = "import pathlib, signal, sys, time; folder = pathlib.Path(sys.argv[1]); "
+QUICK = STEP + "(folder / 'summary.json').touch()"
+SAVES = STEP + (
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); (folder / 'begun').touch(); time.sleep(0 if "
+    "(folder / 'again').exists() else 60); (folder / 'summary.json').touch()"
+)
+
+
+def task(folder, code):
+    return Task(
+        name=folder.name,
+        command=[sys.executable, "-c", code, str(folder)],
+        folder=folder,
+        prepare=lambda: folder.mkdir(parents=True, exist_ok=True),
+        is_done=lambda: (folder / "summary.json").exists(),
+        steps=lambda: 0,
+    )
+
+
+def wait_for(*paths, seconds=30):
+    begin = time.monotonic()
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() - begin < seconds
+        time.sleep(0.05)
+
+
+def test_a_failure_does_not_stop_the_others(tmp_path, capfd):
+    commands = {
+        "good": QUICK,
+        "bad": "import sys; sys.exit('error: a mistake')",
+        "killed": "import os; os.kill(os.getpid(), 9)",
+        "liar": "0",
+        "fine": QUICK,
+    }
+    tasks = [task(tmp_path / name, code) for name, code in commands.items()]
+    assert Pool(tasks, 2, False, lambda: False).run() == {"bad": 1, "killed": 1, "liar": 1}
+    out, error = capfd.readouterr()
+    assert "[5/5]" in out + error and "error: a mistake" in error and "SIGKILL" in error
+    assert (tmp_path / "good" / "summary.json").exists() and (tmp_path / "fine" / "summary.json").exists()
+
+
+def test_told_to_stop_it_lets_all_save_and_goes_on_later(tmp_path):
+    tasks = [task(tmp_path / name, SAVES) for name in "abc"]
+    begun = [tmp_path / name / "begun" for name in "ab"]
+    pool = Pool(tasks, 2, False, lambda: all(path.exists() for path in begun))
+    assert pool.run() == {} and not pool.running
+    assert sorted(one.name for one in pool.waiting) == ["a", "b", "c"] and not (tmp_path / "c").exists()
+    for name in "abc":
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "again").touch()
+    assert Pool(tasks, 2, False, lambda: False).run() == {}
+    assert all((tmp_path / name / "summary.json").exists() for name in "abc")
+
+
+def test_a_run_that_outlives_its_pool_is_not_started_again(tmp_path):
+    """The pool is killed; what it started goes on, holds the lock, and the next pool waits for it."""
+    folder = tmp_path / "run"
+    code = STEP + (
+        "assert not (folder / 'begun').exists(); (folder / 'begun').touch(); "
+        "[time.sleep(0.05) for _ in iter(lambda: (folder / 'go').exists(), True)]; (folder / 'summary.json').touch()"
+    )
+    script = (
+        "import sys; sys.path.insert(0, 'tests'); import pathlib, test_sweep; from rpg_jax.sweeping.pool import Pool; "
+        f"Pool([test_sweep.task(pathlib.Path({str(folder)!r}), {code!r})], 1, False, lambda: False).run()"
+    )
+    first = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    wait_for(folder / "begun")
+    first.kill()
+    first.wait()
+    assert lock(tmp_path / ".run.lock", wait=False) == (None, None)
+    looks = iter(range(10**6))
+
+    def never():
+        if next(looks) == 3:
+            (folder / "go").touch()
+        return False
+
+    assert Pool([task(folder, code)], 1, False, never).run() == {}
+    assert (folder / "summary.json").exists()
+
+
+def test_memory_limits_what_is_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "resident_memory", lambda pid: (1e9, 3e9))
+    monkeypatch.setattr(machine, "available_memory", lambda: 5e9)
+    assert machine.room([1], 3e9) and not machine.room([1, 2], 3e9)  # each running one may yet take 2e9 more
+    held, _ = lock(tmp_path / "x.lock")
+    pool = Pool([task(tmp_path / name, QUICK) for name in "ab"], 2, True, lambda: False)
+    with held:
+        pool.start()
+        assert [one.task.name for one in pool.running] == ["a"]  # the first shows what a run takes
+    assert pool.run() == {} and pool.largest == 3e9
+
+
+def test_cores_are_shared(monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: [0, 1, 2, 3])
+    assert machine.share_cores(2) == [[0, 2], [1, 3]] and machine.share_cores(1) == [[0, 1, 2, 3]]
+    assert machine.share_cores(6) == [[0], [1], [2], [3], [0], [1]]
+    assert machine.available_memory() > 0 and machine.resident_memory(os.getpid())[1] > 1e6
+
+
+def test_scripts_of_clusters_start_what_they_should(tmp_path):
+    """Each script is run with launchers and sbatch's surroundings that only note what they are called with."""
+    notes = tmp_path / "notes"
+    (tmp_path / "launch").mkdir()
+    for name in ("launch/slurm.sh", "launch/tpu_pod.sh", "launch/setup.sh", "bin/gcloud", "bin/srun"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f'#!/usr/bin/env bash\necho "{name} $(printf "<%s>" "$@")" >>"{notes}"\n')
+        file.chmod(0o755)
+    runs = [("a/seed0", ["--config=x.py", "--config.y=it's, (1, 2)"]), ("b/seed0", ["--config=x.py"])]
+    names = dict(sweep="s.py", script="out/x.sh", out=pathlib.Path("out/My_Sweep"), prepare=["python", "-m", "p"])
+    for name, make in (("slurm.sh", joblist.slurm), ("tpu.sh", joblist.tpu)):
+        (tmp_path / name).write_text(make(runs, **names))
+        subprocess.run(["bash", "-n", tmp_path / name], check=True)
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    for task_id in "01":
+        subprocess.run(["bash", tmp_path / "slurm.sh"], env=environment | {"SLURM_ARRAY_TASK_ID": task_id}, check=True)
+    assert notes.read_text().splitlines() == [
+        "launch/setup.sh <>",
+        "bin/srun <--nodes=1><--ntasks=1><python><-m><p><--prepare=a/seed0>",
+        "launch/slurm.sh <--config=x.py><--config.y=it's, (1, 2)>",
+        "launch/setup.sh <>",
+        "bin/srun <--nodes=1><--ntasks=1><python><-m><p><--prepare=b/seed0>",
+        "launch/slurm.sh <--config=x.py>",
+    ]
+    notes.unlink()
+    (tmp_path / "bin" / "python").symlink_to("/bin/true")
+    command = ["bash", "tpu.sh", "gs://B/f", "--zone=z", "--type=t"]
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True)
+    assert notes.read_text().splitlines()[:2] == [
+        "bin/gcloud <storage><rsync><--recursive><out/My_Sweep/a/seed0/warm_start><gs://B/f/a/seed0/warm_start>",
+        "launch/tpu_pod.sh <--name=rpg-my-sweep-0><--zone=z><--type=t><--><--config=x.py><--config.y=it's, (1, 2)>"
+        "<--checkpoint_dir=gs://B/f/a/seed0>",
+    ]
+    refused = subprocess.run(command[:2], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 2 and "gs://BUCKET" in refused.stderr
+    assert "warm" not in joblist.tpu(runs, **names | {"prepare": None})
+
+
+def test_one_sweep_from_the_command_line(tmp_path):
+    """A dry run, a mistake, a run from the shared warm start, and nothing more to do."""
+    file, out = write(tmp_path, "{'a': {'objective.clip': 'rpg'}}"), tmp_path / "out"
+    steps = ["--seeds=4", f"--out={out}"]
+
+    def command(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "rpg_jax.sweep", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    status, text, _ = command(f"{file}:smoke", "--dry_run", *steps)
+    (line,) = [line for line in text.splitlines() if "rpg_jax.train" in line]
+    assert status == 0 and not out.exists() and shlex.split(line)[-1] == f"--workdir={out}/a/seed4"
+    for words in (["--seeds=x"], ["--slurm", "--tpu"], ["--prepare=a/seed9"]):
+        status, _, error = command(f"{file}:smoke", f"--out={out}", *words)
+        assert status == 2 and len(error.splitlines()) == 1
+    status, text, error = command(f"{file}:smoke", *steps)
+    assert status == 0 and "[1/1] a/seed4 done" in text and "1/1" in text, text + error
+    log = (out / "a" / "seed4" / "log.txt").read_text()
+    assert "warm start 6/6" in error and "warm start" not in log and "RL 3/3" in log
+    status, text, _ = command(f"{file}:smoke", *steps)
+    assert status == 0 and "1 runs in" in text and "1 of them done" in text
