@@ -5,6 +5,7 @@ draws until the rewards of a group are not all equal. GPG's factor is its limit 
 divides by the share of groups that are not uniform.
 """
 
+import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -50,47 +51,49 @@ def measure_groups(situations: Situations, group: int, betas) -> dict[tuple[str,
     space = situations.space
     members, orders = every_group(len(space.mask), group)
     reward, divergence = exact_gradients(space, situations.problem, "token", "urkl")
+    losses = {name: make("rpg", advantage=name, reduction="constant", beta=1.0) for name in ADVANTAGES}
+
+    @jax.jit
+    def run(beta, problem, reward, divergence):
+        def one(arguments):
+            problem, reward, divergence = arguments
+            target = reward - beta * divergence
+            objectives = {name: with_settings(loss, {"beta": beta}) for name, loss in losses.items()}
+            return _moments(space, members, orders, objectives, problem, target)
+
+        return in_chunks(one, (problem, reward, divergence), members.size * space.mask.shape[1])
+
     results = {}
-    for name in ADVANTAGES:
-        loss = make("rpg", level="token", advantage=name, reduction="constant", beta=1.0)
-
-        @jax.jit
-        def run(beta, problem, reward, divergence, loss=loss):
-            objective = with_settings(loss, {"beta": beta})
-
-            def one(arguments):
-                problem, reward, divergence = arguments
-                return _moments(space, members, orders, objective, problem, reward - beta * divergence)
-
-            return in_chunks(one, (problem, reward, divergence), members.size * space.mask.shape[1])
-
-        for beta in betas:
-            both = jax.device_get(run(beta, situations.problem, reward, divergence))
-            for dynamic, moments in zip((False, True), both, strict=True):
-                results[name, dynamic, beta] = GroupMoments(*(x.reshape(situations.shape) for x in moments))
+    for beta in betas:
+        moments = jax.device_get(run(beta, situations.problem, reward, divergence))
+        for (name, dynamic), values in moments.items():
+            results[name, dynamic, beta] = GroupMoments(*(x.reshape(situations.shape) for x in values))
     return results
 
 
-def _moments(space: Space, members, orders, objective, problem, target) -> tuple[GroupMoments, GroupMoments]:
-    """Of one problem, without and with dynamic sampling; target [H, V] is ∇J."""
+def _moments(space: Space, members, orders, objectives: dict, problem, target) -> dict:
+    """Of one problem, (name, dynamic sampling) -> `GroupMoments`; target [H, V] is ∇J."""
     group, mask = members.shape[1], jnp.asarray(space.mask)
     rewards = jnp.sign(problem.advantage[:, 0])  # R = ±1, of which the advantage is R − E[R]
     behavior = token_logprobs(space, problem.behavior)
-
     logp = token_logprobs(space, problem.policy)
     score = jax.jacrev(lambda x: token_logprobs(space, x))(problem.policy)  # [N, T, H, V]
     whose = jax.nn.one_hot(members, len(mask), dtype=logp.dtype)  # [K, G, N]
+    probability = orders * jnp.exp(jnp.sum(jnp.sum(behavior, axis=1)[members], axis=1))
+    telling = probability * jnp.any(rewards[members] != rewards[members[:, :1]], axis=1)
 
-    def coefficient(row):  # i32[G] -> dL/dlogp [G, T]
+    def coefficient(objective, row):  # i32[G] -> dL/dlogp [G, T]
         advantage = objective.advantages(rewards[row][None], behavior[row], behavior[row], mask[row])
         constants = (behavior[row], advantage, mask[row])
         return jax.grad(lambda x: objective(x, *constants, denominator=float(group))[0])(logp[row])
 
-    of_outcomes = jnp.einsum("kgt,kgn->knt", jax.vmap(coefficient)(members), whose)
-    gradients = jnp.tensordot(of_outcomes, score, 2)  # [K, H, V]
-    probability = orders * jnp.exp(jnp.sum(jnp.sum(behavior, axis=1)[members], axis=1))
-    telling = probability * jnp.any(rewards[members] != rewards[members[:, :1]], axis=1)
-    return tuple(_group_moments(gradients, p, group, target) for p in (probability, telling / jnp.sum(telling)))
+    results = {}
+    for name, objective in objectives.items():
+        of_rows = jax.vmap(functools.partial(coefficient, objective))(members)
+        gradients = jnp.tensordot(jnp.einsum("kgt,kgn->knt", of_rows, whose), score, 2)  # [K, H, V]
+        results[name, False] = _group_moments(gradients, probability, group, target)
+        results[name, True] = _group_moments(gradients, telling / jnp.sum(telling), group, target)
+    return results
 
 
 def _group_moments(gradients, probability, group, target) -> GroupMoments:
