@@ -19,7 +19,7 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from rpg_jax import build, cli, job, workdir
+from rpg_jax import build, cli, job, parallel, workdir
 from rpg_jax.data import ProblemStream
 from rpg_jax.parallel import multihost
 from rpg_jax.training import loop, profile, warm_start
@@ -129,8 +129,12 @@ def warm_started(config, run, path, should_stop):
                 microbatches=settings.batch // settings.microbatch_rows, save_every=settings.save_every,
                 should_stop=should_stop,
             )  # fmt: skip
-    params = jax.jit(warm.optimizer.evaluation_params)(state.opt_state, state.params) if finished else None
-    return params, seconds()
+    if not finished:
+        return None, seconds()
+    policy = jax.jit(
+        warm.optimizer.evaluation_params, donate_argnums=1, out_shardings=parallel.shardings(run.mesh, state.params)
+    )
+    return policy(state.opt_state, state.params), seconds()
 
 
 if __name__ == "__main__":
