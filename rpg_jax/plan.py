@@ -183,6 +183,7 @@ def sketched(config, *, devices, size):
         chunk=config.learner.logprob_chunk,
         moments=round(sum(leaf.size for leaf in jax.tree.leaves(state.opt_state)) / weights),
         separate_reference=state.reference.params is not None,
+        offload=run.optimizer.offload,
     )
     return run, parts, state, recipe
 

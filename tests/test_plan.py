@@ -27,7 +27,7 @@ ROWS = ("--config.rollout.slots=16", "--config.rollout.prompts=8", "--config.lea
 def recipe(model, **other) -> estimates.Recipe:
     mesh = other.pop("mesh", dict(data=1, fsdp=1, tensor=1))
     sizes = dict(max_prompt=6, max_new=10, prompts=4, fresh_prompts=8, samples=2, slots=4, minibatch_rows=4)
-    sizes |= dict(microbatch_rows=2, epochs=1, pack=False, chunk=8, moments=2, separate_reference=False)
+    sizes |= dict(microbatch_rows=2, epochs=1, pack=False, chunk=8, moments=2, separate_reference=False, offload=False)
     return estimates.Recipe(model=model, remat="none", item=4, mesh=mesh, **sizes | other)
 
 
@@ -206,6 +206,9 @@ def test_memory_that_weights_and_caches_must_take():
     assert alone["gradient so far"] == 4 * parameter_count(shape) == 2 * spread["gradient so far"]
     kept = "activations saved (remat full)"
     assert alone[kept] == 2 * 16 * shape.layers * shape.hidden_size * 2 == 2 * spread[kept]
+    gradient = alone["gradient so far"]
+    tiny = estimates.update_needs(dataclasses.replace(sizes, max_new=1, max_prompt=1, moments=9, offload=True))
+    assert tiny["arrays of the optimizer, fetched"] == 9 * gradient and tiny["sum"] == 11 * gradient
     for remat in ("dots", "none"):
         more = estimates.update_needs(dataclasses.replace(sizes, remat=remat))
         assert more["sum"] > alone["sum"] == sum(list(alone.values())[:-1])

@@ -33,6 +33,7 @@ class Recipe:
     chunk: int  # columns whose logits are formed at a time
     moments: int  # arrays of the optimizer as large as the parameters
     separate_reference: bool
+    offload: bool  # the optimizer's arrays are in the hosts' memory but for its step
 
     @property
     def length(self) -> int:
@@ -188,8 +189,9 @@ def decode(recipe) -> Cost:
 def update_needs(recipe) -> dict[str, float]:
     """Bytes of temporaries that an update must hold at once, by what they are for; the sum is the last entry.
 
-    The gradient so far and the layers' saved activations are held throughout; beside them either a layer's backward
-    pass with the microbatch's gradient, or the loss's: the larger counts.
+    While gradients are taken, the one so far and the layers' saved activations are held, and beside them either a
+    layer's backward pass with the microbatch's gradient, or the loss's. After that comes the optimizer's step. The
+    largest of the three counts.
     """
     r = recipe
     d, m, q, k = widths(r.model)
@@ -211,7 +213,10 @@ def update_needs(recipe) -> dict[str, float]:
         "a chunk's logits and their gradient": 2 * rows * min(r.chunk, r.length) * vocabulary * MASTER,
         "final hidden states and their gradient": 2 * d * r.item * tokens,
     }
-    return _with_sum(throughout | max(layer, loss, key=lambda items: sum(items.values())))
+    step = {"gradient": shard, "step of the optimizer": shard}
+    if r.offload:
+        step["arrays of the optimizer, fetched"] = r.moments * shard
+    return _with_sum(max(throughout | layer, throughout | loss, step, key=lambda items: sum(items.values())))
 
 
 def experience_needs(recipe) -> dict[str, float]:
