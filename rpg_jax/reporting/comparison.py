@@ -168,4 +168,8 @@ def _too_few(comparison, pairs, both_ways) -> str:
 
 
 def _listed(names, pairs, name) -> str:
-    return ", ".join(f"{other} (p = {pairs[name, other].p:.2g})" for other in names)
+    """Names, those of one p together: "a, b (p = 0.0079), c (p = 0.02)"."""
+    by_p = {}
+    for other in sorted(names, key=lambda other: pairs[name, other].p):
+        by_p.setdefault(f"{pairs[name, other].p:.2g}", []).append(other)
+    return ", ".join(f"{', '.join(others)} (p = {p})" for p, others in by_p.items())

@@ -14,6 +14,7 @@ COLORS = ("#111111", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#8a6d00")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "os^Dvx"
 COLUMNS = 4
+MOST_BANDS = 4  # in one panel
 DYNAMICS = {
     "train/reward": "Training reward",
     "train/entropy": "Entropy, nats a token",
@@ -57,7 +58,7 @@ def _draw_curves(axes, comparison, found):
         axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         if comparison.step < last:
             axis.axvline(comparison.step, color=INK, linewidth=0.8, linestyle=":")
-        _frame(axis, "RL step", "IQM of held-out mean@k")
+        _frame(axis, "RL step", "IQM of held-out mean@k" if axis.get_subplotspec().is_first_col() else "")
 
 
 def intervals(estimates: dict) -> str:
@@ -73,7 +74,7 @@ def intervals(estimates: dict) -> str:
         axis.set_ylim(-0.7, len(ordered) - 0.3)
         _frame(axis, "IQM of held-out mean@k at the step of comparison, 95 % interval", "")
 
-    return _figure("intervals", 1, draw, height=0.8 + 0.27 * len(ordered), width=7.5)
+    return _figure("intervals", 1, draw, height=0.8 + 0.27 * len(ordered), width=21.0)
 
 
 def dynamics(variants) -> str | None:
@@ -85,7 +86,7 @@ def dynamics(variants) -> str | None:
     def draw(axes):
         for axis, (key, title) in zip(axes, logged.items(), strict=True):
             for number, variant in enumerate(variants):
-                _draw_series(axis, number, variant, key)
+                _draw_series(axis, number, variant, key, len(variants) <= MOST_BANDS)
             axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
             _frame(axis, "RL step", "")
         handles, labels = axes[0].get_legend_handles_labels()
@@ -93,22 +94,32 @@ def dynamics(variants) -> str | None:
             handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, handlelength=5
         )
 
-    return _figure("dynamics", len(logged), draw, height=2.5 + 0.1 * len(variants), columns=3)
+    return _figure("dynamics", len(logged), draw, height=2.8 + 0.1 * len(variants), columns=3)
 
 
-def _draw_series(axis, number, variant, key):
-    series = [found for run in variant.runs if (found := run.series(key))]
+def _draw_series(axis, number, variant, key, bands):
+    series = [_smooth(found) for run in variant.runs if (found := run.series(key))]
     steps = sorted({step for one in series for step in one})
     if not steps:
         return
     found = [iqm_estimate([[one[step]] for one in series if step in one]) for step in steps]
     values, low, high = np.array(found).T
     style = dict(color=COLORS[number % len(COLORS)], linestyle=DASHES[number % len(DASHES)])
-    axis.fill_between(steps, low, high, color=style["color"], alpha=0.1, linewidth=0)
+    if bands:
+        axis.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
     axis.plot(
         steps, values, **style, linewidth=1.3, label=variant.name, marker=MARKERS[number % len(MARKERS)],
         markersize=4, markevery=(number % max(len(steps) // 5, 1), max(len(steps) // 5, 1)),
     )  # fmt: skip
+
+
+def _smooth(series: dict) -> dict:
+    """The centered mean over a tenth of a run; of a short one, its own values."""
+    steps, values = np.array(list(series)), np.array(list(series.values()))
+    half = len(values) // 20
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    low, high = np.maximum(np.arange(len(values)) - half, 0), np.minimum(np.arange(len(values)) + half + 1, len(values))
+    return dict(zip(steps.tolist(), ((total[high] - total[low]) / (high - low)).tolist(), strict=True))
 
 
 def _frame(axis, x, y):
@@ -127,7 +138,7 @@ def _figure(name, panels, draw, height, width=12.0, columns=COLUMNS) -> str:
 
     columns = min(columns, panels)
     rows = math.ceil(panels / columns)
-    width = min(width, 3.0 * columns) if panels > 1 else min(width, 7.5)
+    width *= min(panels, 3) / 3  # few panels do not fill the page
     with rc_context({"font.size": 9, "svg.hashsalt": name, "svg.fonttype": "none"}):
         figure = Figure(figsize=(width, height * rows), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -137,5 +148,17 @@ def _figure(name, panels, draw, height, width=12.0, columns=COLUMNS) -> str:
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    return re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text).strip()
+    return _compact(text[text.index("<svg") :], name)
+
+
+def _compact(svg, name) -> str:
+    """Without what is not drawn, coordinates to a hundredth of a point, and ids that no other figure has."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", svg)
+    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _hundredth, tag[0]), svg).strip()
+
+
+def _hundredth(number) -> str:
+    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")

@@ -11,6 +11,8 @@ h1 { font-size: 1.6em; } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: .6em 0; font-size: .9em; }
 th, td { border-bottom: 1px solid #bbb; padding: .25em .7em; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #111; }
+.many { font-size: .8em; } .many th, .many td { white-space: normal; padding: .25em .45em; }
+.interval { white-space: nowrap; }
 td.text { text-align: left; white-space: normal; min-width: 12em; }
 u { text-underline-offset: 3px; } figure { margin: 1em 0; } figcaption, .note { color: #333; font-size: .92em; }
 svg { max-width: 100%; height: auto; } @media print { body { max-width: none; } }
@@ -76,19 +78,20 @@ def _html(block) -> str:
         case Figure(_, svg, caption):
             return f"<figure>\n{svg}\n<figcaption>{html.escape(caption)}</figcaption>\n</figure>"
         case Table(header, rows):
+            many = ' class="many"' if len(header) > 9 or len("".join(header)) > 90 else ""
             head = "".join(f"<th>{html.escape(word)}</th>" for word in header)
             lines = ["".join(_html_cell(cell) for cell in row) for row in rows]
             body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-            return (
-                f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
-            )
+            table = f"<table{many}>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+            return f'<div class="wide">{table}</div>'
 
 
 def _html_cell(cell) -> str:
     cell = Cell(cell) if isinstance(cell, str) else cell
     before, after = MARKS[cell.mark]
     kind = ' class="text"' if len(cell.text) > 40 else ""
-    return f"<td{kind}>{before}{html.escape(cell.text)}{after}</td>"
+    text = re.sub(r"\(?[0-9.]+ – [0-9.]+\)?", r'<span class="interval">\g<0></span>', html.escape(cell.text))
+    return f"<td{kind}>{before}{text}{after}</td>"
 
 
 def _markdown(block, stem) -> str:

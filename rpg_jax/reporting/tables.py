@@ -13,7 +13,10 @@ CURVES = (
     "comparison."
 )
 INTERVALS = "Interquartile means at the step of comparison with 95 % stratified bootstrap intervals."
-DYNAMICS = "What training logs: interquartile mean over the runs of a variant, with 95 % bootstrap bands."
+DYNAMICS = (
+    "What training logs: interquartile mean over the runs of a variant, each smoothed by the mean over a tenth of its "
+    "length; 95 % bootstrap bands where there are at most four variants."
+)
 LAST_AND_BEST = (
     "Means over runs of held-out mean@k. Last: at the step of comparison. Best: the best of a run's evaluations until "
     "then, for each task on its own, and so chosen on the problems that it is measured by. Bold: best, underlined: "
