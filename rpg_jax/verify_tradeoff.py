@@ -7,6 +7,7 @@ import os
 import pathlib
 import tempfile
 
+import numpy as np
 from absl import flags
 
 from rpg_jax import cli
@@ -108,7 +109,10 @@ def measure(case=None) -> tradeoff.Tradeoff:
             raise cli.Mistake(f"--{name} cannot matter: an objective of your own is measured as it is")
     with cli.door():
         tradeoff.check(what, 2)
-    return tradeoff.measure_objective(what, case.name, *case.members[0])
+    result = tradeoff.measure_objective(what, case.name, *case.members[0])
+    if broken := (~np.isfinite(result.moments[0].variance + result.moments[0].bias)).sum():
+        raise cli.Mistake(f"the gradient of {case.name} is not finite in {broken} of {result.kl_back.size} situations")
+    return result
 
 
 def report(show, result: tradeoff.Tradeoff, output=None):

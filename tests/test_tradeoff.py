@@ -13,7 +13,7 @@ import pytest
 from absl.testing import flagsaver
 
 from rpg_jax import cli, verify
-from rpg_jax.exact import Target, every_sequence, targets, tradeoff, tradeoff_tables
+from rpg_jax.exact import Target, every_sequence, targets, tradeoff, tradeoff_figures, tradeoff_tables
 from rpg_jax.exact.enumeration import Problem, token_logprobs
 from rpg_jax.exact.groups import every_group, measure_groups
 from rpg_jax.exact.moments import DIRECTIONS, kl, measurer, situations, with_settings
@@ -111,6 +111,7 @@ def test_moments_are_those_of_every_sample(where, level):
         size=own @ own,
         sequence_size=whole @ whole,
         cosine=-(mean @ own) / np.sqrt(mean @ mean * (own @ own)),
+        scale=-(mean @ own) / (mean @ mean),
     )
     for name, value in expected.items():
         assert getattr(moments, name).ravel()[index] == pytest.approx(value, rel=1e-9), name
@@ -273,6 +274,17 @@ def test_token_weights_vary_less_and_are_biased_for_sequences(result):
         assert line["token_bias_squared"] > 1e-6 and line["sequence_bias_squared"] < 1e-24
 
 
+def test_figures_of_the_least_grid(tmp_path):
+    """One problem, one token, at the behavior policy: nothing is biased, and nothing has a logarithm."""
+    least = Grid(2, 1, 1, (0.0,), (1,), ((0.2, 0.2),), (3.0,), (0.0,), ("urkl",))
+    forms = [f for f in tradeoff.built_in_forms(least) if f.clip in ("none", "rpg") and f.estimator == "reinforce"]
+    with jax.enable_x64():
+        where = situations(every_sequence("", 2, 1), 1, (0.0,))
+    moments = [measured(where, f.level, clip=f.clip, beta=0.0) for f in forms]
+    result = tradeoff.Tradeoff(least, forms, moments, np.zeros(where.shape), {})
+    assert len(tradeoff_figures.draw(result, tmp_path)) == 5 and len(list(tmp_path.iterdir())) == 5
+
+
 def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
     mine = make("rpg", clip="rpg", beta=0.1, reduction="constant")
     ours = tradeoff.measure_objective(SMALL, "mine", mine, Target("token", "urkl", 0.1))
@@ -314,6 +326,9 @@ made = make("rpg", clip="rpg", beta=0.1)
 def weighted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
     ratio = jnp.exp(jnp.where(mask, logp - behavior_logp, 0))
     return jnp.sum(jnp.where(mask, -ratio * advantage, 0)) / denominator, {}
+
+def infinite(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    return jnp.sum(jnp.where(mask, jnp.sqrt(logp - logp) * advantage, 0)) / denominator, {}
 
 def broken(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
     raise RuntimeError("two\\nlines")
@@ -370,6 +385,7 @@ def test_the_command_measures_an_objective_of_ones_own(call, tmp_path):
         (["--tradeoff", "--divergence=rkl"], ["--divergence", "--objective"]),
         (["--tradeoff", "--objective=mine.py:made", "--epsilons=0.1"], ["--epsilons", "cannot matter"]),
         (["--tradeoff", "--objective=mine.py:broken"], ["broken", "two lines"]),
+        (["--tradeoff", "--objective=mine.py:infinite", *SMALL_FLAGS[:-1]], ["mine.py:infinite", "not finite", "30"]),
         (["--tradeoff", "--objective=mine.py:made", "--length=30"], ["3^30", "limit"]),
         (["--samples=4"], ["--samples", "--tradeoff"]),
         (["--out=out"], ["--out", "--tradeoff"]),

@@ -1,6 +1,7 @@
 """Enumerated policies and exact objectives, and what they say of a loss.
 
-Reading order: enumeration, targets, certify, contract.
+Reading order: enumeration, targets, certify, contract; then moments, groups, tradeoff and what is told of it
+(tradeoff_tables, tradeoff_words, tradeoff_figures).
 """
 
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, level_gap, worst

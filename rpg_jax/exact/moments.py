@@ -38,6 +38,7 @@ class Moments(NamedTuple):
     size: np.ndarray  # |∇J|²
     sequence_size: np.ndarray
     cosine: np.ndarray  # between −m and ∇J
+    scale: np.ndarray  # the s that brings s·m nearest to −∇J
     dead: np.ndarray  # share of mu's tokens that give no gradient
     effective: np.ndarray  # 1 / E_mu[w²] of what the level weights: tokens, or sequences
 
@@ -51,13 +52,17 @@ def situations(space: Space, count: int, distances, seed: int = 0) -> Situations
     behavior, anywhere = rng.normal(size=(2, count, space.histories, space.vocab))
     half = np.where(np.arange(len(space.mask)) % 2, 1.0, -1.0)
     reward = jnp.asarray(np.stack([rng.permutation(half) for _ in range(count)]))
-    probability = jax.vmap(lambda x: jnp.exp(token_logprobs(space, x).sum(axis=1)))(behavior)
-    advantage = reward - jnp.sum(probability * reward, axis=1, keepdims=True)
-    advantage = jnp.broadcast_to(advantage[:, :, None], (count, *space.mask.shape))
-    problem = Problem(jnp.asarray(behavior), jnp.asarray(behavior), jnp.asarray(behavior), advantage)
-    ascent = jax.vmap(lambda p: jax.grad(lambda x: targets.sequence_parts(space, x, p, 1.0, ())["reward"])(p.policy))(
-        problem
-    )
+
+    @jax.jit
+    def prepare(behavior, reward):  # advantages [P, N, T] and the reward's ascent [P, H, V]
+        probability = jax.vmap(lambda x: jnp.exp(token_logprobs(space, x).sum(axis=1)))(behavior)
+        advantage = reward - jnp.sum(probability * reward, axis=1, keepdims=True)
+        advantage = jnp.broadcast_to(advantage[:, :, None], (count, *space.mask.shape))
+        problem = Problem(behavior, behavior, behavior, advantage)
+        gain = jax.grad(lambda x, p: targets.sequence_parts(space, x, p, 1.0, ())["reward"])
+        return problem, jax.vmap(gain)(behavior, problem)
+
+    problem, ascent = prepare(behavior, reward)
     directions = jnp.stack([ascent, anywhere, -ascent])
 
     shape = (len(distances), len(DIRECTIONS), count)
@@ -101,13 +106,12 @@ def move_to(space: Space, logits, direction, distance, steps: int = 64):
 
 
 @functools.partial(jax.jit, static_argnames=("space", "level", "divergence", "z"))
-def exact_gradients(space: Space, problem: Problem, level: str, divergence: str | None, z: float = 1.0):
-    """∇ of the reward part and of the divergence (zeros if None), each [S, H, V]: ∇J = reward − beta·divergence."""
-    names = (divergence,) if divergence else ()
+def exact_gradients(space: Space, problem: Problem, level: str, divergence: str, z: float = 1.0):
+    """∇ of the reward part and of the divergence, each [S, H, V]: ∇J = reward − beta·divergence."""
 
     def one(problem):
-        gradient = jax.jacrev(lambda x: targets.PARTS[level](space, x, problem, z, names))(problem.policy)
-        return gradient["reward"], gradient.get(divergence, jnp.zeros_like(problem.policy))
+        gradient = jax.jacrev(lambda x: targets.PARTS[level](space, x, problem, z, (divergence,)))(problem.policy)
+        return gradient["reward"], gradient[divergence]
 
     return in_chunks(one, problem, space.mask.size)
 
@@ -124,7 +128,7 @@ def in_chunks(function, arguments, size: int):
     return jax.tree.map(lambda x: x.reshape(count, *x.shape[2:]), results)
 
 
-def measurer(situations: Situations, build, level: str, divergence: str | None, z: float = 1.0):
+def measurer(situations: Situations, build, level: str, divergence: str, z: float = 1.0):
     """(settings, beta) -> `Moments`, compiled once for every value of the settings.
 
     Args:
@@ -184,13 +188,15 @@ def _moments(space: Space, level, problem: Problem, coefficient, own, whole) -> 
         squared = jnp.sum(tokens * jnp.exp(2 * (logp - behavior))) / jnp.sum(tokens)
     else:
         squared = jnp.sum(probability[:, 0] * jnp.exp(2 * jnp.sum(logp - behavior, axis=1)))
+    product, square = -jnp.sum(mean * own), jnp.sum(mean**2)
     return Moments(
         bias=jnp.sum((mean + own) ** 2),
         sequence_bias=jnp.sum((mean + whole) ** 2),
-        variance=jnp.maximum(second - jnp.sum(mean**2), 0),
+        variance=jnp.maximum(second - square, 0),
         size=jnp.sum(own**2),
         sequence_size=jnp.sum(whole**2),
-        cosine=-jnp.sum(mean * own) / (jnp.linalg.norm(mean) * jnp.linalg.norm(own)),
+        cosine=product / jnp.sqrt(square * jnp.sum(own**2)),
+        scale=product / square,
         dead=jnp.sum(tokens * (coefficient == 0)) / jnp.sum(tokens),
         effective=1 / squared,
     )

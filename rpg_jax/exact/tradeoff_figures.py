@@ -115,18 +115,19 @@ def _moments(result: Tradeoff, path):
     grid, clips = result.grid, _swept(result, "token")
     title = f"Squared bias and variance of one sample, over |∇J|²: token level, uphill, beta {grid.betas[0]:g}"
     figure, axes = _panels(2, len(clips), title)
-    for column, (clip, members) in enumerate(clips.items()):
-        names = _names(members)
-        for row, name in enumerate(("bias", "variance")):
+    for row, name in enumerate(("bias", "variance")):
+        for column, members in enumerate(clips.values()):
             values = np.stack([getattr(m, name) / m.size for _, m in members])
-            median, low, high = tables.median_interval(np.where(values > tables.TINY, values, np.nan))
+            median, low, high = (np.where(x > tables.TINY, x, np.nan) for x in tables.median_interval(values))
             for i, distance in enumerate(grid.distances):
                 band = low[:, i, 0], high[:, i, 0]
-                _line(axes[row, column], i, np.arange(len(names)), median[:, i, 0], f"KL {distance:g}", band=band)
-            axes[row, column].set_yscale("log")
-            axes[row, column].set_xticks(np.arange(len(names)), names, rotation=60)
+                _line(axes[row, column], i, np.arange(len(members)), median[:, i, 0], f"KL {distance:g}", band=band)
+        if any(np.isfinite(line.get_ydata()).any() for axis in axes[row] for line in axis.lines):
+            axes[row, 0].set_yscale("log")  # of the whole row
+    for column, (clip, members) in enumerate(clips.items()):
         axes[0, column].set_title(f"clip {clip}", fontsize=9)
         axes[1, column].set_xlabel("epsilon (low/high)", fontsize=9)
+        axes[1, column].set_xticks(np.arange(len(members)), _names(members), rotation=60)
     axes[0, 0].set_ylabel("squared bias (none where exact)", fontsize=9)
     axes[1, 0].set_ylabel("variance", fontsize=9)
     return _finish(figure, axes, path)

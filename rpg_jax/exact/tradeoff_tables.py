@@ -88,6 +88,7 @@ def rows(result: Tradeoff) -> list[dict]:
             "effective_sample_size": np.median(moments.effective, axis=-1),
             "dead_mass": np.median(moments.dead, axis=-1),
             "cosine": np.median(moments.cosine, axis=-1),
+            "best_scale": np.median(moments.scale, axis=-1),
         }
         errors = error(moments, grid.samples)
         better = (errors < error(exact, grid.samples)).mean(axis=-1)

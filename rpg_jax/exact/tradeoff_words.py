@@ -137,7 +137,17 @@ def finding(result: Tradeoff) -> list[str]:
             f"{tables.spelled(form)}, {form.level} level, errs less than no clip only with fewer samples than, "
             f"at KL {_joined(grid.distances)}: {'; '.join(each)}."
         )
+        if form.clip == "-":
+            sentences.append(_of_turning(moments))
     return sentences
+
+
+def _of_turning(moments) -> str:
+    cosine, scale = _median(moments.cosine), _median(moments.scale)
+    return (
+        f"Its expected gradient has a cosine of {cosine.min():.4g} to {cosine.max():.4g} with ∇J; multiplied by "
+        f"{scale.min():.4g} to {scale.max():.4g} it comes nearest."
+    )
 
 
 def _of_weights(result, level, moments) -> str:
