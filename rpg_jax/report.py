@@ -38,7 +38,7 @@ def main(arguments):
                 write_text_atomic(out.with_name(f"{out.stem}-{block.name}.svg"), block.svg + "\n")
         write_text_atomic(out.with_suffix(".md"), page.to_markdown(blocks, out.stem))
         write_text_atomic(out, page.to_html(title, blocks))
-    print(f"{len(read)} runs: {out} and {out.with_suffix('.md')}")
+    print(f"runs: {len(read)}; see {out} and {out.with_suffix('.md')}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main(arguments):
     if prepared:
         return 0 if prepare(out, prepared) else cli.PREEMPTED
     at_once = min(_PARALLEL.value or machine.carries(), max(len(left), 1))
-    print(f"{len(sweep.runs)} runs in {out}, {len(sweep.runs) - len(left)} of them done; {at_once} at once", flush=True)
+    print(f"runs in {out}: {len(sweep.runs)}, done: {len(sweep.runs) - len(left)}, at once: {at_once}", flush=True)
     if _DRY_RUN.value:
         for run in left:
             print(shlex.join(train_command(out, run)))
@@ -69,14 +69,20 @@ def main(arguments):
     failed = {}
     if left:
         status = make_warm_start(out, left[0], arguments[1:], stop)
+        if status == cli.PREEMPTED:
+            return stopped()
         if status:
             return status
         failed = Pool([task(out, run) for run in left], at_once, _PARALLEL.value is None, stop.is_set).run()
     show_results(out, sweep, failed)
-    if stop.is_set():
-        print("stopped after saving; the same command goes on", file=sys.stderr)
-        return cli.PREEMPTED
+    if stop.is_set() and not all(is_done(out, run) for run in left):
+        return stopped()
     return max(failed.values(), default=0)
+
+
+def stopped() -> int:
+    print("stopped after saving; the same command goes on", file=sys.stderr)
+    return cli.PREEMPTED
 
 
 def _whole(word):

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from rpg_jax.reporting.estimates import iqm_estimate
+from rpg_jax.reporting.estimates import interquartile_mean, iqm_estimate
 
 INK, CONTEXT, BAND = "#111111", "#b0b0b0", "#d9d9d9"
 COLORS = ("#111111", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#8a6d00")
@@ -102,10 +102,11 @@ def _draw_series(axis, number, variant, key, bands):
     steps = sorted({step for one in series for step in one})
     if not steps:
         return
-    found = [iqm_estimate([[one[step]] for one in series if step in one]) for step in steps]
-    values, low, high = np.array(found).T
+    scores = [[[one[step]] for one in series if step in one] for step in steps]
+    values = [float(interquartile_mean(there)) for there in scores]
     style = dict(color=COLORS[number % len(COLORS)], linestyle=DASHES[number % len(DASHES)])
-    if bands:
+    if bands and len(series) > 1:
+        _, low, high = np.array([iqm_estimate(there) for there in scores]).T
         axis.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
     axis.plot(
         steps, values, **style, linewidth=1.3, label=variant.name, marker=MARKERS[number % len(MARKERS)],

@@ -62,7 +62,7 @@ class Pool:
     """
 
     def __init__(self, tasks, at_once: int, by_memory: bool, should_stop: Callable):
-        self.waiting, self.running, self.failed = list(tasks), [], {}
+        self.waiting, self.running, self.failed, self.elsewhere = list(tasks), [], {}, set()
         self.total, self.by_memory, self.should_stop = len(self.waiting), by_memory, should_stop
         self.cores = machine.share_cores(min(at_once, self.total))
         self.largest, self.seconds, self.told, self.stopped = 0.0, [], time.monotonic(), False
@@ -95,6 +95,9 @@ class Pool:
             held, descriptor = lock(task.folder.with_name(f".{task.folder.name}.lock"), wait=False)
             if held is None:
                 self.waiting.append(task)
+                if task.name not in self.elsewhere:
+                    self.elsewhere.add(task.name)
+                    self.tell(f"{task.name} is run by another process, which is waited for")
                 continue
             if task.is_done():
                 held.close()
