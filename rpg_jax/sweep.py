@@ -53,6 +53,8 @@ def main(arguments):
             raise ValueError("--slurm and --tpu exclude each other; give one")
         sweep = variants.read(arguments[1], None if _SEEDS.value is None else list(map(_whole, _SEEDS.value)))
         out = pathlib.Path(_OUT.value or f"runs/{sweep.name}")
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out={out} is a file; name a folder")
         variants.check_begun(out, sweep.runs)
         prepared = _named(sweep, _PREPARE.value) if _PREPARE.value else None
         left = [run for run in sweep.runs if not is_done(out, run)]

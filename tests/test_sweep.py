@@ -284,9 +284,8 @@ def test_one_sweep_from_the_command_line(tmp_path):
     status, text, _ = command(f"{file}:smoke", "--dry_run", *steps)
     (line,) = [line for line in text.splitlines() if "rpg_jax.train" in line]
     assert status == 0 and not out.exists() and shlex.split(line)[-1] == f"--workdir={out}/a/seed4"
-    for words in (["--seeds=x"], ["--slurm", "--tpu"], ["--prepare=a/seed9"]):
-        status, _, error = command(f"{file}:smoke", f"--out={out}", *words)
-        assert status == 2 and len(error.splitlines()) == 1
+    status, _, error = command(f"{file}:smoke", f"--out={file}", *steps[:1])
+    assert status == 2 and "is a file" in error and len(error.splitlines()) == 1
     status, text, error = command(f"{file}:smoke", *steps)
     assert status == 0 and "[1/1] a/seed4 done" in text and "1/1" in text, text + error
     log = (out / "a" / "seed4" / "log.txt").read_text()
