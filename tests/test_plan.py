@@ -12,10 +12,9 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import pytest
-from absl.testing import flagsaver
 
 from configs import paper, quickstart
-from rpg_jax import cli, plan
+from rpg_jax import sketch
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.planning import chips, estimates, hlo, programs, report, search
 from rpg_jax.sampling.cache import empty_cache
@@ -241,8 +240,8 @@ def modelled():
     config = quickstart.get_config("smoke")
     config.rollout.dynamic_sampling = True
     [topology] = chips.parse("h100:1")
-    sketch = functools.partial(plan.sketched, devices=jax.devices(), size=None)
-    return plan.plan(config, topology, 9.0, False), config, topology, sketch
+    sketched = functools.partial(sketch.sketched, devices=jax.devices(), size=None)
+    return sketch.plan(config, topology, 9.0, False), config, topology, sketched
 
 
 def test_a_plan_as_text(modelled):
@@ -261,8 +260,8 @@ def test_a_plan_as_text(modelled):
 
 
 def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
-    found, config, topology, sketch = modelled
-    every = search.candidates(sketch(config)[-1])
+    found, config, topology, sketched = modelled
+    every = search.candidates(sketched(config)[-1])
     assert every["learner.microbatch_rows"] == [1, 2, 4, 8]
     assert every["rollout.slots"] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert every["rollout.oversample"] == [n / 4 for n in range(4, 33)]
@@ -272,7 +271,7 @@ def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
     def once(config):
         count = config.learner.microbatch_rows
         if count not in traced:
-            run, parts, state, recipe = sketch(config)
+            run, parts, state, recipe = sketched(config)
             traced[count] = run, programs.programs(run, parts, state), state, recipe
         return traced[count]
 
@@ -297,14 +296,14 @@ def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
 
 def test_a_checkpoint_that_is_not_here_is_planned_as_the_size_of_its_name(tmp_path):
     config = paper.get_config("qwen2.5-7b,grpo,2k")
-    assert plan.planned_size(config) == "qwen2.5-7b"
+    assert sketch.planned_size(config) == "qwen2.5-7b"
     config.model.checkpoint = "elsewhere/Qwen3-0.6B-base"
-    assert plan.planned_size(config) == "qwen3-0.6b"
+    assert sketch.planned_size(config) == "qwen3-0.6b"
     config.model.checkpoint = str(tmp_path)
-    assert plan.planned_size(config) is None
+    assert sketch.planned_size(config) is None
     config.model.checkpoint = "elsewhere/mine"
     with pytest.raises(ValueError, match=r"elsewhere/mine is not here.*one of: .*qwen3-4b"):
-        plan.planned_size(config)
+        sketch.planned_size(config)
 
 
 def test_the_command_plans_for_gpus(tmp_path):
@@ -323,47 +322,53 @@ def test_a_mesh_that_does_not_fit_the_topology_is_refused_by_the_command():
     assert "error: h100:8: mesh data=-1, fsdp=3, tensor=1 does not cover the devices: there are 8" in done.stderr
 
 
-@pytest.fixture
-def refused(capsys):
-    """Calls the command as cli.run does, in this process, and returns its one line."""
-
-    def run(*arguments):
-        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
-            cli.run(plan.main, ["plan", *arguments])
-        out, err = capsys.readouterr()
-        assert left.value.code == 2 and not out and err.startswith("error: ") and err.count("\n") == 1
-        return err
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ((SMOKE,), "--topology=CHIP:SHAPE"),
-        (("--topology=v5e:4x4",), "--config=FILE.py"),
-        ((SMOKE, "--topology=v5e:5x5"), "8x8"),
-        ((SMOKE, "--topology=h100:8", "--response_length=37"), "at most 36"),
-        ((SMOKE, "--topology=h100:8", "--response_length=0"), "above 0"),
-        ((SMOKE, "--topology=h100:8", "--json=nowhere/out.json"), "nowhere/out.json: there is no such folder"),
-        (("--config=configs/paper.py:qwen3-4b", "--topology=h100:8"), "MODEL,OBJECTIVE,CONTEXT"),
-    ],
-)
-def test_mistakes_are_one_line(refused, arguments, says):
-    assert says in refused(*arguments)
+MISTAKES = {
+    (SMOKE,): "--topology=CHIP:SHAPE",
+    ("--topology=v5e:4x4",): "--config=FILE.py",
+    (SMOKE, "--topology=v5e:5x5"): "8x8",
+    (SMOKE, "--topology=h100:8", "--response_length=37"): "at most 36",
+    (SMOKE, "--topology=h100:8", "--response_length=0"): "above 0",
+    (SMOKE, "--topology=h100:8", "--json=nowhere/out.json"): "nowhere/out.json: there is no such folder",
+    ("--config=configs/paper.py:qwen3-4b", "--topology=h100:8"): "MODEL,OBJECTIVE,CONTEXT",
+}
+# absl keeps one set of flags a process, and commands share names: not in that of the tests.
+CALLS = """
+import contextlib, io, json, sys
+from absl.testing import flagsaver
+from rpg_jax import cli, plan
+for arguments in json.loads(sys.argv.pop()):
+    out, err = io.StringIO(), io.StringIO()
+    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = cli.run(plan.main, ["plan", *arguments])
+        except SystemExit as left:
+            status = left.code
+    print(json.dumps([status, out.getvalue(), err.getvalue()]))
+"""
 
 
-def test_libtpu_must_be_there_and_be_the_one_of_this_jax(refused, monkeypatch):
-    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'libtpu==" in refused(SMOKE, "--topology=v5e:2x2")
-    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(plan.importlib.metadata, "version", lambda name: "0.0.1")
-    assert "libtpu 0.0.1 does not go with jax" in refused(SMOKE, "--topology=v5e:2x2")
+def test_mistakes_are_one_line():
+    done = child("-c", CALLS, json.dumps(list(MISTAKES)))
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    for (arguments, says), (status, out, err) in zip(MISTAKES.items(), answers, strict=True):
+        assert status == 2 and not out and err.startswith("error: ") and err.count("\n") == 1, (arguments, err)
+        assert says in err, arguments
+
+
+def test_libtpu_must_be_there_and_be_the_one_of_this_jax(monkeypatch):
+    monkeypatch.setattr(sketch.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install 'libtpu=="):
+        sketch.check_libtpu()
+    monkeypatch.setattr(sketch.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(sketch.importlib.metadata, "version", lambda name: "0.0.1")
+    with pytest.raises(ValueError, match="libtpu 0.0.1 does not go with jax"):
+        sketch.check_libtpu()
 
 
 def has_libtpu():
     try:
-        plan.check_libtpu()
+        sketch.check_libtpu()
     except ValueError:
         return False
     return True
