@@ -26,6 +26,7 @@ SMALLER = {
     "--config.learner.minibatch_prompts=2 --config.learner.microbatch_rows=2 --config.evaluation.k=1 "
     "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
     "\"--config.data.heldout=('{0}/data/aime24',)\"",
+    "verify --tradeoff": "--problems=4 --betas=0.01 --ceilings=3",
     "evaluate --workdir=runs/urkl-8k": "--k=2",
     "evaluate --checkpoint": "--k=2 --max_new=8",
 }
