@@ -249,7 +249,7 @@ def checkpoint_params(folder, model, mesh):
         parallel.shardings(mesh, shapes),
     )
     out_shardings = parallel.shardings(mesh, jax.eval_shape(unstack_layers, shapes), parallel.SAMPLING)
-    return jax.jit(unstack_layers, donate_argnums=0, out_shardings=out_shardings)(weights.load(folder, laid_out))
+    return jax.jit(unstack_layers, out_shardings=out_shardings)(weights.load(folder, laid_out))
 
 
 @dataclasses.dataclass(frozen=True)

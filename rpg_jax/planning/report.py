@@ -1,5 +1,7 @@
 """A plan as numbers, and the numbers as text."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from rpg_jax.models import parameter_count
 from rpg_jax.planning import estimates
 from rpg_jax.planning.chips import GIB
@@ -30,9 +32,10 @@ def measure(topology, run, parts, state, recipe, response_length) -> dict:
     Keys: topology, devices, mesh, memory (bytes that may be used), source, compiled, model, needs (of the update's
     temporaries), phases (memory and cost of each), step (an RL step), fits.
     """
-    phases = {}
-    for phase, program in programs(run, parts, state).items():
-        found = memory(topology, phase, program, recipe)
+    made, phases = programs(run, parts, state), {}
+    with ThreadPoolExecutor() as pool:  # the compiler works on one core, outside of Python's lock
+        measured = pool.map(lambda phase: memory(topology, phase, made[phase], recipe), made)
+    for phase, found in zip(made, measured, strict=True):
         cost = getattr(estimates, phase)(recipe)
         sent = cost.sent if found["sent"] is None else found["sent"]
         cost = cost._replace(sent=sent)
