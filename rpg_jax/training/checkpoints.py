@@ -5,7 +5,6 @@ arrays, a JSON record with each leaf's name, shape, dtype and checksum, the call
 """
 
 import errno
-import gc
 import hashlib
 import json
 import logging
@@ -19,6 +18,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
+
+from rpg_jax.training import late_reports
 
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
 _STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
@@ -320,21 +321,15 @@ def _read(what, call):
     """Calls on every process; DamagedCheckpoint on all of them when it fails on one, whatever it raises there."""
     result = failure = None
     try:
-        result = call()
+        with late_reports.ignored():
+            result = call()
     except Exception as error:
         failure = _one_line(error)
     if failure:
-        _forget_failed_reads()
+        late_reports.forget()
     if not multihost_utils.process_allgather(np.array(failure is None)).all():
         raise DamagedCheckpoint(f"its {what} cannot be read ({failure or 'on another process'})")
     return result
-
-
-def _forget_failed_reads():
-    """Collects the coroutines that Orbax left unfinished, so that none of them prints a traceback of its own later."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    gc.collect()
-    sys.unraisablehook = hook
 
 
 def _storage_errno(error) -> int | None:
