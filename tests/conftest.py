@@ -1,4 +1,4 @@
-"""What holds for every test and for every process that tests start: compiling is kept short, and long files go first."""
+"""What holds for every test and every process that tests start: compiling is kept short, and long files go first."""
 
 import os
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-# LLVM's expensive passes take more than half of the suite's time and make nothing faster that runs once; XLA's own stay.
+# LLVM's expensive passes take half of the suite's time and make nothing faster that runs once; XLA's own passes stay.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 LONG = ("test_readme", "test_train", "test_multihost", "test_mesh", "test_update")  # files that take minutes

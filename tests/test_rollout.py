@@ -130,7 +130,8 @@ def test_settings_that_make_no_sense(change):
 
 def loop_settings(**changes):
     base = dict(
-        steps=2, seed=0, prompts=8, samples=4, minibatch_prompts=4, microbatch_rows=8, epochs=2, pack=False, evaluate_every=1,
+        steps=2, seed=0, prompts=8, samples=4, minibatch_prompts=4, microbatch_rows=8, epochs=2, pack=False,
+        evaluate_every=1,
         save_every=1, most_skipped=3,
     )  # fmt: skip
     return LoopSettings(**(base | changes))

@@ -1,7 +1,7 @@
 """What Orbax's reads of a damaged checkpoint would print, kept quiet: the failure itself is raised, and is enough.
 
-Leaves are read side by side on an event loop. The first that fails closes it, and TensorStore's threads, which report on
-the others to that loop, would each print a traceback. Python would print more when it collects what was left waiting.
+Leaves are read side by side on an event loop. The first that fails closes it, and TensorStore's threads, which report
+on the others to that loop, would each print a traceback. Python prints more when it collects what was left waiting.
 """
 
 import asyncio
