@@ -28,7 +28,7 @@ SMALLER = {
     "\"--config.data.heldout=('{0}/data/aime24',)\"",
     "verify --tradeoff": "--problems=4 --betas=0.01 --ceilings=3",
     "evaluate --workdir=runs/urkl-8k": "--k=2",
-    "evaluate --checkpoint": "--k=2 --max_new=8",
+    "evaluate --checkpoint": "--k=2 --max_new=8 --out={0}/competitions",
 }
 
 
