@@ -13,5 +13,6 @@ if [[ "$(cat "$peer/requirements.sha256" 2>/dev/null)" != "$wanted" ]]; then
   "$peer/bin/python" -m pip install --quiet --disable-pip-version-check -r third_party/transformers/requirements.txt
   echo "$wanted" >"$peer/requirements.sha256"
 fi
+export JAX_DISABLE_MOST_OPTIMIZATIONS=1 # LLVM's expensive passes: half of the time here is compiling what runs once
 .venv/bin/python third_party/transformers/parity.py --peer_python="$peer/bin/python"
 .venv/bin/python third_party/transformers/end_to_end.py --peer_python="$peer/bin/python" --smoke --workdir=runs/end_to_end_smoke
