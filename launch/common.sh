@@ -23,3 +23,18 @@ quoted() {
 
 # Runs a command; in a dry run, prints it.
 run() { if ((dry_run)); then quoted "$@"; else "$@"; fi; }
+
+# Takes --help and --dry-run off the front of its words; the others, which are training's flags, become `training`.
+take_options() {
+  while [[ $# -gt 0 ]]; do
+    case "$1" in
+      --help | -h) show_help && exit ;;
+      --dry-run) dry_run=1 ;;
+      *) break ;;
+    esac
+    shift
+  done
+  [[ $# -gt 0 ]] || refuse "the flags of training are missing"
+  # shellcheck disable=SC2034 # read by the launchers
+  training=("$@")
+}

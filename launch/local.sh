@@ -8,17 +8,10 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# shellcheck source=/dev/null
+# shellcheck source=launch/common.sh
 source launch/common.sh
-while [[ $# -gt 0 ]]; do
-  case "$1" in
-    --help | -h) show_help && exit ;;
-    --dry-run) dry_run=1 ;;
-    *) break ;;
-  esac
-  shift
-done
-[[ $# -gt 0 ]] || refuse "the flags of training are missing"
+take_options "$@"
+set -- "${training[@]}"
 
 run bash launch/setup.sh </dev/null
 command=(env "JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}" .venv/bin/python -m rpg_jax.train "$@")

@@ -24,17 +24,10 @@ if [[ ! -f launch/common.sh ]]; then
   echo "error: $PWD is not the root of the repository; submit from there: sbatch launch/slurm.sh ..." >&2
   exit 2
 fi
-# shellcheck source=/dev/null
+# shellcheck source=launch/common.sh
 source launch/common.sh
-while [[ $# -gt 0 ]]; do
-  case "$1" in
-    --help | -h) show_help && exit ;;
-    --dry-run) dry_run=1 ;;
-    *) break ;;
-  esac
-  shift
-done
-[[ $# -gt 0 ]] || refuse "the flags of training are missing"
+take_options "$@"
+set -- "${training[@]}"
 
 host=FIRST_HOST nodes=NODES port=12345
 if [[ -n "${SLURM_JOB_ID:-}" ]]; then

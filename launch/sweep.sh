@@ -10,7 +10,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# shellcheck source=/dev/null
+# shellcheck source=launch/common.sh
 source launch/common.sh
 flags=()
 for word in "$@"; do

@@ -17,7 +17,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# shellcheck source=/dev/null
+# shellcheck source=launch/common.sh
 source launch/common.sh
 name="" type="" version="" before="" delete=0 where=() create=()
 while [[ $# -gt 0 && "$1" != -- ]]; do

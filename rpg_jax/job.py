@@ -7,7 +7,6 @@ cluster knows them.
 import contextlib
 import dataclasses
 import hashlib
-import json
 import pathlib
 import platform
 import signal
@@ -18,8 +17,8 @@ from absl import flags
 
 from rpg_jax import cli
 from rpg_jax.parallel import multihost
+from rpg_jax.settings import of_config
 from rpg_jax.training.watchdog import Watchdog
-from rpg_jax.workdir import flatten
 
 SAMPLED = 100  # problems of a split that are compared
 
@@ -65,7 +64,7 @@ def check_same(config) -> None:
     own = (config.reward.function or "").rpartition(":")[0]
     files |= {f"code of {own}": pathlib.Path(own)} if pathlib.Path(own).is_file() else {}
     code = {name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for name, file in files.items()}
-    settings = flatten(json.loads(config.to_json_best_effort()), "config.")
+    settings = of_config(config, "config.")
     multihost.check_same({**settings, **code, "jax": jax.__version__, "python": platform.python_version()})
 
 

@@ -20,6 +20,7 @@ from ml_collections import config_flags
 
 from rpg_jax import cli, sketch
 from rpg_jax.planning import chips, report
+from rpg_jax.training.logs import write_text_atomic
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: FILE.py or FILE.py:VARIANT.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Slices to plan for, as v5p:2x2x4,v5e:8x8,h100:8.")
@@ -64,7 +65,7 @@ def main(_):
         if len(found) > 1:
             print(report.comparison(found))
         if _JSON.value is not None:
-            write_json(_JSON.value, found)
+            write_text_atomic(pathlib.Path(_JSON.value), json.dumps(found, indent=1) + "\n")
 
 
 def in_own_process(topology) -> dict:
@@ -85,13 +86,6 @@ def in_own_process(topology) -> dict:
                 raise ValueError(f"{topology.name}: {said[-1].removeprefix('error: ')}")
             raise OSError(f"planning for {topology.name} ended with status {worker.returncode} and said: {said[-1]}")
         return json.loads(file.read_text())[0]
-
-
-def write_json(path, found):
-    file = pathlib.Path(path)
-    partial_file = file.with_name(file.name + ".partial")
-    partial_file.write_text(json.dumps(found, indent=1) + "\n")
-    partial_file.replace(file)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from rpg_jax import build, workdir
-from rpg_jax.reporting.comparable import incomparable, under, warm_start_settings
+from rpg_jax import build
+from rpg_jax.reporting.comparable import incomparable, warm_start_settings
 from rpg_jax.reporting.logged import read_json
+from rpg_jax.settings import changes, flatten, matters, of_config
 from rpg_jax.training.reference import ReferenceSchedule
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -42,7 +43,7 @@ class Run(NamedTuple):
     @property
     def settings(self) -> dict:
         """All of the run's settings, flat."""
-        return flatten(self.config) | {"seed": self.seed}
+        return of_config(self.config) | {"seed": self.seed}
 
     @property
     def name(self) -> str:
@@ -84,7 +85,7 @@ def read(named: str, seeds=None) -> Sweep:
     seeds = _seeds(found["SEEDS"] if seeds is None else seeds, file)
     pairs = _pairs(found["VARIANTS"], file)
     configs = {name: _config(file, name, config, settings) for name, settings in pairs}
-    flat = {name: flatten(one) for name, one in configs.items()}
+    flat = {name: of_config(one) for name, one in configs.items()}
     _refuse_equal(file, flat)
     unlike = incomparable(flat)
     if unlike:
@@ -100,21 +101,11 @@ def read(named: str, seeds=None) -> Sweep:
     return Sweep(file, runs)
 
 
-def flatten(config: ConfigDict) -> dict:
-    """Flat settings, as a run's `config.json` has them."""
-    return workdir.flatten(json.loads(config.to_json_best_effort()))
-
-
 def check_begun(out, runs) -> None:
     """Raises ValueError for a run in `out` that was begun with other settings than the sweep now has."""
     for run in runs:
         begun = read_json(out / run.name / "config.json")
-        old, new = workdir.flatten(begun) if begun else run.settings, run.settings
-        changed = [
-            f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
-            for key in sorted(old.keys() | new.keys())
-            if old.get(key) != new.get(key) and key.split(".")[0] not in workdir.FREE
-        ]
+        changed = changes(flatten(begun), run.settings) if begun else []
         if changed:
             raise ValueError(
                 f"{out / run.name} was begun with other settings ({'; '.join(changed)}); give another --out, or delete "
@@ -124,7 +115,7 @@ def check_begun(out, runs) -> None:
 
 def shared_warm_start(out, run: Run) -> pathlib.Path | None:
     """The folder of the warm start that `run` shares with all of the same settings; None if it has none."""
-    settings = warm_start_settings(flatten(run.config))
+    settings = warm_start_settings(of_config(run.config))
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     return out.parent / "warm_starts" / name if settings else None
 
@@ -191,13 +182,13 @@ def _pairs(variants, file) -> list[tuple[str, dict]]:
 def _config(file, name, base, settings) -> ConfigDict:
     """The config of a variant, the cheap parts of which are built to see that they can be."""
     where, config = f"variant {name!r} of {file}", base.copy_and_resolve_references()
-    known = workdir.flatten(base.to_dict())
+    known = flatten(base.to_dict())
     for key, value in settings.items():
         if key == "seed":
             raise ValueError(f"{where} sets seed, which SEEDS does for every variant; drop it there")
         if key not in known:
             raise ValueError(f"{where}: the base config has no key {key!r}")
-        if under(key, workdir.FREE):
+        if not matters(key):
             raise ValueError(f"{where} sets {key}, which changes nothing of what is computed; drop it")
         if value is None:
             raise ValueError(f"{where} sets {key} to None, which a flag cannot; leave it unset in the base config")

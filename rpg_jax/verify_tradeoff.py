@@ -13,6 +13,7 @@ from absl import flags
 from rpg_jax import cli
 from rpg_jax.exact import tradeoff, tradeoff_figures, tradeoff_tables, tradeoff_words
 from rpg_jax.exact.tradeoff import Grid
+from rpg_jax.training.logs import jsonable
 
 _DEFAULT = Grid()
 
@@ -135,7 +136,7 @@ def report(show, result: tradeoff.Tradeoff, output=None):
         written = _write(folder, result, files)
         if output:
             report = {"grid": result.grid._asdict(), **files, "finding": sentences}
-            output.write_text(json.dumps(_finite(report)))
+            output.write_text(json.dumps(jsonable(report)))
     print(f"\nIn {folder}: {', '.join(written)}")
 
 
@@ -184,12 +185,3 @@ def _write(folder, result, files) -> list[str]:
 
 def _cell(value):
     return f"{value:.8g}" if isinstance(value, float) else value
-
-
-def _finite(value):
-    """The same for JSON: what is not finite is null."""
-    if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

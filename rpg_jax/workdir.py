@@ -16,22 +16,13 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from rpg_jax.cli import Mistake
+from rpg_jax.settings import changes, flatten
 from rpg_jax.training.logs import write_text_atomic
 
-# Sections that say where and how loudly a run runs, not what it computes.
-FREE = ("mesh", "log")
 RECORD = "checkpoint_dir"
 BUCKETS = ("gs://", "s3://")
 
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its accounts of what it also raises are pages of tracebacks
-
-
-def flatten(settings: dict, prefix="") -> dict:
-    """Nested settings as {"section.key": value}."""
-    flat = {}
-    for name, value in settings.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def open_workdir(path, config: ConfigDict, accept_change: bool, given=None) -> tuple[pathlib.Path, epath.Path]:
@@ -132,13 +123,7 @@ def _resolved(folder) -> str:
 
 
 def _refuse_other(folder, old: dict, new: dict):
-    old, new = flatten(old), flatten(new)
-    changed = [
-        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key.split(".")[0] not in FREE
-    ]
-    if changed:
+    if changed := changes(flatten(old), flatten(new)):
         raise Mistake(
             f"{folder} holds a run of another config ({'; '.join(changed)}); give another --workdir, "
             f"or --accept_config_change to go on from its checkpoint with the new values"

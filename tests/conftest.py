@@ -3,6 +3,8 @@
 import os
 import pathlib
 
+import pytest
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
@@ -15,3 +17,21 @@ LONG = ("test_readme", "test_train", "test_multihost", "test_mesh", "test_update
 def pytest_collection_modifyitems(items):
     """Long files first, so that two workers end together."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+@pytest.fixture
+def call_verify(tmp_path, capsys, monkeypatch):
+    """Calls `verify` in tmp_path as cli.run does; (exit status, stdout, stderr)."""
+    from absl.testing import flagsaver
+
+    from rpg_jax import cli, verify
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
+            cli.run(verify.main, ["verify", *arguments])
+        out, err = capsys.readouterr()
+        return left.value.code, out, err
+
+    return run

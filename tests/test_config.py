@@ -9,6 +9,7 @@ import pytest
 
 from rpg_jax import build, workdir
 from rpg_jax.cli import Mistake
+from rpg_jax.settings import flatten
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -32,7 +33,7 @@ def test_every_key_is_read(name):
     config = get_config(name)
     expanded = set(re.findall(r"(?:given\(|\*\*)config\.(\w+)[,)]", source))
     expanded -= set() if "tasks" in config.data else {"data"}  # of real sets each key is read by name
-    for key in workdir.flatten(config.to_dict()):
+    for key in flatten(config.to_dict()):
         section, *rest = key.split(".")
         read = re.search(rf"config\.{section}\.{rest[0]}\b" if rest else rf"config\.{section}\b", source)
         assert section in expanded or read, f"nothing reads config.{key}"

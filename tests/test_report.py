@@ -29,6 +29,7 @@ from rpg_jax.reporting.estimates import (
     least_p,
     permutation_p,
 )
+from rpg_jax.settings import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TASKS = ("arithmetic", "countdown")
@@ -278,13 +279,13 @@ def test_the_papers_scores_stand_beside_ours(tmp_path):
     variant = "qwen3-4b,rpg-reinforce-urkl,8k"
     config = json.loads(paper.get_config(variant).to_json_best_effort())
     experiments = published.experiments()
-    match = published.matching(runs.flatten(config), experiments)
+    match = published.matching(flatten(config), experiments)
     assert match.experiment.name == variant and not match.differing
     assert {(s.task, s.last, s.best) for s in match.experiment.scores} >= {("aime24", 0.5708, 0.5781)}
     config["steps"], config["model"]["checkpoint"] = 100, "/elsewhere/Qwen3-4B"
-    assert published.matching(runs.flatten(config), experiments).differing == ["steps: 400 -> 100"]
+    assert published.matching(flatten(config), experiments).differing == ["steps: 400 -> 100"]
     config["objective"]["divergence"] = "js"
-    assert published.matching(runs.flatten(config), experiments) is None
+    assert published.matching(flatten(config), experiments) is None
     folder = write_run(tmp_path / "ours", {0: 0.1, 100: 0.2})
     config["objective"]["divergence"] = "urkl"
     (folder / "config.json").write_text(json.dumps(config))

@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import flagsaver
 
-from rpg_jax import cli, verify
 from rpg_jax.exact import Target, every_sequence, targets, tradeoff, tradeoff_figures, tradeoff_tables
 from rpg_jax.exact.enumeration import Problem, token_logprobs
 from rpg_jax.exact.groups import every_group, measure_groups
@@ -336,18 +334,10 @@ def broken(logp, behavior_logp, advantage, mask, reference_logp=None, weight=Non
 
 
 @pytest.fixture
-def call(tmp_path, capsys, monkeypatch):
-    """Calls the command as cli.run does; (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+def call(tmp_path, call_verify):
+    """The command, in a folder with objectives of its own."""
     (tmp_path / "mine.py").write_text(MINE)
-
-    def run(*arguments):
-        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
-            cli.run(verify.main, ["verify", *arguments])
-        out, err = capsys.readouterr()
-        return left.value.code, out, err
-
-    return run
+    return call_verify
 
 
 def test_the_command_writes_tables_and_figures(call, tmp_path, monkeypatch):

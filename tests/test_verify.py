@@ -6,9 +6,6 @@ import sys
 import textwrap
 
 import pytest
-from absl.testing import flagsaver
-
-from rpg_jax import cli, verify
 
 MINE = """
 import jax.numpy as jnp
@@ -41,19 +38,11 @@ def broken(logp, behavior_logp, advantage, mask, reference_logp=None, weight=Non
 
 
 @pytest.fixture
-def call(tmp_path, capsys, monkeypatch):
-    """Calls the command as cli.run does; (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+def call(tmp_path, call_verify):
+    """The command, in a folder with objectives of its own."""
     (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
     (tmp_path / "half.py").write_text("def f(:")
-
-    def run(*arguments):
-        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
-            cli.run(verify.main, ["verify", *arguments])
-        out, err = capsys.readouterr()
-        return left.value.code, out, err
-
-    return run
+    return call_verify
 
 
 def test_everything_built_in_is_what_it_declares(tmp_path):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from configs import paper
 from rpg_jax.reporting.comparable import under
-from rpg_jax.reporting.runs import flatten
+from rpg_jax.settings import flatten
 
 CHECKPOINT = "model.checkpoint"
 IDENTITY = ("objective", "rollout.max_new")  # and the name of the checkpoint's folder

@@ -8,12 +8,12 @@ import pathlib
 import re
 
 from rpg_jax.reporting.logged import read_json, read_rows
+from rpg_jax.settings import flatten, matters
 
 LOG = "metrics.jsonl"
 SEED = re.compile(r"seed[-_]?\d+")
 SCORE = re.compile(r"eval/(.+)/mean@(\d+)")
 ALL = "all"  # every problem of every task, counted once
-FREE = ("mesh", "log")  # sections that do not matter to what a run computes
 PHASES = ("rollout", "reward", "experience", "update", "evaluation")
 
 
@@ -129,14 +129,6 @@ def read(path) -> Run:
     return Run(path, None if config is None else flatten(config), rows, lost, read_json(path / "summary.json"))
 
 
-def flatten(settings, prefix="") -> dict:
-    """Nested settings as {"section.key": value}."""
-    flat = {}
-    for name, value in settings.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
-
-
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """Runs that differ in their seed alone."""
@@ -152,7 +144,7 @@ class Variant:
 
 def relevant(settings) -> dict:
     """Without the seed and the sections that do not matter."""
-    return {key: value for key, value in settings.items() if key != "seed" and key.split(".")[0] not in FREE}
+    return {key: value for key, value in settings.items() if key != "seed" and matters(key)}
 
 
 def variants(runs) -> tuple[list[Variant], list[tuple[Run, Run]]]:
