@@ -4,7 +4,7 @@
     python -m rpg_jax.report runs/references
 
 5 schedules x 3 seeds = 15 runs of about 75 s on one core each: 10 minutes on 2 cores, and the warm start if no other
-sweep of this folder has made it. A run makes 160 updates, 4 a rollout. beta is 0.03, so that the reference matters.
+sweep of this folder has made it. A run makes 160 updates, 4 a rollout. beta is 0.3, so that the reference matters.
 """
 
 CONFIG = "configs/sweeps/small.py"
@@ -13,7 +13,7 @@ RPG = {
     "objective.divergence": "urkl",
     "objective.estimator": "reinforce",
     "objective.clip": "rpg",
-    "objective.beta": 0.03,
+    "objective.beta": 0.3,
 }
 VARIANTS = {
     "every-rollout": RPG | {"reference.mode": "iterative"},
