@@ -11,10 +11,11 @@ gradient against −(wA − beta·r·kappa(u)) ∇log policy, and the expected g
 objective.
 
 A function of your own takes (logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None),
-all [B, T] but the scalar denominator, and returns (loss, metrics). What it is held against comes from the flags, or
-from attributes of the function, which `rpg_jax.objectives.make` sets on its own: `divergence` (None: reward only),
-`beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it claims: "exact
-per sample", "exact in expectation" or "biased", or a pair of them for on and off policy. Without it nothing is claimed.
+all [B, T] but the scalar denominator, and returns (loss, metrics); further keyword-only parameters are its settings.
+What it is held against comes from the flags, or from such settings or attributes of the function: `divergence` (None:
+reward only), `beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it
+claims: "exact per sample", "exact in expectation" or "biased", or a pair of them for on and off policy. Without it
+nothing is claimed. `train` and sweeps take the same FILE.py:NAME as objective.name.
 
 With --tradeoff: the exact bias, variance and mean squared error of the gradient from N samples for each clip, epsilon,
 c, beta, level and estimator, or of --objective, at policies a given KL away. Tables here, CSV and figures in --out.
@@ -23,9 +24,7 @@ Exit status: 0; 1 if something is not what it declares itself to be; 2 for a mis
 """
 
 import contextlib
-import importlib.machinery
-import importlib.util
-import inspect
+import functools
 import json
 import math
 import pathlib
@@ -40,7 +39,7 @@ from absl import flags
 
 from rpg_jax import cli, objectives, verify_tradeoff
 from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Gap, Target, contract_faults, examine, level_gap, worst
-from rpg_jax.objectives import DIVERGENCES, Claim
+from rpg_jax.objectives import DIVERGENCES, Claim, own
 from rpg_jax.objectives.advantages import kl_penalty, to_go
 from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
 from rpg_jax.objectives.registry import RPG_FORMS
@@ -59,8 +58,6 @@ PROBLEMS = 6  # random ones in each situation
 BETA = 0.3  # large enough that a wrong regularizer shows
 NO_DEFAULT = {"cispo": dict(clip_high=0.28)}  # settings that must be given
 MASSES = (1.0, 0.5, 2.0)  # of the reference, for the forms that take an unnormalized one
-POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
-CONTRACT = "(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None)"
 
 
 class Case(NamedTuple):
@@ -141,51 +138,15 @@ def _case(name, losses) -> Case:
     )
 
 
-def load(spec: str):
-    """The function that FILE.py:NAME names, its signature checked; `cli.Mistake` says what is wrong."""
-    path, colon, name = spec.rpartition(":")
-    if not colon or not path or not name:
-        raise cli.Mistake(f"--objective={spec}: expected FILE.py:NAME")
-    if not pathlib.Path(path).is_file():
-        raise cli.Mistake(f"--objective={spec}: there is no file {path}")
-    loader = importlib.machinery.SourceFileLoader("examined_objective", path)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    sys.modules[loader.name] = module
-    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
-    try:
-        loader.exec_module(module)
-    except Exception as error:
-        raise cli.Mistake(f"{path} does not import: {_line(error)}") from error
-    if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise cli.Mistake(f"{path} has no {name!r}; it has: {', '.join(known) or 'no function'}")
-    function = getattr(module, name)
-    if not callable(function):
-        raise cli.Mistake(f"{spec} is a {type(function).__name__}; expected a function {CONTRACT} -> (loss, metrics)")
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*POSITIONAL, reference_logp=None, weight=None, denominator=None)
-    except TypeError as error:
-        raise cli.Mistake(f"{spec} takes {signature}; expected {CONTRACT}: {error}") from error
-    theirs = [argument for argument in signature.parameters if argument in POSITIONAL]
-    if theirs != [argument for argument in POSITIONAL if argument in theirs]:
-        raise cli.Mistake(f"{spec} takes {signature}; expected {CONTRACT}, in that order")
-    return function
-
-
-def _line(error) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 def user_case(spec: str) -> Case:
-    """A user's function and what it is held against: flags first, then its attributes."""
-    function = load(spec)
-
-    def setting(flag, default):
-        return getattr(function, flag.name, default) if flag.value is None else flag.value
-
-    divergence, level = setting(_DIVERGENCE, None), setting(_LEVEL, "token")
-    beta, z, declares = setting(_BETA, 0.0), getattr(function, "z_old", 1.0), setting(_DECLARES, None)
+    """A user's function and what it is held against: flags first, then what its settings or attributes say."""
+    given = {flag.name: flag.value for flag in (_DIVERGENCE, _BETA, _LEVEL, _DECLARES) if flag.value is not None}
+    with cli.door():
+        function = own.load(spec)
+    settings = own.settings_of(function)
+    settings |= {name: value for name, value in given.items() if name in settings}
+    facts = own.facts_of(function, settings) | given
+    divergence, level, beta, declares = (facts[name] for name in ("divergence", "level", "beta", "declares"))
     if divergence is not None and divergence not in DIVERGENCES:
         raise cli.Mistake(f"divergence {divergence!r} of {spec}; expected one of: {', '.join(DIVERGENCES)}")
     if (divergence is None) != (not beta):
@@ -199,8 +160,9 @@ def user_case(spec: str) -> Case:
         for claim in declares:
             if claim not in VERDICTS:
                 raise cli.Mistake(f"{spec} declares {claim!r}; expected one of: {', '.join(VERDICTS)}")
-    target = Target(level, divergence, float(beta), float(z))
-    return Case(spec, divergence or "-", "-", "-", level, ((function, target),), declares)
+    target = Target(level, divergence, float(beta), float(facts["z_old"]))
+    loss = functools.partial(function, **settings) if settings else function
+    return Case(spec, divergence or "-", "-", "-", level, ((loss, target),), declares)
 
 
 def as_json(finding: Finding) -> list[dict]:
@@ -295,7 +257,9 @@ def running(spec: str):
     except cli.Mistake:
         raise
     except Exception as error:
-        raise cli.Mistake(f"{spec} does not run as {CONTRACT} -> (loss, metrics): {_line(error)}") from error
+        raise cli.Mistake(
+            f"{spec} does not run as {own.CONTRACT} -> (loss, metrics): {own.in_a_line(error)}"
+        ) from error
 
 
 def tradeoff(started: float, output):

@@ -1,5 +1,6 @@
-"""Every command of the README is run, in order, on the smoke variant of what it names."""
+"""Every command of the README, and of the page that adds an objective, is run on the smoke variant of what it names."""
 
+import itertools
 import pathlib
 import re
 import shlex
@@ -11,8 +12,11 @@ import real_path
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
+PAGE = (ROOT / "docs" / "adding_an_objective.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README + PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+# A block of no language says what the command before it prints.
+PRINTED = {a.strip(): b for (_, a), (kind, b) in itertools.pairwise(BLOCKS) if not kind}
 SUITE = "./launch/test.sh"  # what is running now
 VERIFY = "python -m rpg_jax.verify"  # its form with --json does the same and more
 PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
@@ -27,6 +31,7 @@ SMALLER = {
     "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
     "\"--config.data.heldout=('{0}/data/aime24',)\"",
     "verify --tradeoff": "--problems=4 --betas=0.01 --ceilings=3",
+    "sweep.sh docs/": "--seeds=0 --out={0}/runs/tempered_sweep",
     "evaluate --workdir=runs/urkl-8k": "--k=2",
     "evaluate --checkpoint": "--k=2 --max_new=8 --out={0}/competitions",
 }
@@ -41,11 +46,12 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c and c not in (SUITE, VERIFY) and not c.startswith(PEERS)])
 def test_command(command, folder):
+    printed = PRINTED.get(command, "")
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
     if command.startswith("python "):
         command = f"{shlex.quote(sys.executable)} {command.removeprefix('python ')}"
     command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])
-    command = command.replace("configs/quickstart.py", "configs/quickstart.py:smoke")
+    command = re.sub(r"(configs/quickstart|docs/tempered_sweep)\.py", r"\g<0>:smoke", command)
     command = re.sub(
         r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
     )
@@ -56,12 +62,23 @@ def test_command(command, folder):
         cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert all(line.split() in lines for line in printed.splitlines()), done.stdout
 
 
 def test_python_blocks_run():
     for kind, text in BLOCKS:
         if kind == "python":
             exec(compile(text, "README.md", "exec"), {})
+
+
+def test_the_page_shows_the_files_it_names():
+    shown = re.findall(r"\]\((\w+\.py)\)[^`]*```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(shown) == 2
+    for name, text in shown:
+        lines = (ROOT / "docs" / name).read_text().splitlines()
+        missing = [line for line in text.splitlines() if line not in lines]
+        assert not missing, f"docs/{name} has no line {missing[0]!r}"
 
 
 def test_the_map_names_what_exists():

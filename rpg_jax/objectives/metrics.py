@@ -96,20 +96,20 @@ def effective_sample_size(log_ratio, mask) -> EffectiveSampleSize:
     return EffectiveSampleSize(shift, jnp.sum(scaled), jnp.sum(scaled**2), jnp.sum(mask, dtype=scaled.dtype))
 
 
-def _is_metric(x):
+def is_metric(x):
     return isinstance(x, Mean | Max | EffectiveSampleSize)
 
 
 def merge(a, b):
     """Merges two trees of metrics of one structure; associative and commutative to rounding."""
-    return jax.tree.map(lambda x, y: x.merge(y), a, b, is_leaf=_is_metric)
+    return jax.tree.map(lambda x, y: x.merge(y), a, b, is_leaf=is_metric)
 
 
 def empty(metrics):
     """The identity of `merge` for a tree of metrics, or of what `jax.eval_shape` says of one."""
-    return jax.tree.map(lambda x: x.empty(), metrics, is_leaf=_is_metric)
+    return jax.tree.map(lambda x: x.empty(), metrics, is_leaf=is_metric)
 
 
 def values(metrics):
     """The tree of values, on the host or inside jit."""
-    return jax.tree.map(lambda x: x.value(), metrics, is_leaf=_is_metric)
+    return jax.tree.map(lambda x: x.value(), metrics, is_leaf=is_metric)

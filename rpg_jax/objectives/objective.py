@@ -36,30 +36,24 @@ class Batch(NamedTuple):
     mask: jax.Array  # bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Objective:
     """A loss with its settings resolved; made by `make`.
 
-    units: Batch of tokens -> Batch of what `surrogate` counts (`as_tokens`, `as_sequences`, `as_mean_tokens`).
-    surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses.
-    clipped: (w, advantage) -> `surrogates.Clipped`; decides: (logp, reference_logp, advantage) -> the advantage it
-    goes by. level, divergence, beta, z_old: those of the objective whose gradient it estimates (divergence None: reward
-    only). reward_beta: coefficient of the KL to the reference that `advantages` takes out of the reward.
+    settings: all of them by name, `advantage` and `sampler_correction` among them. level, divergence, beta, z_old:
+    those of the objective whose gradient it estimates (divergence None: reward only). reward_beta: coefficient of the
+    KL to the reference that `advantages` takes out of the reward. declares: None if nothing is.
     """
 
     name: str
     settings: Mapping[str, Any]
-    units: Callable
-    surrogate: Callable
-    clipped: Callable
-    decides: Callable
     level: str
     reduction: str
     divergence: str | None
     beta: float
     z_old: float
-    reward_beta: float
-    declares: Claim
+    reward_beta: float = 0.0
+    declares: Claim | None
 
     def __call__(self, logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
         """Loss to minimize, and metrics.
@@ -76,21 +70,18 @@ class Objective:
 
         Returns:
           loss: scalar, float32, or float64 if an input is.
-          metrics: name -> `metrics.Mean`, `Max` or `EffectiveSampleSize`. Clip fractions, ratio and effective sample
-            size are over what the level counts (tokens, or rows); `off_policy_gap`, |log policy − log behavior|, and
-            the k1, k2, k3 estimators always over tokens.
+          metrics: name -> `metrics.Mean`, `Max` or `EffectiveSampleSize`. Clip fractions (if the objective has a clip
+            of ours), ratio and effective sample size are over what the level counts (tokens, or rows);
+            `off_policy_gap`, |log policy − log behavior|, and the k1, k2, k3 estimators always over tokens.
 
         Raises:
           ValueError: a shape that does not fit, or no denominator for reduction "constant".
         """
-        tokens = prepare(logp, behavior_logp, advantage, mask, reference_logp, weight)
-        units = self.units(tokens)
-        losses = self.surrogate(*units[:4]) * units.weight
-        loss = reductions.reduce(self.reduction, losses, units.mask, denominator)
-        tokens, units = jax.lax.stop_gradient((tokens, units))
-        w = jnp.exp(units.logp - units.behavior_logp)
-        clipped = self.clipped(w, self.decides(units.logp, units.reference_logp, units.advantage))
-        return loss, measure(tokens, units, clipped)
+        return self.measured_loss(prepare(logp, behavior_logp, advantage, mask, reference_logp, weight), denominator)
+
+    def measured_loss(self, tokens: Batch, denominator):
+        """The loss and the metrics of what `prepare` returns."""
+        raise NotImplementedError
 
     def count(self, mask):
         """The reduction's own denominator for mask [B, T], i32[]; ValueError for "constant", which has none."""
@@ -121,6 +112,31 @@ class Objective:
             "sampler_correction": metric.mean_of(weight, mask),
             "sampler_correction_clip_fraction": metric.mean_of(cut.astype(weight.dtype), mask),
         }
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class SurrogateObjective(Objective):
+    """A reduction over per-entry losses: every objective of ours.
+
+    units: Batch of tokens -> Batch of what `surrogate` counts (`as_tokens`, `as_sequences`, `as_mean_tokens`).
+    surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses.
+    clipped: (w, advantage) -> `surrogates.Clipped`; decides: (logp, reference_logp, advantage) -> the advantage it
+    goes by.
+    """
+
+    units: Callable
+    surrogate: Callable
+    clipped: Callable
+    decides: Callable
+
+    def measured_loss(self, tokens: Batch, denominator):
+        units = self.units(tokens)
+        losses = self.surrogate(*units[:4]) * units.weight
+        loss = reductions.reduce(self.reduction, losses, units.mask, denominator)
+        tokens, units = jax.lax.stop_gradient((tokens, units))
+        w = jnp.exp(units.logp - units.behavior_logp)
+        clipped = self.clipped(w, self.decides(units.logp, units.reference_logp, units.advantage))
+        return loss, clip_fractions(clipped, units) | measure(tokens, units)
 
 
 def prepare(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None) -> Batch:
@@ -168,20 +184,27 @@ def as_sequences(tokens: Batch) -> Batch:
     return as_mean_tokens(tokens)._replace(**sums)
 
 
-def measure(tokens: Batch, units: Batch, clipped) -> dict:
-    """Metrics of a batch; `units` is `tokens`, or its rows at level "sequence"; `clipped` says where the clip was."""
-    log_w = units.logp - units.behavior_logp
+def clip_fractions(clipped, units: Batch) -> dict:
+    """Metrics that say where the clip was: shares of units."""
     high, low, ceiling = clipped
-    metrics = {
+    fractions = {
         "clip_fraction": high | low | ceiling,
         "clip_fraction_high": high,
         "clip_fraction_low": low,
         "clip_fraction_ceiling": ceiling,
-        "ratio_mean": jnp.exp(log_w),
     }
-    metrics = {name: metric.mean_of(x.astype(log_w.dtype), units.mask) for name, x in metrics.items()}
-    metrics["ratio_max"] = metric.max_of(jnp.exp(log_w), units.mask)
-    metrics["effective_sample_size"] = metric.effective_sample_size(log_w, units.mask)
+    return {name: metric.mean_of(x.astype(units.logp.dtype), units.mask) for name, x in fractions.items()}
+
+
+def measure(tokens: Batch, units: Batch) -> dict:
+    """Metrics of a batch and no gradients; `units` is `tokens`, or its rows at level "sequence"."""
+    tokens, units = jax.lax.stop_gradient((tokens, units))
+    log_w = units.logp - units.behavior_logp
+    metrics = {
+        "ratio_mean": metric.mean_of(jnp.exp(log_w), units.mask),
+        "ratio_max": metric.max_of(jnp.exp(log_w), units.mask),
+        "effective_sample_size": metric.effective_sample_size(log_w, units.mask),
+    }
     to_reference = tokens.reference_logp - tokens.logp
     to_behavior = tokens.behavior_logp - tokens.logp
     metrics["off_policy_gap"] = metric.mean_of(jnp.abs(to_behavior), tokens.mask)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from rpg_jax.objectives import baselines, surrogates
+from rpg_jax.objectives import baselines, own, surrogates
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.divergences import DIVERGENCES, Divergence
 from rpg_jax.objectives.objective import (
@@ -22,6 +22,7 @@ from rpg_jax.objectives.objective import (
     EXACT_MEAN,
     Claim,
     Objective,
+    SurrogateObjective,
     as_mean_tokens,
     as_sequences,
     as_tokens,
@@ -49,6 +50,8 @@ def make(name: str, **settings) -> Objective:
     Unset, rpg's divergence is urkl, its clip none, its estimator reinforce (differentiable for clip="dual"), its
     reduction token_mean (sequence_mean for level="sequence").
 
+    make("FILE.py:NAME", ...) is a function of one's own (`own`), with its keyword-only parameters as settings.
+
     Every objective takes `advantage`, a name of `ADVANTAGES` whose default is its paper's, for `Objective.advantages`,
     and `sampler_correction`, the cap of truncated importance sampling, for `Objective.corrections`.
 
@@ -56,18 +59,36 @@ def make(name: str, **settings) -> Objective:
       ValueError: an unknown name or setting, a value out of range, a combination that method.md refuses, a setting that
         cannot matter given the others, or one without a default that is missing.
     """
+    if ":" in name:
+        return _own(name, settings)
     if name not in RECIPES:
-        raise ValueError(f"unknown objective {name!r}{_nearest(name, RECIPES)}; known: {', '.join(RECIPES)}")
+        known = f"known: {', '.join(RECIPES)}, and FILE.py:NAME"
+        raise ValueError(f"unknown objective {name!r}{_nearest(name, RECIPES)}; {known}")
     recipe = RECIPES[name]
-    for key in settings:
-        if key not in recipe.defaults:
-            known = ", ".join(recipe.defaults)
-            raise ValueError(
-                f"objective {name!r} has no setting {key!r}{_nearest(key, recipe.defaults)}; it has: {known}"
-            )
+    _refuse_unknown(name, settings, recipe.defaults)
     checks = {**CHECKS, "clip": functools.partial(_choice, recipe.clips)}
     given = {key: checks[key](key, value) for key, value in settings.items() if value is not None}
     return recipe.build(name, {**recipe.defaults, **given}, given)
+
+
+def _refuse_unknown(name, settings, known):
+    for key in settings:
+        if key not in known:
+            has = ", ".join(known)
+            raise ValueError(f"objective {name!r} has no setting {key!r}{_nearest(key, known)}; it has: {has}")
+
+
+def _own(spec, settings) -> Objective:
+    """A function of one's own; its settings are checked where their names are ours."""
+    function = own.load(spec)
+    known = {**own.settings_of(function), "advantage": None, "sampler_correction": None}
+    _refuse_unknown(spec, settings, known)
+    settings = known | {key: value for key, value in settings.items() if value is not None}
+    facts = own.facts_of(function, settings)
+    for key, value in (settings | facts).items():
+        if key in CHECKS and value is not None:
+            CHECKS[key](key, value)
+    return own.objective(spec, function, settings, facts)
 
 
 def _nearest(word, known):
@@ -183,7 +204,7 @@ def _rpg(name, settings, given):
     terms = dict(divergence=DIVERGENCES[divergence] if beta else NO_DIVERGENCE, beta=beta)
     mass = dict(z_old=z_old) if clip == "none" else {}
     on_policy = EXACT_MEAN if form.surrogate is surrogates.dual_clip and beta else EXACT
-    return Objective(
+    return SurrogateObjective(
         name=name,
         settings={**settings, "estimator": estimator, "reduction": reduction, **bounds},
         units=as_tokens if level == "token" else as_sequences,
@@ -262,7 +283,7 @@ def _baseline(name, settings, surrogate, clipped, claim, *, beta=0.0, level="tok
     reduction = settings["reduction"]
     if level == "sequence":
         _sequence_reduction(reduction)
-    return Objective(
+    return SurrogateObjective(
         name=name,
         settings=settings,
         units=units,

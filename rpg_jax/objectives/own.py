@@ -1,0 +1,118 @@
+"""Losses of one's own, by FILE.py:NAME.
+
+A function of one's own has the contract of `Objective.__call__`, all arrays [B, T]; its keyword-only parameters are its
+settings, with their defaults. What it estimates the gradient of is said by such parameters or by attributes of the
+function, `FACTS`.
+"""
+
+import dataclasses
+import functools
+import importlib.machinery
+import importlib.util
+import inspect
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rpg_jax.objectives import metrics as metric
+from rpg_jax.objectives.objective import Batch, Objective, as_sequences, as_tokens, measure
+
+POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
+OPTIONAL = ("reference_logp", "weight", "denominator")
+CONTRACT = f"({', '.join(POSITIONAL)}, {'=None, '.join(OPTIONAL)}=None)"
+FACTS = dict(level="token", divergence=None, beta=0.0, z_old=1.0, declares=None, reduction=None, advantage="group_mean")
+
+
+def load(spec: str) -> Callable:
+    """The function that FILE.py:NAME names; ValueError if there is none or its signature is not the contract's."""
+    path, colon, name = spec.rpartition(":")
+    if not colon or not path or not name:
+        raise ValueError(f"objective {spec!r}: expected FILE.py:NAME")
+    if not pathlib.Path(path).is_file():
+        raise ValueError(f"objective {spec!r}: there is no file {path}")
+    loader = importlib.machinery.SourceFileLoader("own_objective", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    sys.modules[loader.name] = module
+    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} does not import: {in_a_line(error)}") from error
+    if not hasattr(module, name):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{path} has no {name!r}; it has: {', '.join(known) or 'no function'}")
+    function = getattr(module, name)
+    if not callable(function):
+        raise ValueError(f"{spec} is a {type(function).__name__}; expected a function {CONTRACT} -> (loss, metrics)")
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*POSITIONAL, **dict.fromkeys(OPTIONAL))
+    except TypeError as error:
+        raise ValueError(f"{spec} takes {signature}; expected {CONTRACT}: {error}") from error
+    theirs = [argument for argument in signature.parameters if argument in POSITIONAL]
+    if theirs != [argument for argument in POSITIONAL if argument in theirs]:
+        raise ValueError(f"{spec} takes {signature}; expected {CONTRACT}, in that order")
+    return function
+
+
+def settings_of(function: Callable) -> dict:
+    """Its settings, {name: default}: the keyword-only parameters that the contract does not have."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in OPTIONAL}
+
+
+def facts_of(function: Callable, settings: Mapping[str, Any]) -> dict:
+    """What is said of it, each of `FACTS`: by its settings, else by its attributes."""
+    inner = getattr(function, "func", function)  # a functools.partial has no attributes of its function
+    said = {name: getattr(function, name, getattr(inner, name, default)) for name, default in FACTS.items()}
+    return said | {name: settings[name] for name in FACTS if settings.get(name) is not None}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class OwnObjective(Objective):
+    """A function of one's own, on inputs that `prepare` has cleaned; its metrics stand beside ours."""
+
+    function: Callable
+
+    def measured_loss(self, tokens: Batch, denominator):
+        logp, behavior_logp, reference_logp, advantage, weight, mask = tokens
+        constants = dict(reference_logp=reference_logp, weight=weight, denominator=denominator)
+        loss, metrics = self.function(logp, behavior_logp, advantage, mask, **constants)
+        own = {name: x if metric.is_metric(x) else metric.mean_of(x) for name, x in metrics.items()}
+        return loss, measure(tokens, as_tokens(tokens) if self.level == "token" else as_sequences(tokens)) | own
+
+
+def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> OwnObjective:
+    """The objective of a function with settings, `sampler_correction` among them; it declares nothing of itself.
+
+    Raises ValueError for a function that cannot be called and differentiated as the contract says.
+    """
+    by_level = {"token": "token_mean", "sequence": "sequence_mean"}
+    made = OwnObjective(
+        name=spec,
+        function=functools.partial(function, **{name: settings[name] for name in settings_of(function)}),
+        settings={**settings, "advantage": facts["advantage"]},
+        level=facts["level"],
+        reduction=facts["reduction"] or by_level[facts["level"]],
+        divergence=facts["divergence"] if facts["beta"] else None,
+        beta=facts["beta"],
+        z_old=facts["z_old"],
+        declares=None,
+    )
+    array, mask = jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((2, 3), bool)
+    count = jax.ShapeDtypeStruct((), jnp.float32)
+    gradient = jax.value_and_grad(lambda *inputs: made.measured_loss(Batch(*inputs[:-1]), inputs[-1]), has_aux=True)
+    try:
+        jax.eval_shape(gradient, array, array, array, array, array, mask, count)
+    except Exception as error:
+        raise ValueError(f"{spec} does not run as {CONTRACT} -> (loss, metrics): {in_a_line(error)}") from error
+    return made
+
+
+def in_a_line(error) -> str:
+    """What somebody else's code raised."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,164 @@
+"""A loss from a user's file, as an objective like any other."""
+
+import pathlib
+import textwrap
+
+import numpy as np
+import pytest
+from test_objectives import run, sample
+
+from configs.sweeps import small
+from rpg_jax import build, job, objectives
+from rpg_jax.objectives import metrics
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+WEIGHTED = f"{ROOT}/tests/data/my_objective.py:my_objective"
+TEMPERED = f"{ROOT}/docs/tempered.py:tempered"
+SIGNATURE = "logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None"
+
+MINE = f"""
+import functools
+import jax.numpy as jnp
+
+def plain({SIGNATURE}, *, scale=1.0, bound=None):
+    return scale * jnp.sum(jnp.where(mask, -advantage * logp, 0)) / denominator, {{"scaled": advantage}}
+
+def rows({SIGNATURE}, *, level="sequence"):
+    return jnp.sum(-advantage * logp) / denominator, {{}}
+
+def said({SIGNATURE}, *, beta=0.2):
+    return jnp.sum(logp) / denominator, {{}}
+
+said.divergence, said.advantage, said.reduction = "rkl", "leave_one_out", "sequence_mean"
+twice = functools.partial(plain, scale=2.0)
+many = functools.partial(said)
+
+def bare({SIGNATURE}):
+    return jnp.sum(logp)
+
+def per_token({SIGNATURE}):
+    return logp, {{}}
+
+def no_metrics({SIGNATURE}):
+    return jnp.sum(logp), None
+
+def raises({SIGNATURE}):
+    raise RuntimeError("two\\nlines")
+
+def word({SIGNATURE}, *, level="word"):
+    return jnp.sum(logp), {{}}
+
+def required({SIGNATURE}, *, power):
+    return jnp.sum(logp), {{}}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(MINE))
+    return lambda name: f"{file}:{name}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "ours"),
+    [
+        (WEIGHTED, objectives.make("rpg", divergence="urkl", beta=0.1)),
+        (TEMPERED, None),
+    ],
+    ids=["my_objective", "tempered"],
+)
+def test_the_same_loss_is_the_same_objective(spec, ours):
+    """Losses and gradients, whole and in microbatches; and the metrics that both have."""
+    theirs = objectives.make(spec) if ours else objectives.make(spec, power=1.0)
+    ours = ours or objectives.make("rpg", beta=0.0)
+    *arrays, mask = sample(8, 5, seed=3)
+    weight = np.linspace(0.5, 2, 8)[:, None] * np.ones(5)
+    arrays[3] = np.where(mask, arrays[3], np.nan)
+    count = theirs.count(mask)
+    assert count == ours.count(mask) == mask.sum()
+    for rest in ({}, {"denominator": count}):
+        a, b = (run(x, *arrays, mask, weight=weight, **rest) for x in (ours, theirs))
+        np.testing.assert_allclose(a[0], b[0], rtol=1e-12)
+        np.testing.assert_allclose(a[1], b[1], rtol=1e-12, atol=1e-15)
+    halves = [run(theirs, *(x[i : i + 4] for x in (*arrays, mask)), denominator=count) for i in (0, 4)]
+    whole = run(theirs, *arrays, mask)
+    np.testing.assert_allclose(sum(loss for loss, _ in halves), whole[0], rtol=1e-12)
+    logp, mu, reference, advantage = arrays
+    ours, theirs = (metrics.values(x(logp, mu, advantage, mask, reference)[1]) for x in (ours, theirs))
+    for name in theirs.keys() & ours.keys():
+        np.testing.assert_allclose(theirs[name], ours[name], rtol=1e-6)
+    assert "kl_reference_weighted" in theirs and "clip_fraction" not in theirs  # whether it clips is not known
+
+
+def test_settings_are_keyword_only_parameters(mine):
+    *arrays, mask = sample()
+    arrays[3] = np.where(mask, arrays[3], 0)
+    one, three = objectives.make(mine("plain")), objectives.make(mine("plain"), scale=3.0, advantage="leave_one_out")
+    assert run(three, *arrays, mask, denominator=2.0)[0] == pytest.approx(
+        3 * run(one, *arrays, mask, denominator=2.0)[0]
+    )
+    assert run(objectives.make(mine("twice")), *arrays, mask, denominator=2.0)[0] == pytest.approx(
+        2 * run(one, *arrays, mask, denominator=2.0)[0]
+    )
+    assert three.settings == {"scale": 3.0, "bound": None, "advantage": "leave_one_out", "sampler_correction": None}
+    _, measured = one(arrays[0], arrays[1], arrays[3], mask, denominator=2.0)
+    assert measured["scaled"].value() == pytest.approx(arrays[3].mean(), rel=1e-5)  # an array is averaged
+
+
+def test_what_is_said_of_a_function(mine):
+    said = objectives.make(mine("said"))
+    assert (said.divergence, said.beta, said.reduction) == ("rkl", 0.2, "sequence_mean")
+    assert said.settings["advantage"] == "leave_one_out" and objectives.make(mine("said"), beta=0.0).divergence is None
+    assert objectives.make(mine("many")).reduction == "sequence_mean"
+    rows = objectives.make(mine("rows"))
+    assert (rows.level, rows.reduction) == ("sequence", "sequence_mean")
+    assert objectives.make(mine("rows"), level="token").reduction == "token_mean"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("nothing", {}, "it has: .*plain"),
+        ("plain", {"scal": 1.0}, "no setting 'scal' .did you mean 'scale'.*it has: scale, bound, advantage"),
+        ("plain", {"beta": 0.1}, "no setting 'beta'"),
+        ("plain", {"advantage": "best"}, "advantage='best'"),
+        ("plain", {"sampler_correction": -1.0}, "sampler_correction"),
+        ("bare", {}, "does not run as .logp"),
+        ("per_token", {}, "does not run as .*scalar"),
+        ("no_metrics", {}, "does not run as"),
+        ("raises", {}, "RuntimeError: two lines"),
+        ("word", {}, "level='word'"),
+        ("required", {}, "required.* takes .*power"),
+    ],
+)
+def test_what_is_refused(mine, name, settings, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        objectives.make(mine(name), **settings)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("spec", ["nowhere.py:f", "nowhere.py:", ":f"])
+def test_a_file_that_is_not_there(spec):
+    with pytest.raises(ValueError, match="there is no file nowhere.py|expected FILE.py:NAME"):
+        objectives.make(spec)
+
+
+def test_a_config_may_name_it(mine, tmp_path):
+    config = small.get_config("smoke")
+    config.objective.name, config.objective.sampler_correction = mine("plain"), 2.0
+    assert build.build_objective(config).settings["sampler_correction"] == 2.0
+    config.objective.clip = "rpg"
+    with pytest.raises(ValueError, match="no setting 'clip'"):
+        build.build_objective(config)
+
+
+def test_hosts_must_have_the_same_file(mine, monkeypatch):
+    config, compared = small.get_config("smoke"), []
+    config.objective.name = mine("plain")
+    monkeypatch.setattr(job.multihost, "check_same", compared.append)
+    job.check_same(config)
+    file = pathlib.Path(mine("plain").removesuffix(":plain"))
+    file.write_text(file.read_text() + "\n# changed")
+    job.check_same(config)
+    assert [key for key in compared[0] if compared[0][key] != compared[1][key]] == [f"code of {file}"]
