@@ -62,7 +62,9 @@ _TEMPLATE = flags.DEFINE_string("template", None, "Instead of the checkpoint's c
 _OPTIONS = flags.DEFINE_string("template_options", "{}", 'Of the chat template, JSON: {"enable_thinking": false}.')
 _OVERLONG = flags.DEFINE_enum("overlong", "refuse", ["refuse", "drop"], "What to do with prompts over --max_prompt.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of a --checkpoint's weights and computation.")
-
+_TENSOR = flags.DEFINE_integer(
+    "tensor", 1, "Devices that share one copy of a --checkpoint's weights; copies answer other problems.", lower_bound=1
+)
 
 POLL_SECONDS = 2.0  # between two looks for a new checkpoint
 
@@ -106,6 +108,8 @@ def check_flags():
         raise ValueError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
     if _CHECKPOINT.value and not _DATA.value:
         raise ValueError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
+    if _TENSOR.value > 1 and not _CHECKPOINT.value:
+        raise ValueError("--tensor is for a --checkpoint: a run is evaluated on the mesh of its config")
     for flag in (_WHICH, _CHECKPOINT_DIR, _WATCH):
         if flag.value and not _WORKDIR.value:
             raise ValueError(f"--{flag.name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
@@ -211,7 +215,7 @@ def of_checkpoint(folder) -> Subject:
     section = ConfigDict(
         dict(size=None, checkpoint=folder, dtype=_DTYPE.value, scan=False, remat="none", attention="auto")
     )
-    mesh = parallel.make_mesh()
+    mesh = parallel.make_mesh(tensor=_TENSOR.value)
     model = build.build_model(section, tokenizer, settings["max_prompt"] + settings["max_new"], mesh)
 
     def find(_):

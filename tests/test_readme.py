@@ -33,7 +33,7 @@ SMALLER = {
     "verify --tradeoff": "--problems=4 --betas=0.01 --ceilings=3",
     "sweep.sh docs/": "--seeds=0 --out={0}/runs/tempered_sweep",
     "evaluate --workdir=runs/urkl-8k": "--k=2",
-    "evaluate --checkpoint": "--k=2 --max_new=8 --out={0}/competitions",
+    "evaluate --checkpoint": "--k=2 --max_new=8 --tensor=2 --out={0}/competitions",
 }
 
 
@@ -55,6 +55,8 @@ def test_command(command, folder):
     command = re.sub(
         r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
     )
+    if "--tensor=2" in command:
+        environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     # The set-up is that of whoever runs this suite.
     script = command if command.startswith("./launch") else f"set -e; {command}"
     done = subprocess.run(
