@@ -200,7 +200,7 @@ def place_warm_start(out, run) -> None:
 def show_results(out, sweep, failed) -> None:
     """Held-out accuracy of each variant over its seeds, of the runs that are done."""
     table = Table(title=f"{sweep.file}, held-out mean@k over the seeds that are done")
-    for column in ("variant", "done", "failed", "before", "last", "best", "minutes a run"):
+    for column in ("variant", "done", "failed", "before", "last", "best", "minutes, with warm start"):
         table.add_column(column, justify="left" if column == "variant" else "right")
     for variant in dict.fromkeys(run.variant for run in sweep.runs):
         runs = [run for run in sweep.runs if run.variant == variant]
