@@ -156,7 +156,7 @@ def _tell(show, result, files) -> list[str]:
     if "groups" in files:
         grid = result.grid
         where = f"uphill, KL {max(grid.distances):g}, beta {max(grid.betas):g}"
-        print(f"\nAdvantages from groups of {grid.group}; {where}, token level, unclipped:")
+        print(f"\nAdvantages from a batch of one group of {grid.group}; {where}, token level, unclipped:")
         show(*tradeoff_words.groups(files["groups"]))
         sentences.append(tradeoff_words.finding_of_groups(files["groups"]))
     print("\nWhat it says (medians over problems):")

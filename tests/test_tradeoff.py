@@ -182,6 +182,10 @@ def test_groups_are_all_there_and_each_advantage_is_as_published(pairs):
     mean = results["group_mean", False, 0.0]  # scaled by (G − 1) / G, turned nowhere
     assert mean.scale == pytest.approx(np.full(where.shape, 2.0))
     assert mean.bias == pytest.approx(np.full(where.shape, 1 / 4))
+    # GPG divides by the share of groups that tell: as dynamic sampling does, but for the KL part.
+    rescaled, dynamic = (results[(*key, 0.0)] for key in (("rescaled_group_mean", False), ("group_mean", True)))
+    assert (dynamic.scale < 1.9).all() and rescaled.scale == pytest.approx(dynamic.scale)
+    assert (results["rescaled_group_mean", False, 0.2].residual != results["group_mean", False, 0.2].residual).all()
     assert results["group_mean", True, 0.0].residual == pytest.approx(np.zeros(where.shape), abs=1e-9)
     assert (results["group_mean", True, 0.2].residual > 1e-6).all()  # dynamic sampling turns the KL part
     assert (results["group_mean_std", False, 0.2].residual > 1e-6).all()
@@ -228,6 +232,8 @@ def test_the_interval_is_the_bootstrap_s():
     for ours, theirs in ((low, np.quantile(drawn, 0.025)), (high, np.quantile(drawn, 0.975))):
         assert abs(np.searchsorted(order, ours) - np.searchsorted(order, theirs)) <= 1
     assert tradeoff_tables.median_interval(np.array([3.0])) == (3.0, 3.0, 3.0)
+    many = np.arange(10001.0)  # its median's rank deviates by half the root of the count
+    assert tradeoff_tables.median_interval(many) == (5000, pytest.approx(5000 - 98, abs=1), pytest.approx(5098, abs=1))
 
 
 @pytest.fixture(scope="module")
@@ -283,12 +289,13 @@ def test_figures_of_the_least_grid(tmp_path):
     assert len(tradeoff_figures.draw(result, tmp_path)) == 5 and len(list(tmp_path.iterdir())) == 5
 
 
-def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
+def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result, tmp_path):
     mine = make("rpg", clip="rpg", beta=0.1, reduction="constant")
-    ours = tradeoff.measure_objective(SMALL, "mine", mine, Target("token", "urkl", 0.1))
+    ours = tradeoff.measure_objective(SMALL, "_a$b$_{.py:mine", mine, Target("token", "urkl", 0.1))
     index = next(i for i, f in enumerate(result.forms) if (f.clip, f.level, f.beta) == ("rpg", "token", 0.1))
     for a, b in zip(ours.moments[0], result.moments[index], strict=True):
         assert a == pytest.approx(b, rel=1e-9, abs=1e-25)
+    tradeoff_figures.draw(ours, tmp_path)  # its name is no formula
 
 
 @pytest.mark.parametrize(
@@ -296,10 +303,12 @@ def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
     [
         (dict(length=12), ["3^12", "2e+07", "--length"]),
         (dict(vocab=50, length=40), ["50^40", "limit"]),
+        (dict(vocab=10, length=10**9), ["10^1000000000", "over 1e+308", "limit"]),
         (dict(epsilons=tuple((x / 1000, x / 1000) for x in range(1, 900))), ["forms", "1e+09", "--epsilons"]),
         (dict(group=12), ["groups of 12", "limit", "--group"]),
         (dict(problems=0), ["problems", "0", "at least 1"]),
         (dict(samples=(0,)), ["samples 0"]),
+        (dict(samples=(10**30,)), ["samples 1000", "1e+15"]),
         (dict(distances=(-1.0,)), ["-1"]),
         (dict(distances=(math.inf,)), ["inf"]),
         (dict(betas=(0.1, 0.1)), ["betas", "twice"]),

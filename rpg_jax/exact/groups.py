@@ -1,11 +1,10 @@
 """Advantages taken from a group of G draws, which couple its samples: moments over every group there can be.
 
 Groups are counted as multisets, with their multinomial probabilities. One group is the whole batch. Dynamic sampling
-draws until the rewards of a group are not all equal. GPG's factor is its limit over many groups: in expectation it
-divides by the share of groups that are not uniform.
+draws until the rewards of a group are not all equal. GPG's factor alone is of many groups: it is its limit, one over
+the share of groups that are not uniform.
 """
 
-import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from rpg_jax.objectives.advantages import ADVANTAGES
 
 # What groups are enumerated over; the limits of a grid count it.
 VOCAB, LENGTH = 2, 3
+RESCALED = "rescaled_group_mean"  # GPG's
 
 
 class GroupMoments(NamedTuple):
@@ -81,18 +81,22 @@ def _moments(space: Space, members, orders, objectives: dict, problem, target) -
     whose = jax.nn.one_hot(members, len(mask), dtype=logp.dtype)  # [K, G, N]
     probability = orders * jnp.exp(jnp.sum(jnp.sum(behavior, axis=1)[members], axis=1))
     telling = probability * jnp.any(rewards[members] != rewards[members[:, :1]], axis=1)
+    share = jnp.sum(telling)
 
-    def coefficient(objective, row):  # i32[G] -> dL/dlogp [G, T]
-        advantage = objective.advantages(rewards[row][None], behavior[row], behavior[row], mask[row])
-        constants = (behavior[row], advantage, mask[row])
-        return jax.grad(lambda x: objective(x, *constants, denominator=float(group))[0])(logp[row])
+    def gradients(objective, factor):  # [K, H, V], of every group
+        def coefficient(row):  # i32[G] -> dL/dlogp [G, T]
+            advantage = factor * objective.advantages(rewards[row][None], behavior[row], behavior[row], mask[row])
+            constants = (behavior[row], advantage, mask[row])
+            return jax.grad(lambda x: objective(x, *constants, denominator=float(group))[0])(logp[row])
+
+        return jnp.tensordot(jnp.einsum("kgt,kgn->knt", jax.vmap(coefficient)(members), whose), score, 2)
 
     results = {}
     for name, objective in objectives.items():
-        of_rows = jax.vmap(functools.partial(coefficient, objective))(members)
-        gradients = jnp.tensordot(jnp.einsum("kgt,kgn->knt", of_rows, whose), score, 2)  # [K, H, V]
-        results[name, False] = _group_moments(gradients, probability, group, target)
-        results[name, True] = _group_moments(gradients, telling / jnp.sum(telling), group, target)
+        plain = gradients(objective, 1.0)
+        every = gradients(objective, 1 / share) if name == RESCALED else plain
+        results[name, False] = _group_moments(every, probability, group, target)
+        results[name, True] = _group_moments(plain, telling / share, group, target)
     return results
 
 

@@ -1,5 +1,6 @@
 """A grid of clips, bounds, betas, levels and estimators, and their exact moments at every distance (method.md 8)."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from rpg_jax.objectives.registry import RPG_FORMS
 
 SEQUENCE_LIMIT = 20_000_000  # tokens of all sequences of all situations, which are in memory at once
 WORK_LIMIT = 1_000_000_000  # token gradients in all: minutes
+MOST_SAMPLES = 10**15
 NUMBERS = ("beta", "clip_low", "clip_high", "clip_c")
 
 
@@ -100,15 +102,18 @@ def check(grid: Grid, forms: int):
         if not 0 <= distance <= 10:
             raise ValueError(f"distance {distance}; expected a KL of 0 to 10 nats")
     for count in grid.samples:
-        if count < 1:
-            raise ValueError(f"samples {count}; expected at least 1")
+        if not 1 <= count <= MOST_SAMPLES:
+            raise ValueError(f"samples {count}; expected 1 to {MOST_SAMPLES:g}")
     cells = grid.problems * len(grid.distances) * len(DIRECTIONS)
-    size = grid.vocab**grid.length * grid.length * cells
+    try:
+        size = float(grid.vocab) ** grid.length * grid.length * cells
+    except OverflowError:
+        size = math.inf
     spelled = f"{grid.vocab}^{grid.length} sequences of {grid.length} tokens in {cells:,} situations"
     if size > SEQUENCE_LIMIT:
         raise ValueError(
-            f"a grid too large to enumerate: {spelled} have {size:.3g} tokens; the limit is {SEQUENCE_LIMIT:.3g}: "
-            "lower --vocab, --length, --problems or the number of --distances"
+            f"a grid too large to enumerate: {spelled} have {_spelled(size)} tokens; the limit is "
+            f"{SEQUENCE_LIMIT:.3g}: lower --vocab, --length, --problems or the number of --distances"
         )
     if size * forms > WORK_LIMIT:
         raise ValueError(
@@ -116,6 +121,10 @@ def check(grid: Grid, forms: int):
             f"the limit is {WORK_LIMIT:.3g}: lower --length, --problems or the number of --epsilons, --ceilings, "
             "--betas or --distances"
         )
+
+
+def _spelled(size: float) -> str:
+    return f"{size:.3g}" if math.isfinite(size) else "over 1e+308"
 
 
 def check_groups(grid: Grid):

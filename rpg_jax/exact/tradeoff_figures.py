@@ -53,6 +53,7 @@ def _panels(rows: int, columns: int, title: str, width=3.3, height=2.7):
 
 def _line(axis, number, x, y, label, every=1, band=None):
     color, style, marker = _STYLES[number % len(_STYLES)]
+    label = label.replace("$", r"\$")  # a name, not a formula
     axis.plot(
         x, y, color=color, linestyle=style, marker=marker, markevery=every, markersize=4, linewidth=1.5, label=label
     )
@@ -61,8 +62,9 @@ def _line(axis, number, x, y, label, every=1, band=None):
 
 
 def _finish(figure, axes, path) -> pathlib.Path:
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+    # Given by hand: Matplotlib's own choice leaves out names that begin with an underscore.
+    lines = {line.get_label(): line for line in axes[0, 0].lines if not line.get_label().startswith("_child")}
+    figure.legend(lines.values(), lines, loc="outside right upper", frameon=False, fontsize=8)
     figure.savefig(path)
     return path
 

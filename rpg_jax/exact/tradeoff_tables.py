@@ -4,7 +4,6 @@ Everything is relative to ∇J: a squared bias, variance or mean squared error o
 """
 
 import functools
-import math
 
 import numpy as np
 
@@ -20,15 +19,12 @@ def _ranks(count: int, level: float = 0.95) -> tuple[int, int]:
 
     A resample's m-th smallest is at most the k-th smallest value if at least m of `count` draws are among k values.
     """
+    from scipy.special import bdtrc  # (m, n, share): the chance of more than m of n
 
-    def reached(k, m):
-        share = k / count
-        return sum(math.comb(count, i) * share**i * (1 - share) ** (count - i) for i in range(m, count + 1))
-
-    below, above = (count + 1) // 2, count // 2 + 1  # the two middle ones
-    low = next(k for k in range(1, count + 1) if reached(k, below) >= (1 - level) / 2)
-    high = next(k for k in range(1, count + 1) if reached(k, above) >= (1 + level) / 2)
-    return low - 1, high - 1
+    share, below, above = np.arange(1, count + 1) / count, (count + 1) // 2, count // 2 + 1  # the two middle ones
+    low = np.argmax(bdtrc(below - 1, count, share) >= (1 - level) / 2)
+    high = np.argmax(bdtrc(above - 1, count, share) >= (1 + level) / 2)
+    return int(low), int(high)
 
 
 def median_interval(values) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
