@@ -24,7 +24,6 @@ Exit status: 0; 1 if something is not what it declares itself to be; 2 for a mis
 """
 
 import contextlib
-import functools
 import json
 import math
 import pathlib
@@ -42,7 +41,7 @@ from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Gap, Target, contract_fa
 from rpg_jax.objectives import DIVERGENCES, Claim, own
 from rpg_jax.objectives.advantages import kl_penalty, to_go
 from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
-from rpg_jax.objectives.registry import RPG_FORMS
+from rpg_jax.objectives.registry import RPG_FORMS, checked, of_function
 
 _OBJECTIVE = flags.DEFINE_string(
     "objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones"
@@ -143,26 +142,18 @@ def user_case(spec: str) -> Case:
     given = {flag.name: flag.value for flag in (_DIVERGENCE, _BETA, _LEVEL, _DECLARES) if flag.value is not None}
     with cli.door():
         function = own.load(spec)
-    settings = own.settings_of(function)
-    settings |= {name: value for name, value in given.items() if name in settings}
-    facts = own.facts_of(function, settings) | given
-    divergence, level, beta, declares = (facts[name] for name in ("divergence", "level", "beta", "declares"))
-    if divergence is not None and divergence not in DIVERGENCES:
-        raise cli.Mistake(f"divergence {divergence!r} of {spec}; expected one of: {', '.join(DIVERGENCES)}")
+        settings = own.settings_of(function)
+        settings |= {name: value for name, value in given.items() if name in settings}
+        facts = checked(own.facts_of(function, settings) | given)
+        made = of_function(spec, function, {name: settings[name] for name in given if name in settings})
+    divergence, level, beta = (facts[name] for name in ("divergence", "level", "beta"))
     if (divergence is None) != (not beta):
         raise cli.Mistake(
             f"{spec} has divergence {divergence} and beta {beta}: give both (--divergence, --beta) or neither"
         )
-    if level not in ("token", "sequence"):
-        raise cli.Mistake(f"level {level!r} of {spec}; expected token or sequence")
-    if declares is not None:
-        declares = Claim(declares, declares) if isinstance(declares, str) else Claim(*declares)
-        for claim in declares:
-            if claim not in VERDICTS:
-                raise cli.Mistake(f"{spec} declares {claim!r}; expected one of: {', '.join(VERDICTS)}")
-    target = Target(level, divergence, float(beta), float(facts["z_old"]))
-    loss = functools.partial(function, **settings) if settings else function
-    return Case(spec, divergence or "-", "-", "-", level, ((loss, target),), declares)
+    target = Target(level, divergence, beta, facts["z_old"])
+    loss = getattr(made, "function", made)  # as it is, on inputs that nobody has cleaned
+    return Case(spec, divergence or "-", "-", "-", level, ((loss, target),), facts["declares"])
 
 
 def as_json(finding: Finding) -> list[dict]:

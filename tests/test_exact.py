@@ -166,5 +166,12 @@ def test_contract_faults_are_found():
     faults = " ".join(contract_faults(careless))
     for word in ("masked", "denominator", "weight", "behavior_logp", "advantage"):
         assert word in faults
+
+    def coupled(logp, behavior_logp, advantage, mask, reference_logp=None, weight=1, denominator=None):
+        whitened = advantage / jnp.sqrt(jnp.mean(jnp.where(mask, advantage, 0) ** 2))
+        return jnp.sum(jnp.where(mask, -whitened * (logp - 0 * reference_logp) * weight, 0)) / denominator, {}
+
+    faults = contract_faults(coupled)
+    assert {"the losses of microbatches do not add up", "reference_logp=None is not the behavior policy"} < set(faults)
     with pytest.raises(TypeError, match="pair"):
         contract_faults(lambda *args, **kwargs: args[0])

@@ -19,6 +19,7 @@ SIGNATURE = "logp, behavior_logp, advantage, mask, reference_logp=None, weight=N
 MINE = f"""
 import functools
 import jax.numpy as jnp
+from rpg_jax import objectives
 
 def plain({SIGNATURE}, *, scale=1.0, bound=None):
     return scale * jnp.sum(jnp.where(mask, -advantage * logp, 0)) / denominator, {{"scaled": advantage}}
@@ -50,6 +51,30 @@ def word({SIGNATURE}, *, level="word"):
 
 def required({SIGNATURE}, *, power):
     return jnp.sum(logp), {{}}
+
+def telling({SIGNATURE}, *, estimator="mine", clip_low=2.0):
+    return jnp.sum(logp), {{"up": advantage > 0, "count": jnp.arange(4)}}
+
+def nested({SIGNATURE}):
+    return jnp.sum(logp), {{"inner": {{"up": logp}}}}
+
+def numbered({SIGNATURE}):
+    return jnp.sum(logp), {{1: logp}}
+
+def taken({SIGNATURE}):
+    return jnp.sum(logp), {{"kl_reference_weighted": logp}}
+
+def needs({SIGNATURE}):
+    return jnp.sum(logp - reference_logp), {{}}
+
+def branches({SIGNATURE}):
+    return jnp.sum(logp) / (denominator or 1.0), {{}}
+
+def claims({SIGNATURE}):
+    return jnp.sum(logp), {{}}
+
+claims.declares = "right"
+made = objectives.make("rloo", beta=0.2)
 """
 
 
@@ -127,15 +152,41 @@ def test_what_is_said_of_a_function(mine):
         ("bare", {}, "does not run as .logp"),
         ("per_token", {}, "does not run as .*scalar"),
         ("no_metrics", {}, "does not run as"),
-        ("raises", {}, "RuntimeError: two lines"),
+        ("raises", {}, "RuntimeError on line [0-9]+: two lines"),
         ("word", {}, "level='word'"),
         ("required", {}, "required.* takes .*power"),
+        ("nested", {}, "TypeError: its metric 'inner' is a dict; expected an array"),
+        ("numbered", {}, "named .1.; expected words"),
+        ("taken", {}, "'kl_reference_weighted' is measured already"),
+        ("branches", {}, "TracerBoolConversionError on line [0-9]+: "),
+        ("claims", {}, "declares='right'; expected one of: exact per sample"),
+        ("made", {"beta": 0.1}, "no setting 'beta'.*; leave beta unset"),
     ],
 )
 def test_what_is_refused(mine, name, settings, words):
     with pytest.raises(ValueError, match=words) as refused:
         objectives.make(mine(name), **settings)
     assert "\n" not in str(refused.value)
+
+
+def test_an_objective_of_ours_in_a_file_is_what_it_is_there(mine):
+    made = objectives.make(mine("made"), sampler_correction=3.0)
+    assert (made.reward_beta, made.level) == (0.2, "sequence")
+    assert made.settings == objectives.make("rloo", beta=0.2, sampler_correction=3.0).settings
+
+
+def test_settings_that_are_not_ours_may_be_anything_and_booleans_are_shares(mine):
+    made = objectives.make(mine("telling"))
+    assert made.settings["estimator"] == "mine" and made.settings["clip_low"] == 2.0
+    *arrays, mask = sample()
+    own = metrics.values(made(arrays[0], arrays[1], np.where(mask, arrays[3], 0), mask)[1])
+    assert own["up"] == pytest.approx((arrays[3][mask] > 0).sum() / mask.size) and own["count"] == 1.5
+
+
+def test_a_file_that_leaves_does_not_import(tmp_path):
+    (tmp_path / "script.py").write_text("raise SystemExit('usage')")
+    with pytest.raises(ValueError, match="script.py does not import: SystemExit on line 1: usage"):
+        objectives.make(f"{tmp_path}/script.py:f")
 
 
 @pytest.mark.parametrize("spec", ["nowhere.py:f", "nowhere.py:", ":f"])

@@ -32,6 +32,17 @@ def swapped(logp, advantage, behavior_logp, mask, reference_logp=None, weight=No
 def bare(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
     return jnp.sum(logp)
 
+def listed(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    return jnp.sum(logp), {}
+
+listed.divergence, listed.beta, listed.declares = ["rkl"], 0.1, ("biased",)
+
+def worded(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None, *, beta="low"):
+    return jnp.sum(logp), {}
+
+def texted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    return jnp.sum(logp), {"a": "text"}
+
 def broken(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
     raise RuntimeError("two\\nlines")
 """
@@ -106,6 +117,10 @@ def test_a_function_that_does_not(call, tmp_path):
         (["--objective=mine.py:swapped"], ["order"]),
         (["--objective=mine.py:bare"], ["pair", "loss"]),
         (["--objective=mine.py:broken"], ["RuntimeError", "two lines"]),
+        (["--objective=mine.py:listed"], ["divergence=['rkl']", "urkl"]),
+        (["--objective=mine.py:listed", "--divergence=rkl"], ["declares=('biased',)", "exact per sample"]),
+        (["--objective=mine.py:worded"], ["beta='low'", "number"]),
+        (["--objective=mine.py:texted"], ["metric 'a'", "str"]),
         (["--objective=half.py:f"], ["half.py", "SyntaxError"]),
         (["--objective=mine.py:weighted", "--beta=0.1"], ["divergence"]),
         (["--objective=mine.py:weighted", "--beta=0.1", "--divergence=kl"], ["kl", "urkl"]),

@@ -1,9 +1,8 @@
 """Metrics that carry their own reducer, so that they stay right under accumulation, over devices and over hosts.
 
 Each is a small pytree with `value()`, `merge(other)` and `empty()`, the identity of merge. Over dictionaries (any
-trees) of
-them: `merge(a, b)`, `empty(metrics)` to start a `lax.fori_loop` with (shapes are enough), `values(metrics)` for the
-log.
+trees) of them: `merge(a, b)`, `empty(metrics)` to start a `lax.fori_loop` with (shapes are enough), `values(metrics)`
+for the log.
 """
 
 import dataclasses
@@ -78,8 +77,9 @@ class EffectiveSampleSize:
 
 
 def mean_of(values, mask=None) -> Mean:
-    """Mean of an array's entries, or of those under `mask` (bool, same shape)."""
+    """Mean of an array's entries, or of those under `mask` (bool, same shape); of booleans their share."""
     values = jnp.asarray(values)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     mask = jnp.ones_like(values, bool) if mask is None else mask
     return Mean(jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask, dtype=values.dtype))
 

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from rpg_jax.objectives.objective import Batch, Objective, as_sequences, as_toke
 POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
 OPTIONAL = ("reference_logp", "weight", "denominator")
 CONTRACT = f"({', '.join(POSITIONAL)}, {'=None, '.join(OPTIONAL)}=None)"
+MODULE = "own_objective"  # what a file is imported as
 FACTS = dict(level="token", divergence=None, beta=0.0, z_old=1.0, declares=None, reduction=None, advantage="group_mean")
 
 
@@ -34,13 +36,13 @@ def load(spec: str) -> Callable:
         raise ValueError(f"objective {spec!r}: expected FILE.py:NAME")
     if not pathlib.Path(path).is_file():
         raise ValueError(f"objective {spec!r}: there is no file {path}")
-    loader = importlib.machinery.SourceFileLoader("own_objective", path)
+    loader = importlib.machinery.SourceFileLoader(MODULE, path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     sys.modules[loader.name] = module
     sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
     try:
         loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path} does not import: {in_a_line(error)}") from error
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -74,20 +76,38 @@ def facts_of(function: Callable, settings: Mapping[str, Any]) -> dict:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class OwnObjective(Objective):
-    """A function of one's own, on inputs that `prepare` has cleaned; its metrics stand beside ours."""
+    """A function of one's own, with its settings, on inputs that `prepare` has cleaned; its metrics beside ours."""
 
     function: Callable
 
     def measured_loss(self, tokens: Batch, denominator):
         logp, behavior_logp, reference_logp, advantage, weight, mask = tokens
         constants = dict(reference_logp=reference_logp, weight=weight, denominator=denominator)
-        loss, metrics = self.function(logp, behavior_logp, advantage, mask, **constants)
-        own = {name: x if metric.is_metric(x) else metric.mean_of(x) for name, x in metrics.items()}
-        return loss, measure(tokens, as_tokens(tokens) if self.level == "token" else as_sequences(tokens)) | own
+        loss, own = returned(self.function(logp, behavior_logp, advantage, mask, **constants))
+        ours = measure(tokens, as_tokens(tokens) if self.level == "token" else as_sequences(tokens))
+        if taken := own.keys() & ours.keys():
+            raise ValueError(f"a metric named {min(taken)!r} is measured already; give it another name")
+        return loss, ours | own
+
+
+def returned(result) -> tuple:
+    """(loss, {name: metric}) of what a function of one's own returned; TypeError if that is something else."""
+    if not isinstance(result, tuple) or len(result) != 2 or jnp.shape(result[0]) or not isinstance(result[1], Mapping):
+        raise TypeError("what it returns is not a pair of a scalar loss and a dict of metrics")
+    if not all(isinstance(name, str) for name in result[1]):
+        raise TypeError(f"its metrics are named {list(result[1])}; expected words")
+    metrics = {}
+    for name, x in result[1].items():
+        try:
+            metrics[name] = x if metric.is_metric(x) else metric.mean_of(x)
+        except (TypeError, ValueError):
+            kinds = "an array, or mean_of and the like of rpg_jax.objectives.metrics"
+            raise TypeError(f"its metric {name!r} is a {type(x).__name__}; expected {kinds}") from None
+    return result[0], metrics
 
 
 def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> OwnObjective:
-    """The objective of a function with settings, `sampler_correction` among them; it declares nothing of itself.
+    """The objective of a function with settings, `sampler_correction` among them, and `facts_of` it.
 
     Raises ValueError for a function that cannot be called and differentiated as the contract says.
     """
@@ -101,7 +121,7 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
         divergence=facts["divergence"] if facts["beta"] else None,
         beta=facts["beta"],
         z_old=facts["z_old"],
-        declares=None,
+        declares=facts["declares"],
     )
     array, mask = jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((2, 3), bool)
     count = jax.ShapeDtypeStruct((), jnp.float32)
@@ -114,5 +134,8 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
 
 
 def in_a_line(error) -> str:
-    """What somebody else's code raised."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    """What somebody else's code raised, and on which of its lines."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_globals.get("__name__") == MODULE]
+    where = f" on line {lines[-1]}" if lines else ""
+    return f"{type(error).__name__}{where}: {' '.join(str(error).split())[:300]}"

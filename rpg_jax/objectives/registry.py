@@ -4,6 +4,7 @@ A recipe holds the defaults of its settings (None: unset, or resolved from the o
 settings into an `Objective`. To add a baseline, write its loss in `baselines` and add a line to `RECIPES`.
 """
 
+import dataclasses
 import difflib
 import functools
 import math
@@ -60,7 +61,7 @@ def make(name: str, **settings) -> Objective:
         cannot matter given the others, or one without a default that is missing.
     """
     if ":" in name:
-        return _own(name, settings)
+        return of_function(name, own.load(name), settings)
     if name not in RECIPES:
         known = f"known: {', '.join(RECIPES)}, and FILE.py:NAME"
         raise ValueError(f"unknown objective {name!r}{_nearest(name, RECIPES)}; {known}")
@@ -75,20 +76,30 @@ def _refuse_unknown(name, settings, known):
     for key in settings:
         if key not in known:
             has = ", ".join(known)
-            raise ValueError(f"objective {name!r} has no setting {key!r}{_nearest(key, known)}; it has: {has}")
+            unset = f"; leave {key} unset" if any(key in recipe.defaults for recipe in RECIPES.values()) else ""
+            raise ValueError(f"objective {name!r} has no setting {key!r}{_nearest(key, known)}; it has: {has}{unset}")
 
 
-def _own(spec, settings) -> Objective:
-    """A function of one's own; its settings are checked where their names are ours."""
-    function = own.load(spec)
-    known = {**own.settings_of(function), "advantage": None, "sampler_correction": None}
+def of_function(spec, function, settings) -> Objective:
+    """A function of one's own as an objective, see `own`; an `Objective` is one, and has settled all but two settings.
+
+    Raises ValueError as `make` does.
+    """
+    settled = isinstance(function, Objective)
+    known = {} if settled else own.settings_of(function)
+    known = {**known, "advantage": None, "sampler_correction": None}
     _refuse_unknown(spec, settings, known)
-    settings = known | {key: value for key, value in settings.items() if value is not None}
-    facts = own.facts_of(function, settings)
-    for key, value in (settings | facts).items():
-        if key in CHECKS and value is not None:
-            CHECKS[key](key, value)
-    return own.objective(spec, function, settings, facts)
+    given = {key: value for key, value in settings.items() if value is not None}
+    if settled:
+        return dataclasses.replace(function, settings={**function.settings, **checked(given)})
+    settings = known | given
+    checked({"sampler_correction": settings["sampler_correction"]})
+    return own.objective(spec, function, settings, checked(own.facts_of(function, settings)))
+
+
+def checked(facts) -> dict:
+    """What is said of an objective, as `CHECKS` leave it; a value that is None is left so."""
+    return {key: value if value is None else CHECKS[key](key, value) for key, value in facts.items()}
 
 
 def _nearest(word, known):
@@ -108,6 +119,14 @@ def _number(fits, expected, key, value):
     return float(value)
 
 
+def _declared(key, value):
+    claims = (value, value) if isinstance(value, str) else value
+    known = (EXACT, EXACT_MEAN, BIASED)
+    if not isinstance(claims, tuple | list) or len(claims) != 2 or not all(claim in known for claim in claims):
+        raise ValueError(f"{key}={value!r}; expected one of: {', '.join(known)}; or a pair of them, on and off policy")
+    return Claim(*claims)
+
+
 CHECKS = {
     "divergence": functools.partial(_choice, DIVERGENCES),
     "estimator": functools.partial(_choice, ("differentiable", "reinforce")),
@@ -117,6 +136,7 @@ CHECKS = {
     "clip_low": functools.partial(_number, lambda x: 0 < x <= 1, "above 0 and at most 1"),
     "clip_high": functools.partial(_number, lambda x: x > 0, "above 0"),
     "clip_c": functools.partial(_number, lambda x: x > 1, "above 1"),
+    "declares": _declared,
     "z_old": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"),
     "advantage": functools.partial(_choice, ADVANTAGES),
     "sampler_correction": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0, the largest weight"),
