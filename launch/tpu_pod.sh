@@ -45,6 +45,10 @@ for flag in "$@"; do
     --workdir=*) workdir="${flag#*=}" ;;
     --checkpoint_dir=gs://*) bucket="${flag#*=}" ;;
   esac
+  file="${flag#*=}" file="${file%%:*}"
+  if [[ "$file" == *.py && -f "$file" ]] && ! git ls-files --error-unmatch -- "$file" &>/dev/null; then
+    refuse "git does not track $file, which would not be sent; git add it"
+  fi
 done
 [[ -n "$workdir" && "$workdir" != [/~]* ]] || refuse "--workdir=FOLDER, relative to the repository, is needed"
 [[ -n "$bucket" ]] || refuse "--checkpoint_dir=gs://BUCKET/FOLDER is needed: the disks of a pod go with it"

@@ -61,7 +61,7 @@ def main(arguments):
         if _SLURM.value or _TPU.value:
             return write_jobs(out, sweep, left, arguments[1])
     if prepared:
-        return 0 if prepare(out, prepared) else cli.PREEMPTED
+        return 0 if prepare(out, prepared, stop) else cli.PREEMPTED
     at_once = min(_PARALLEL.value or machine.carries(), max(len(left), 1))
     print(f"runs in {out}: {len(sweep.runs)}, done: {len(sweep.runs) - len(left)}, at once: {at_once}", flush=True)
     if _DRY_RUN.value:
@@ -156,21 +156,30 @@ def make_warm_start(out, run, arguments, stop) -> int:
         if stop.is_set():
             process.terminate()
         time.sleep(POLL_SECONDS)
+    if stop.is_set() and process.returncode == -signal.SIGTERM:  # which came while it started
+        return cli.PREEMPTED
     return process.returncode if process.returncode >= 0 else 1
 
 
-def prepare(out, run) -> bool:
+def prepare(out, run, stop) -> bool:
     """Gives a run its warm start, trained now if nobody has; returns False when told to stop before it was."""
     folder = variants.shared_warm_start(out, run)
     if folder is None:
         return True
-    held, _ = lock(folder.with_name(f".{folder.name}.lock"))
+    guard = folder.with_name(f".{folder.name}.lock")
+    held, _ = lock(guard)
+    if held is None:
+        print("it is being trained by another process, which is waited for", flush=True)
+    while held is None:
+        if stop.wait(POLL_SECONDS):
+            return False
+        held, _ = lock(guard)
     with held:
         if not (folder / "done").exists():
             if not train_warm_start(run, folder):
                 return False
             workdir.write(folder, "done", "")
-    place_warm_start(out, run)
+        place_warm_start(out, run)  # by one at a time: others may prepare the same run
     return True
 
 
@@ -192,9 +201,16 @@ def place_warm_start(out, run) -> None:
     if folder is None or target.exists():
         return
     draft = target.with_name(".warm_start.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(folder / "warm_start", draft)
-    draft.rename(target)
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        for source in sorted((folder / "warm_start").rglob("*")):  # a folder before what is in it
+            copy = draft / source.relative_to(folder / "warm_start")
+            copy.mkdir() if source.is_dir() else shutil.copyfile(source, copy)
+        draft.rename(target)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
 
 
 def show_results(out, sweep, failed) -> None:

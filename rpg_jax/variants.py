@@ -16,7 +16,6 @@ import hashlib
 import json
 import pathlib
 import re
-import runpy
 from collections import Counter
 from typing import NamedTuple
 
@@ -122,8 +121,8 @@ def shared_warm_start(out, run: Run) -> pathlib.Path | None:
 
 def _load(file) -> dict:
     """The names that a Python file defines; refuses a dict in it that has a key twice, of which Python keeps one."""
-    source = pathlib.Path(file).read_text()
-    for node in ast.walk(ast.parse(source, file)):
+    tree = ast.parse(pathlib.Path(file).read_text(), file)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             keys = Counter(key.value for key in node.keys if isinstance(key, ast.Constant))
             for key, count in keys.items():
@@ -131,10 +130,50 @@ def _load(file) -> dict:
                     raise ValueError(
                         f"{file}, line {node.lineno}: a dict has {key!r} {count} times; rename or drop one"
                     )
+    names = {"__name__": pathlib.Path(file).stem, "__file__": file, _Distinct.NAME: functools.partial(_distinct, file)}
     try:
-        return runpy.run_path(file)
+        exec(compile(ast.fix_missing_locations(_Distinct().visit(tree)), file, "exec"), names)
+    except _Collision:
+        raise
     except Exception as error:
         raise ValueError(f"{file} does not run: {type(error).__name__}: {error}") from error
+    return names
+
+
+class _Collision(ValueError):
+    """A key that a dict would have twice."""
+
+
+def _distinct(file, line, pairs) -> dict:
+    found = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Collision(f"{file}, line {line}: a dict has {key!r} more than once, and would keep the last")
+        found[key] = value
+    return found
+
+
+class _Distinct(ast.NodeTransformer):
+    """Dict comprehensions, and VARIANTS = {**a, **b}, of whose equal keys Python keeps one, as calls of `_distinct`."""
+
+    NAME = "_distinct_"
+
+    def _call(self, node, pairs):
+        called = ast.Call(ast.Name(self.NAME, ast.Load()), [ast.Constant(node.lineno), pairs], [])
+        return ast.copy_location(called, node)
+
+    def visit_DictComp(self, node):
+        self.generic_visit(node)
+        return self._call(node, ast.ListComp(ast.Tuple([node.key, node.value], ast.Load()), node.generators))
+
+    def visit_Assign(self, node):
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Dict) and any(getattr(to, "id", "") == "VARIANTS" for to in node.targets):
+            parts = [ast.Dict([key], [value]) for key, value in zip(node.value.keys, node.value.values, strict=True)]
+            items = [ast.Call(ast.Attribute(part, "items", ast.Load()), [], []) for part in parts]
+            pairs = ast.List([ast.Starred(one, ast.Load()) for one in items], ast.Load())
+            node.value = self._call(node.value, pairs)
+        return node
 
 
 def _base_config(base, file) -> ConfigDict:
@@ -147,8 +186,8 @@ def _base_config(base, file) -> ConfigDict:
 
 def _seeds(seeds, file) -> list[int]:
     seeds = list(seeds) if isinstance(seeds, (list, tuple, range)) else [seeds]
-    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
-        raise ValueError(f"the seeds of {file} are {seeds}; expected whole numbers of at least 0, such as 0,1,2")
+    if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):  # noise has keys of 32 bits
+        raise ValueError(f"the seeds of {file} are {seeds}; expected whole numbers in 0..2**32 - 1, such as 0,1,2")
     twice = [seed for seed, count in Counter(seeds).items() if count > 1]
     if twice:
         raise ValueError(f"the seeds of {file} hold {twice[0]} more than once: those runs would be the same; drop one")

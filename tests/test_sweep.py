@@ -1,16 +1,18 @@
 """Sweeps: what a file may say, the pool under kills and failures, the scripts for clusters, and one sweep run."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import shlex
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from rpg_jax import variants
+from rpg_jax import sweep, variants
 from rpg_jax.sweeping import joblist, machine
 from rpg_jax.sweeping.pool import Pool, Task, lock
 
@@ -61,6 +63,8 @@ def test_a_run_is_a_training_with_flags(tmp_path):
         ("[('a', {}), ('a', {'objective.clip': 'rpg'})]", "'a' and 'a' of .* collide in name"),
         ("[('a', {}), ('A', {'objective.clip': 'rpg'})]", "'a' and 'A' of .* collide in name"),
         ("{'a': {'objective.beta': 1, 'objective.beta': 2}}", "has 'objective.beta' 2 times"),
+        ("{f'{x:.1f}': {'objective.beta': x} for x in (0.11, 0.12)}", "line 3: a dict has '0.1' more than once"),
+        ("{**{'a': {}}, **{'a': {'objective.clip': 'rpg'}}}", "line 3: a dict has 'a' more than once"),
         ("{'a': {}, 'b': {}}", "'a' and 'b' of .* have the same settings"),
         ("{'a/b': {}}", "expected a name"),
         ("{}", "at least one variant"),
@@ -100,6 +104,7 @@ def test_what_a_sweep_must_not_say(text, message, tmp_path):
         (HEAD + "SEEDS = ()\n", "seeds"),
         (HEAD + "SEEDS = (-1,)\n", "seeds"),
         (HEAD + "SEEDS = ('1',)\n", "seeds"),
+        (HEAD + "SEEDS = (2**32,)\n", "seeds"),
         (HEAD + "CONFIG = 3\n", "CONFIG"),
         (HEAD + "CONFIG = 'configs/sweeps/clips.py'\n", "no get_config"),
         (HEAD + "CONFIG = 'configs/nowhere.py'\n", "No such file"),
@@ -200,7 +205,7 @@ def test_a_run_that_outlives_its_pool_is_not_started_again(tmp_path):
     wait_for(folder / "begun")
     first.kill()
     first.wait()
-    assert lock(tmp_path / ".run.lock", wait=False) == (None, None)
+    assert lock(tmp_path / ".run.lock") == (None, None)
     looks = iter(range(10**6))
 
     def never():
@@ -210,6 +215,39 @@ def test_a_run_that_outlives_its_pool_is_not_started_again(tmp_path):
 
     assert Pool([task(folder, code)], 1, False, never).run() == {}
     assert (folder / "summary.json").exists()
+
+
+def test_what_cannot_be_started_is_a_failure_and_an_error_of_the_pool_leaves_nothing_running(tmp_path, capfd):
+    full = task(tmp_path / "full", QUICK)
+    full = dataclasses.replace(full, prepare=lambda: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert Pool([full, task(tmp_path / "good", QUICK)], 1, False, lambda: False).run() == {"full": 1}
+    assert "full cannot be started: [Errno 28] No space left" in capfd.readouterr().err
+    pool = Pool([task(tmp_path / "long", SAVES)], 1, False, lambda: 0 * (1 / (not (tmp_path / "long/begun").exists())))
+    with pytest.raises(ZeroDivisionError):
+        pool.run()
+    assert [one.process.returncode for one in pool.running] == [75]
+
+
+def test_told_to_stop_while_a_run_starts_is_no_failure(tmp_path):
+    (folder := tmp_path / "run").mkdir()
+    code = STEP + "(folder / 'begun').touch(); time.sleep(60)"
+    pool = Pool([task(folder, code)], 1, False, (folder / "begun").exists)
+    assert pool.run() == {} and len(pool.waiting) == 1
+
+
+def test_a_warm_start_that_another_trains_is_waited_for_until_told_to_stop(tmp_path, capsys):
+    run = variants.read(write(tmp_path, "{'a': {}}")).runs[0]
+    folder, stop = variants.shared_warm_start(tmp_path / "out", run), threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    held, _ = lock(folder.with_name(f".{folder.name}.lock"))
+    with held:
+        assert not sweep.prepare(tmp_path / "out", run, stop)
+    assert "trained by another process" in capsys.readouterr().out
+    (folder / "warm_start" / "3").mkdir(parents=True)
+    (folder / "warm_start" / "3" / "weights").write_text("w")
+    (folder / "done").touch()
+    assert sweep.prepare(tmp_path / "out", run, stop)
+    assert (tmp_path / "out" / "a" / "seed0" / "warm_start" / "3" / "weights").read_text() == "w"
 
 
 def test_memory_limits_what_is_at_once(monkeypatch, tmp_path):
@@ -229,6 +267,22 @@ def test_cores_are_shared(monkeypatch):
     assert machine.share_cores(2) == [[0, 2], [1, 3]] and machine.share_cores(1) == [[0, 1, 2, 3]]
     assert machine.share_cores(6) == [[0], [1], [2], [3], [0], [1]]
     assert machine.available_memory() > 0 and machine.resident_memory(os.getpid())[1] > 1e6
+
+
+def test_the_limits_of_a_container_count(monkeypatch, tmp_path):
+    group = tmp_path / "job" / "step"
+    group.mkdir(parents=True)
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "cores", lambda: list(range(16)))
+    monkeypatch.setattr(machine, "ACCELERATORS", ())
+    monkeypatch.setattr(machine, "_groups", lambda: [group, group.parent, tmp_path])
+    assert machine.carries() == 16
+    (group / "cpu.max").write_text("max 100000\n")
+    (group.parent / "cpu.max").write_text("250000 100000\n")
+    assert machine.carries() == 2
+    for name, text in {"max": "3000", "current": "2900", "stat": "anon 900\ninactive_file 1500"}.items():
+        (group.parent / f"memory.{name}").write_text(text)
+    assert machine.available_memory() == 1600
 
 
 def test_scripts_of_clusters_start_what_they_should(tmp_path):

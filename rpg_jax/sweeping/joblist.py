@@ -21,6 +21,7 @@ runs=(
 {runs}
 )
 read -r run flags <<<"${{runs[SLURM_ARRAY_TASK_ID]}}"
+[[ ! -f {out}/"$run"/summary.json ]] || exit 0 # done
 {prepare}eval "exec bash launch/slurm.sh $flags"
 """
 SLURM_PREPARE = """# The first one trains the warm start that all share; the others wait for it.
@@ -35,7 +36,7 @@ fi
 TPU = r"""#!/usr/bin/env bash
 # {count} runs of {sweep}, a TPU pod each. Start it in the root of the repository:
 #   bash {script} gs://BUCKET/FOLDER --zone=ZONE --type=TYPE [--spot] [--delete] [launch/tpu_pod.sh's other options]
-# PODS=4 before it has 4 at once; the same command goes on.
+# PODS=4 before it has 4 at once; the same command goes on and leaves out what is done.
 set -euo pipefail
 
 bucket="${{1:-}}"
@@ -49,18 +50,19 @@ one() {{
   read -r run flags <<<"${{runs[number]}}"
   eval "words=($flags)"
   shift
+  [[ ! -f {out}/"$run"/summary.json ]] || return 0 # done
 {prepare}  bash launch/tpu_pod.sh --name="{name}-$number" "$@" -- "${{words[@]}}" --checkpoint_dir="$bucket/$run"
 }}
 failed=0
 for number in "${{!runs[@]}}"; do
-  if (($(jobs -rp | wc -l) >= ${{PODS:-1}})); then wait -n || failed=1; fi
+  while (($(jobs -rp | wc -l) >= ${{PODS:-1}})); do wait -n || failed=1; done
   one "$number" "$@" &
 done
 while [[ -n "$(jobs -p)" ]]; do wait -n || failed=1; done
 exit "$failed"
 """
 TPU_PREPARE = """  {prepare} --prepare="$run"
-  gcloud storage rsync --recursive "{out}/$run/warm_start" "$bucket/$run/warm_start"
+  gcloud storage rsync --recursive {out}/"$run"/warm_start "$bucket/$run/warm_start"
 """
 
 
@@ -78,7 +80,15 @@ def _script(text, before, runs, *, sweep, script, out, prepare) -> str:
     """`prepare` is the command that gives a run its warm start, None where there is none."""
     lines = "\n".join("  " + shlex.quote(shlex.join([name, *flags])) for name, flags in runs)
     pod = re.sub("[^a-z0-9]+", "-", f"rpg-{out.name}".lower()).strip("-")[:50]
-    before = before.format(prepare=shlex.join(prepare), out=out) if prepare else ""
+    folder = shlex.quote(str(out))
+    before = before.format(prepare=shlex.join(prepare), out=folder) if prepare else ""
     return text.format(
-        count=len(runs), last=len(runs) - 1, sweep=sweep, script=script, name=pod, runs=lines, prepare=before
+        count=len(runs),
+        last=len(runs) - 1,
+        sweep=sweep,
+        script=script,
+        name=pod,
+        runs=lines,
+        out=folder,
+        prepare=before,
     )

@@ -37,16 +37,16 @@ class Running:
     begun: float
 
 
-def lock(path, wait=True):
-    """An ExitStack that holds a file's lock, which a process that gets the file descriptor holds as well.
+def lock(path):
+    """(ExitStack that holds a file's lock, descriptor); a process that gets the descriptor holds the lock as well.
 
-    Returns (None, None) when another holds it and `wait` is False, else (stack, descriptor).
+    Returns (None, None) when another holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(path.open("w"))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None, None
         return stack.pop_all(), file.fileno()
@@ -69,6 +69,17 @@ class Pool:
 
     def run(self) -> dict:
         """Returns {name: exit status} of the tasks that failed; a line on stdout tells of each that ends."""
+        try:
+            self.watch()
+        finally:  # an error of the pool's own leaves nothing behind that runs
+            for one in self.running:
+                one.process.terminate()
+            for one in self.running:
+                one.process.wait()
+        return self.failed
+
+    def watch(self) -> None:
+        """Starts tasks and sees to their end until none is left, or none runs and it was told to stop."""
         while self.running or (self.waiting and not self.should_stop()):
             for one in list(self.running):
                 self.largest = max(self.largest, machine.resident_memory(one.process.pid)[1])
@@ -84,7 +95,6 @@ class Pool:
             if self.running and time.monotonic() - self.told > QUIET_SECONDS:
                 self.tell("running " + ", ".join(f"{one.task.name} (step {one.task.steps()})" for one in self.running))
             time.sleep(POLL_SECONDS)
-        return self.failed
 
     def start(self) -> None:
         """Starts what fits of what waits; what another pool runs stays at the end of the queue until it is done."""
@@ -92,17 +102,11 @@ class Pool:
             if len(self.running) == len(self.cores) or not self.fits():
                 return
             task = self.waiting.pop(0)
-            held, descriptor = lock(task.folder.with_name(f".{task.folder.name}.lock"), wait=False)
-            if held is None:
-                self.waiting.append(task)
-                if task.name not in self.elsewhere:
-                    self.elsewhere.add(task.name)
-                    self.tell(f"{task.name} is run by another process, which is waited for")
-                continue
-            if task.is_done():
-                held.close()
-                continue
-            self.begin(task, held, descriptor)
+            try:
+                self.begin(task)
+            except OSError as error:  # a disk that is full, or may not be written
+                self.failed[task.name] = 1
+                self.tell(f"{task.name} cannot be started: {error}", sys.stderr)
 
     def fits(self) -> bool:
         """Whether memory allows another; beside a first one only after it has shown, in a step, how much it takes."""
@@ -112,16 +116,27 @@ class Pool:
         pids = [one.process.pid for one in self.running]
         return bool(seen) and machine.room(pids, max(1.1 * self.largest, machine.FIRST_GUESS))
 
-    def begin(self, task, held, descriptor) -> None:
-        slot = min(set(range(len(self.cores))) - {one.slot for one in self.running})
-        task.prepare()
-        with (task.folder / "log.txt").open("a") as output, _on(self.cores[slot]):
-            # In a session of its own, so that Ctrl-C comes to it as the SIGTERM on which it saves.
-            process = subprocess.Popen(
-                task.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                pass_fds=[descriptor], start_new_session=True,
-            )  # fmt: skip
-        self.running.append(Running(task, process, held, slot, time.monotonic()))
+    def begin(self, task) -> None:
+        """Starts a task, unless it is done by now; puts it back while another process runs it."""
+        held, descriptor = lock(task.folder.with_name(f".{task.folder.name}.lock"))
+        if held is None:
+            self.waiting.append(task)
+            if task.name not in self.elsewhere:
+                self.elsewhere.add(task.name)
+                self.tell(f"{task.name} is run by another process, which is waited for")
+            return
+        with held:
+            if task.is_done():
+                return
+            slot = min(set(range(len(self.cores))) - {one.slot for one in self.running})
+            task.prepare()
+            with (task.folder / "log.txt").open("a") as output, _on(self.cores[slot]):
+                # In a session of its own, so that Ctrl-C comes to it as the SIGTERM on which it saves.
+                process = subprocess.Popen(
+                    task.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    pass_fds=[descriptor], start_new_session=True,
+                )  # fmt: skip
+            self.running.append(Running(task, process, held.pop_all(), slot, time.monotonic()))
 
     def ended(self, one) -> None:
         status, spent = one.process.returncode, time.monotonic() - one.begun
@@ -132,6 +147,9 @@ class Pool:
         elif status == PREEMPTED:
             self.waiting.append(one.task)
             self.tell(f"{one.task.name} stopped after saving")
+        elif self.stopped and status == -signal.SIGTERM:
+            self.waiting.append(one.task)
+            self.tell(f"{one.task.name} stopped while it started")
         else:
             self.failed[one.task.name] = status if status > 0 else 1
             how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"failed with status {status}"
