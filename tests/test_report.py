@@ -1,5 +1,6 @@
 """Reports: estimates against scipy and exhaustive resampling, and pages of runs whole, unfinished, cut short, twice."""
 
+import html
 import html.parser
 import itertools
 import json
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from configs import paper
-from rpg_jax.reporting import page, published, runs
+from rpg_jax.reporting import figures, page, published, runs
 from rpg_jax.reporting.comparable import differences, incomparable
 from rpg_jax.reporting.comparison import compare, verdicts
 from rpg_jax.reporting.compose import document
 from rpg_jax.reporting.estimates import (
+    holm,
     improvement,
     improvement_estimate,
     interquartile_mean,
@@ -80,6 +82,12 @@ def test_the_permutation_test_is_scipys(x, y):
     ).pvalue
     assert permutation_p(x, y) == pytest.approx(expected)
     assert permutation_p(x, y) >= least_p(len(x), len(y)) - 1e-12
+
+
+def test_several_tests_are_corrected_as_holm_does():
+    """R's p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm")."""
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    assert list(holm([0.7, 0.6])) == [1.0, 1.0] and list(holm([0.02])) == [0.02]
 
 
 def test_the_least_p_is_that_of_separated_runs():
@@ -186,11 +194,11 @@ def test_the_page_of_a_whole_sweep(tmp_path):
     assert "| b | 5 | **0.6020** | **0.7020** | **0.6120** | **0.7120** |" in last
     assert "| c | 5 | <ins>0.2021</ins> | <ins>0.3021</ins> |" in last and "| a | 5 | 0.2020 | 0.3020 |" in last
     assert "| objective.name |" in text and "| b | b |" in text
-    assert rows["better than →"] and "1.00\\* (1.00 – 1.00)" in text
+    assert rows["better than →"] and "1.00\\*\\* (1.00 – 1.00)" in text
     assert "| 12.0 | 12.0 – 12.0 | 3.00 | 400 | 33 | - |" in text  # 4 steps of 3 s, 100 tokens each
     assert "b is significantly better than a, c (p = 0.0079)." in text
     assert "a is significantly worse than b (p = 0.0079)." in text
-    assert "2 of 3 pairs of variants differ significantly" in text
+    assert "2 of 3 pairs of variants differ significantly" in text and "Corrected for 3 pairs (Holm), 2 remain." in text
 
 
 def test_three_seeds_are_too_few_and_it_is_said(tmp_path):
@@ -226,6 +234,17 @@ def test_a_sweep_that_goes_on_is_compared_as_far_as_all_came(tmp_path):
     assert "a: seed 0 is unfinished (2 of 4 steps), compared as far as it came" in text
 
 
+def test_a_variant_that_has_hardly_begun_does_not_hold_up_the_others(tmp_path):
+    root = write_sweep(tmp_path / "sweep")
+    write_run(root / "new" / "seed0", {0: 0.5}, objective__name="new")
+    text = page_of(root)
+    assert "Variants are compared at step 4." in text and "2 of 3 pairs of variants differ significantly" in text
+    assert "new: seed 0 is unfinished (0 of 4 steps), not in the comparison at step 4" in text
+    assert "| new, seed 0 is unfinished (0 of 4 steps) | - | 0.5000 |" in text
+    found = compare(read(root)[0])
+    assert [v.name for v in found.evaluated] == ["a", "b", "c", "new"] and "new" in figures.curves(found)
+
+
 def test_runs_of_one_variant_and_different_lengths(tmp_path):
     write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2, 4: 0.5})
     write_run(tmp_path / "a" / "seed1", {0: 0.1, 2: 0.2, 4: 0.5, 6: 0.7}, 1, steps=6)
@@ -257,6 +276,31 @@ def test_a_run_that_is_there_twice_counts_once(tmp_path):
     ((second, first),) = twice
     assert (second.path.parent.parent.name, first.path.parent.parent.name) == ("y", "x")
     assert "the same run again, counted once" in page_of(tmp_path)
+
+
+def test_of_a_run_that_is_there_twice_the_longest_counts(tmp_path):
+    write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2})
+    again = write_run(tmp_path / "again" / "a" / "seed0", {0: 0.1, 4: 0.3})
+    (tmp_path / "again" / "circle").symlink_to(tmp_path)
+    ((variant,), ((shorter, longest),)) = read(tmp_path)
+    assert variant.runs == [longest] and (longest.path, shorter.last) == (again, 2)
+
+
+def test_linked_runs_are_found(tmp_path):
+    write_run(tmp_path / "scratch" / "a" / "seed0", {0: 0.1, 4: 0.3})
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(tmp_path / "scratch")
+    assert len(runs.find([tmp_path / "runs"])) == 1
+
+
+def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):
+    write_run(tmp_path / "a", {0: 0.1, 4: 0.3})
+    rows = write_run(tmp_path / "b", {0: 0.1, 4: 0.2}, objective__beta=1.0) / "metrics.jsonl"
+    rows.write_text(rows.read_text().replace("countdown", "sorting"))
+    text = page_of(tmp_path)
+    assert "held-out tasks that not all variants were evaluated on, left out: countdown, sorting" in text
+    assert "| a | 1 | **0.3000** | - | **0.3000** | - |" in text and "| a |  | 1.00 |" in text and "nan" not in text
+    assert "ahead" not in text and "With 1 run a variant nothing can be significant" in text
 
 
 def test_variants_of_one_folder_are_told_apart(tmp_path):
@@ -297,10 +341,14 @@ def test_the_papers_scores_stand_beside_ours(tmp_path):
 
 
 def test_names_cannot_break_the_page(tmp_path):
-    name = "<b>a|b*_`[x](y)"
+    name, other = "<b>a|b*_`[x](y)", "_$x_{$ ~~&lt;"
     write_run(tmp_path / name / "seed0", {0: 0.1, 4: 0.2})
+    write_run(tmp_path / other / "seed0", {0: 0.1, 4: 0.2}, objective__beta=1.0)
+    write_run(tmp_path / "1. #" / "seed0", {0: 0.1, 4: 0.2}, objective__beta=2.0)
     text = page_of(tmp_path)
-    assert "\\<b>a\\|b" in text
+    assert "\\<b>a\\|b" in text and r"\_\$x\_{\$ \~\~\&lt;" in text and "* 1\\. # is" in text
+    drawn = re.findall(r">([^<>]+)</text>", figures.dynamics(read(tmp_path)[0]))
+    assert {html.escape(name, quote=False), html.escape(other, quote=False)} <= set(drawn)  # as they are, in the legend
     blocks = document("</title>", [runs.read(path) for path in runs.find([tmp_path])], published.experiments())
     assert "<b>a" not in page.to_html("</title>", blocks).replace("&lt;", "")
 

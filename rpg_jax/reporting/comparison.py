@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 
 from rpg_jax.reporting.estimates import (
     Estimate,
+    holm,
     improvement_estimate,
     iqm_estimate,
     least_p,
@@ -16,19 +18,27 @@ from rpg_jax.reporting.estimates import (
 from rpg_jax.reporting.runs import Run, Variant
 
 SIGNIFICANT = 0.05
+MOST_NAMES = 8  # in a sentence
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """Variants at one step: the last one to which every finished run, and at least one run of each variant, came.
 
-    Unfinished runs that did not come so far are in `short`; they are shown, and not averaged with the others.
+    Unfinished runs that did not come so far are in `short`; they are shown, and not averaged with the others. A variant
+    none of whose runs came half as far as the finished ones does not hold up the others.
     """
 
-    variants: list[Variant]  # those with an evaluated run
+    variants: list[Variant]  # those with a run that came to the step
+    behind: list[Variant]  # those with an evaluated run, but none so far
     unseen: list[Variant]  # those without
     tasks: list[str]
+    partial: list[str]  # tasks that only some runs were evaluated on
     step: int
+
+    @property
+    def evaluated(self) -> list[Variant]:
+        return [*self.variants, *self.behind]
 
     def horizon(self, run: Run) -> int:
         """The last step that a run was evaluated at; -1 if none."""
@@ -42,7 +52,7 @@ class Comparison:
     @functools.cached_property
     def short(self) -> list[tuple[str, Run]]:
         """(variant name, run) of each run that was evaluated, but not so late."""
-        return [(v.name, run) for v in self.variants for run in v.runs if 0 <= self.horizon(run) < self.step]
+        return [(v.name, run) for v in self.evaluated for run in v.runs if 0 <= self.horizon(run) < self.step]
 
     @property
     def goes_on(self) -> list[str]:
@@ -74,22 +84,23 @@ class Comparison:
     @functools.cached_property
     def pairs(self) -> dict:
         """{(name, other name): `Pair`} of every two variants, both ways."""
+        scores = {name: self.last(members) for name, members in self.members.items()}
+        both_ways = list(itertools.combinations(scores, 2))
+        p = [permutation_p(scores[a], scores[b]) for a, b in both_ways]
         found = {}
-        for a, b in itertools.combinations(self.variants, 2):
-            x, y = self.last(self.members[a.name]), self.last(self.members[b.name])
-            chance, p = improvement_estimate(x, y), permutation_p(x, y)
-            gap = float(x.mean() - y.mean())
-            least = least_p(len(x), len(y))
-            found[a.name, b.name] = Pair(chance, p, least, gap)
+        for (a, b), alone, corrected in zip(both_ways, p, holm(p), strict=True):
+            chance = improvement_estimate(scores[a], scores[b])
+            gap, least = float(scores[a].mean() - scores[b].mean()), least_p(len(scores[a]), len(scores[b]))
+            found[a, b] = Pair(chance, alone, float(corrected), least, gap)
             turned = Estimate(1 - chance.value, 1 - chance.high, 1 - chance.low)
-            found[b.name, a.name] = Pair(turned, p, least, -gap)
+            found[b, a] = found[a, b]._replace(chance=turned, gap=-gap)
         return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     chance: Estimate  # that a run of the one beats one of the other on a task
     p: float  # of a permutation test
+    corrected: float  # that p, as Holm corrects it for all pairs
     least: float  # the smallest p that so many runs can give
     gap: float  # of mean scores
 
@@ -98,9 +109,14 @@ class Pair:
         return self.p < SIGNIFICANT
 
     @property
+    def is_certain(self) -> bool:
+        """Significant among all pairs, too."""
+        return self.corrected < SIGNIFICANT
+
+    @property
     def is_suggestive(self) -> bool:
         """The interval leaves out one half, and yet the runs are too few, or too alike, for the test."""
-        return not self.is_significant and not self.chance.low <= 0.5 <= self.chance.high
+        return not self.is_significant and (self.chance.low > 0.5 or self.chance.high < 0.5)
 
 
 def compare(variants) -> Comparison:
@@ -113,13 +129,21 @@ def compare(variants) -> Comparison:
     if not tasks:
         told = "; ".join(f"{name}: {', '.join(found[0])}" for name, found in each.items())
         raise ValueError(f"these runs have no held-out task in common ({told}); make a report of each")
-    ends = []
-    for variant in seen:
-        came = {run.path: max(run.evaluated(tasks), default=-1) for run in variant.runs}
-        ends += [max(came.values()), *(came[run.path] for run in variant.runs if run.is_finished and run.tasks)]
+    came = {v.name: {run.path: max(run.evaluated(tasks), default=-1) for run in v.runs} for v in seen}
+    ends = [came[v.name][run.path] for v in seen for run in v.runs if run.is_finished and run.tasks]
+    behind = [v for v in seen if max(came[v.name].values()) < min(ends, default=0) / 2]
+    ends += [max(came[v.name].values()) for v in seen if v not in behind]
     if min(ends) < 0:
         raise ValueError(f"a run has no evaluation that has all of {', '.join(tasks)}; make a report without it")
-    return Comparison(seen, [v for v in variants if v not in seen], tasks, min(ends))
+    every = dict.fromkeys(task for found in each.values() for some in found for task in some)
+    return Comparison(
+        variants=[v for v in seen if v not in behind],
+        behind=behind,
+        unseen=[v for v in variants if v not in seen],
+        tasks=tasks,
+        partial=[task for task in every if task not in tasks],
+        step=min(ends),
+    )
 
 
 def verdicts(comparison: Comparison) -> list[str]:
@@ -150,25 +174,37 @@ def verdicts(comparison: Comparison) -> list[str]:
 
 def _how_many(pairs, both_ways) -> str:
     found = sum(pairs[pair].is_significant for pair in both_ways)
-    count = len(both_ways)
-    return (
-        f"{found} of {count} pairs of variants differ significantly at 5 % (permutation test on the runs' mean scores, "
-        f"two-sided, not corrected for the number of pairs: about {0.05 * count:.1f} would by chance alone)."
+    certain = sum(pairs[pair].is_certain for pair in both_ways)
+    count, least = len(both_ways), min(pairs[pair].least for pair in both_ways)
+    told = (
+        f"{found} of {count} pair{'s' * (count != 1)} of variants differ significantly at 5 % (permutation test on the "
+        f"runs' mean scores, two-sided, each pair on its own)."
     )
+    if not found or count == 1:
+        return told
+    told += f" If no two differed, up to {SIGNIFICANT * count:.1f} would seem to by chance alone. "
+    if least * count >= SIGNIFICANT:
+        return told + (
+            f"Corrected for {count} pairs (Holm) none is significant, nor could one be: it takes a p below "
+            f"{SIGNIFICANT / count:.2g}, and so few runs give {least:.2g} at the least."
+        )
+    return told + f"Corrected for {count} pairs (Holm), {certain} remain{'s' * (certain == 1)}."
 
 
 def _too_few(comparison, pairs, both_ways) -> str:
     runs = sorted({len(members) for members in comparison.members.values()})
     least = min(pairs[pair].least for pair in both_ways)
     return (
-        f"With {' or '.join(map(str, runs))} runs a variant nothing can be significant at 5 %: even where every run of "
-        f"one beats every run of the other, chance alone does as much with probability {least:.2g}. "
-        f"More seeds are needed."
+        f"With {' or '.join(map(str, runs))} run{'s' * (runs != [1])} a variant nothing can be significant at 5 %: "
+        f"even where every run of one beats every run of the other, chance alone does as much with probability "
+        f"{least:.2g}. More seeds are needed."
     )
 
 
 def _listed(names, pairs, name) -> str:
-    """Names, those of one p together: "a, b (p = 0.0079), c (p = 0.02)"."""
+    """Names, those of one p together: "a, b (p = 0.0079), c (p = 0.02)"; of many, how many there are."""
+    if len(names) > MOST_NAMES:
+        return f"{len(names)} others (p at most {max(pairs[name, other].p for other in names):.2g})"
     by_p = {}
     for other in sorted(names, key=lambda other: pairs[name, other].p):
         by_p.setdefault(f"{pairs[name, other].p:.2g}", []).append(other)

@@ -16,7 +16,7 @@ MOST_SPLITS = 20000  # of a permutation test; more are drawn by lot
 
 
 class Estimate(NamedTuple):
-    """A point estimate and the interval around it."""
+    """A point estimate and the interval around it, which is NaN where one run alone says nothing of others."""
 
     value: float
     low: float
@@ -53,16 +53,20 @@ def resampled(scores, random, count=RESAMPLES) -> np.ndarray:
 
 def iqm_estimate(scores, seed=0) -> Estimate:
     """The interquartile mean with its 95 % stratified percentile bootstrap interval."""
-    return _estimate(interquartile_mean(scores), interquartile_mean(resampled(scores, np.random.default_rng(seed))))
+    return _estimate(
+        interquartile_mean(scores), interquartile_mean(resampled(scores, np.random.default_rng(seed))), len(scores)
+    )
 
 
 def improvement_estimate(x, y, seed=0) -> Estimate:
     """P(X > Y) with its 95 % stratified bootstrap interval, x and y resampled independently."""
     random = np.random.default_rng(seed)
-    return _estimate(improvement(x, y), improvement(resampled(x, random), resampled(y, random)))
+    return _estimate(improvement(x, y), improvement(resampled(x, random), resampled(y, random)), min(len(x), len(y)))
 
 
-def _estimate(value, resamples) -> Estimate:
+def _estimate(value, resamples, runs) -> Estimate:
+    if runs < 2:
+        return Estimate(float(value), math.nan, math.nan)
     low, high = np.quantile(resamples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(float(value), float(low), float(high))
 
@@ -84,6 +88,15 @@ def permutation_p(x, y, seed=0) -> float:
     sums = both[chosen].sum(axis=1)
     gaps = np.abs(sums / len(x) - (both.sum() - sums) / len(y))
     return float(np.mean(gaps >= abs(x.mean() - y.mean()) - 1e-12))
+
+
+def holm(p) -> np.ndarray:
+    """p-values of several tests as Holm (1979) corrects them: below a level, in all, by chance that often at most."""
+    p = np.asarray(p, np.float64)
+    order, left = np.argsort(p, kind="stable"), np.arange(len(p), 0, -1)
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(np.maximum.accumulate(left * p[order]), 1.0)
+    return corrected
 
 
 def least_p(runs_x: int, runs_y: int) -> float:

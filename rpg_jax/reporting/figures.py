@@ -30,16 +30,17 @@ def curves(comparison) -> str:
 
     Dashed where not all of its runs were evaluated; a vertical line at the step of comparison.
     """
-    found = {variant.name: comparison.curve(variant) for variant in comparison.variants}
+    found = {variant.name: comparison.curve(variant) for variant in comparison.evaluated}
     return _figure("curves", len(found), lambda axes: _draw_curves(axes, comparison, found), height=2.5)
 
 
 def _draw_curves(axes, comparison, found):
     from matplotlib.ticker import MaxNLocator
 
-    lows = [point.low for curve in found.values() for _, point in curve.values()]
-    highs = [point.high for curve in found.values() for _, point in curve.values()]
-    margin = 0.05 * (max(highs) - min(lows)) or 0.02
+    every = [point for curve in found.values() for _, point in curve.values()]
+    low, high = np.nanmin(every), np.nanmax(every)
+    margin = 0.05 * (high - low) or 0.02
+    span = low - margin, high + margin
     last = max(step for curve in found.values() for step in curve)
     for axis, (name, curve) in zip(axes, found.items(), strict=True):
         for other, behind in found.items():
@@ -53,7 +54,7 @@ def _draw_curves(axes, comparison, found):
             axis.plot([a, b], [u, v], color=INK, linewidth=1.8, linestyle="-" if full else "--")
         axis.plot(steps, values, color=INK, marker="o", markersize=3.5, linestyle="none")
         axis.set_title(f"{name} ({most} run{'s' * (most > 1)})", loc="left", fontsize=9, fontweight="bold")
-        axis.set_ylim(min(lows) - margin, max(highs) + margin)
+        axis.set_ylim(span)
         axis.set_xlim(-0.03 * last - 0.1, 1.03 * last + 0.1)
         axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         if comparison.step < last:
@@ -89,9 +90,11 @@ def dynamics(variants) -> str | None:
                 _draw_series(axis, number, variant, key, len(variants) <= MOST_BANDS)
             axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
             _frame(axis, "RL step", "")
-        handles, labels = axes[0].get_legend_handles_labels()
+        # Given by hand: Matplotlib's own choice leaves out names that begin with an underscore.
+        lines = {line.get_label(): line for axis in axes for line in axis.lines}
+        columns = min(4, len(lines), max(1, 120 // max(map(len, lines))))
         axes[0].figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, handlelength=5
+            lines.values(), lines, loc="outside lower center", ncols=columns, frameon=False, handlelength=5
         )
 
     return _figure("dynamics", len(logged), draw, height=2.8 + 0.1 * len(variants), columns=3)
@@ -109,7 +112,8 @@ def _draw_series(axis, number, variant, key, bands):
         _, low, high = np.array([iqm_estimate(there) for there in scores]).T
         axis.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
     axis.plot(
-        steps, values, **style, linewidth=1.3, label=variant.name, marker=MARKERS[number % len(MARKERS)],
+        steps, values, **style, linewidth=1.3, label=variant.name,
+        marker=MARKERS[(number + number // 12) % len(MARKERS)],  # after twelve, colors and dashes come again
         markersize=4, markevery=(number % max(len(steps) // 5, 1), max(len(steps) // 5, 1)),
     )  # fmt: skip
 
@@ -140,7 +144,7 @@ def _figure(name, panels, draw, height, width=12.0, columns=COLUMNS) -> str:
     columns = min(columns, panels)
     rows = math.ceil(panels / columns)
     width *= min(panels, 3) / 3  # few panels do not fill the page
-    with rc_context({"font.size": 9, "svg.hashsalt": name, "svg.fonttype": "none"}):
+    with rc_context({"font.size": 9, "svg.hashsalt": name, "svg.fonttype": "none", "text.parse_math": False}):
         figure = Figure(figsize=(width, height * rows), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axis in axes[panels:]:

@@ -2,6 +2,7 @@
 
 import html
 import re
+import urllib.parse
 from typing import NamedTuple
 
 STYLE = """
@@ -12,7 +13,7 @@ h1 { font-size: 1.6em; } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 
 th, td { border-bottom: 1px solid #bbb; padding: .25em .7em; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #111; }
 .many { font-size: .8em; } .many th, .many td { white-space: normal; padding: .25em .45em; }
-.interval { white-space: nowrap; }
+.interval { white-space: nowrap; } .many td:first-child { position: sticky; left: 0; background: #fff; }
 td.text { text-align: left; white-space: normal; min-width: 12em; }
 u { text-underline-offset: 3px; } figure { margin: 1em 0; } figcaption, .note { color: #333; font-size: .92em; }
 svg { max-width: 100%; height: auto; } @media print { body { max-width: none; } }
@@ -103,7 +104,7 @@ def _markdown(block, stem) -> str:
         case Bullets(lines):
             return "\n".join(f"* {_plain(line)}" for line in lines)
         case Figure(name, _, caption):
-            return f"![{name}]({stem}-{name}.svg)\n\n{_plain(caption)}"
+            return f"![{name}]({urllib.parse.quote(stem)}-{name}.svg)\n\n{_plain(caption)}"
         case Table(header, rows):
             rule = "|".join([" --- ", *[" ---: "] * (len(header) - 1)])
             lines = [
@@ -121,5 +122,6 @@ def _markdown_cell(cell) -> str:
 
 
 def _plain(text) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([\\`*_\[\]<|])", r"\\\1", " ".join(text.split()))
+    """Text that Markdown shows as it is: no marks, no formulas, and at its start no list, heading or quote."""
+    text = re.sub(r"([\\`*_\[\]<|~$&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"^(\d*)(>|[-+.)#]+ )", r"\1\\\2", text)

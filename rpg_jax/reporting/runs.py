@@ -103,9 +103,13 @@ def find(folders) -> list[pathlib.Path]:
     for folder in map(pathlib.Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder; name those of runs, or of a sweep")
-        here = []
-        for path, inner, files in os.walk(folder):
+        here, seen = [], set()
+        for path, inner, files in os.walk(folder, followlinks=True):
             inner.sort(key=_natural)
+            if os.path.realpath(path) in seen:  # links may lead in a circle
+                inner.clear()
+                continue
+            seen.add(os.path.realpath(path))
             if LOG in files or {"config.json", "log.txt"} <= set(files):  # the second has not come to its first step
                 here.append(pathlib.Path(path))
                 inner.clear()
@@ -148,23 +152,23 @@ def relevant(settings) -> dict:
 
 
 def variants(runs) -> tuple[list[Variant], list[tuple[Run, Run]]]:
-    """Groups of runs of the same settings and, of a settings and seed that is there twice, (the second, the first).
+    """Groups of runs of the same settings and, of a settings and seed that is there twice, (a shorter, the longest).
 
     A variant is named by the folder of its runs, which is the one above where folders are `seedN`; where two variants
     would have one name, by as much of their paths as tells them apart. Runs of one such folder that differ in their
     number of steps alone are of one variant. Runs without a config.json stand alone.
     """
-    groups, lengths, seen, twice = {}, {}, {}, []
+    copies, groups, lengths, twice = {}, {}, {}, []
     for run in runs:
         settings = {"path": str(run.path)} if run.settings is None else relevant(run.settings)
         steps = settings.pop("steps", None)
         key = json.dumps(settings, sort_keys=True)
         key = key, lengths.setdefault((key, _above_seeds(run.path)), steps)
-        first = seen.setdefault((key, run.seed), run)
-        if first is run:
-            groups.setdefault(key, []).append(run)
-        else:
-            twice.append((run, first))
+        copies.setdefault((key, run.seed), []).append(run)
+    for (key, _), same in copies.items():
+        longest = max(same, key=lambda run: run.last)  # the first of them
+        groups.setdefault(key, []).append(longest)
+        twice += [(run, longest) for run in same if run is not longest]
     folders = [tuple(dict.fromkeys(_above_seeds(run.path) for run in group)) for group in groups.values()]
     names = [
         _distinct(own, [other for n, other in enumerate(folders) if n != number]) for number, own in enumerate(folders)

@@ -20,22 +20,25 @@ DYNAMICS = (
 LAST_AND_BEST = (
     "Means over runs of held-out mean@k. Last: at the step of comparison. Best: the best of a run's evaluations until "
     "then, for each task on its own, and so chosen on the problems that it is measured by. Bold: best, underlined: "
-    "second best among variants; that says nothing of significance."
+    "second best among variants; that says nothing of significance. A row without a number of runs is of one that is "
+    "too short: at its own last evaluation."
 )
 IMPROVEMENTS = (
     "The chance that a run of the row's variant beats one of the column's on a task, with its 95 % interval; * where "
-    "the permutation test is below 5 %. With few runs percentile intervals are too narrow: the test is what counts."
+    "the permutation test is below 5 %, ** where it is after Holm's correction for all pairs, too. With few runs "
+    "percentile intervals are too narrow: the test is what counts."
 )
 COSTS = (
     "A run's wall seconds in rollouts, rewards, log-probs, updates and evaluations; tokens generated for training, "
-    "those of dropped groups among them. Wall seconds in all are those of the summary: the warm start, also where "
-    "runs share one, and compilation are in them."
+    "those of dropped groups among them; means over the runs that are finished, if any is. Wall seconds in all are "
+    "those of the summary: the warm start, also where runs share one, and compilation are in them."
 )
 DEFINITIONS = [
     "Interquartile mean (IQM): the mean of the middle half of the scores of all runs x tasks (Agarwal et al. 2021, "
     "arXiv 2108.13264).",
     "95 % interval or band: percentile bootstrap, the runs of each task redrawn with replacement on their own "
-    "(stratified); it speaks of other seeds on the same tasks and problems.",
+    "(stratified); it speaks of other seeds on the same tasks and problems and, where runs share a warm start, from "
+    "that one. One run has none.",
     "Probability of improvement: P(X > Y) + P(X = Y)/2 over pairs of runs, averaged over tasks (Mann and Whitney's U).",
     "Permutation test: a run is the unit, with its mean over tasks; all ways to divide the runs of two variants are "
     "counted, or 20,000 drawn where there are more.",
@@ -61,6 +64,8 @@ def caveats(found, variants, twice) -> list[str]:
         lines += [f"{variant.name}: {_name(run)} has logged no evaluation" for run in silent]
         late = [run for run in found.members.get(variant.name, ()) if not run.is_finished]
         lines += [f"{variant.name}: {_status(run)}, compared as far as it came" for run in late]
+    if found.partial:
+        lines.append(f"held-out tasks that not all variants were evaluated on, left out: {', '.join(found.partial)}")
     if found.goes_on:
         lines.append(
             f"runs are of different lengths: some of {', '.join(found.goes_on)} were evaluated after step "
@@ -71,8 +76,11 @@ def caveats(found, variants, twice) -> list[str]:
         f"{run.path}/metrics.jsonl: {_count(count, 'line')} cut short or not readable, left out; the others are used"
         for run, count in lost
     ]
-    lines += [f"{second.path} has the config and seed of {first.path}: the same run again, counted once"
-              for second, first in twice]  # fmt: skip
+    lines += [
+        f"{shorter.path} has the config and seed of {longest.path}, which came as far or farther: the same run again, "
+        "counted once"
+        for shorter, longest in twice
+    ]
     nameless = [run.path for v in variants for run in v.runs if run.settings is None]
     lines += [
         f"{path} has no config.json that can be read: its settings and planned length are unknown" for path in nameless
@@ -155,7 +163,7 @@ def interquartile_means(found) -> Table:
 
 
 def _interval(one, decimals) -> str:
-    return f"{one.low:.{decimals}f} – {one.high:.{decimals}f}"
+    return "-" if np.isnan(one.low) else f"{one.low:.{decimals}f} – {one.high:.{decimals}f}"
 
 
 def improvements(found) -> Table:
@@ -164,8 +172,9 @@ def improvements(found) -> Table:
         cells = []
         for other in names:
             pair = found.pairs.get((name, other))
-            star = "*" if pair and pair.is_significant else ""
-            cells.append(f"{pair.chance.value:.2f}{star} ({_interval(pair.chance, 2)})" if pair else "")
+            star = "*" * (pair.is_significant + pair.is_certain) if pair else ""
+            sure = f" ({_interval(pair.chance, 2)})" if pair and pair.chance.low >= 0 else ""
+            cells.append(f"{pair.chance.value:.2f}{star}{sure}" if pair else "")
         rows.append([name, *cells])
     return Table(["better than →", *names], rows)
 
@@ -173,7 +182,8 @@ def improvements(found) -> Table:
 def costs(variants) -> Table:
     rows = []
     for variant in variants:
-        runs = [run for run in variant.runs if run.seconds]
+        timed = [run for run in variant.runs if run.seconds]
+        runs = [run for run in timed if run.is_finished] or timed
         if not runs:
             rows.append([variant.name, "0", *["-"] * 6])
             continue
