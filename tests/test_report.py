@@ -23,6 +23,7 @@ from rpg_jax.reporting.comparable import differences, incomparable
 from rpg_jax.reporting.comparison import compare, verdicts
 from rpg_jax.reporting.compose import document
 from rpg_jax.reporting.estimates import (
+    Estimate,
     holm,
     improvement,
     improvement_estimate,
@@ -188,6 +189,7 @@ class Reader(html.parser.HTMLParser):
 
 def test_the_page_of_a_whole_sweep(tmp_path):
     text = page_of(write_sweep(tmp_path / "sweep"))
+    assert "\\- is unset" in text
     assert "every run is finished, of the same length, and evaluated alike" in text
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     last = text.split("## Last and best")[1].split("##")[0]
@@ -198,7 +200,7 @@ def test_the_page_of_a_whole_sweep(tmp_path):
     assert "| 12.0 | 12.0 – 12.0 | 3.00 | 400 | 33 | - |" in text  # 4 steps of 3 s, 100 tokens each
     assert "b is significantly better than a, c (p = 0.0079)." in text
     assert "a is significantly worse than b (p = 0.0079)." in text
-    assert "2 of 3 pairs of variants differ significantly" in text and "Corrected for 3 pairs (Holm), 2 remain." in text
+    assert "2 of 3 pairs of variants differ significantly" in text and "false finding is unlikely, leaves 2." in text
 
 
 def test_three_seeds_are_too_few_and_it_is_said(tmp_path):
@@ -348,6 +350,7 @@ def test_names_cannot_break_the_page(tmp_path):
     text = page_of(tmp_path)
     assert "\\<b>a\\|b" in text and r"\_\$x\_{\$ \~\~\&lt;" in text and "* 1\\. # is" in text
     drawn = re.findall(r">([^<>]+)</text>", figures.dynamics(read(tmp_path)[0]))
+    assert ">aaaaaaaaaaaaaaa…aaaaaaaaaaaaaab<" in figures.intervals({"a" * 90 + "b": Estimate(0.5, 0.4, 0.6)})
     assert {html.escape(name, quote=False), html.escape(other, quote=False)} <= set(drawn)  # as they are, in the legend
     blocks = document("</title>", [runs.read(path) for path in runs.find([tmp_path])], published.experiments())
     assert "<b>a" not in page.to_html("</title>", blocks).replace("&lt;", "")

@@ -178,17 +178,20 @@ def _how_many(pairs, both_ways) -> str:
     count, least = len(both_ways), min(pairs[pair].least for pair in both_ways)
     told = (
         f"{found} of {count} pair{'s' * (count != 1)} of variants differ significantly at 5 % (permutation test on the "
-        f"runs' mean scores, two-sided, each pair on its own)."
+        f"runs' mean scores, two-sided, each pair on its own)"
     )
     if not found or count == 1:
-        return told
-    told += f" If no two differed, up to {SIGNIFICANT * count:.1f} would seem to by chance alone. "
+        return f"{told}."
+    told += (
+        f"; up to {SIGNIFICANT * count:.1f} of {count} are to be expected by chance alone. Holm's correction for all "
+        f"{count} pairs, after which even one false finding is unlikely, leaves {certain or 'none'}"
+    )
     if least * count >= SIGNIFICANT:
-        return told + (
-            f"Corrected for {count} pairs (Holm) none is significant, nor could one be: it takes a p below "
-            f"{SIGNIFICANT / count:.2g}, and so few runs give {least:.2g} at the least."
+        told += (
+            f", and could not leave any: it takes a p below {SIGNIFICANT / count:.2g}, and so few runs give {least:.2g} "
+            "at the least"
         )
-    return told + f"Corrected for {count} pairs (Holm), {certain} remain{'s' * (certain == 1)}."
+    return f"{told}."
 
 
 def _too_few(comparison, pairs, both_ways) -> str:

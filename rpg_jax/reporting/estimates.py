@@ -91,7 +91,7 @@ def permutation_p(x, y, seed=0) -> float:
 
 
 def holm(p) -> np.ndarray:
-    """p-values of several tests as Holm (1979) corrects them: below a level, in all, by chance that often at most."""
+    """p-values [tests] as Holm (1979) corrects them: one in 20 times at most is any of them below 5 % by chance."""
     p = np.asarray(p, np.float64)
     order, left = np.argsort(p, kind="stable"), np.arange(len(p), 0, -1)
     corrected = np.empty_like(p)

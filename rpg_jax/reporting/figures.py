@@ -4,6 +4,8 @@ import io
 import itertools
 import math
 import re
+import textwrap
+import warnings
 
 import numpy as np
 
@@ -15,6 +17,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = "os^Dvx"
 COLUMNS = 4
 MOST_BANDS = 4  # in one panel
+MOST_LETTERS = 30  # over a panel, or beside it
 DYNAMICS = {
     "train/reward": "Training reward",
     "train/entropy": "Entropy, nats a token",
@@ -53,7 +56,8 @@ def _draw_curves(axes, comparison, found):
             full = curve[a][0] == curve[b][0] == most
             axis.plot([a, b], [u, v], color=INK, linewidth=1.8, linestyle="-" if full else "--")
         axis.plot(steps, values, color=INK, marker="o", markersize=3.5, linestyle="none")
-        axis.set_title(f"{name} ({most} run{'s' * (most > 1)})", loc="left", fontsize=9, fontweight="bold")
+        title = textwrap.fill(f"{name} ({most} run{'s' * (most > 1)})", MOST_LETTERS)
+        axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
         axis.set_ylim(span)
         axis.set_xlim(-0.03 * last - 0.1, 1.03 * last + 0.1)
         axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
@@ -71,11 +75,17 @@ def intervals(estimates: dict) -> str:
         for row, (_, one) in enumerate(ordered):
             axis.plot([one.low, one.high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=8)
             axis.plot([one.value], [row], color=INK, marker="o", markersize=5)
-        axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+        axis.set_yticks(range(len(ordered)), [_short(name) for name, _ in ordered])
         axis.set_ylim(-0.7, len(ordered) - 0.3)
-        _frame(axis, "IQM of held-out mean@k at the step of comparison, 95 % interval", "")
+        _frame(axis, "IQM of held-out mean@k, 95 % interval", "")
 
     return _figure("intervals", 1, draw, height=0.8 + 0.27 * len(ordered), width=21.0)
+
+
+def _short(name) -> str:
+    """Its start and its end, where it would not leave room for a figure; tables have all of it."""
+    half = MOST_LETTERS // 2
+    return name if len(name) <= 2 * half + 1 else f"{name[:half]}…{name[-half:]}"
 
 
 def dynamics(variants) -> str | None:
@@ -151,7 +161,9 @@ def _figure(name, panels, draw, height, width=12.0, columns=COLUMNS) -> str:
             axis.remove()
         draw(axes[:panels])
         file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # what Matplotlib's font lacks, a browser's has
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     return _compact(text[text.index("<svg") :], name)
 
