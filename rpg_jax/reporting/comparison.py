@@ -188,8 +188,8 @@ def _how_many(pairs, both_ways) -> str:
     )
     if least * count >= SIGNIFICANT:
         told += (
-            f", and could not leave any: it takes a p below {SIGNIFICANT / count:.2g}, and so few runs give {least:.2g} "
-            "at the least"
+            f", and could not leave any: it takes a p below {SIGNIFICANT / count:.2g}, and so few runs give "
+            f"{least:.2g} at the least"
         )
     return f"{told}."
 
