@@ -267,6 +267,17 @@ def test_lines_that_are_no_rows_are_counted(tmp_path):
     assert run.lost == 5 and run.last == 2 and run.scores["arithmetic"] == {0: 0.1, 2: 0.5}
 
 
+def test_values_of_another_kind_do_not_stop_a_report(tmp_path):
+    for seed in (0, "b", None):
+        folder = write_run(tmp_path / "a" / f"seed{seed}", {0: 0.1, 4: 0.2}, seed, rollout__samples=None)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"step": 3, "train/reward": {10**400}}}\n{{"step": 3, "deep": {"[" * 10**5}{"]" * 10**5}}}\n')
+        (folder / "summary.json").write_text('{"wall_seconds": null}')
+    write_run(tmp_path / "b" / "seed0", {0: 0.1, 4: 0.2})
+    text = page_of(tmp_path)
+    assert text.count("1 line cut short or not readable") == 3 and "| a | b | finished |" in text
+
+
 def test_a_run_that_is_there_twice_counts_once(tmp_path):
     for name in ("x", "y"):
         write_run(tmp_path / name / "rpg" / "seed0", {0: 0.1, 4: 0.2})

@@ -1,5 +1,7 @@
 """What may not differ between variants that are held against each other, on flat settings {"section.key": value}."""
 
+import math
+
 # What a variant learns from, starts from and is measured by. A section stands for all of its keys.
 SAME = (
     "data", "model.size", "model.checkpoint", "warm_start", "evaluation", "reward.function", "rollout.max_prompt",
@@ -32,9 +34,7 @@ def incomparable(variants: dict) -> list[str]:
     if any(settings.get("warm_start.steps") for settings in variants.values()):
         keys += [key for key in every if under(key, WARM_START) and key not in keys]
     lines = [_differing(key, {name: settings.get(key) for name, settings in variants.items()}) for key in keys]
-    budgets = {
-        name: settings.get(RESPONSES[0], 0) * settings.get(RESPONSES[1], 0) for name, settings in variants.items()
-    }
+    budgets = {name: math.prod(settings.get(key) or 0 for key in RESPONSES) for name, settings in variants.items()}
     lines.append(_differing(" x ".join(RESPONSES), budgets))
     return [line for line in lines if line]
 

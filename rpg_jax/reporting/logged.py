@@ -8,7 +8,7 @@ def read_json(path) -> dict | None:
     """The object in a file; None when there is no file, or no object in it."""
     try:
         found = json.loads(pathlib.Path(path).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -29,7 +29,7 @@ def read_rows(path) -> tuple[dict, int]:
         try:
             row = json.loads(line)
             rows[_step(row)] = row
-        except ValueError:
+        except (ValueError, RecursionError):  # not JSON, or too deep for its reader
             lost += 1
     return dict(sorted(rows.items())), lost
 

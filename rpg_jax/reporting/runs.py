@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 
 from rpg_jax.reporting.logged import read_json, read_rows
 from rpg_jax.settings import flatten, matters
@@ -75,6 +76,11 @@ class Run:
         return sum(_number(row.get(f"time/{phase}")) for row in self.rows.values() for phase in PHASES)
 
     @property
+    def wall_seconds(self) -> float:
+        """All of its wall seconds, as its summary says; 0 if it does not."""
+        return _number((self.summary or {}).get("wall_seconds"))
+
+    @property
     def tokens(self) -> float:
         """Tokens generated for training, those of dropped groups among them."""
         rate = "throughput/rollout_tokens_per_second"
@@ -86,7 +92,7 @@ class Run:
 
 
 def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _number(value) -> float:

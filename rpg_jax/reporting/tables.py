@@ -190,7 +190,7 @@ def costs(variants) -> Table:
             continue
         seconds, tokens = np.array([run.seconds for run in runs]), np.array([run.tokens for run in runs])
         steps = np.array([max(run.last, 1) for run in runs])
-        wall = [run.summary["wall_seconds"] for run in runs if run.summary and "wall_seconds" in run.summary]
+        wall = [run.wall_seconds for run in runs if run.wall_seconds]
         rows.append([
             variant.name,
             str(len(runs)),
@@ -253,7 +253,7 @@ def runs(found, variants) -> Table:
     """Every run there is, with how far it came."""
     rows = []
     for variant in variants:
-        for run in sorted(variant.runs, key=lambda run: (run.seed is None, run.seed)):
+        for run in variant.runs:
             state = "finished" if run.is_finished else "unfinished" if run.last >= 0 else "nothing logged"
             steps = f"{max(run.last, 0)} of {run.planned or '?'}"
             rows.append([variant.name, "-" if run.seed is None else str(run.seed), state, steps,
