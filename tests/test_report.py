@@ -275,7 +275,7 @@ def test_values_of_another_kind_do_not_stop_a_report(tmp_path):
         (folder / "summary.json").write_text('{"wall_seconds": null}')
     write_run(tmp_path / "b" / "seed0", {0: 0.1, 4: 0.2})
     text = page_of(tmp_path)
-    assert text.count("1 line cut short or not readable") == 3 and "| a | b | finished |" in text
+    assert text.count("1 line cut short or not readable") == 3 and "| b | finished |" in text
 
 
 def test_a_run_that_is_there_twice_counts_once(tmp_path):
