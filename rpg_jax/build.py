@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from rpg_jax import data, objectives, parallel
 from rpg_jax.models import Model, huggingface, named, unstack_layers
@@ -90,8 +91,12 @@ def build_run(config, log=print, *, devices=None, problems=None) -> Run:
 
 
 def to_read(config):
-    """A run's config, to read its checkpoints on this machine: its devices may be fewer, or of another kind."""
+    """A run's config, to read its checkpoints on this machine: its devices may be fewer, or of another kind.
+
+    The objective is another, since nothing is learned: one of the user's own need not be here.
+    """
     config.model.attention = "auto"
+    config.objective = ConfigDict(dict(name="reinforce", denominator=None))
     try:
         parallel.make_mesh(**config.mesh)
     except ValueError:

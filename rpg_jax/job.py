@@ -61,8 +61,6 @@ def check_same(config) -> None:
     """Raises ValueError on every process when they were started with other configs, code or versions of JAX."""
     package = pathlib.Path(__file__).parent
     files = {f"code of {file.relative_to(package.parent)}": file for file in sorted(package.rglob("*.py"))}
-    own = [name.rpartition(":")[0] for name in (config.reward.function or "", config.objective.name)]
-    files |= {f"code of {name}": pathlib.Path(name) for name in own if pathlib.Path(name).is_file()}
     code = {name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for name, file in files.items()}
     settings = of_config(config, "config.")
     multihost.check_same({**settings, **code, "jax": jax.__version__, "python": platform.python_version()})

@@ -55,13 +55,15 @@ def main(arguments):
         out = pathlib.Path(_OUT.value or f"runs/{sweep.name}")
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out={out} is a file; name a folder")
-        variants.check_begun(out, sweep.runs)
+        outdated = variants.check_begun(out, sweep.runs)
         prepared = _named(sweep, _PREPARE.value) if _PREPARE.value else None
-        left = [run for run in sweep.runs if not is_done(out, run)]
+        left = [run for run in sweep.runs if not variants.is_done(out, run)]
         if _SLURM.value or _TPU.value:
             return write_jobs(out, sweep, left, arguments[1])
     if prepared:
         return 0 if prepare(out, prepared, stop) else cli.PREEMPTED
+    for text, names in outdated.items():
+        print(f"warning: {text} since these were trained, which stay as they are: {', '.join(names)}", file=sys.stderr)
     at_once = min(_PARALLEL.value or machine.carries(), max(len(left), 1))
     print(f"runs in {out}: {len(sweep.runs)}, done: {len(sweep.runs) - len(left)}, at once: {at_once}", flush=True)
     if _DRY_RUN.value:
@@ -77,7 +79,7 @@ def main(arguments):
             return status
         failed = Pool([task(out, run) for run in left], at_once, _PARALLEL.value is None, stop.is_set).run()
     show_results(out, sweep, failed)
-    if stop.is_set() and not all(is_done(out, run) for run in left):
+    if stop.is_set() and not all(variants.is_done(out, run) for run in left):
         return stopped()
     return max(failed.values(), default=0)
 
@@ -100,10 +102,6 @@ def _named(sweep, name):
     return run
 
 
-def is_done(out, run) -> bool:
-    return (out / run.name / "summary.json").exists()
-
-
 def train_command(out, run) -> list[str]:
     return [sys.executable, "-m", "rpg_jax.train", *run.flags, f"--workdir={out / run.name}"]
 
@@ -115,7 +113,7 @@ def task(out, run) -> Task:
         command=train_command(out, run),
         folder=folder,
         prepare=lambda: place_warm_start(out, run),
-        is_done=lambda: is_done(out, run),
+        is_done=lambda: variants.is_done(out, run),
         steps=lambda: max(read_rows(folder / "metrics.jsonl")[0], default=0),
     )
 

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from rpg_jax import build
 from rpg_jax.reporting.comparable import incomparable, warm_start_settings
 from rpg_jax.reporting.logged import read_json
-from rpg_jax.settings import changes, flatten, matters, of_config
+from rpg_jax.settings import changes, edited, flatten, matters, of_config
 from rpg_jax.training.reference import ReferenceSchedule
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -100,16 +100,34 @@ def read(named: str, seeds=None) -> Sweep:
     return Sweep(file, runs)
 
 
-def check_begun(out, runs) -> None:
-    """Raises ValueError for a run in `out` that was begun with other settings than the sweep now has."""
+def is_done(out, run: Run) -> bool:
+    """Whether a run in `out` has come to its end."""
+    return (out / run.name / "summary.json").exists()
+
+
+def check_begun(out, runs) -> dict:
+    """Raises ValueError for a run in `out` that was begun with other settings than the sweep now has.
+
+    A file of one's own that was edited is such a change for a run that is not done; of those that are, returns
+    {what was edited since: their names}.
+    """
+    outdated = {}
     for run in runs:
         begun = read_json(out / run.name / "config.json")
-        changed = changes(flatten(begun), run.settings) if begun else []
+        if begun is None:
+            continue
+        changed, files = (compare(flatten(begun), run.settings) for compare in (changes, edited))
+        if is_done(out, run):
+            for text in files:
+                outdated.setdefault(text, []).append(run.name)
+        else:
+            changed += files
         if changed:
             raise ValueError(
                 f"{out / run.name} was begun with other settings ({'; '.join(changed)}); give another --out, or delete "
                 f"that folder"
             )
+    return outdated
 
 
 def shared_warm_start(out, run: Run) -> pathlib.Path | None:

@@ -16,7 +16,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from rpg_jax.cli import Mistake
-from rpg_jax.settings import changes, flatten
+from rpg_jax.settings import as_json, changes, edited, flatten
 from rpg_jax.training.logs import write_text_atomic
 
 RECORD = "checkpoint_dir"
@@ -30,7 +30,7 @@ def open_workdir(path, config: ConfigDict, accept_change: bool, given=None) -> t
 
     A Mistake when a run of another config is there, unless that is accepted, or when the folder cannot be written.
     """
-    path, settings = pathlib.Path(path), json.loads(config.to_json_best_effort())
+    path, settings = pathlib.Path(path), as_json(config)
     text, folder = json.dumps(settings, indent=2) + "\n", checkpoint_dir(path, given)
     with _reachable(folder, "written"):
         if has_begun(folder) and (folder / "config.json").exists() and not accept_change:
@@ -45,7 +45,7 @@ def open_workdir(path, config: ConfigDict, accept_change: bool, given=None) -> t
 def check_shared(folder, config: ConfigDict) -> None:
     """Raises ValueError on a process that does not see what the first one wrote into the folder of checkpoints."""
     file = epath.Path(folder) / "config.json"
-    if not file.exists() or json.loads(file.read_text()) != json.loads(config.to_json_best_effort()):
+    if not file.exists() or json.loads(file.read_text()) != as_json(config):
         raise ValueError(
             f"{platform.node()} does not see {file} as process 0 wrote it: all processes need one folder of "
             f"checkpoints; give a --checkpoint_dir or --workdir that they share"
@@ -123,7 +123,8 @@ def _resolved(folder) -> str:
 
 
 def _refuse_other(folder, old: dict, new: dict):
-    if changed := changes(flatten(old), flatten(new)):
+    old, new = flatten(old), flatten(new)
+    if changed := changes(old, new) + edited(old, new):
         raise Mistake(
             f"{folder} holds a run of another config ({'; '.join(changed)}); give another --workdir, "
             f"or --accept_config_change to go on from its checkpoint with the new values"

@@ -212,4 +212,4 @@ def test_hosts_must_have_the_same_file(mine, monkeypatch):
     file = pathlib.Path(mine("plain").removesuffix(":plain"))
     file.write_text(file.read_text() + "\n# changed")
     job.check_same(config)
-    assert [key for key in compared[0] if compared[0][key] != compared[1][key]] == [f"code of {file}"]
+    assert [key for key in compared[0] if compared[0][key] != compared[1][key]] == ["config.code.objective"]

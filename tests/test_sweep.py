@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from rpg_jax import sweep, variants
+from rpg_jax import build, cli, sweep, variants, workdir
 from rpg_jax.sweeping import joblist, machine
 from rpg_jax.sweeping.pool import Pool, Task, lock
 
@@ -132,6 +132,27 @@ def test_a_run_begun_with_other_settings_is_refused(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"other settings \(objective.beta: 0.25 -> 0.5\)"):
         variants.check_begun(tmp_path / "out", runs)
+
+
+def test_a_file_that_was_edited_is_another_setting_of_what_is_not_done(tmp_path):
+    mine = tmp_path / "loss.py"
+    mine.write_text((ROOT / "docs" / "tempered.py").read_text())
+    file = write(tmp_path, f"{{'a': {{'objective.name': '{mine}:tempered'}}}}")
+    runs = variants.read(file, [0]).runs
+    path, _ = workdir.open_workdir(tmp_path / "a" / "seed0", runs[0].config, False)
+    (path / "checkpoints" / "1").mkdir(parents=True)
+    workdir.open_workdir(path, runs[0].config, False)
+    assert variants.check_begun(tmp_path, runs) == {}
+    mine.write_text(mine.read_text() + "# edited")
+    with pytest.raises(ValueError, match="loss.py:tempered has been edited"):
+        variants.check_begun(tmp_path, runs)
+    with pytest.raises(cli.Mistake, match="loss.py:tempered has been edited"):
+        workdir.open_workdir(path, runs[0].config, False)
+    (path / "summary.json").touch()
+    assert variants.check_begun(tmp_path, runs) == {f"{mine}:tempered has been edited": ["a/seed0"]}
+    mine.unlink()
+    config = build.to_read(workdir.read_config(path))
+    assert build.build_objective(config).name == "reinforce"  # who evaluates a run has no need of its objective
 
 
 # The pool, with commands that take no time.
