@@ -299,11 +299,13 @@ def test_of_a_run_that_is_there_twice_the_longest_counts(tmp_path):
     assert variant.runs == [longest] and (longest.path, shorter.last) == (again, 2)
 
 
-def test_linked_runs_are_found(tmp_path):
-    write_run(tmp_path / "scratch" / "a" / "seed0", {0: 0.1, 4: 0.3})
+def test_linked_runs_are_found_in_the_order_of_their_numbers(tmp_path):
+    names = ["beta-0", "beta-1e-05", "beta-0.05", "beta-0.1", "beta-2", "beta-10", "none"]
+    for name in reversed(names):
+        write_run(tmp_path / "scratch" / name, {0: 0.1})
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(tmp_path / "scratch")
-    assert len(runs.find([tmp_path / "runs"])) == 1
+    assert [path.name for path in runs.find([tmp_path / "runs"])] == names
 
 
 def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):

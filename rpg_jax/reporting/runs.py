@@ -128,8 +128,9 @@ def find(folders) -> list[pathlib.Path]:
 
 
 def _natural(name) -> list:
-    """Sorts beta-2 before beta-10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
+    """Sorts beta-0.05 before beta-0.1, and beta-2 before beta-10."""
+    parts = re.split(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)", name)
+    return [float(part) if number % 2 else part for number, part in enumerate(parts)]
 
 
 def read(path) -> Run:

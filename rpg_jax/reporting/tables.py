@@ -42,7 +42,7 @@ DEFINITIONS = [
     "Probability of improvement: P(X > Y) + P(X = Y)/2 over pairs of runs, averaged over tasks (Mann and Whitney's U).",
     "Permutation test: a run is the unit, with its mean over tasks; all ways to divide the runs of two variants are "
     "counted, or 20,000 drawn where there are more. Holm's correction keeps the chance of even one false finding among "
-    "all pairs below 5 %.",
+    "all pairs below 5 %. What is not significant may differ all the same: few runs show large differences alone.",
 ]
 
 
