@@ -8,7 +8,7 @@
 Sums over every outcome of small policies (a softmax, and sequences of fixed and of varying length), in float64, with
 the policy equal to the behavior policy or not, and the reference equal to it or not. Two measures: each sample's
 gradient against −(wA − beta·r·kappa(u)) ∇log policy, and the expected gradient against the derivative of the exact
-objective.
+objective. Of what is biased off policy, a second table says how far off it is at growing KL from the behavior policy.
 
 A function of your own takes (logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None),
 all [B, T] but the scalar denominator, and returns (loss, metrics); further keyword-only parameters are its settings.
@@ -28,6 +28,7 @@ import json
 import math
 import pathlib
 import shutil
+import statistics
 import sys
 import time
 from typing import NamedTuple
@@ -37,7 +38,19 @@ import jax.numpy as jnp
 from absl import flags
 
 from rpg_jax import cli, objectives, verify_tradeoff
-from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Gap, Target, contract_faults, examine, level_gap, worst
+from rpg_jax.exact import (
+    CONDITIONS,
+    MOVED,
+    SPACES,
+    VERDICTS,
+    Condition,
+    Gap,
+    Target,
+    contract_faults,
+    examine,
+    level_gap,
+    worst,
+)
 from rpg_jax.objectives import DIVERGENCES, Claim, own
 from rpg_jax.objectives.advantages import kl_penalty, to_go
 from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
@@ -73,11 +86,22 @@ class Case(NamedTuple):
 
 class Finding(NamedTuple):
     case: Case
-    gaps: list  # of each member, (space name, condition) -> Gap
+    gaps: list  # of each member, (space name, condition) -> a Gap of each problem
 
     def verdict(self, on_policy: bool) -> Gap:
-        """Worst over masses, spaces and references."""
-        return worst(gap for gaps in self.gaps for (_, c), gap in gaps.items() if c.on_policy == on_policy)
+        """Worst over masses, spaces, references and problems."""
+        return worst(gap for c in CONDITIONS if c.on_policy == on_policy for gap in self.at(c))
+
+    def at(self, condition: Condition) -> list[Gap]:
+        """Of every member, space and problem."""
+        return [gap for gaps in self.gaps for (_, c), each in gaps.items() if c == condition for gap in each]
+
+    def drift(self) -> dict[float, float]:
+        """Distance -> bias of the median problem, of |∇J|; 0 where the verdict is exact."""
+        return {
+            c.distance: statistics.median(0 if gap.verdict != BIASED else gap.expected for gap in self.at(c))
+            for c in MOVED
+        }
 
     def holds(self) -> bool:
         """Whether nothing falls short of what is declared."""
@@ -177,7 +201,9 @@ def as_json(finding: Finding) -> list[dict]:
                 "expected_gap_after_rescaling": number(gap.residual),
                 "best_scale": number(gap.scale),
             }
-            for (space, condition), gap in gaps.items()
+            for (space, condition), each in gaps.items()
+            if condition in CONDITIONS
+            for gap in [worst(each)]
         ]
         objects.append(
             {
@@ -194,6 +220,7 @@ def as_json(finding: Finding) -> list[dict]:
                 "bias_percent": {
                     name: number(100 * gap.expected) if gap.verdict == BIASED else 0.0 for name, gap in verdicts.items()
                 },
+                "bias_percent_by_kl": {f"{kl:g}": number(100 * bias) for kl, bias in one.drift().items()},
                 "holds": one.holds(),
                 "measurements": measured,
             }
@@ -224,6 +251,18 @@ def print_table(header: tuple, rows: list[tuple]):
     for cells in rows:
         table.add_row(*cells, style="bold red" if cells[-1] == "NO" else None)
     Console().print(table)
+
+
+def print_drift(findings):
+    """Of what is biased off policy, how far off it is at each distance."""
+    rows = [
+        (*finding.case[:5], *(f"{100 * bias:.3g} %" for bias in finding.drift().values()))
+        for finding in findings
+        if finding.verdict(False).verdict == BIASED
+    ]
+    if rows:
+        print("\nBias as the policy moves away, by KL(behavior || policy) in nats a sequence (median problem):")
+        print_table((*HEADER[:5], *map(str, MOVED)), rows)
 
 
 def print_levels(gaps: dict):
@@ -294,6 +333,7 @@ def main(argv):
             ]
             levels = level_gap("urkl", PROBLEMS)
     print_table(HEADER, [row(finding) for finding in findings])
+    print_drift(findings)
     if levels:
         print_levels(levels)
     for fault in faults:

@@ -7,7 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rpg_jax.exact import CONDITIONS, SPACES, VERDICTS, Target, contract_faults, examine, level_gap, targets, worst
+from rpg_jax.exact import (
+    CONDITIONS,
+    MOVED,
+    SPACES,
+    VERDICTS,
+    Target,
+    contract_faults,
+    examine,
+    level_gap,
+    targets,
+    worst,
+)
 from rpg_jax.exact.enumeration import every_sequence, random_problems, token_logprobs
 from rpg_jax.objectives import DIVERGENCES, Divergence, make
 
@@ -15,10 +26,13 @@ EXACT, EXACT_MEAN, BIASED = VERDICTS
 
 
 def verdicts(objective, target=None, **kwargs):
-    """(on policy, off policy), each the worst over spaces and references."""
+    """(on policy, off policy), each the worst over spaces, distances and references."""
     target = target or Target(objective.level, objective.divergence, objective.beta, objective.z_old)
     gaps = examine(objective, target, count=3, **kwargs)
-    return tuple(worst(g for (_, c), g in gaps.items() if c.on_policy == on).verdict for on in (True, False))
+    off, on = [], []
+    for (_, condition), each in gaps.items():
+        (on if condition.on_policy else off).extend(each)
+    return worst(on).verdict, worst(off).verdict
 
 
 def constant(name="rpg", **settings):
@@ -43,6 +57,17 @@ def test_problems_off_policy_reach_every_bound():
             logp, mu = (jax.vmap(functools.partial(token_logprobs, space))(x) for x in problem[:2])
             w = np.exp(logp - mu)
         assert (w > 3).any() and (w < 0.8).any() and ((w > 1.28) & (w < 3)).any() and ((w > 0.8) & (w < 1.28)).any()
+
+
+def test_problems_are_as_far_as_they_say():
+    for space in SPACES:
+        for condition in MOVED:
+            with jax.enable_x64():
+                problem = random_problems(space, condition, 2)
+                logp, mu = (
+                    np.asarray(jax.vmap(functools.partial(token_logprobs, space))(x)).sum(-1) for x in problem[:2]
+                )
+            np.testing.assert_allclose((np.exp(mu) * (mu - logp)).sum(-1), condition.distance, rtol=1e-9)
 
 
 def test_exact_gradient_is_the_slope_of_the_objective():

@@ -86,6 +86,11 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
     assert named["gspo", "ppo"] == named["gspo", "none"] == (biased, biased)
     assert named["gpg", "-"] == named["cispo", "-"] == named["dr_grpo", "ppo"] == (exact, biased)
     assert named["reinforce_pp", "ppo"] == named["reinforce_pp_baseline", "none"] == (exact, biased)
+    moved = {(e["objective"], e["clip"]): list(e["bias_percent_by_kl"].values()) for e in report["objectives"]}
+    assert moved["dapo", "none"] == moved["grpo_corrected", "none"] == [0, 0, 0, 0]
+    for name, clip in (("reinforce", "-"), ("grpo", "none"), ("reinforce_pp_baseline", "none"), ("cispo", "-")):
+        assert moved[name, clip] == sorted(moved[name, clip]) and moved[name, clip][-1] > 20
+    assert "away, by KL(behavior || policy)" in done.stdout and "KL 0.001  KL 0.01" in done.stdout
     one = report["objectives"][0]["measurements"]
     assert len(one) == 12 and all(m["expected_gap"] < 1e-12 for m in one)
 

@@ -6,10 +6,20 @@ Reading order: enumeration, targets, certify, contract; then moments, groups, tr
 
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, level_gap, worst
 from rpg_jax.exact.contract import contract_faults
-from rpg_jax.exact.enumeration import CONDITIONS, SPACES, Condition, Problem, Space, every_sequence, random_problems
+from rpg_jax.exact.enumeration import (
+    CONDITIONS,
+    MOVED,
+    SPACES,
+    Condition,
+    Problem,
+    Space,
+    every_sequence,
+    random_problems,
+)
 
 __all__ = [
     "CONDITIONS",
+    "MOVED",
     "SPACES",
     "VERDICTS",
     "Condition",

@@ -60,21 +60,30 @@ class Problem(NamedTuple):
 class Condition(NamedTuple):
     on_policy: bool
     reference_is_behavior: bool
+    distance: float | None = None  # KL(behavior || policy), nats a sequence; None: whatever the draws make it
 
     def __str__(self):
+        if self.distance is not None:
+            return f"KL {self.distance:g}"
         sign = "=" if self.reference_is_behavior else "≠"
         return f"{'on' if self.on_policy else 'off'} policy, reference {sign} behavior"
 
 
 CONDITIONS = tuple(Condition(on, same) for on in (True, False) for same in (True, False))
+MOVED = tuple(Condition(False, True, distance) for distance in (0.001, 0.01, 0.1, 1.0))
 
 
 def random_problems(space: Space, condition: Condition, count: int, seed: int = 0) -> Problem:
-    """`count` problems. Off policy, logits move by normal draws of deviation 0.7: ratios pass every bound of a clip."""
+    """`count` problems. Off policy, logits move by normal draws of deviation 0.7: ratios pass every bound of a clip.
+
+    With a distance, they move that way as far as it says.
+    """
     rng = np.random.default_rng(seed)
     behavior, step, far = rng.normal(size=(3, count, space.histories, space.vocab))
     advantage = rng.normal(size=(count, *space.mask.shape)) + 0.3
     policy = behavior if condition.on_policy else behavior + 0.7 * step
+    if condition.distance is not None:
+        policy = _move(space, behavior, step, condition.distance)
     reference = behavior if condition.reference_is_behavior else far
     return Problem(*(jnp.asarray(x) for x in (policy, behavior, reference, advantage)))
 
@@ -88,3 +97,32 @@ def row_means(space: Space, advantage):
     """Masked row means of [N, T], as [N, 1]."""
     total = jnp.sum(jnp.where(space.mask, advantage, 0), axis=1, keepdims=True)
     return total / jnp.sum(space.mask, axis=1, keepdims=True)
+
+
+def kl(space: Space, p, q):
+    """KL(p || q) over whole sequences, of two tables of logits [H, V]."""
+    log_p, log_q = token_logprobs(space, p), token_logprobs(space, q)
+    return jnp.sum(jnp.exp(log_p.sum(axis=1)) * (log_p - log_q).sum(axis=1))
+
+
+def move_to(space: Space, logits, direction, distance, steps: int = 64):
+    """logits + t·direction with KL(logits || that) = distance; t >= 0 by doubling, then bisection.
+
+    The KL is convex in t with its minimum, 0, at t = 0, hence increasing.
+    """
+    unit = direction / jnp.linalg.norm(direction)
+
+    def short(t):
+        return kl(space, logits, logits + t * unit) < distance
+
+    high = jax.lax.fori_loop(0, steps, lambda _, t: jnp.where(short(t), 2 * t, t), jnp.asarray(1e-6, logits.dtype))
+
+    def halve(_, bounds):
+        middle = jnp.mean(bounds)
+        return jnp.where(short(middle), bounds.at[0].set(middle), bounds.at[1].set(middle))
+
+    bounds = jax.lax.fori_loop(0, steps, halve, jnp.stack([jnp.zeros_like(high), high]))
+    return logits + jnp.where(distance > 0, bounds[1], 0) * unit
+
+
+_move = jax.jit(jax.vmap(move_to, (None, 0, 0, None)), static_argnums=0)

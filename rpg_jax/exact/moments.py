@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rpg_jax.exact import targets
-from rpg_jax.exact.enumeration import Problem, Space, token_logprobs
+from rpg_jax.exact.enumeration import Problem, Space, kl, move_to, token_logprobs
 
 DIRECTIONS = ("uphill", "random", "downhill")  # from the behavior policy along +∇E[R], anywhere, along −∇E[R]
 CHUNK = 1 << 20  # token gradients at once
@@ -77,32 +77,6 @@ def situations(space: Space, count: int, distances, seed: int = 0) -> Situations
     policy = jax.jit(jax.vmap(move))(problem.behavior, directions, far)
     back = jax.jit(jax.vmap(functools.partial(kl, space)))(policy, problem.behavior)
     return Situations(space, shape, problem._replace(policy=policy), back)
-
-
-def kl(space: Space, p, q):
-    """KL(p || q) over whole sequences, of two tables of logits [H, V]."""
-    log_p, log_q = token_logprobs(space, p), token_logprobs(space, q)
-    return jnp.sum(jnp.exp(log_p.sum(axis=1)) * (log_p - log_q).sum(axis=1))
-
-
-def move_to(space: Space, logits, direction, distance, steps: int = 64):
-    """logits + t·direction with KL(logits || that) = distance; t >= 0 by doubling, then bisection.
-
-    The KL is convex in t with its minimum, 0, at t = 0, hence increasing.
-    """
-    unit = direction / jnp.linalg.norm(direction)
-
-    def short(t):
-        return kl(space, logits, logits + t * unit) < distance
-
-    high = jax.lax.fori_loop(0, steps, lambda _, t: jnp.where(short(t), 2 * t, t), jnp.asarray(1e-6, logits.dtype))
-
-    def halve(_, bounds):
-        middle = jnp.mean(bounds)
-        return jnp.where(short(middle), bounds.at[0].set(middle), bounds.at[1].set(middle))
-
-    bounds = jax.lax.fori_loop(0, steps, halve, jnp.stack([jnp.zeros_like(high), high]))
-    return logits + jnp.where(distance > 0, bounds[1], 0) * unit
 
 
 @functools.partial(jax.jit, static_argnames=("space", "level", "divergence", "z"))
