@@ -17,6 +17,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = "os^Dvx"
 COLUMNS = 4
 MOST_BANDS = 4  # in one panel
+FAR = 20  # times as much needs a logarithm
 MOST_LETTERS = 30  # over a panel, or beside it
 DYNAMICS = {
     "train/reward": "Training reward",
@@ -100,6 +101,11 @@ def dynamics(variants) -> str | None:
                 _draw_series(axis, number, variant, key, len(variants) <= MOST_BANDS)
             axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
             _frame(axis, "RL step", "")
+            heights = np.concatenate([line.get_ydata() for line in axis.lines])
+            if 0 < heights.min() < heights.max() / FAR:
+                axis.set_yscale("log")
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_formatter("")
         # Given by hand: Matplotlib's own choice leaves out names that begin with an underscore.
         lines = {line.get_label(): line for axis in axes for line in axis.lines}
         columns = min(4, len(lines), max(1, 120 // max(map(len, lines))))
