@@ -35,7 +35,7 @@ def group_mean(rewards):
 
 
 def group_mean_std(rewards, epsilon=1e-6):
-    """(R − mean) / (std + epsilon) with Bessel's standard deviation (GRPO, arXiv 2402.03300).
+    """(R − mean) / (std + epsilon) with Bessel's standard deviation (GRPO, arXiv 2402.03300, section 4.1.2).
 
     Not exact: dividing by the group's own deviation changes the objective.
     """
@@ -58,7 +58,7 @@ def batch_mean(rewards):
 
 
 def rescaled_group_mean(rewards):
-    """alpha·(R − mean of the group), alpha = P / (P − groups of equal rewards): GPG (arXiv 2504.02546).
+    """alpha·(R − mean of the group), alpha = P / (P − groups of equal rewards): GPG (arXiv 2504.02546, eq. 6 to 8).
 
     Not exact: alpha depends on the samples. Where every group is uniform, all zeros.
     """

@@ -17,7 +17,7 @@ def k3(log_ratio):
 
 
 def policy_gradient(logp, behavior_logp, reference_logp, advantage):
-    """−A·log policy: REINFORCE (Williams 1992), GPG (Chu et al., arXiv 2504.02546).
+    """−A·log policy: REINFORCE (Williams 1992), GPG (Chu et al., arXiv 2504.02546, equation 5).
 
     No importance ratio, so right on policy only; `off_policy_gap` among the metrics says how far from it.
     """
@@ -44,7 +44,7 @@ def capped(w, advantage, *, clip_high) -> Clipped:
 def ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds):
     """−min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A) (Schulman et al., arXiv 1707.06347, equation 7).
 
-    DAPO (arXiv 2503.14476, equation 8) with two bounds; Dr. GRPO (arXiv 2503.20783) with a constant
+    DAPO (arXiv 2503.14476, equation 8) with two bounds; Dr. GRPO (arXiv 2503.20783, section 3.2) with a constant
     denominator; REINFORCE++ (arXiv 2501.03262) with its KL in the reward; GSPO (arXiv 2507.18071, equation 5) where
     log-probs are means over a response.
     """
