@@ -145,7 +145,7 @@ def test_minibatches_cover_each_epoch_once_in_whole_groups():
     for rows in batches:
         assert (rows.reshape(4, 4) - rows.reshape(4, 4)[:, :1] == np.arange(4)).all()
     assert any((a != b).any() for a, b in zip(batches, loop_settings().minibatches(step=6), strict=True))
-    for change in (dict(minibatch_prompts=3), dict(microbatch_rows=6), dict(epochs=0)):
+    for change in (dict(minibatch_prompts=3), dict(microbatch_rows=6), dict(epochs=0), dict(seed=-1), dict(seed=2**32)):
         with pytest.raises(ValueError, match=next(iter(change))):
             loop_settings(**change)
 
@@ -172,11 +172,13 @@ def state_of(step, refreshed_at, kl):
 def test_reference_schedules():
     every = ReferenceSchedule("every", every=10)
     assert [every.is_due(state_of(s, 10, 9.0)) for s in (10, 19, 20, 25)] == [False, False, True, True]
+    assert [every.is_due(state_of(s, 12, 9.0)) for s in (16, 20, 24)] == [False, True, True]  # as for 10: no drift
     target = ReferenceSchedule("kl_target", kl_target=0.1)
     assert [target.is_due(state_of(100, 0, kl)) for kl in (0.0, 0.1, 0.11)] == [False, False, True]
     for mode in ("iterative", "fixed"):
         assert not ReferenceSchedule(mode).is_due(state_of(1000, 0, 9.0))
     refused = [dict(mode="every"), dict(mode="fixed", every=3), dict(mode="kl_target", kl_target=-1.0), dict(mode="no")]
+    refused.append(dict(mode="kl_target", kl_target=float("nan")))
     for wrong in refused:
         with pytest.raises(ValueError, match="reference"):
             ReferenceSchedule(**wrong)

@@ -222,6 +222,8 @@ def test_reference_schedules_train_and_part_from_the_behavior_policy(folder, fin
     assert abs(gap[0]) < 1e-6, "the first rollout's behavior policy is the reference"
     # The first step's updates are still warming up: its KL stays under the target.
     renewed = {"every": [1, 2], "kl_target": [2], "fixed": []}[path.name]
+    ages = {"every": [2, 2, 2], "kl_target": [2, 4, 2], "fixed": [2, 4, 6]}[path.name]
+    assert [row["train/reference_age"] for row in rows(path)[1:]] == ages
     for step in (1, 2):
         assert (abs(gap[step]) < 1e-6) == (step in renewed), gap
 

@@ -41,6 +41,8 @@ class LoopSettings:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
+            if field.name == "seed" and not 0 <= self.seed < 2**32:  # noise has keys of 32 bits
+                raise ValueError(f"seed is {self.seed}; it must be in 0..2**32 - 1")
             if field.name not in ("seed", "pack") and getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1")
         rows = self.minibatch_prompts * self.samples
@@ -132,6 +134,8 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
     tokens = microbatches * settings.microbatch_rows * columns
     row["train/padding_waste"] = 1.0 - settings.epochs * int(lengths.sum()) / tokens
     row["train/updates"], row["train/skipped_updates"] = int(state.step), int(state.skipped[0])
+    if parts.reference.mode != "iterative":
+        row["train/reference_age"] = int(state.step) - int(state.reference.refreshed_at)  # updates since its renewal
     return state, collected, row
 
 

@@ -17,7 +17,8 @@ MODES = ("iterative", "every", "kl_target", "fixed")
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceSchedule:
-    """`every`: optimizer updates. `kl_target`: nats, of the moving average of the token mean of w k3(ref/policy)."""
+    """`every`: optimizer updates, at whose multiples a renewal falls due. `kl_target`: nats, of the moving average of
+    the token mean of w k3(ref/policy)."""
 
     mode: str = "iterative"
     every: int | None = None
@@ -31,13 +32,13 @@ class ReferenceSchedule:
             if (value is not None) != (self.mode == mode):
                 needs = "must be given" if value is None else "cannot matter and must be left unset"
                 raise ValueError(f"reference.{name} {needs} with reference.mode={self.mode}")
-            if value is not None and value <= 0:
-                raise ValueError(f"reference.{name} is {value}; it must be above 0")
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"reference.{name} is {value}; it must be above 0 and finite")
 
     def is_due(self, state: TrainState) -> bool:
         """Whether the coming rollout gets a new reference; reads scalars from the device."""
         if self.mode == "every":
-            return int(state.step) - int(state.reference.refreshed_at) >= self.every
+            return int(state.step) // self.every > int(state.reference.refreshed_at) // self.every
         return self.mode == "kl_target" and float(state.reference.kl_average) > self.kl_target
 
 
