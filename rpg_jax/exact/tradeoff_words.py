@@ -125,12 +125,12 @@ def finding(result: Tradeoff) -> list[str]:
             sentences.append(_of_weights(result, form.level, moments))
             continue
         star = _median(tables.crossing(moments, result.unclipped(form)))
-        bias, cosine = np.sqrt(_median(moments.bias / moments.size)), _median(moments.cosine)
-        if not (_median(moments.bias / moments.size) > tables.TINY).any():
+        bias, cosine = _median(moments.bias / moments.size), _median(moments.cosine)
+        if not (bias > tables.TINY).any():
             sentences.append(f"{tables.spelled(form)}, {form.level} level: no bias at any distance of this grid.")
             continue
         each = [
-            f"{direction} {', '.join(count(n) for n in star[:, j])} (bias at most {percent(bias[:, j].max())}, "
+            f"{direction} {', '.join(count(n) for n in star[:, j])} (bias at most {_share(bias[:, j].max())}, "
             f"cosine with ∇J at least {cosine[:, j].min():.2g})"
             for j, direction in enumerate(DIRECTIONS)
         ]
