@@ -16,6 +16,8 @@ import hashlib
 import json
 import pathlib
 import re
+import sys
+import types
 from collections import Counter
 from typing import NamedTuple
 
@@ -139,7 +141,7 @@ def shared_warm_start(out, run: Run) -> pathlib.Path | None:
 
 def _load(file) -> dict:
     """The names that a Python file defines; refuses a dict in it that has a key twice, of which Python keeps one."""
-    tree = ast.parse(pathlib.Path(file).read_text(), file)
+    tree = ast.parse(pathlib.Path(file).read_bytes(), file)
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             keys = Counter(key.value for key in node.keys if isinstance(key, ast.Constant))
@@ -148,7 +150,9 @@ def _load(file) -> dict:
                     raise ValueError(
                         f"{file}, line {node.lineno}: a dict has {key!r} {count} times; rename or drop one"
                     )
-    names = {"__name__": pathlib.Path(file).stem, "__file__": file, _Distinct.NAME: functools.partial(_distinct, file)}
+    module = sys.modules["sweep_file"] = types.ModuleType("sweep_file")  # dataclasses look there for their module
+    names = vars(module)
+    names.update({"__file__": file, _Distinct.NAME: functools.partial(_distinct, file)})
     try:
         exec(compile(ast.fix_missing_locations(_Distinct().visit(tree)), file, "exec"), names)
     except _Collision:
