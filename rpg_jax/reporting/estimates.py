@@ -35,13 +35,18 @@ def interquartile_mean(scores) -> np.ndarray:
     return ordered[..., out : count - out].mean(axis=-1)
 
 
-def improvement(x, y) -> np.ndarray:
+def improvement(x, y) -> float:
     """P(X > Y): the chance that a run of x beats one of y on a task, ties half, averaged over tasks.
 
-    f[...] from x f[..., runs, tasks] and y f[..., other runs, tasks]: Mann and Whitney's U over the number of pairs.
+    From x f[runs, tasks] and y f[other runs, tasks]: Mann and Whitney's U over the number of pairs.
     """
-    x, y = np.asarray(x, np.float64)[..., :, None, :], np.asarray(y, np.float64)[..., None, :, :]
-    return ((x > y) + 0.5 * (x == y)).mean(axis=(-3, -2, -1))
+    return float(_wins(x, y).mean())
+
+
+def _wins(x, y) -> np.ndarray:
+    """1, ½ or 0 for each pair of runs, f[tasks, runs, other runs]."""
+    x, y = np.asarray(x, np.float64).T[:, :, None], np.asarray(y, np.float64).T[:, None]
+    return (x > y) + 0.5 * (x == y)
 
 
 def resampled(scores, random, count=RESAMPLES) -> np.ndarray:
@@ -60,8 +65,17 @@ def iqm_estimate(scores, seed=0) -> Estimate:
 
 def improvement_estimate(x, y, seed=0) -> Estimate:
     """P(X > Y) with its 95 % stratified bootstrap interval, x and y resampled independently."""
-    random = np.random.default_rng(seed)
-    return _estimate(improvement(x, y), improvement(resampled(x, random), resampled(y, random)), min(len(x), len(y)))
+    wins, random = _wins(x, y), np.random.default_rng(seed)
+    tasks, *runs = wins.shape
+    times_x, times_y = (_times(tasks, count, random) for count in runs)
+    return _estimate(wins.mean(), ((times_x @ wins) * times_y).sum(axis=(0, 2)) / wins.size, min(runs))
+
+
+def _times(tasks, runs, random) -> np.ndarray:
+    """How often each resample, as `resampled` draws them, has each run: f[tasks, RESAMPLES, runs]."""
+    drawn = random.integers(runs, size=(RESAMPLES, runs, tasks)).transpose(2, 0, 1)
+    cells = drawn + runs * np.arange(tasks * RESAMPLES).reshape(tasks, RESAMPLES, 1)
+    return np.bincount(cells.ravel(), minlength=cells.size).reshape(cells.shape).astype(np.float64)
 
 
 def _estimate(value, resamples, runs) -> Estimate:
