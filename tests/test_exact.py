@@ -198,5 +198,6 @@ def test_contract_faults_are_found():
 
     faults = contract_faults(coupled)
     assert {"the losses of microbatches do not add up", "reference_logp=None is not the behavior policy"} < set(faults)
+    assert contract_faults(lambda *args, **kwargs: (0.0, {})) == ["no gradient reaches logp"]
     with pytest.raises(TypeError, match="pair"):
         contract_faults(lambda *args, **kwargs: args[0])

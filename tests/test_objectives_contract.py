@@ -57,6 +57,16 @@ def test_nothing_overflows_in_float32(objective):
     assert np.isfinite(metrics["effective_sample_size"].value()) and np.isfinite(metrics["ratio_mean"].value())
 
 
+@pytest.mark.parametrize("name, given", [("ppo_clip", {}), ("gspo", {}), ("rpg", dict(clip="dual", level="sequence"))])
+def test_a_clipped_ratio_may_be_too_large_for_a_float(name, given):
+    mu, advantage = np.full((2, 4), -5, np.float32), np.array([[1.0], [0.5]], np.float32)
+    logp = jnp.asarray(mu).at[0].add(100)
+    fun = lambda x: make(name, **given)(x, mu, advantage, np.ones(mu.shape))[0]  # noqa: E731
+    loss, gradient = jax.value_and_grad(fun)(logp)
+    assert np.isfinite(loss) and np.isfinite(gradient).all() and gradient[1].all()
+    assert np.abs(gradient[0]).max() < 1e-3  # dual clip keeps beta · bound of its advantage's log u
+
+
 @pytest.mark.parametrize("objective", BASELINES, ids=lambda o: o.name)
 def test_nothing_valid_is_zero_and_not_nan(objective):
     logp, mu, ref, advantage, mask = sample()

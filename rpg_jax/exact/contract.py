@@ -46,6 +46,7 @@ def contract_faults(objective) -> list[str]:
         by_row = jnp.concatenate([gradient(rows=slice(b, b + 1)) for b in range(len(MASK))])
         dirty = {name: np.where(MASK, array, np.nan) for name, array in arrays.items()}
         kept = {
+            "no gradient reaches logp": bool(jnp.any(plain != 0)),
             "what is masked changes the gradient (NaN there included)": same(gradient(**dirty), plain),
             "denominator= does not divide the loss": same(2 * gradient(denominator=6.0), plain),
             "the losses of microbatches do not add up": same(by_row, plain),

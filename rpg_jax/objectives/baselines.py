@@ -49,7 +49,7 @@ def ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds):
     log-probs are means over a response.
     """
     del reference_logp
-    return ppo(jnp.exp(logp - behavior_logp), advantage, **bounds)
+    return ppo(logp - behavior_logp, advantage, **bounds)
 
 
 def grpo(logp, behavior_logp, reference_logp, advantage, *, beta, **bounds):

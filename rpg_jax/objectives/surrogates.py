@@ -90,9 +90,14 @@ def at_bound(w, clipped: Clipped, *, clip_low, clip_high, clip_c=jnp.inf):
     return jnp.where(clipped.ceiling, clip_c, w)
 
 
-def ppo(w, advantage, **bounds):
-    """−min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A); with `clip_c`, where A < 0, −max(that minimum, clip_c·A)."""
-    return -at_bound(w, ppo_clipped(stop(w), stop(advantage), **bounds), **bounds) * advantage
+def ppo(log_w, advantage, **bounds):
+    """−min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A); with `clip_c`, where A < 0, −max(that minimum, clip_c·A).
+
+    A clipped ratio is never computed: it may be too large for a float.
+    """
+    clipped = ppo_clipped(stop(jnp.exp(log_w)), stop(advantage), **bounds)
+    w = jnp.exp(jnp.where(clipped.high | clipped.low | clipped.ceiling, 0, log_w))
+    return -at_bound(w, clipped, **bounds) * advantage
 
 
 def dual_clip(logp, behavior_logp, reference_logp, advantage, *, divergence, beta, **bounds):
@@ -102,7 +107,7 @@ def dual_clip(logp, behavior_logp, reference_logp, advantage, *, divergence, bet
     log u, which is no longer zero in expectation.
     """
     shaped = regularized_advantage(logp, reference_logp, advantage, divergence=divergence, beta=beta)
-    return ppo(jnp.exp(logp - behavior_logp), shaped, **bounds)
+    return ppo(logp - behavior_logp, shaped, **bounds)
 
 
 def dual_clip_reward(logp, behavior_logp, reference_logp, advantage, *, divergence, beta, **bounds):
@@ -111,7 +116,7 @@ def dual_clip_reward(logp, behavior_logp, reference_logp, advantage, *, divergen
     Differentiating through A − beta·kappa(u)/u would cancel the regularizer of `fkl` and `ufkl`.
     """
     penalty = regularizer(logp, behavior_logp, reference_logp, divergence=divergence)
-    return ppo(jnp.exp(logp - behavior_logp), advantage, **bounds) + beta * penalty
+    return ppo(logp - behavior_logp, advantage, **bounds) + beta * penalty
 
 
 def truncate(logp, behavior_logp, reference_logp, advantage, *, divergence, beta, clip_low, clip_high):
