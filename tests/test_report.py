@@ -20,7 +20,7 @@ from hypothesis.extra.numpy import arrays
 from configs import paper
 from rpg_jax.reporting import figures, page, published, runs
 from rpg_jax.reporting.comparable import differences, incomparable
-from rpg_jax.reporting.comparison import compare, verdicts
+from rpg_jax.reporting.comparison import compare, spelled, verdicts
 from rpg_jax.reporting.compose import document
 from rpg_jax.reporting.estimates import (
     Estimate,
@@ -89,6 +89,7 @@ def test_several_tests_are_corrected_as_holm_does():
     """R's p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm")."""
     np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
     assert list(holm([0.7, 0.6])) == [1.0, 1.0] and list(holm([0.02])) == [0.02]
+    assert [spelled(p) for p in (2 / 252, 0.0498, 0.05, 0.09996)] == ["0.0079", "0.0498", "0.05", "0.1"]
 
 
 def test_the_least_p_is_that_of_separated_runs():

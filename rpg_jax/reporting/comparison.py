@@ -207,8 +207,14 @@ def _too_few(comparison, pairs, both_ways) -> str:
 def _listed(names, pairs, name) -> str:
     """Names, those of one p together: "a, b (p = 0.0079), c (p = 0.02)"; of many, how many there are."""
     if len(names) > MOST_NAMES:
-        return f"{len(names)} others (p at most {max(pairs[name, other].p for other in names):.2g})"
+        return f"{len(names)} others (p at most {spelled(max(pairs[name, other].p for other in names))})"
     by_p = {}
     for other in sorted(names, key=lambda other: pairs[name, other].p):
-        by_p.setdefault(f"{pairs[name, other].p:.2g}", []).append(other)
+        by_p.setdefault(spelled(pairs[name, other].p), []).append(other)
     return ", ".join(f"{', '.join(others)} (p = {p})" for p, others in by_p.items())
+
+
+def spelled(p: float) -> str:
+    """With two digits, or as many more as keep it on its side of 5 %."""
+    texts = (f"{p:.{digits}g}" for digits in range(2, 18))
+    return next(text for text in texts if (float(text) < SIGNIFICANT) == (p < SIGNIFICANT))

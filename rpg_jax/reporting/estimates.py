@@ -68,7 +68,7 @@ def improvement_estimate(x, y, seed=0) -> Estimate:
     wins, random = _wins(x, y), np.random.default_rng(seed)
     tasks, *runs = wins.shape
     times_x, times_y = (_times(tasks, count, random) for count in runs)
-    return _estimate(wins.mean(), ((times_x @ wins) * times_y).sum(axis=(0, 2)) / wins.size, min(runs))
+    return _estimate(improvement(x, y), ((times_x @ wins) * times_y).sum(axis=(0, 2)) / wins.size, min(runs))
 
 
 def _times(tasks, runs, random) -> np.ndarray:
