@@ -3,7 +3,7 @@
     launch/sweep.sh configs/sweeps/betas.py
     python -m rpg_jax.report runs/betas
 
-5 values x 3 seeds = 15 runs of about 75 s on one core each: 10 minutes on 2 cores, and the warm start if no other sweep
+5 values x 3 seeds = 15 runs of about 65 s on one core each: 8 minutes on 2 cores, and the warm start if no other sweep
 of this folder has made it.
 """
 

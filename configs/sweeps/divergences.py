@@ -3,7 +3,7 @@
     launch/sweep.sh configs/sweeps/divergences.py
     python -m rpg_jax.report runs/divergences
 
-4 divergences x 5 seeds = 20 runs of about 75 s on one core each: 13 minutes on 2 cores, and the warm start if no other
+4 divergences x 5 seeds = 20 runs of about 65 s on one core each: 11 minutes on 2 cores, and the warm start if no other
 sweep of this folder has made it. beta is 0.3, large enough that the policy stays visibly nearer the reference.
 """
 

@@ -2,8 +2,8 @@
 
     launch/sweep.sh configs/sweeps/objectives.py
 
-Hardware: a run takes one CPU core for about 75 s; two at once on 2 cores. The study of four sweeps, objectives (45
-runs), divergences (20), clips (18) and references (15), is 98 x 75 s / 2 = 61 minutes, and 1 for the warm start that
+Hardware: a run takes one CPU core for about 65 s; two at once on 2 cores. The study of four sweeps, objectives (45
+runs), divergences (20), clips (30) and references (25), is 120 x 65 s / 2 = 65 minutes, and 1 for the warm start that
 all of them share.
 A step is 16 prompts x 8 responses, learned from in 4 updates, without dynamic sampling, so that all objectives have
 the same kind of rollouts. The objective is all defaults where a sweep says nothing. Expect a held-out mean@8 of about
