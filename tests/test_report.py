@@ -322,7 +322,9 @@ def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):
 def test_variants_of_one_folder_are_told_apart(tmp_path):
     write_run(tmp_path / "a" / "seed0", {0: 0.1, 4: 0.2}, objective__beta=1.0)
     write_run(tmp_path / "a" / "seed1", {0: 0.1, 4: 0.2}, 1, objective__beta=2.0)
-    assert [variant.name for variant in read(tmp_path)[0]] == ["a (seed0)", "a (seed1)"]
+    write_run(tmp_path / "a" / "seed2", {0: 0.1, 4: 0.2}, 2, objective__beta=2.0, code__objective="5eed")
+    assert [variant.name for variant in read(tmp_path)[0]] == ["a (seed0)", "a (seed1)", "a (seed2)"]
+    assert "All other 4 settings are the same. Under code: digests of files of one's own" in page_of(tmp_path)
 
 
 def test_what_is_not_comparable_is_said(tmp_path):

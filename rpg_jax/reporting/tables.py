@@ -6,6 +6,7 @@ from rpg_jax.reporting.comparable import differences, incomparable
 from rpg_jax.reporting.estimates import iqm_estimate
 from rpg_jax.reporting.page import Bullets, Cell, Heading, Table, Text
 from rpg_jax.reporting.runs import relevant
+from rpg_jax.settings import CODE
 
 CURVES = (
     "Held-out accuracy of each variant: interquartile mean over runs x tasks and its 95 % stratified bootstrap band; "
@@ -214,12 +215,11 @@ def config_differences(variants) -> list:
             Text("The variants' configs do not differ, but for the seed." if known else "No run has a config.json.")
         ]
     rows = [[name, *(_shown(values[name]) for values in found.values())] for name in known]
-    same = next(iter(known.values()))
-    return [
-        Table(["variant", *found], rows),
-        Text(f"- is unset: the objective's or schedule's own default. All other {len(same) - len(found)} settings are "
-             f"the same."),
-    ]  # fmt: skip
+    same = len(set().union(*known.values())) - len(found)
+    text = f"- is unset: the objective's or schedule's own default. All other {same} settings are the same."
+    if any(key.startswith(f"{CODE}.") for key in found):
+        text += f" Under {CODE}: digests of files of one's own; runs of an edited one are of another variant."
+    return [Table(["variant", *found], rows), Text(text)]
 
 
 def _shown(value) -> str:
