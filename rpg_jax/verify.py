@@ -62,7 +62,9 @@ _OBJECTIVE = flags.DEFINE_string(
 _DIVERGENCE = flags.DEFINE_string("divergence", None, "with --objective: the divergence of its target; default none")
 _BETA = flags.DEFINE_float("beta", None, "with --objective: its coefficient; default 0")
 _LEVEL = flags.DEFINE_string("level", None, "with --objective: token or sequence; default token")
-_DECLARES = flags.DEFINE_string("declares", None, "with --objective: what it claims to be, on and off policy")
+_DECLARES = flags.DEFINE_string(
+    "declares", None, "with --objective: what it claims to be; with a comma, on and off policy"
+)
 _JSON = flags.DEFINE_string("json", None, "file to write every measurement to")
 flags.adopt_module_key_flags(verify_tradeoff)
 
@@ -164,6 +166,8 @@ def _case(name, losses) -> Case:
 def user_case(spec: str) -> Case:
     """A user's function and what it is held against: flags first, then what its settings or attributes say."""
     given = {flag.name: flag.value for flag in (_DIVERGENCE, _BETA, _LEVEL, _DECLARES) if flag.value is not None}
+    if "," in given.get("declares", ""):
+        given["declares"] = [claim.strip() for claim in given["declares"].split(",")]
     with cli.door():
         function = own.load(spec)
         settings = own.settings_of(function)

@@ -109,6 +109,7 @@ def test_a_function_that_does_not(call, tmp_path):
     assert entry["verdict"] == {"on_policy": "exact per sample", "off_policy": "biased"} and not entry["holds"]
     assert call("--objective=mine.py:weighted", "--divergence=urkl", "--beta=0.1")[0] == 1  # it lacks the regularizer
     assert call("--objective=mine.py:unweighted", "--declares=biased")[0] == 0
+    assert call("--objective=mine.py:unweighted", "--declares=exact per sample, biased")[0] == 0
 
 
 @pytest.mark.parametrize(
