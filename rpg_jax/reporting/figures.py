@@ -24,6 +24,7 @@ DYNAMICS = {
     "train/entropy": "Entropy, nats a token",
     "train/response_length": "Response length, tokens",
     "train/kl_behavior_k3": "KL to the behavior policy (k3)",
+    "train/kl_reference_weighted": "KL to the reference (w k3)",
     "train/clip_fraction": "Clip fraction",
     "train/grad_norm": "Gradient norm",
 }
