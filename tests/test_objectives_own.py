@@ -61,8 +61,9 @@ def nested({SIGNATURE}):
 def numbered({SIGNATURE}):
     return jnp.sum(logp), {{1: logp}}
 
-def taken({SIGNATURE}):
-    return jnp.sum(logp), {{"kl_reference_weighted": logp}}
+def passed_on({SIGNATURE}):
+    loss, metrics = objectives.make("grpo")(logp, behavior_logp, advantage, mask, reference_logp, weight, denominator)
+    return loss, metrics | {{"kl_reference_weighted": jnp.float32(1e9)}}
 
 def needs({SIGNATURE}):
     return jnp.sum(logp - reference_logp), {{}}
@@ -157,7 +158,6 @@ def test_what_is_said_of_a_function(mine):
         ("required", {}, "required.* takes .*power"),
         ("nested", {}, "TypeError: its metric 'inner' is a dict; expected an array"),
         ("numbered", {}, "named .1.; expected words"),
-        ("taken", {}, "'kl_reference_weighted' is measured already"),
         ("branches", {}, "TracerBoolConversionError on line [0-9]+: "),
         ("claims", {}, "declares='right'; expected one of: exact per sample"),
         ("made", {"beta": 0.1}, "no setting 'beta'.*; leave beta unset"),
@@ -173,6 +173,14 @@ def test_an_objective_of_ours_in_a_file_is_what_it_is_there(mine):
     made = objectives.make(mine("made"), sampler_correction=3.0)
     assert (made.reward_beta, made.level) == (0.2, "sequence")
     assert made.settings == objectives.make("rloo", beta=0.2, sampler_correction=3.0).settings
+
+
+def test_a_loss_may_pass_on_our_metrics_and_not_change_them(mine):
+    *arrays, mask = sample()
+    arrays[3] = np.where(mask, arrays[3], 0)
+    inputs = (arrays[0], arrays[1], arrays[3], mask, arrays[2])
+    (loss, theirs), (expected, ours) = objectives.make(mine("passed_on"))(*inputs), objectives.make("grpo")(*inputs)
+    assert loss == expected and metrics.values(theirs) == metrics.values(ours)
 
 
 def test_settings_that_are_not_ours_may_be_anything_and_booleans_are_shares(mine):
