@@ -140,6 +140,8 @@ def build_objective(config):
     except ValueError as error:
         name = objective.settings["advantage"]
         raise ValueError(f"rollout.samples={samples} with objective.advantage={name}: {error}") from error
+    if isinstance(objective, objectives.own.OwnObjective):
+        objective.try_out((config.learner.microbatch_rows, config.rollout.max_prompt + config.rollout.max_new))
     return objective
 
 

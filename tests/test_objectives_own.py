@@ -61,6 +61,9 @@ def nested({SIGNATURE}):
 def numbered({SIGNATURE}):
     return jnp.sum(logp), {{1: logp}}
 
+def short({SIGNATURE}):
+    return jnp.sum(logp * jnp.ones(8)[: logp.shape[1]]), {{}}
+
 def passed_on({SIGNATURE}):
     loss, metrics = objectives.make("grpo")(logp, behavior_logp, advantage, mask, reference_logp, weight, denominator)
     return loss, metrics | {{"kl_reference_weighted": jnp.float32(1e9)}}
@@ -207,7 +210,10 @@ def test_a_config_may_name_it(mine, tmp_path):
     config = small.get_config("smoke")
     config.objective.name, config.objective.sampler_correction = mine("plain"), 2.0
     assert build.build_objective(config).settings["sampler_correction"] == 2.0
-    config.objective.clip = "rpg"
+    config.objective.name = mine("short")
+    with pytest.raises(ValueError, match="short does not run as .* on line [0-9]+: .*8"):
+        build.build_objective(config)
+    config.objective.name, config.objective.clip = mine("plain"), "rpg"
     with pytest.raises(ValueError, match="no setting 'clip'"):
         build.build_objective(config)
 

@@ -87,6 +87,17 @@ class OwnObjective(Objective):
         ours = measure(tokens, as_tokens(tokens) if self.level == "token" else as_sequences(tokens))
         return loss, own | ours  # ours keep their names: the reference schedule goes by one of them
 
+    def try_out(self, shape):
+        """Raises ValueError if it cannot be called and differentiated on arrays of that shape; computes nothing."""
+        array, mask, count = (jax.ShapeDtypeStruct(*x) for x in ((shape, "float32"), (shape, bool), ((), "float32")))
+        gradient = jax.value_and_grad(lambda x, *rest: self.measured_loss(Batch(x, *rest[:-1]), rest[-1]), has_aux=True)
+        try:
+            jax.eval_shape(gradient, array, array, array, array, array, mask, count)
+        except Exception as error:
+            raise ValueError(
+                f"{self.name} does not run as {CONTRACT} -> (loss, metrics): {in_a_line(error)}"
+            ) from error
+
 
 def returned(result) -> tuple:
     """(loss, {name: metric}) of what a function of one's own returned; TypeError if that is something else."""
@@ -121,13 +132,7 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
         z_old=facts["z_old"],
         declares=facts["declares"],
     )
-    array, mask = jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((2, 3), bool)
-    count = jax.ShapeDtypeStruct((), jnp.float32)
-    gradient = jax.value_and_grad(lambda *inputs: made.measured_loss(Batch(*inputs[:-1]), inputs[-1]), has_aux=True)
-    try:
-        jax.eval_shape(gradient, array, array, array, array, array, mask, count)
-    except Exception as error:
-        raise ValueError(f"{spec} does not run as {CONTRACT} -> (loss, metrics): {in_a_line(error)}") from error
+    made.try_out((2, 3))
     return made
 
 
