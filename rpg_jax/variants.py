@@ -85,7 +85,7 @@ def read(named: str, seeds=None) -> Sweep:
     config = _base_config(base, file)
     seeds = _seeds(found["SEEDS"] if seeds is None else seeds, file)
     pairs = _pairs(found["VARIANTS"], file)
-    configs = {name: _config(file, name, config, settings) for name, settings in pairs}
+    configs = {name: _config(f"variant {name!r} of {file}", base, config, settings) for name, settings in pairs}
     flat = {name: of_config(one) for name, one in configs.items()}
     _refuse_equal(file, flat)
     unlike = incomparable(flat)
@@ -240,15 +240,14 @@ def _pairs(variants, file) -> list[tuple[str, dict]]:
     return pairs
 
 
-def _config(file, name, base, settings) -> ConfigDict:
+def _config(where, named, base, settings) -> ConfigDict:
     """The config of a variant, the cheap parts of which are built to see that they can be."""
-    where, config = f"variant {name!r} of {file}", base.copy_and_resolve_references()
-    known = flatten(base.to_dict())
+    config, known = base.copy_and_resolve_references(), flatten(base.to_dict())
     for key, value in settings.items():
         if key == "seed":
             raise ValueError(f"{where} sets seed, which SEEDS does for every variant; drop it there")
         if key not in known:
-            raise ValueError(f"{where}: the base config has no key {key!r}")
+            raise ValueError(f"{where}: its CONFIG, {named}, has no key {key!r}")
         if not matters(key):
             raise ValueError(f"{where} sets {key}, which changes nothing of what is computed; drop it")
         if value is None:
