@@ -299,7 +299,7 @@ def running(spec: str):
 def tradeoff(started: float, output):
     """--tradeoff, of the built-in forms or of --objective."""
     case, faults = None, []
-    if spec := _OBJECTIVE.value:
+    if (spec := _OBJECTIVE.value) is not None:
         case = user_case(spec)
         with running(spec):
             faults = contract_faults(case.members[0][0])
@@ -317,7 +317,7 @@ def main(argv):
     jax.config.update("jax_platforms", "cpu")  # small, and in float64, which accelerators lack or slow down
     started = time.monotonic()
     only = [flag.name for flag in (_DIVERGENCE, _BETA, _LEVEL, _DECLARES) if flag.value is not None]
-    if only and not _OBJECTIVE.value:
+    if only and _OBJECTIVE.value is None:
         raise cli.Mistake(f"--{only[0]} goes with --objective=FILE.py:NAME")
     output = pathlib.Path(_JSON.value) if _JSON.value else None
     if output and not output.parent.is_dir():
@@ -326,7 +326,7 @@ def main(argv):
         return tradeoff(started, output)
     faults, levels = [], None
     with jax.enable_x64():
-        if _OBJECTIVE.value:
+        if _OBJECTIVE.value is not None:
             cases = [user_case(_OBJECTIVE.value)]
             with running(_OBJECTIVE.value):
                 faults = contract_faults(cases[0].members[0][0])

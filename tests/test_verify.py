@@ -115,6 +115,7 @@ def test_a_function_that_does_not(call, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
+        (["--objective="], ["FILE.py:NAME"]),
         (["--objective=mine.py"], ["FILE.py:NAME"]),
         (["--objective=yours.py:f"], ["yours.py"]),
         (["--objective=mine.py:missing"], ["missing", "weighted"]),
