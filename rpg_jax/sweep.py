@@ -124,6 +124,8 @@ def write_jobs(out, sweep, left, named) -> None:
         print(f"every run of {sweep.file} in {out} is done")
         return
     kind = "slurm" if _SLURM.value else "tpu"
+    if kind == "tpu" and out.is_absolute():
+        raise ValueError(f"--out={out} with --tpu: name a folder relative to the repository, which pods have as well")
     script = out / f"{kind}.sh"
     again = [".venv/bin/python", "-m", "rpg_jax.sweep", named, f"--out={out}"]
     again += [f"--seeds={','.join(_SEEDS.value)}"] if _SEEDS.value else []

@@ -24,6 +24,14 @@ def test_shellcheck():
     subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=ROOT, check=True)
 
 
+def test_a_pod_is_not_made_for_a_file_that_would_not_be_sent(tmp_path):
+    (mine := tmp_path / "mine.py").touch()
+    flags = ["--workdir=runs/x", "--checkpoint_dir=gs://b/x", f"--config.objective.name={mine}:f"]
+    command = [ROOT / "launch" / "tpu_pod.sh", "--dry-run", "--name=a", "--zone=z", "--type=v5p-8", "--", *flags]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2 and f"git does not track {mine}" in refused.stderr and not refused.stdout
+
+
 @pytest.fixture
 def clone(tmp_path):
     """The launchers in a repository of their own, whose requirements are one comment."""
