@@ -43,11 +43,8 @@ class Run:
     loop: LoopSettings
 
 
-def build_run(config, log=print, *, devices=None, problems=None) -> Run:
-    """Builds and checks everything that costs little; raises ValueError for a config that makes no sense.
-
-    `devices` are all there are, and `problems` are read as the config says, if None.
-    """
+def build_settings(config) -> dict:
+    """The parts of a `Run` that take neither devices nor data; ValueError for settings that make no sense."""
     if config.rollout.top_k or config.rollout.top_p != 1.0:
         raise ValueError(
             "training samples the whole distribution: filters take away the behavior policy's support, and with it the "
@@ -76,9 +73,18 @@ def build_run(config, log=print, *, devices=None, problems=None) -> Run:
     updates = config.steps * config.learner.epochs * config.rollout.prompts // config.learner.minibatch_prompts
     optimizer = make_optimizer(**given(config.optimizer, "clip_norm"), total_steps=updates)
     reference = ReferenceSchedule(**given(config.reference))
-    mesh = parallel.make_mesh(**config.mesh, devices=devices)
-    check_offload(optimizer, mesh)
     check_warm_start(config.warm_start)
+    return dict(objective=objective, optimizer=optimizer, rollout=rollout, reference=reference, loop=loop)
+
+
+def build_run(config, log=print, *, devices=None, problems=None) -> Run:
+    """Builds and checks everything that costs little; raises ValueError for a config that makes no sense.
+
+    `devices` are all there are, and `problems` are read as the config says, if None.
+    """
+    settings = build_settings(config)
+    mesh, rollout = parallel.make_mesh(**config.mesh, devices=devices), settings["rollout"]
+    check_offload(settings["optimizer"], mesh)
     problems = problems or build_data(config, log)
     if not len(problems.problems("heldout")):
         raise ValueError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
@@ -87,7 +93,7 @@ def build_run(config, log=print, *, devices=None, problems=None) -> Run:
     # A real set may have the name of a generated task: its answers are mathematics all the same.
     by_default = {} if "tasks" in config.data else {"function": "dapo"}
     scorer = Scorer(**by_default | given(config.reward, "scale"))
-    return Run(mesh, problems, model, scorer, objective, optimizer, rollout, reference, loop)
+    return Run(mesh, problems, model, scorer, **settings)
 
 
 def to_read(config):

@@ -27,7 +27,6 @@ from rpg_jax import build
 from rpg_jax.reporting.comparable import incomparable, warm_start_settings
 from rpg_jax.reporting.logged import read_json
 from rpg_jax.settings import changes, edited, flatten, matters, of_config
-from rpg_jax.training.reference import ReferenceSchedule
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 SETTINGS = ("CONFIG", "SEEDS", "VARIANTS")
@@ -69,8 +68,8 @@ def read(named: str, seeds=None) -> Sweep:
 
     Raises:
       ValueError: something in the file is missing or of another kind; variants of one name, or of the same settings; a
-        key that the base config lacks; settings that the objective or the reference refuses; variants that differ in
-        what makes them incomparable. SyntaxError, OSError: as Python says.
+        key that the base config lacks; settings that training refuses; variants that differ in what makes them
+        incomparable. SyntaxError, OSError: as Python says.
     """
     file, _, variant = named.partition(":")
     found = _load(file)
@@ -258,8 +257,7 @@ def _config(where, named, base, settings) -> ConfigDict:
             raise ValueError(f"{where}: {key}={value!r} does not fit; expected a {kind.__name__}")
         config.update_from_flattened_dict({key: value})
     try:
-        build.build_objective(config)
-        ReferenceSchedule(**build.given(config.reference))
+        build.build_settings(config)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: {error}") from None
     return config

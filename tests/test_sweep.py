@@ -80,6 +80,8 @@ def test_a_run_is_a_training_with_flags(tmp_path):
         ("{'a': {'objective.name': 'grpoo'}}", "variant 'a' of .*unknown objective"),
         ("{'a': {'objective.name': 'grpo', 'objective.divergence': 'rkl'}}", "no setting 'divergence'"),
         ("{'a': {'reference.mode': 'every'}}", "reference.every must be given"),
+        ("{'a': {'learner.minibatch_prompts': 5}}", "variant 'a' of .*minibatch_prompts .5. does not divide"),
+        ("{'a': {'rollout.temperature': 0.0}}", "rollout.temperature"),
         ("{'a': {}, 'b': {'evaluation.k': 4}}", r"cannot be compared.* evaluation.k: 8 \(a\), 4 \(b\)"),
         ("{'a': {}, 'b': {'steps': 4}}", r"steps: 40 \(a\), 4 \(b\)"),
         ("{'a': {}, 'b': {'rollout.prompts': 8}}", r"rollout.prompts x rollout.samples: 128 \(a\), 64 \(b\)"),
