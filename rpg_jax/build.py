@@ -99,10 +99,10 @@ def build_run(config, log=print, *, devices=None, problems=None) -> Run:
 def to_read(config):
     """A run's config, to read its checkpoints on this machine: its devices may be fewer, or of another kind.
 
-    The objective is another, since nothing is learned: one of the user's own need not be here.
+    The objective is one that goes with any, since nothing is learned: one of the user's own need not be here.
     """
     config.model.attention = "auto"
-    config.objective = ConfigDict(dict(name="reinforce", denominator=None))
+    config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
     try:
         parallel.make_mesh(**config.mesh)
     except ValueError:
