@@ -11,11 +11,13 @@ import threading
 import time
 
 import pytest
+from absl import flags
 
 from rpg_jax import build, cli, sweep, variants, workdir
 from rpg_jax.sweeping import joblist, machine
 from rpg_jax.sweeping.pool import Pool, Task, lock
 
+flags.FLAGS.remove_flag_values(["out"])  # `verify`, which other tests import into this process, has one too
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROVIDED = sorted(path for path in (ROOT / "configs" / "sweeps").glob("*.py") if path.stem != "small")
 HEAD = "CONFIG = 'configs/sweeps/small.py'\nSEEDS = (0, 1)\n"
