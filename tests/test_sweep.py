@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -37,6 +38,16 @@ def test_provided_sweeps_can_be_read_and_share_a_warm_start(file):
     first = variants.read("configs/sweeps/objectives.py").runs[0]
     assert shared == {variants.shared_warm_start(pathlib.Path("runs/objectives"), first)}
     assert f"{len(read.runs)} runs" in file.read_text() and f"configs/sweeps/{file.name}" in file.read_text()
+
+
+@pytest.mark.parametrize("name", ["objectives", "divergences", "clips", "references"])
+def test_results_are_of_the_sweep_beside_them(name):
+    folder = ROOT / "configs" / "sweeps" / "results"
+    text = (folder / f"{name}.md").read_text()
+    for run in variants.read(f"configs/sweeps/{name}.py").runs:
+        assert f"runs/{name}/{run.name} |" in text
+    for image in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (folder / image).exists()
 
 
 def test_the_provided_objectives_are_enough():
