@@ -68,14 +68,15 @@ def get_config(variant=""):
     config.objective = ConfigDict(
         dict(
             name="rpg",
-            advantage=placeholder(str),
-            divergence="urkl",
-            estimator="reinforce",
             clip="rpg",
+            # What is unset is the objective's own default: for rpg urkl, reinforce and 1e-4.
+            divergence=placeholder(str),
+            estimator=placeholder(str),
+            beta=placeholder(float),
+            advantage=placeholder(str),
             level=placeholder(str),
             reduction=placeholder(str),
             denominator=placeholder(float),
-            beta=1e-4,
             clip_low=placeholder(float),
             clip_high=placeholder(float),
             clip_c=placeholder(float),

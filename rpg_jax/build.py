@@ -24,8 +24,8 @@ from rpg_jax.training.update import init_params, init_state, make_update
 
 
 def given(section, *without) -> dict:
-    """The keys of a section that are set, as keyword arguments."""
-    return {name: value for name, value in section.to_dict().items() if value is not None and name not in without}
+    """The keys of a section that are set, as keyword arguments; a word that is empty, as of a flag KEY=, is not."""
+    return {name: value for name, value in section.to_dict().items() if value not in (None, "") and name not in without}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 
 from rpg_jax import build, workdir
 from rpg_jax.cli import Mistake
+from rpg_jax.objectives import RECIPES
 from rpg_jax.settings import flatten
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -43,6 +44,15 @@ def test_unset_keys_are_not_passed_on():
     section = quickstart().objective
     given = build.given(section, "name")
     assert "clip_low" not in given and given["clip"] == "rpg" and "name" not in given
+    section.clip = ""  # as the flag --config.objective.clip= leaves it
+    assert "clip" not in build.given(section)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "cispo"] + ["docs/tempered.py:tempered"])
+def test_the_quickstart_takes_every_objective_by_flags(name):
+    config = quickstart()
+    config.objective.update(dict(name=name, clip=""))
+    assert build.build_objective(config).name == name
 
 
 def test_variants():
@@ -61,7 +71,7 @@ def test_workdir_names_the_keys_that_differ(tmp_path):
     workdir.open_workdir(tmp_path / "run", config, accept_change=False)  # nothing has begun
     workdir.open_workdir(tmp_path / "run", quickstart("smoke"), accept_change=False)
     (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
-    with pytest.raises(Mistake, match=r"objective.beta: 0.0001 -> 0.5; steps: 3 -> 7.*--accept_config_change"):
+    with pytest.raises(Mistake, match=r"objective.beta: None -> 0.5; steps: 3 -> 7.*--accept_config_change"):
         workdir.open_workdir(tmp_path / "run", config, accept_change=False)
     assert workdir.read_config(tmp_path / "run").steps == 3
     workdir.open_workdir(tmp_path / "run", config, accept_change=True)

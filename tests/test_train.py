@@ -278,7 +278,7 @@ def test_configs_that_make_no_sense_are_refused(finished, changes):
 def test_another_config_is_refused_and_named(finished):
     done = run("train", *train_arguments(finished, "--config.objective.beta=0.5"))
     assert done.returncode == 2
-    assert "objective.beta: 0.0001 -> 0.5" in done.stderr and "--accept_config_change" in done.stderr
+    assert "objective.beta: None -> 0.5" in done.stderr and "--accept_config_change" in done.stderr
     assert json.loads((finished / "config.json").read_text())["objective"]["beta"] == 1e-4
 
 

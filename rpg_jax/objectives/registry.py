@@ -75,9 +75,9 @@ def make(name: str, **settings) -> Objective:
 def _refuse_unknown(name, settings, known):
     for key in settings:
         if key not in known:
-            has = ", ".join(known)
-            unset = f"; leave {key} unset" if any(key in recipe.defaults for recipe in RECIPES.values()) else ""
-            raise ValueError(f"objective {name!r} has no setting {key!r}{_nearest(key, known)}; it has: {has}{unset}")
+            has = f"objective {name!r} has no setting {key!r}{_nearest(key, known)}; it has: {', '.join(known)}"
+            others = any(key in recipe.defaults for recipe in RECIPES.values())
+            raise ValueError(has + (f"; leave {key} unset (--config.objective.{key}=)" if others else ""))
 
 
 def of_function(spec, function, settings) -> Objective:
