@@ -3,7 +3,7 @@
     launch/sweep.sh docs/tempered_sweep.py
     python -m rpg_jax.report runs/tempered_sweep
 
-4 variants x 3 seeds = 12 runs of about 60 s on one core each: 6 minutes on 2 cores, and the warm start if no sweep of
+4 variants x 5 seeds = 20 runs of about 60 s on one core each: 10 minutes on 2 cores, and the warm start if no sweep of
 `configs/sweeps` has made it.
 """
 
@@ -12,7 +12,7 @@ from ml_collections.config_dict import placeholder
 from configs.sweeps import small
 
 CONFIG = "docs/tempered_sweep.py"
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3, 4)
 MINE = "docs/tempered.py:tempered"
 VARIANTS = {
     **{f"power-{power:g}": {"objective.name": MINE, "objective.power": power} for power in (0.0, 0.5, 1.0)},
