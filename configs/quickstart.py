@@ -2,7 +2,7 @@
 
     python -m rpg_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-Hardware: 2 CPU cores, under 5 minutes. Expect held-out mean@8 of about 0.37 - 0.42 after the warm start and 0.92 - 0.97
+Hardware: 2 CPU cores, under 5 minutes. Expect held-out mean@8 of about 0.40 - 0.43 after the warm start and 0.92 - 0.95
 at the end (seeds 0, 1, 2).
 Variants: `:smoke` is the same path in a fraction of a minute, for tests.
 """
