@@ -12,7 +12,6 @@ from absl import flags
 
 from rpg_jax import cli
 from rpg_jax.exact import tradeoff, tradeoff_figures, tradeoff_tables, tradeoff_words
-from rpg_jax.exact.groups import LENGTH, VOCAB
 from rpg_jax.exact.tradeoff import Grid
 from rpg_jax.training.logs import jsonable
 
@@ -157,8 +156,7 @@ def _tell(show, result, files) -> list[str]:
     if "groups" in files:
         grid = result.grid
         where = f"uphill, KL {max(grid.distances):g}, beta {max(grid.betas):g}"
-        batch = f"a batch of one group of {grid.group}, among {VOCAB}^{LENGTH} sequences"
-        print(f"\nAdvantages from {batch}; {where}, token level, unclipped:")
+        print(f"\nAdvantages from a batch of one group of {grid.group}; {where}, token level, unclipped:")
         show(*tradeoff_words.groups(files["groups"]))
         sentences.append(tradeoff_words.finding_of_groups(files["groups"]))
     print("\nWhat it says (medians over problems):")

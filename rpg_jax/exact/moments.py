@@ -147,16 +147,22 @@ def coefficients(objective, space: Space, problem: Problem):
     return jax.vmap(jax.grad(loss))(*logs, problem.advantage, jnp.asarray(space.mask))
 
 
+def steepness(space: Space, policy):
+    """|∇log p(token)|² [N, T] for logits [H, V].
+
+    A sequence's tokens follow different histories, hence different rows: a sum's squared norm is the sum of theirs.
+    """
+    p = jax.nn.softmax(policy)
+    return (1 - 2 * p + jnp.sum(p**2, axis=1, keepdims=True))[space.history, space.token]
+
+
 def _moments(space: Space, level, problem: Problem, coefficient, own, whole) -> Moments:
     """Of one problem; coefficient [N, T], own and whole [H, V] the exact gradients."""
     behavior = token_logprobs(space, problem.behavior)
     logp, pull_back = jax.vjp(functools.partial(token_logprobs, space), problem.policy)
     probability = jnp.exp(jnp.sum(behavior, axis=1, keepdims=True))
     (mean,) = pull_back(probability * coefficient)
-    # A sequence's tokens follow different histories, hence different rows of logits: |f|² is a sum over tokens.
-    p = jax.nn.softmax(problem.policy)
-    steepness = (1 - 2 * p + jnp.sum(p**2, axis=1, keepdims=True))[space.history, space.token]  # |∇log p(token)|²
-    second = jnp.sum(probability * jnp.where(space.mask, coefficient**2 * steepness, 0))
+    second = jnp.sum(probability * jnp.where(space.mask, coefficient**2 * steepness(space, problem.policy), 0))
     tokens = probability * space.mask
     if level == "token":
         squared = jnp.sum(tokens * jnp.exp(2 * (logp - behavior))) / jnp.sum(tokens)

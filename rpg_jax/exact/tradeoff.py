@@ -8,7 +8,7 @@ import numpy as np
 
 from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
-from rpg_jax.exact.groups import LENGTH, VOCAB, GroupMoments, group_count, measure_groups
+from rpg_jax.exact.groups import GroupMoments, measure_groups
 from rpg_jax.exact.moments import DIRECTIONS, Moments, Situations, measurer, situations, with_settings
 from rpg_jax.objectives import make
 from rpg_jax.objectives.advantages import ADVANTAGES
@@ -128,14 +128,15 @@ def _spelled(size: float) -> str:
 
 
 def check_groups(grid: Grid):
-    """Raises ValueError if groups are too many to enumerate."""
+    """Raises ValueError if groups are too many to enumerate; `check` has seen that the sequences are not."""
     cells = grid.problems * len(grid.distances) * len(DIRECTIONS)
-    size = group_count(grid.group) * grid.group * LENGTH * cells * len(ADVANTAGES) * len(_group_betas(grid))
+    sequences = grid.vocab**grid.length
+    size = (grid.group + 1) * sequences * grid.length * cells * len(ADVANTAGES) * len(_group_betas(grid))
     if size > WORK_LIMIT:
         raise ValueError(
-            f"a grid too large to enumerate: {group_count(grid.group):,} groups of {grid.group} in {cells:,} "
-            f"situations for {len(ADVANTAGES)} advantages are {size:.3g} token gradients; the limit is "
-            f"{WORK_LIMIT:.3g}: lower --group, --problems or the number of --distances"
+            f"a grid too large to enumerate: {sequences:,} sequences in the {grid.group + 1:,} kinds of groups of "
+            f"{grid.group:,}, in {cells:,} situations for {len(ADVANTAGES)} advantages are {size:.3g} token gradients, "
+            f"the limit {WORK_LIMIT:.3g}: lower --group, --length, --problems or the number of --distances"
         )
 
 
@@ -150,9 +151,8 @@ def measure(grid: Grid) -> Tradeoff:
     check_groups(grid)
     losses = {form: _loss(form) for form in forms}  # all are checked before any is measured
     with jax.enable_x64():
-        where = _situations(grid, grid.vocab, grid.length)
-        small = _situations(grid, VOCAB, LENGTH)
-        groups = measure_groups(small, grid.group, _group_betas(grid))
+        where = _situations(grid)
+        groups = measure_groups(where, grid.group, _group_betas(grid))
         measurers, moments = {}, []
         for form, loss in losses.items():
             if form.family not in measurers:
@@ -173,7 +173,7 @@ def measure_objective(grid: Grid, name: str, objective, target: Target) -> Trade
     exact = Form("rpg", divergence, "reinforce", "none", target.level, target.beta, None, None, None)
     check(grid, 2)
     with jax.enable_x64():
-        where = _situations(grid, grid.vocab, grid.length)
+        where = _situations(grid)
         loss = make(
             "rpg", divergence=divergence, level=target.level, beta=target.beta, z_old=target.z, reduction="constant"
         )
@@ -184,8 +184,8 @@ def measure_objective(grid: Grid, name: str, objective, target: Target) -> Trade
         return Tradeoff(grid, [mine, exact], moments, _shaped(where), {})
 
 
-def _situations(grid: Grid, vocab: int, length: int) -> Situations:
-    space = every_sequence(f"{vocab} tokens, length {length}", vocab, length)
+def _situations(grid: Grid) -> Situations:
+    space = every_sequence(f"{grid.vocab} tokens, length {grid.length}", grid.vocab, grid.length)
     return situations(space, grid.problems, grid.distances, grid.seed)
 
 
