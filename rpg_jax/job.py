@@ -17,7 +17,7 @@ from absl import flags
 
 from rpg_jax import cli
 from rpg_jax.parallel import multihost
-from rpg_jax.settings import of_config
+from rpg_jax.settings import file_digest, of_config
 from rpg_jax.training.watchdog import Watchdog
 
 SAMPLED = 100  # problems of a split that are compared
@@ -61,7 +61,7 @@ def check_same(config) -> None:
     """Raises ValueError on every process when they were started with other configs, code or versions of JAX."""
     package = pathlib.Path(__file__).parent
     files = {f"code of {file.relative_to(package.parent)}": file for file in sorted(package.rglob("*.py"))}
-    code = {name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for name, file in files.items()}
+    code = {name: file_digest(file) for name, file in files.items()}
     settings = of_config(config, "config.")
     multihost.check_same({**settings, **code, "jax": jax.__version__, "python": platform.python_version()})
 

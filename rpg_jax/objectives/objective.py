@@ -1,5 +1,6 @@
 """What every loss does around its surrogate, once: checks, promotion, masking, levels, reduction, metrics."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Objective:
+class Objective(abc.ABC):
     """A loss with its settings resolved; made by `make`.
 
     settings: all of them by name, `advantage` and `sampler_correction` among them. level, divergence, beta, z_old:
@@ -79,9 +80,9 @@ class Objective:
         """
         return self.measured_loss(prepare(logp, behavior_logp, advantage, mask, reference_logp, weight), denominator)
 
+    @abc.abstractmethod
     def measured_loss(self, tokens: Batch, denominator):
         """The loss and the metrics of what `prepare` returns."""
-        raise NotImplementedError
 
     def count(self, mask):
         """The reduction's own denominator for mask [B, T], i32[]; ValueError for "constant", which has none."""
@@ -133,7 +134,7 @@ class SurrogateObjective(Objective):
         units = self.units(tokens)
         losses = self.surrogate(*units[:4]) * units.weight
         loss = reductions.reduce(self.reduction, losses, units.mask, denominator)
-        tokens, units = jax.lax.stop_gradient((tokens, units))
+        units = jax.lax.stop_gradient(units)
         w = jnp.exp(units.logp - units.behavior_logp)
         clipped = self.clipped(w, self.decides(units.logp, units.reference_logp, units.advantage))
         return loss, clip_fractions(clipped, units) | measure(tokens, units)
@@ -182,6 +183,9 @@ def as_sequences(tokens: Batch) -> Batch:
     """Rows as units, [B, 1]: log-probs are masked sums, advantage and weight masked row means (no length in w)."""
     sums = {name: jnp.sum(getattr(tokens, name), axis=1, keepdims=True) for name in Batch._fields[:3]}
     return as_mean_tokens(tokens)._replace(**sums)
+
+
+UNITS = {"token": as_tokens, "sequence": as_sequences}  # by level
 
 
 def clip_fractions(clipped, units: Batch) -> dict:

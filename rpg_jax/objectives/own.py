@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.objectives.objective import Batch, Objective, as_sequences, as_tokens, measure
+from rpg_jax.objectives import reductions
+from rpg_jax.objectives.objective import UNITS, Batch, Objective, measure
 
 POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
 OPTIONAL = ("reference_logp", "weight", "denominator")
@@ -84,7 +85,7 @@ class OwnObjective(Objective):
         logp, behavior_logp, reference_logp, advantage, weight, mask = tokens
         constants = dict(reference_logp=reference_logp, weight=weight, denominator=denominator)
         loss, own = returned(self.function(logp, behavior_logp, advantage, mask, **constants))
-        ours = measure(tokens, as_tokens(tokens) if self.level == "token" else as_sequences(tokens))
+        ours = measure(tokens, UNITS[self.level](tokens))
         return loss, own | ours  # ours keep their names: the reference schedule goes by one of them
 
     def try_out(self, shape):
@@ -120,13 +121,12 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
 
     Raises ValueError for a function that cannot be called and differentiated as the contract says.
     """
-    by_level = {"token": "token_mean", "sequence": "sequence_mean"}
     made = OwnObjective(
         name=spec,
         function=functools.partial(function, **{name: settings[name] for name in settings_of(function)}),
         settings={**settings, "advantage": facts["advantage"]},
         level=facts["level"],
-        reduction=facts["reduction"] or by_level[facts["level"]],
+        reduction=facts["reduction"] or reductions.BY_LEVEL[facts["level"]],
         divergence=facts["divergence"] if facts["beta"] else None,
         beta=facts["beta"],
         z_old=facts["z_old"],

@@ -13,6 +13,7 @@ A row without tokens leaves both. For gradient accumulation, take `count` of the
 
 import jax.numpy as jnp
 
+BY_LEVEL = {"token": "token_mean", "sequence": "sequence_mean"}  # what is taken where none is named
 REDUCTIONS = ("token_mean", "sequence_mean", "sequence_mean_token_mean", "constant")
 
 

@@ -21,6 +21,7 @@ from rpg_jax.objectives.objective import (
     BIASED,
     EXACT,
     EXACT_MEAN,
+    UNITS,
     Claim,
     Objective,
     SurrogateObjective,
@@ -28,7 +29,7 @@ from rpg_jax.objectives.objective import (
     as_sequences,
     as_tokens,
 )
-from rpg_jax.objectives.reductions import REDUCTIONS
+from rpg_jax.objectives.reductions import BY_LEVEL, REDUCTIONS
 
 
 class Recipe(NamedTuple):
@@ -216,7 +217,7 @@ def _rpg(name, settings, given):
     _refuse_bounds(clip, given, form.bounds)
     if clip != "none" and z_old != 1:
         raise ValueError(f"z_old={z_old} takes clip='none', not {clip!r}: clips are for a normalized reference")
-    reduction = settings["reduction"] or ("token_mean" if level == "token" else "sequence_mean")
+    reduction = settings["reduction"] or BY_LEVEL[level]
     if level == "sequence":
         _sequence_reduction(reduction)
 
@@ -227,7 +228,7 @@ def _rpg(name, settings, given):
     return SurrogateObjective(
         name=name,
         settings={**settings, "estimator": estimator, "reduction": reduction, **bounds},
-        units=as_tokens if level == "token" else as_sequences,
+        units=UNITS[level],
         surrogate=functools.partial(form.surrogate, **terms, **bounds, **mass),
         clipped=functools.partial(form.clipped, **bounds),
         decides=functools.partial(form.decides, **terms),
