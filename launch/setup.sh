@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository root from requirements.txt; does nothing when it is up to date.
+# Makes .venv in the repository root from the lists of core, training and test packages; does nothing when it is up to date.
 # Sourced or called. PYTHON names the interpreter to use; otherwise the first python of 3.11 or newer on PATH is found.
 
 rpg_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -19,9 +19,26 @@ rpg_find_python() {
   return 1
 }
 
+# Installs lists of packages (files of the repository) together, and again when one of them has changed.
+# The first argument names the file in .venv that keeps their digest.
+rpg_install() {
+  local python="$rpg_root/.venv/bin/python" stamp="$rpg_root/.venv/$1" list wanted lists=()
+  shift
+  wanted="$(cd "$rpg_root" && "$python" -c 'import hashlib, sys
+print(hashlib.sha256(b"".join(open(name, "rb").read() for name in sys.argv[1:])).hexdigest())' "$@")" || return
+  [[ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]] || return 0
+  echo "setup: installing $* (a few minutes the first time)" >&2
+  for list in "$@"; do lists+=(-r "$rpg_root/$list"); done
+  "$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip >&2
+  "$python" -m pip install --quiet --disable-pip-version-check "${lists[@]}" || {
+    echo "error: pip could not install $*; mend what it says above and start again" >&2
+    return 1
+  }
+  echo "$wanted" >"$stamp"
+}
+
 rpg_setup() {
-  local venv="$rpg_root/.venv" python wanted
-  local stamp="$venv/requirements.sha256"
+  local venv="$rpg_root/.venv" python
   if ! rpg_new_enough "$venv/bin/python"; then
     if ! python="$(rpg_find_python)"; then
       echo "error: Python 3.11 or newer is needed and $(python3 --version 2>/dev/null || echo 'no python3') was found;" \
@@ -31,17 +48,7 @@ rpg_setup() {
     echo "setup: making .venv with $("$python" --version)" >&2
     "$python" -m venv --clear "$venv" || return
   fi
-  wanted="$("$venv/bin/python" -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' \
-    "$rpg_root/requirements.txt")" || return
-  if [[ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]]; then
-    echo "setup: installing requirements.txt (a few minutes the first time)" >&2
-    "$venv/bin/python" -c 'import pip' 2>/dev/null || "$venv/bin/python" -m ensurepip >&2
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$rpg_root/requirements.txt" || {
-      echo "error: pip could not install requirements.txt; mend what it says above and start again" >&2
-      return 1
-    }
-    echo "$wanted" >"$stamp"
-  fi
+  rpg_install requirements.sha256 requirements.txt requirements-core.txt requirements-test.txt
 }
 
 rpg_setup

@@ -94,7 +94,7 @@ def ours(shape, task) -> dict:
         "bandwidth": 4 * task["copy"] / median_seconds(lambda: copy(numbers).block_until_ready(), 10),
         "matrix": 2 * task["side"] ** 3 / median_seconds(lambda: product(square).block_until_ready(), 10),
     }
-    del numbers, square
+    numbers = square = None  # their memory is free for the model
 
     state = init_state(optimizer, mesh, init_params(model, mesh, 0))
     policy = make_sampling_params(model, optimizer, mesh, state)(state)
@@ -109,7 +109,7 @@ def ours(shape, task) -> dict:
         jax.block_until_ready(generate(model, policy, prompts, key=key, step=0, limits=limits, **settings))
 
     found |= {name: median_seconds(lambda new=task[name]: decode(new), task["rounds"]) for name in ("few", "new")}
-    del policy, prompts
+    policy = prompts = None  # their memory is free for the update
 
     run = make_update(
         model, objectives.make("grpo", beta=0.0), optimizer, mesh, state,
@@ -153,7 +153,7 @@ def theirs(shape, task) -> dict:
         wait()
 
     found = {name: median_seconds(lambda new=task[name]: decode(new), task["rounds"]) for name in ("few", "new")}
-    del policy
+    policy = None  # its memory is free for the update
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     tokens = torch.randint(0, shape["vocab"], (task["rows"], task["length"]), device=device)
