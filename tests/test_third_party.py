@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -39,6 +40,17 @@ def test_every_peer_has_a_script_and_requirements():
         requirements = (ROOT / script).parent / "requirements.txt"
         pins = [line for line in requirements.read_text().splitlines() if line.startswith("torch")]
         assert all("==" in pin for pin in pins), f"{requirements}: an unpinned torch pulls gigabytes"
+
+
+def test_the_page_names_every_script():
+    """Its table has a command for each file that runs by itself, and no other; end_to_end.py runs peer.py."""
+    page = (ROOT / "third_party/README.md").read_text()
+    programs = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "third_party").glob("*/*.py")
+        if "__main__" in path.read_text() and path.name != "peer.py"
+    }
+    assert set(re.findall(r"\bpython (third_party/\S+\.py)", page)) == programs
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
