@@ -25,9 +25,9 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
-from rpg_jax import build, cli, workdir
 from rpg_jax.models import Model, huggingface
-from rpg_jax.training import weights
+from rpg_jax.run import build, cli, states
+from rpg_jax.storage import weights, workdir
 
 _SOURCE = flags.DEFINE_string("source", None, "Folder of weights to convert.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run to export.")
@@ -121,13 +121,13 @@ def of_run() -> Source:
     """A run's checkpoint, at its evaluation parameters."""
     path = pathlib.Path(_WORKDIR.value)
     folder = workdir.checkpoint_dir(path, _CHECKPOINT_DIR.value)
-    settings = build.to_read(workdir.read_config(folder))
+    settings = states.to_read(workdir.read_config(folder))
     generated = "tasks" in settings.data
     if not generated:  # the training set is not needed, and may not be on this machine
         settings.data.train = None
     run = build.build_run(settings)
     with run.scorer:
-        step, state = build.restore_state(folder, run, _WHICH.value or "best")
+        step, state = states.restore_state(folder, run, _WHICH.value or "best")
     params = jax.jit(run.optimizer.evaluation_params)(state.opt_state, state.params)
     if _DTYPE.value != "keep":
         params = jax.tree.map(lambda x: x.astype(_DTYPE.value), params)

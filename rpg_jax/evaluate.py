@@ -29,15 +29,17 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from rpg_jax import build, cli, data, parallel, workdir
+from rpg_jax import data, parallel
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
+from rpg_jax.run import build, cli, states
+from rpg_jax.storage import workdir
+from rpg_jax.storage.checkpoints import DamagedCheckpoint, saved_steps
+from rpg_jax.storage.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
+from rpg_jax.storage.responses import ResponseLog
 from rpg_jax.training import evaluation
-from rpg_jax.training.checkpoints import DamagedCheckpoint, saved_steps
 from rpg_jax.training.experience import make_sampling_params
-from rpg_jax.training.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
 from rpg_jax.training.phases import phase
-from rpg_jax.training.responses import ResponseLog
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run to evaluate.")
 _CHECKPOINT_DIR = flags.DEFINE_string("checkpoint_dir", None, "Where a run's checkpoints are; the workdir knows.")
@@ -180,7 +182,7 @@ def watch(subject: Subject, place, should_stop) -> bool:
 
 def of_run(place) -> Subject:
     """The run whose checkpoints are in a folder, on its own held-out problems or on `--data`."""
-    config = build.to_read(workdir.read_config(place))
+    config = states.to_read(workdir.read_config(place))
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(train=None, heldout=_DATA.value or config.data.heldout)
     config.reward.function = _REWARD.value or config.reward.function or ("dapo" if _DATA.value else None)
@@ -196,12 +198,12 @@ def of_run(place) -> Subject:
         seed=config.seed,
     )
     sets = run.data if _DATA.value is None else read_sets(run.data.tokenizer, settings["max_prompt"])
-    shapes = build.abstract(run, partial(build.build_state, run))
+    shapes = states.abstract(run, partial(states.build_state, run))
     policy = make_sampling_params(run.model, run.optimizer, run.mesh, shapes)
 
     def find(which):
         with phase("state"):
-            step, state = build.restore_state(place, run, which)
+            step, state = states.restore_state(place, run, which)
         return dict(checkpoint="step", step=step), lambda: policy(state)
 
     problems = list(sets.problems("heldout"))
@@ -219,7 +221,7 @@ def of_checkpoint(folder) -> Subject:
     model = build.build_model(section, tokenizer, settings["max_prompt"] + settings["max_new"], mesh)
 
     def find(_):
-        return dict(checkpoint=str(folder)), lambda: build.checkpoint_params(folder, model, mesh)
+        return dict(checkpoint=str(folder)), lambda: states.checkpoint_params(folder, model, mesh)
 
     problems = list(read_sets(tokenizer, settings["max_prompt"]).problems("heldout"))
     return Subject(model, mesh, tokenizer, problems, Scorer(_REWARD.value or "dapo"), settings, find)

@@ -18,9 +18,9 @@ import tempfile
 from absl import flags
 from ml_collections import config_flags
 
-from rpg_jax import cli, sketch
-from rpg_jax.planning import chips, report
-from rpg_jax.training.logs import write_text_atomic
+from rpg_jax.lab.planning import chips, report, sketch
+from rpg_jax.run import cli
+from rpg_jax.storage.logs import write_text_atomic
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: FILE.py or FILE.py:VARIANT.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Slices to plan for, as v5p:2x2x4,v5e:8x8,h100:8.")

@@ -18,12 +18,13 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from rpg_jax import cli, data
+from rpg_jax import data
 from rpg_jax.data import datasets, problems
 from rpg_jax.data.folding import fold
 from rpg_jax.data.sources import FIELDS, open_source
 from rpg_jax.data.templates import TEMPLATES
-from rpg_jax.training.logs import Progress
+from rpg_jax.run import cli
+from rpg_jax.storage.logs import Progress
 
 _SOURCE = flags.DEFINE_list("source", None, "FILE.parquet, FILE.jsonl, tfds:NAME[/CONFIG][:SPLIT]; comma separated.")
 _TARGET = flags.DEFINE_string("target", None, "Folder to make; it must not exist, or be empty.")

@@ -14,15 +14,15 @@ import pathlib
 
 from absl import flags
 
-from rpg_jax import cli
-from rpg_jax.reporting import compose, page, published, runs
-from rpg_jax.training.logs import write_text_atomic
+from rpg_jax.lab.reporting import compose, page, published, runs
+from rpg_jax.run import cli
+from rpg_jax.storage.logs import write_text_atomic
 
 _OUT = flags.DEFINE_string("out", None, "The page, NAME.html; report.html in the first folder if unset.")
 
 
-def main(arguments):
-    folders = arguments[1:]
+def main(options):
+    folders = options.arguments
     with cli.door():
         if not folders:
             raise ValueError("name folders of runs, such as runs/objectives; see --help")

@@ -4,10 +4,10 @@
     python -m rpg_jax.sweep configs/sweeps/objectives.py --dry_run   # prints the runs that are left
     python -m rpg_jax.sweep configs/sweeps/objectives.py --slurm     # or --tpu: writes a script of them instead
 
-`rpg_jax/variants.py` says what a sweep's file holds; FILE.py:smoke takes that variant of its base config. A run is
-`rpg_jax.train` in OUT/VARIANT/seedN, with its output in log.txt there; one that has a summary.json is done. All runs
-start from one warm start, trained once with the base config's seed and kept beside OUT, in warm_starts/, for other
-sweeps of the same settings.
+`rpg_jax/lab/sweeping/variants.py` says what a sweep's file holds; FILE.py:smoke takes that variant of its base config.
+A run is `rpg_jax.train` in OUT/VARIANT/seedN, with its output in log.txt there; one that has a summary.json is done.
+All runs start from one warm start, trained once with the base config's seed and kept beside OUT, in warm_starts/, for
+other sweeps of the same settings.
 
 Without --parallel each run gets one core, or more where there are more than runs, and they share the memory: the
 first goes alone until it has shown how much it takes. On a GPU or TPU one runs at a time. The same command goes on
@@ -28,10 +28,11 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from rpg_jax import cli, variants, workdir
-from rpg_jax.reporting.logged import read_json, read_rows
-from rpg_jax.sweeping import joblist, machine
-from rpg_jax.sweeping.pool import POLL_SECONDS, Pool, Task, lock
+from rpg_jax.lab.reporting.logged import read_json, read_rows
+from rpg_jax.lab.sweeping import joblist, machine, variants
+from rpg_jax.lab.sweeping.pool import POLL_SECONDS, Pool, Task, lock
+from rpg_jax.run import build, cli, job, warm_start
+from rpg_jax.storage import workdir
 
 _OUT = flags.DEFINE_string("out", None, "Folder of the sweep; runs/NAME if unset.")
 _SEEDS = flags.DEFINE_list("seeds", None, "Seeds instead of the sweep's own, comma separated.")
@@ -42,16 +43,16 @@ _TPU = flags.DEFINE_bool("tpu", False, "Write OUT/tpu.sh, a TPU pod for each of 
 _PREPARE = flags.DEFINE_string("prepare", None, "VARIANT/seedN: only give this run its warm start.")
 
 
-def main(arguments):
+def main(options):
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with cli.door():
-        if len(arguments) != 2:
+        if len(options.arguments) != 1:
             raise ValueError("name one sweep, such as configs/sweeps/objectives.py; see --help")
         if _SLURM.value and _TPU.value:
             raise ValueError("--slurm and --tpu exclude each other; give one")
-        sweep = variants.read(arguments[1], None if _SEEDS.value is None else list(map(_whole, _SEEDS.value)))
+        sweep = variants.read(options.arguments[0], None if _SEEDS.value is None else list(map(_whole, _SEEDS.value)))
         out = pathlib.Path(_OUT.value or f"runs/{sweep.name}")
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out={out} is a file; name a folder")
@@ -59,7 +60,7 @@ def main(arguments):
         prepared = _named(sweep, _PREPARE.value) if _PREPARE.value else None
         left = [run for run in sweep.runs if not variants.is_done(out, run)]
         if _SLURM.value or _TPU.value:
-            return write_jobs(out, sweep, left, arguments[1])
+            return write_jobs(out, sweep, left, options.arguments[0])
     if prepared:
         return 0 if prepare(out, prepared, stop) else cli.PREEMPTED
     for text, names in outdated.items():
@@ -72,7 +73,7 @@ def main(arguments):
         return 0
     failed = {}
     if left:
-        status = make_warm_start(out, left[0], arguments[1:], stop)
+        status = make_warm_start(out, left[0], options.arguments, stop)
         if status == cli.PREEMPTED:
             return stopped()
         if status:
@@ -184,13 +185,11 @@ def prepare(out, run, stop) -> bool:
 
 
 def train_warm_start(run, folder) -> bool:
-    from rpg_jax import build, job, train
-
     with job.joined() as should_stop:
         with cli.door():
             built = build.build_run(run.config, log=job.say)
         with cli.in_words(), built.scorer:
-            params, _ = train.warm_started(run.config, built, folder / "warm_start", should_stop)
+            params, _ = warm_start.warm_started(run.config, built, folder / "warm_start", should_stop)
     return params is not None
 
 

@@ -36,8 +36,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from absl import flags
+from rich.console import Console
+from rich.table import Table
 
-from rpg_jax import cli, objectives, verify_tradeoff
+from rpg_jax import objectives
 from rpg_jax.exact import (
     CONDITIONS,
     MOVED,
@@ -51,10 +53,12 @@ from rpg_jax.exact import (
     level_gap,
     worst,
 )
+from rpg_jax.lab.tradeoff import command as verify_tradeoff
 from rpg_jax.objectives import DIVERGENCES, Claim, own
 from rpg_jax.objectives.advantages import kl_penalty, to_go
 from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
 from rpg_jax.objectives.registry import RPG_FORMS, checked, of_function
+from rpg_jax.run import cli
 
 _OBJECTIVE = flags.DEFINE_string(
     "objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones"
@@ -248,9 +252,6 @@ def print_table(header: tuple, rows: list[tuple]):
         for cells in (header, *rows):
             print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
         return
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(*header)
     for cells in rows:
         table.add_row(*cells, style="bold red" if cells[-1] == "NO" else None)

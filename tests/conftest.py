@@ -24,7 +24,8 @@ def call_verify(tmp_path, capsys, monkeypatch):
     """Calls `verify` in tmp_path as cli.run does; (exit status, stdout, stderr)."""
     from absl.testing import flagsaver
 
-    from rpg_jax import cli, verify
+    from rpg_jax import verify
+    from rpg_jax.run import cli
 
     monkeypatch.chdir(tmp_path)
 

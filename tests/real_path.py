@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rpg_jax.data.templates import paper
 from rpg_jax.models import Model, ModelConfig, huggingface
-from rpg_jax.training import weights
+from rpg_jax.storage import weights
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "third_party" / "transformers"))
 import word_problems  # noqa: E402

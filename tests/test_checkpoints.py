@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg_jax.parallel import make_mesh
-from rpg_jax.training.checkpoints import Checkpoints, DamagedCheckpoint, checksum
-from rpg_jax.training.compilations import CompilationCounter
+from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum
+from rpg_jax.training.phases import CompilationCounter
 from rpg_jax.types import Reference, TrainState
 
 # TensorStore's callbacks may find Orbax's event loop closed after a read that failed.
@@ -340,7 +340,7 @@ def test_another_structure_is_the_users_mistake(saved, change, message):
 KILLED = """
 import sys, jax.numpy as jnp
 from rpg_jax.parallel import make_mesh
-from rpg_jax.training.checkpoints import Checkpoints
+from rpg_jax.storage.checkpoints import Checkpoints
 state = lambda step: {str(i): jnp.full((256, 1024), step * 16 + i, jnp.float32) for i in range(16)}
 with Checkpoints(sys.argv[1], keep_last=2) as checkpoints:
     start, found, extra = checkpoints.restore(state(0)) or (0, state(0), {"cursor": 0})
@@ -436,7 +436,7 @@ SHARDED = """
 import sys, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 from rpg_jax.parallel import make_mesh
-from rpg_jax.training.checkpoints import Checkpoints, checksum
+from rpg_jax.storage.checkpoints import Checkpoints, checksum
 values = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
 one = jax.make_mesh((2, 2), ("data", "fsdp"))
 other = jax.make_mesh((4, 1), ("data", "fsdp"))
@@ -462,7 +462,7 @@ import pathlib, sys, jax, numpy as np
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import NamedSharding, PartitionSpec as P
 from rpg_jax.parallel import make_mesh
-from rpg_jax.training.checkpoints import Checkpoints
+from rpg_jax.storage.checkpoints import Checkpoints
 folder, port, process = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 jax.distributed.initialize(f"localhost:{port}", 2, process)
 split = NamedSharding(make_mesh(fsdp=2, data=1), P("fsdp"))

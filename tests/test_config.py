@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from rpg_jax import build, workdir
-from rpg_jax.cli import Mistake
 from rpg_jax.objectives import RECIPES
-from rpg_jax.settings import flatten
+from rpg_jax.run import build
+from rpg_jax.storage import workdir
+from rpg_jax.storage.settings import flatten
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -28,7 +28,7 @@ quickstart = partial(get_config, "quickstart")
 @pytest.mark.parametrize("name", ["quickstart", "word_problems"])
 def test_every_key_is_read(name):
     """By name, or by expanding its section into a function's keyword arguments, which Python checks."""
-    source = "".join((ROOT / "rpg_jax" / f"{name}.py").read_text() for name in ("build", "train"))
+    source = "".join(file.read_text() for file in sorted((ROOT / "rpg_jax" / "run").glob("*.py")))
     for short, section in dict(warm="warm_start", settings="warm_start", section="model").items():
         source += re.sub(rf"(?<![\w.]){short}\.", f"config.{section}.", source)
     config = get_config(name)
@@ -71,11 +71,11 @@ def test_workdir_names_the_keys_that_differ(tmp_path):
     workdir.open_workdir(tmp_path / "run", config, accept_change=False)  # nothing has begun
     workdir.open_workdir(tmp_path / "run", quickstart("smoke"), accept_change=False)
     (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
-    with pytest.raises(Mistake, match=r"objective.beta: None -> 0.5; steps: 3 -> 7.*--accept_config_change"):
+    with pytest.raises(ValueError, match=r"objective.beta: None -> 0.5; steps: 3 -> 7.*--accept_config_change"):
         workdir.open_workdir(tmp_path / "run", config, accept_change=False)
     assert workdir.read_config(tmp_path / "run").steps == 3
     workdir.open_workdir(tmp_path / "run", config, accept_change=True)
     assert workdir.read_config(tmp_path / "run").steps == 7
     (tmp_path / "run" / "config.json").write_text("{")
-    with pytest.raises(Mistake, match="not JSON"):
+    with pytest.raises(ValueError, match="not JSON"):
         workdir.open_workdir(tmp_path / "run", config, accept_change=False)

@@ -26,8 +26,10 @@ import contextlib, io, json, sys
 from functools import partial
 import jax, numpy as np
 from absl.testing import flagsaver
-from rpg_jax import build, cli, convert, workdir
-from rpg_jax.training.checkpoints import Checkpoints
+from rpg_jax.run import build, cli, states
+from rpg_jax import convert
+from rpg_jax.storage import workdir
+from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.update import init_params
 
 def make_run(path):
@@ -38,7 +40,7 @@ def make_run(path):
     config.data.directory = path + "-data"
     workdir.open_workdir(path, config, False)
     run = build.build_run(config, log=lambda _: None)
-    state = build.build_state(run, init_params(run.model, run.mesh, 0))
+    state = states.build_state(run, init_params(run.model, run.mesh, 0))
     state.opt_state.z["embed"]["embedding"] = state.opt_state.z["embed"]["embedding"] + 0.5
     with Checkpoints(path + "/checkpoints") as checkpoints:
         checkpoints.save(7, state, {}, wait=True)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg_jax.models import Model, ModelConfig, huggingface, rope
-from rpg_jax.training import tensor_files, weights
+from rpg_jax.storage import tensor_files, weights
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -272,7 +272,7 @@ import sys, jax, numpy as np
 sys.path.insert(0, "tests")
 import test_huggingface as t
 from rpg_jax import parallel
-from rpg_jax.training import weights
+from rpg_jax.storage import weights
 config, whole = t.load(sys.argv[1])
 for axes in (dict(data=1, fsdp=2, tensor=2), dict(data=1, fsdp=4), dict(data=4)):
     shapes = t.shapes_of(config)

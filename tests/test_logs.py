@@ -13,8 +13,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from rpg_jax.training import logs
-from rpg_jax.training.logs import Progress, RunLog, jsonable, read_jsonl, write_json_atomic
+from rpg_jax.storage import logs
+from rpg_jax.storage.logs import Progress, RunLog, jsonable, read_jsonl, write_json_atomic
 
 
 def open_log(path, step=0, **settings):

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rpg_jax import build, parallel, workdir
+from rpg_jax import parallel
 from rpg_jax.parallel import multihost
+from rpg_jax.run import states
+from rpg_jax.storage import workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = "--config=configs/quickstart.py:smoke"
@@ -183,7 +185,8 @@ def test_hosts_with_other_configs_are_named(tmp_path):
 
 EXCHANGE = """
 import json, sys, types
-from rpg_jax import job, parallel
+from rpg_jax.run import job
+from rpg_jax import parallel
 from rpg_jax.data import Problem
 from rpg_jax.parallel import multihost
 
@@ -280,7 +283,7 @@ def test_a_process_alone_is_a_job_of_one():
 
 WAITS = """
 import time
-from rpg_jax import cli, job
+from rpg_jax.run import cli, job
 
 def main(_):
     with job.joined() as should_stop:
@@ -403,9 +406,9 @@ def test_the_first_process_writes_the_samples(runs):
 def test_a_run_of_many_devices_is_read_on_few():
     config = quickstart.get_config("smoke")
     mesh = config.mesh.to_dict()
-    assert build.to_read(config).mesh.to_dict() == mesh  # which fits
+    assert states.to_read(config).mesh.to_dict() == mesh  # which fits
     config.mesh.update(data=4, fsdp=8)
-    assert parallel.make_mesh(**build.to_read(config).mesh).devices.shape == (1, 1, 1)
+    assert parallel.make_mesh(**states.to_read(config).mesh).devices.shape == (1, 1, 1)
 
 
 def test_a_folder_that_one_process_does_not_see(tmp_path):
@@ -425,7 +428,7 @@ def test_a_folder_that_one_process_does_not_see(tmp_path):
 HANG = """
 import time
 import jax
-from rpg_jax.training import watchdog
+from rpg_jax.run import watchdog
 
 with watchdog.Watchdog(0.8) as dog:
     for _ in range(4):
@@ -433,7 +436,7 @@ with watchdog.Watchdog(0.8) as dog:
         dog.tick()
     jax.monitoring.record_event_duration_secs(watchdog._LOWERED, 0.0)
     time.sleep(1.6)  # as long as XLA likes
-    jax.monitoring.record_event_duration_secs(watchdog._COMPILED, 1.6)
+    jax.monitoring.record_event_duration_secs(watchdog.COMPILED, 1.6)
     print("alive", flush=True)
     def waits_forever():
         time.sleep(60)
@@ -451,7 +454,7 @@ def test_the_watchdog_ends_a_process_that_hangs_but_not_one_that_compiles():
 
 
 def test_a_watchdog_of_zero_seconds_never_fires():
-    from rpg_jax.training.watchdog import Watchdog
+    from rpg_jax.run.watchdog import Watchdog
 
     with Watchdog(0.0) as dog:
         dog.tick()

@@ -8,8 +8,9 @@ import pytest
 from test_objectives import run, sample
 
 from configs.sweeps import small
-from rpg_jax import build, job, objectives
+from rpg_jax import objectives
 from rpg_jax.objectives import metrics
+from rpg_jax.run import build, job
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WEIGHTED = f"{ROOT}/tests/data/my_objective.py:my_objective"

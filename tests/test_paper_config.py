@@ -12,7 +12,8 @@ from absl.testing import flagsaver
 from ml_collections import config_flags
 
 from configs import paper, quickstart
-from rpg_jax import build, cli, train
+from rpg_jax import train
+from rpg_jax.run import build, cli
 
 ROOT = pathlib.Path(__file__).parents[1]
 EVERY = list(itertools.product(paper.MODELS, paper.OBJECTIVES, paper.CONTEXTS))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from ml_collections import ConfigDict
 
-from rpg_jax import build, parallel
+from rpg_jax import parallel
 from rpg_jax.models import Model, ModelConfig, unstack_layers
+from rpg_jax.run import build
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.rollout import RolloutSettings
 

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import pytest
 
 from configs import paper, quickstart
-from rpg_jax import sketch
+from rpg_jax.lab.planning import chips, estimates, hlo, programs, report, search, sketch
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
-from rpg_jax.planning import chips, estimates, hlo, programs, report, search
 from rpg_jax.sampling.cache import empty_cache
 
 SMOKE = "--config=configs/quickstart.py:smoke"
@@ -128,7 +127,7 @@ ON_EIGHT = """
 import json
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
-from rpg_jax.planning import hlo
+from rpg_jax.lab.planning import hlo
 
 mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
@@ -335,7 +334,8 @@ MISTAKES = {
 CALLS = """
 import contextlib, io, json, sys
 from absl.testing import flagsaver
-from rpg_jax import cli, plan
+from rpg_jax.run import cli
+from rpg_jax import plan
 for arguments in json.loads(sys.argv.pop()):
     out, err = io.StringIO(), io.StringIO()
     with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -10,8 +10,9 @@ import pytest
 import tensorflow_datasets as tfds
 from absl.testing import flagsaver
 
-from rpg_jax import cli, data, prepare
+from rpg_jax import data, prepare
 from rpg_jax.data import problems
+from rpg_jax.run import cli
 
 SHARED = pathlib.Path(__file__).parents[2] / "shared/data"
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from configs import paper
-from rpg_jax.reporting import figures, page, published, runs
-from rpg_jax.reporting.comparable import differences, incomparable
-from rpg_jax.reporting.comparison import compare, spelled, verdicts
-from rpg_jax.reporting.compose import document
-from rpg_jax.reporting.estimates import (
+from rpg_jax.lab.reporting import figures, page, published, runs
+from rpg_jax.lab.reporting.comparable import differences, incomparable
+from rpg_jax.lab.reporting.comparison import compare, spelled, verdicts
+from rpg_jax.lab.reporting.compose import document
+from rpg_jax.lab.reporting.estimates import (
     Estimate,
     holm,
     improvement,
@@ -32,7 +32,7 @@ from rpg_jax.reporting.estimates import (
     least_p,
     permutation_p,
 )
-from rpg_jax.settings import flatten
+from rpg_jax.storage.settings import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TASKS = ("arithmetic", "countdown")

@@ -14,9 +14,11 @@ import time
 import pytest
 from absl import flags
 
-from rpg_jax import build, cli, sweep, variants, workdir
-from rpg_jax.sweeping import joblist, machine
-from rpg_jax.sweeping.pool import Pool, Task, lock
+from rpg_jax import sweep
+from rpg_jax.lab.sweeping import joblist, machine, variants
+from rpg_jax.lab.sweeping.pool import Pool, Task, lock
+from rpg_jax.run import build, states
+from rpg_jax.storage import workdir
 
 flags.FLAGS.remove_flag_values(["out"])  # `verify`, which other tests import into this process, has one too
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -161,12 +163,12 @@ def test_a_file_that_was_edited_is_another_setting_of_what_is_not_done(tmp_path)
     mine.write_text(mine.read_text() + "# edited")
     with pytest.raises(ValueError, match="loss.py:tempered has been edited"):
         variants.check_begun(tmp_path, runs)
-    with pytest.raises(cli.Mistake, match="loss.py:tempered has been edited"):
+    with pytest.raises(ValueError, match="loss.py:tempered has been edited"):
         workdir.open_workdir(path, runs[0].config, False)
     (path / "summary.json").touch()
     assert variants.check_begun(tmp_path, runs) == {f"{mine}:tempered has been edited": ["a/seed0"]}
     mine.unlink()
-    config = build.to_read(workdir.read_config(path))
+    config = states.to_read(workdir.read_config(path))
     config.rollout.samples = 1
     assert build.build_objective(config).name == "reinforce"  # who evaluates a run has no need of its objective
 
@@ -235,7 +237,8 @@ def test_a_run_that_outlives_its_pool_is_not_started_again(tmp_path):
         "[time.sleep(0.05) for _ in iter(lambda: (folder / 'go').exists(), True)]; (folder / 'summary.json').touch()"
     )
     script = (
-        "import sys; sys.path.insert(0, 'tests'); import pathlib, test_sweep; from rpg_jax.sweeping.pool import Pool; "
+        "import sys; sys.path.insert(0, 'tests'); import pathlib, test_sweep; "
+        "from rpg_jax.lab.sweeping.pool import Pool; "
         f"Pool([test_sweep.task(pathlib.Path({str(folder)!r}), {code!r})], 1, False, lambda: False).run()"
     )
     first = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)

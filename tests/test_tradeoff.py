@@ -11,11 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rpg_jax.exact import Target, every_sequence, targets, tradeoff, tradeoff_figures, tradeoff_tables
+from rpg_jax.exact import Target, every_sequence, targets
 from rpg_jax.exact.enumeration import Problem, token_logprobs
-from rpg_jax.exact.groups import measure_groups
-from rpg_jax.exact.moments import DIRECTIONS, kl, measurer, situations, with_settings
-from rpg_jax.exact.tradeoff import Form, Grid
+from rpg_jax.lab.tradeoff import figures as tradeoff_figures
+from rpg_jax.lab.tradeoff import measure as tradeoff
+from rpg_jax.lab.tradeoff import tables as tradeoff_tables
+from rpg_jax.lab.tradeoff.groups import measure_groups
+from rpg_jax.lab.tradeoff.measure import Form, Grid
+from rpg_jax.lab.tradeoff.moments import DIRECTIONS, kl, measurer, situations, with_settings
 from rpg_jax.objectives import make
 
 DISTANCES = (0.0, 0.05, 1.0)

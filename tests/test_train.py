@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rpg_jax import build, workdir
-from rpg_jax.training.checkpoints import Checkpoints
+from rpg_jax.run import build, states
+from rpg_jax.storage import workdir
+from rpg_jax.storage.checkpoints import Checkpoints
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = "--config=configs/quickstart.py:smoke"
@@ -51,7 +52,7 @@ def final_state(path):
     config = workdir.read_config(path)
     run_ = build.build_run(config)
     with Checkpoints(path / "checkpoints") as checkpoints:
-        step, state, extra = checkpoints.restore(build.abstract(run_, partial(build.build_state, run_)))
+        step, state, extra = checkpoints.restore(states.abstract(run_, partial(states.build_state, run_)))
     return step, jax.tree.map(np.asarray, state), extra["cursor"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig
-from rpg_jax.training.checkpoints import Checkpoints
+from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.experience import make_sampling_params, merge_rows, take_rows
 from rpg_jax.training.optimizer import check_offload, layout, make_optimizer
 from rpg_jax.training.update import init_params, init_state, make_update

@@ -15,9 +15,11 @@ import contextlib, io, json, os, pathlib, shutil, signal, sys, threading, time
 import jax, jax.numpy as jnp
 from absl.testing import flagsaver
 from configs import quickstart
-from rpg_jax import build, cli, evaluate, workdir
+from rpg_jax.run import build, cli, states
+from rpg_jax import evaluate
+from rpg_jax.storage import workdir
 from rpg_jax.training import evaluation
-from rpg_jax.training.checkpoints import Checkpoints
+from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.update import init_params
 
 root = pathlib.Path(sys.argv[1])
@@ -32,7 +34,7 @@ def make_run():
     run = build.build_run(config, log=lambda _: None)
     with Checkpoints(place / "checkpoints") as checkpoints:
         for step in (1, 2):
-            checkpoints.save(step, build.build_state(run, init_params(run.model, run.mesh, step)), {}, wait=True)
+            checkpoints.save(step, states.build_state(run, init_params(run.model, run.mesh, step)), {}, wait=True)
     run.scorer.close()
     # On their way: one that Orbax has not renamed yet, and one that is being copied here, without its arrays.
     shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "4.orbax-checkpoint-tmp-7")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rpg_jax import cli, workdir
-from rpg_jax.training import loop, phases, profile
+from rpg_jax.run import cli, profile
+from rpg_jax.storage import workdir
+from rpg_jax.training import loop, phases
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_checkpoints_lie_in_the_workdir_unless_told_otherwise(tmp_path, config):
     path, folder = workdir.open_workdir(tmp_path / "run", config, False)
     assert pathlib.Path(folder) == path and sorted(p.name for p in path.iterdir()) == ["config.json"]
     begin(path)
-    with pytest.raises(cli.Mistake, match="--checkpoint_dir="):
+    with pytest.raises(ValueError, match="--checkpoint_dir="):
         workdir.open_workdir(tmp_path / "run", config, False, tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
 
@@ -41,11 +42,11 @@ def test_another_place_is_remembered_and_knows_the_run(tmp_path, config, monkeyp
     begin(place)
     monkeypatch.chdir(tmp_path / "bucket")  # the place's name holds from anywhere
     assert pathlib.Path(workdir.checkpoint_dir(tmp_path / "run")) == place
-    with pytest.raises(cli.Mistake, match="bucket/mine, not in"):
+    with pytest.raises(ValueError, match="bucket/mine, not in"):
         workdir.checkpoint_dir(tmp_path / "run", tmp_path / "other")
     # A new machine has no workdir: the place itself refuses another config, and gives it to readers.
     config.steps += 1
-    with pytest.raises(cli.Mistake, match="steps: 3 -> 4"):
+    with pytest.raises(ValueError, match="steps: 3 -> 4"):
         workdir.open_workdir(tmp_path / "new", config, False, f"{place}/")
     assert not (tmp_path / "new").exists()
     assert workdir.read_config(workdir.checkpoint_dir(tmp_path / "new", place)).steps == 3
@@ -57,7 +58,7 @@ def test_another_place_is_remembered_and_knows_the_run(tmp_path, config, monkeyp
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path, config, place):
     if place.startswith("gs:") and importlib.util.find_spec("gcsfs"):
         pytest.skip("gcsfs is installed, and would ask the network")
-    with pytest.raises(cli.Mistake) as caught:
+    with pytest.raises(ValueError) as caught:
         workdir.open_workdir(tmp_path / "run", config, False, place)
     assert place in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()

@@ -14,9 +14,8 @@ import numpy as np
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.parallel import multihost
 from rpg_jax.training import evaluation, packing
-from rpg_jax.training.compilations import CompilationCounter
 from rpg_jax.training.experience import take_rows
-from rpg_jax.training.phases import phase
+from rpg_jax.training.phases import Clock, CompilationCounter, phase
 from rpg_jax.training.rollout import Preempted
 
 WARNINGS = 3  # failed rewards of a step to name
@@ -84,18 +83,6 @@ class Parts:
     log: Any
     should_stop: Callable
     traced: Callable  # (steps) -> iterator over them, which writes a trace of those that are to be profiled
-
-
-class Clock:
-    """Wall time of the phases of a step, under `time/<name>`."""
-
-    def __init__(self, **seconds):
-        self.seconds, self._mark = dict(seconds), time.perf_counter()
-
-    def lap(self, name):
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._mark
-        self._mark = now
 
 
 def host(metrics) -> dict:

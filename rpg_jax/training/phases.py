@@ -1,9 +1,11 @@
-"""The phases of a run: their names in a trace, and what to lower when one of them runs out of memory."""
+"""The phases of a run: names in a trace, wall time, what XLA compiled, and what to lower when memory runs out."""
 
 import contextlib
+import time
 
 import jax
 
+COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, one a program
 SHARD = "spread it over more devices (mesh.fsdp)"
 ROWS = "lower learner.microbatch_rows or learner.logprob_chunk"
 # What to do, for each phase, when the device's memory is too small for it.
@@ -39,3 +41,26 @@ def phase(name: str):
             f"out of memory in phase {name!r} ({reason}): {REMEDIES[name]}; "
             f"python -m rpg_jax.plan says what each phase takes"
         ) from error
+
+
+class Clock:
+    """Wall time of the phases of a step, under `time/<name>`."""
+
+    def __init__(self, **seconds):
+        self.seconds, self._mark = dict(seconds), time.perf_counter()
+
+    def lap(self, name):
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._mark
+        self._mark = now
+
+
+class CompilationCounter:
+    """`count` grows by one for every program compiled since it was made."""
+
+    def __init__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event, _seconds, **_):
+        self.count += event == COMPILED

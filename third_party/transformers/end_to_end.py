@@ -88,8 +88,9 @@ def compare(run, peer_python, workdir):
     import jax
     import jax.numpy as jnp
 
-    from rpg_jax import build, parallel
+    from rpg_jax import parallel
     from rpg_jax.models import Model, huggingface
+    from rpg_jax.run import states
 
     folder = workdir / "exported"
     shape = huggingface.read_config(folder)
@@ -97,7 +98,7 @@ def compare(run, peer_python, workdir):
     np.save(workdir / "tokens.npy", tokens)
     run("transformers", peer_python, PEER, "logits", folder, workdir / "tokens.npy", workdir / "logits.npy")
     model, theirs = Model(shape, scan=False), np.load(workdir / "logits.npy")
-    params = build.checkpoint_params(folder, model, parallel.make_mesh())
+    params = states.checkpoint_params(folder, model, parallel.make_mesh())
     logits = jax.jit(lambda params, tokens: model.logits(params, model.hidden(params, tokens)))
     gap = np.abs(np.asarray(logits(params, jnp.asarray(tokens, jnp.int32))) - theirs).max() / np.abs(theirs).max()
     print(f"exported model, logits of transformers against ours: relative gap {gap:.1e} (at most {TOLERANCE:g})")

@@ -80,7 +80,7 @@ def imported(arrays):
 
     from rpg_jax.models import Model, huggingface, token_logprobs, unstack_layers
     from rpg_jax.sampling import Sampling, generate
-    from rpg_jax.training import weights
+    from rpg_jax.storage import weights
     from rpg_jax.types import Prompts
 
     found, tokens = {}, jnp.asarray(arrays["tokens"], jnp.int32)
@@ -118,8 +118,8 @@ def exported(arrays):
 def convert(source, target, *more):
     from absl.testing import flagsaver
 
-    from rpg_jax import cli
     from rpg_jax import convert as command
+    from rpg_jax.run import cli
 
     with contextlib.redirect_stdout(io.StringIO()), flagsaver.flagsaver():
         try:

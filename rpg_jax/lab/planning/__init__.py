@@ -1,0 +1,1 @@
+"""What a config takes on hardware that is not here: memory, collectives, a roofline."""

@@ -1,0 +1,105 @@
+"""The wrapper of every entry point: flags in; one line and an exit status out.
+
+Exit statuses: 0 done, 2 the user's mistake (one line, no traceback), 75 preempted after saving, 1 anything else.
+"""
+
+import contextlib
+import errno
+import sys
+import traceback
+import types
+from collections.abc import Callable
+
+from absl import flags, logging
+
+PREEMPTED = 75
+_STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
+_INPUT_ERRORS = (  # what libraries raise about input that makes no sense
+    ValueError, TypeError, LookupError, AttributeError, ImportError, OSError, SyntaxError, flags.Error,
+)  # fmt: skip
+_STATUSES = ("UNKNOWN: ", "INTERNAL: ", "UNAVAILABLE: ", "ABORTED: ", "CANCELLED: ", "DEADLINE_EXCEEDED: ")
+
+
+class Mistake(Exception):
+    """Something that the user can mend; its text is the one line that they see."""
+
+
+@contextlib.contextmanager
+def door():
+    """Where user input enters: what a library raises about it inside becomes a `Mistake`."""
+    try:
+        yield
+    except _INPUT_ERRORS as error:
+        if _is_of_xla(error):
+            raise
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise Mistake(" ".join(str(text).split())) from error
+
+
+@contextlib.contextmanager
+def in_words():
+    """Where a run may find that it cannot go on: what it says of that becomes a `Mistake`; JAX's own errors stay."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if _is_of_xla(error):
+            raise
+        raise Mistake(" ".join(str(error).split())) from error
+
+
+def _is_of_xla(error) -> bool:
+    """Whether XLA raised it; of a lost process it tells in a ValueError, too."""
+    return type(error).__name__ == "JaxRuntimeError" or str(error).startswith(_STATUSES)
+
+
+def _one_line(error) -> str:
+    """Its text; of a traceback that ml_collections puts around what a config file raises, only what was raised."""
+    if error.args and isinstance(error.args[0], KeyError):  # as ml_collections raises it
+        return f"the config has no key {error.args[0].args[0]}, which a --config.KEY on the command line names"
+    before, trace, after = str(error).partition("Error whilst parsing config file:")
+    return " ".join((before + after.strip().splitlines()[-1] if trace else before).split())
+
+
+def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = False, leave: Callable = sys.exit):
+    """Parses the flags of main's module, calls `main(options) -> exit status or None`, and leaves with the status.
+
+    `options` has the value of every flag under its name, the words that are no flags as `arguments` (refused unless
+    `arguments` is true), and as `given` the names of the flags that were on the command line. `--help` prints the
+    docstring of main's module and its flags. A `Mistake`, a flag that does not parse, or a disk that is full or
+    read-only ends in one line and status 2. `leave(status)` ends the process; training in many processes has its own.
+    """
+    argv = list(sys.argv if argv is None else argv)
+    logging.set_verbosity(logging.ERROR)
+    module = sys.modules[main.__module__]
+    if {"--help", "-h", "--helpfull"} & set(argv):
+        print((module.__doc__ or "").strip(), flags.FLAGS.module_help(module), sep="\n")
+        sys.exit(0)
+    try:
+        words = flags.FLAGS(argv)[1:]
+        if words and not arguments:
+            raise flags.Error(f"unexpected argument {words[0]!r}; options start with --")
+    except _INPUT_ERRORS as error:
+        sys.exit(_refused(_one_line(error)))
+    own = flags.FLAGS.get_key_flags_for_module(module)
+    options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
+    options.arguments, options.given = words, {flag.name for flag in own if flag.present}
+    try:
+        status = main(options) or 0
+    except Mistake as mistake:
+        status = _refused(str(mistake))
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _STORAGE_ERRORS:
+            where = error.filename or "while writing"
+            status = _refused(f"{error.strerror}: {where}; what was saved before is intact")
+        else:
+            traceback.print_exc()
+            status = 1
+    if status in (0, PREEMPTED):
+        sys.exit(status)
+    leave(status)
+
+
+def _refused(message: str) -> int:
+    """Prints one line on stderr; the status of a user's mistake."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,85 @@
+"""What `python -m rpg_jax.train` does: join the job, build the run, warm start, RL, figure and summary."""
+
+import pathlib
+from functools import partial
+
+import jax
+from etils import epath
+
+from rpg_jax.data import ProblemStream
+from rpg_jax.parallel import multihost
+from rpg_jax.run import build, cli, job, profile, states, warm_start
+from rpg_jax.run.summary import write_summary
+from rpg_jax.storage import workdir
+from rpg_jax.storage.checkpoints import Checkpoints
+from rpg_jax.storage.logs import RunLog
+from rpg_jax.training import loop
+from rpg_jax.training.phases import phase
+
+
+def main(options) -> int:
+    """Trains as the flags of `rpg_jax.train` say; the exit status: 0, or that of a run which was told to stop."""
+    with cli.door():
+        if options.config is None or options.workdir is None:
+            raise ValueError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
+        config = options.config.lock()
+    with job.joined(options.multihost, options.coordinator_timeout, options.watchdog_seconds) as should_stop:
+        with cli.door():
+            job.check_same(config)
+            with multihost.together():
+                run = build.build_run(config, log=job.say)
+                build.check_rows(config, run)
+                window = profile.window(options.profile, config.steps)
+            job.check_same_data(run.data)
+            path, folder = open_workdir(options, config)
+        with cli.in_words(), run.scorer:
+            finished = train(config, run, path, folder, window, should_stop)
+    return 0 if finished else cli.PREEMPTED
+
+
+def open_workdir(options, config):
+    """The first process opens the workdir for all: (the folder of logs, that of checkpoints)."""
+    opened = None
+    with multihost.together():
+        if multihost.is_first():
+            opened = workdir.open_workdir(options.workdir, config, options.accept_config_change, options.checkpoint_dir)
+    path, folder = multihost.gather(opened and list(map(str, opened)))[0]
+    with multihost.together():
+        workdir.check_shared(folder, config)
+    return pathlib.Path(path), epath.Path(folder)
+
+
+def train(config, run, path, folder, window, should_stop) -> bool:
+    """Warm start, RL, figure and summary; returns False when it was told to stop before the end.
+
+    Logs go into `path`, checkpoints into `folder`; RL steps in `window` are traced.
+    """
+    shapes = states.abstract(run, partial(states.build_state, run))
+    stream = ProblemStream(run.data.problems("train"), config.seed)
+    with Checkpoints(folder / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
+        with phase("state"):
+            restored = checkpoints.restore(shapes)
+        if restored is None:
+            with phase("warm start"):
+                params, seconds = warm_start.warm_started(config, run, folder / "warm_start", should_stop)
+            if params is None:
+                return False
+            with phase("state"):
+                state = jax.block_until_ready(states.build_state(run, params))
+            restored = 0, state, {"cursor": 0, "totals": loop.new_totals(seconds)}
+        start, state, extra = restored
+        stream.set_state(extra["cursor"])
+        with RunLog(path, start, config=config.to_dict(), **config.log) as log:
+            parts = build.build_parts(
+                config, run, shapes, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
+                traced=partial(profile.traced, window=window, folder=path / "profile"),
+            )  # fmt: skip
+            state, _, finished = loop.run(parts, run.loop, state, start, extra["totals"])
+    if finished and multihost.is_first():
+        summary = write_summary(path, extra["totals"])
+        workdir.write(folder, "summary.json", (path / "summary.json").read_text())  # ends `evaluate --watch`
+        print(
+            f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%} "
+            f"in {summary['wall_seconds']:.0f} s; see {path}/summary.json and {path}/figures/training.png"
+        )
+    return finished

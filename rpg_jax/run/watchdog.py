@@ -1,0 +1,64 @@
+"""A job that makes no progress is ended, with the stacks of its threads: a hang on a pod is paid for by the hour."""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+
+import jax
+
+from rpg_jax.training.phases import COMPILED
+
+GRACE_SECONDS = 10  # after which it ends the process even if some library holds the interpreter
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+
+
+class Watchdog:
+    """Ends the process with status 1 when `tick` was not called for `seconds`; 0 seconds is never.
+
+    The time that XLA takes to compile does not count. Use it as a context manager.
+    """
+
+    def __init__(self, seconds: float):
+        if seconds < 0:
+            raise ValueError(f"--watchdog_seconds={seconds:g} must not be negative; 0 turns the watchdog off")
+        self._seconds, self._closed = seconds, threading.Event()
+        self._last, self._compiling = time.monotonic(), False
+
+    def tick(self) -> None:
+        """Progress was made."""
+        self._last, self._compiling = time.monotonic(), False
+        if self._seconds and not self._closed.is_set():
+            faulthandler.dump_traceback_later(self._seconds + GRACE_SECONDS, exit=True)
+
+    def __enter__(self):
+        if self._seconds:
+            jax.monitoring.register_event_duration_secs_listener(self._listen)
+            self.tick()
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._closed.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _listen(self, event, _seconds, **_):
+        if event == _LOWERED and not self._closed.is_set():  # what follows is compiled next
+            self._compiling = True
+            faulthandler.cancel_dump_traceback_later()
+        elif event == COMPILED:
+            self.tick()
+
+    def _watch(self):
+        while not self._closed.wait(min(1.0, self._seconds / 4)):
+            silent = time.monotonic() - self._last
+            if silent > self._seconds and not self._compiling:
+                print(
+                    f"error: no progress for {silent:.0f} s, more than --watchdog_seconds={self._seconds:g}: the job "
+                    f"hangs, or needs a larger value; what each thread was doing:",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                faulthandler.dump_traceback(all_threads=True)
+                os._exit(1)

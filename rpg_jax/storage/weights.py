@@ -1,0 +1,283 @@
+"""Weights of a model from disk into sharded arrays and back: Hugging Face's safetensors, and Orbax.
+
+Tensors stream: one is read on the host, only what this process's devices hold of it, while the one before is put on
+them in the dtype it has on disk and written, cast, into its layer of the stacked leaf.
+"""
+
+import concurrent.futures
+import functools
+import json
+import pathlib
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from rpg_jax import parallel
+from rpg_jax.models.huggingface import places
+from rpg_jax.storage import tensor_files
+from rpg_jax.storage.checkpoints import Checkpoints
+from rpg_jax.storage.logs import Progress
+
+ORBAX = "weights"  # the subfolder of one that `convert` wrote; a single checkpoint
+_IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # a constant that old exports kept
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def load(directory, shapes):
+    """The weights in a folder as a tree like `shapes`; every process of a job calls it and reads its own shards.
+
+    Args:
+      directory: one in Hugging Face's format, or one that `save_orbax` wrote.
+      shapes: the training tree (layers stacked on axis 0) of ShapeDtypeStruct with shardings (the first device where
+        they have none); weights are cast to its dtypes.
+
+    Raises:
+      ValueError, OSError: the folder or a file cannot be read; all tensors that are missing, unexpected, of another
+        shape or of an unsupported dtype, in one error; a tensor that holds NaN or infinity.
+    """
+    leaves = _named(shapes)
+    arrays = (_load_orbax if is_orbax(directory) else _load_safetensors)(pathlib.Path(directory), leaves)
+    return jax.tree.structure(shapes).unflatten(arrays[name] for name in leaves)
+
+
+def with_stored_dtypes(directory, shapes):
+    """`shapes` with the dtypes that the weights in a folder have. Raises as `load` does for what it sees."""
+    directory, leaves, dtypes = pathlib.Path(directory), _named(shapes), {}
+    if is_orbax(directory):
+        dtypes = {name: dtype for name, (dtype, _) in _check_orbax(directory, leaves).items()}
+    else:
+        stored = _check_safetensors(directory, leaves)
+        for name, place in _places(leaves).items():
+            dtype = tensor_files.DTYPES[stored[name].code]
+            dtypes[place.leaf] = jnp.promote_types(dtypes.get(place.leaf, dtype), dtype)
+    kept = (jax.ShapeDtypeStruct(x.shape, dtypes[name], sharding=x.sharding) for name, x in leaves.items())
+    return jax.tree.structure(shapes).unflatten(kept)
+
+
+def is_orbax(directory) -> bool:
+    """Whether a folder is one that `save_orbax` wrote."""
+    return (pathlib.Path(directory) / ORBAX).is_dir()
+
+
+def tensor_count(params) -> int:
+    """How many tensors a training tree is in Hugging Face's format."""
+    return len(_places(_named(params)))
+
+
+def save_orbax(directory, params) -> None:
+    """Writes a tree of arrays into a folder, in the dtypes they have."""
+    with Checkpoints(pathlib.Path(directory) / ORBAX) as checkpoints:
+        checkpoints.save(0, params, {}, wait=True)
+
+
+def save_safetensors(directory, params, max_shard_bytes: float) -> None:
+    """Writes a training tree as `model.safetensors`, or, when it is larger, as numbered files with an index.
+
+    Args:
+      directory: exists.
+      params: fully addressable arrays, float32, float16 or bfloat16.
+      max_shard_bytes: a file's most bytes of tensors; a larger tensor has a file of its own.
+    """
+    directory, leaves = pathlib.Path(directory), _named(params)
+    groups, filled, done = [[]], 0, 0
+    with Progress("writing tensors", 0, len(_places(leaves))) as progress:
+
+        def make(place):
+            nonlocal done
+            progress(done := done + 1)
+            tensor = np.asarray(_taken(leaves[place.leaf], place.layer))
+            return tensor.T if place.transposed else tensor
+
+        for name, place in _places(leaves).items():
+            dtype = leaves[place.leaf].dtype
+            size = int(np.prod(place.shape)) * dtype.itemsize
+            if groups[-1] and filled + size > max_shard_bytes:
+                groups, filled = [*groups, []], 0
+            groups[-1].append((name, dtype, place.shape, partial(make, place)))
+            filled += size
+        if len(groups) == 1:
+            tensor_files.write(directory / tensor_files.SINGLE, groups[0])
+            return
+        total, weight_map = 0, {}
+        for number, group in enumerate(groups, 1):
+            file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+            total += tensor_files.write(directory / file, group)
+            weight_map |= {name: file for name, *_ in group}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / tensor_files.INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _named(tree) -> dict:
+    return {parallel.leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _places(leaves):
+    return places({name: leaf.shape for name, leaf in leaves.items()})
+
+
+# What is checked before anything is read.
+
+
+def _check_orbax(directory, leaves):
+    """{leaf: (dtype, shape)} on disk, after checking that the leaves are those wanted."""
+    with Checkpoints(directory / ORBAX) as checkpoints:
+        if checkpoints.latest_step() is None:
+            raise ValueError(f"{directory / ORBAX} holds no weights; convert the model again")
+        described = checkpoints.leaves(checkpoints.latest_step())
+    found = {name: (text.split("[")[0], json.loads(text[text.index("[") :])) for name, text in described.items()}
+    found = {name: (jnp.dtype(dtype), tuple(shape)) for name, (dtype, shape) in found.items()}
+    wanted = {name: leaf.shape for name, leaf in leaves.items()}
+    _refuse(directory, _differences(wanted, {name: shape for name, (_, shape) in found.items()}))
+    return found
+
+
+def _check_safetensors(directory, leaves):
+    """{tensor: Stored}, after checking that the tensors are those wanted."""
+    stored, faults = tensor_files.contents(directory)
+    stored = {name: entry for name, entry in stored.items() if not _IGNORED.search(name)}
+    wanted = {name: place.shape for name, place in _places(leaves).items()}
+    spare = _HEAD not in wanted and stored.get(_HEAD)  # tied, and yet saved: harmless when it is the same matrix
+    if spare:
+        del stored[_HEAD]
+    faults += _differences(wanted, {name: entry.shape for name, entry in stored.items()})
+    unknown = [f"{name} ({entry.code})" for name, entry in stored.items() if entry.code not in tensor_files.DTYPES]
+    if unknown:
+        known = ", ".join(tensor_files.DTYPES)
+        faults.append(f"{len(unknown)} of a dtype that is not supported (known: {known}): {', '.join(unknown)}")
+    _refuse(directory, faults)
+    if spare and not tensor_files.equal(spare, stored[_EMBEDDING]):
+        raise ValueError(
+            f"{spare.file}: {_HEAD} differs from {_EMBEDDING} though config.json ties them; "
+            f"set tie_word_embeddings to false, or drop the tensor"
+        )
+    return stored
+
+
+def _differences(wanted, found):
+    """Names missing, unexpected and of another shape; one string each, for those that there are."""
+    lists = {
+        "missing": [name for name in wanted if name not in found],
+        "unexpected": [name for name in found if name not in wanted],
+        "of another shape": [
+            f"{name} is {list(found[name])}, {list(shape)} expected"
+            for name, shape in wanted.items()
+            if name in found and tuple(found[name]) != tuple(shape)
+        ],
+    }
+    return [f"{len(names)} {what}: {', '.join(names)}" for what, names in lists.items() if names]
+
+
+def _refuse(directory, faults):
+    if faults:
+        raise ValueError(f"the tensors in {directory} do not fit its config: {'; '.join(faults)}")
+
+
+def _refuse_not_finite(finite, name, place):
+    if not bool(finite):
+        raise ValueError(f"{place}: {name} holds NaN or infinity (or overflows its dtype); take another checkpoint")
+
+
+# Onto the devices.
+
+
+def _load_orbax(directory, leaves):
+    found = _check_orbax(directory, leaves)
+    like = {
+        name: jax.ShapeDtypeStruct(leaf.shape, found[name][0], sharding=_sharding(leaf))
+        for name, leaf in leaves.items()
+    }
+    with Checkpoints(directory / ORBAX) as checkpoints:
+        _, arrays, _ = checkpoints.restore(like)
+    for name, leaf in leaves.items():  # one by one: each frees what it was cast from
+        arrays[name], finite = _cast(arrays[name], leaf.dtype)
+        _refuse_not_finite(finite, name, directory / ORBAX)
+    return arrays
+
+
+def _load_safetensors(directory, leaves):
+    stored, found, arrays = _check_safetensors(directory, leaves), _places(leaves), {}
+
+    def read(name):
+        place, sharding = found[name], _layer_sharding(leaves[found[name].leaf], found[name])
+        shape = place.shape[::-1] if place.transposed else place.shape
+        shards = sharding.addressable_devices_indices_map(shape).values()
+        parts = tensor_files.read(name, stored[name], shards, place.transposed)
+        return name, shape, sharding, lambda shard: parts[tensor_files.key(shard, shape)]
+
+    unchecked = None
+    with Progress("loading tensors", 0, len(found)) as progress:
+        for done, (name, *parts) in enumerate(_ahead(read, found)):
+            place, leaf = found[name], leaves[found[name].leaf]
+            if place.layer == 0:
+                arrays[place.leaf] = _maker(leaf.shape, leaf.dtype, _sharding(leaf))()
+            tensor = jax.make_array_from_callback(*parts)
+            write = _writer(leaf.dtype, _sharding(leaf))
+            arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.layer)
+            if unchecked is not None:  # the one before: asking at once would wait for the write
+                _refuse_not_finite(*unchecked)
+            unchecked = finite, name, stored[name].file
+            progress(done + 1)
+    _refuse_not_finite(*unchecked)
+    return arrays
+
+
+def _ahead(function, items):
+    """`function` of each item in order, of the next one in a thread while the caller works on this one."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        upcoming = None
+        for item in items:
+            current, upcoming = upcoming, thread.submit(function, item)
+            if current is not None:
+                yield current.result()
+        yield upcoming.result()
+
+
+def _sharding(leaf):
+    return leaf.sharding or SingleDeviceSharding(jax.devices()[0])
+
+
+def _layer_sharding(leaf, place):
+    """Of one tensor, in our orientation, such that writing it into the leaf moves nothing between devices."""
+    sharding = _sharding(leaf)
+    if place.layer is None or not isinstance(sharding, NamedSharding):
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
+@functools.cache
+def _maker(shape, dtype, sharding):
+    """The jitted `zeros() -> array`."""
+    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)
+
+
+@functools.cache
+def _writer(dtype, sharding):
+    """The jitted `write(leaf, tensor, layer) -> (leaf, whether the tensor is finite)`; the leaf is donated.
+
+    Without a layer, the tensor in its dtype is the leaf.
+    """
+
+    def write(leaf, tensor, layer):
+        tensor, finite = _cast(tensor, dtype)
+        if layer is None:
+            return tensor, finite
+        return jax.lax.dynamic_update_slice(leaf, tensor[None], (layer, *(0,) * tensor.ndim)), finite
+
+    return jax.jit(write, donate_argnums=0, out_shardings=(sharding, None))
+
+
+@partial(jax.jit, static_argnums=1)
+def _cast(x, dtype):
+    """(x in a dtype, whether all of it is finite there)."""
+    x = x.astype(dtype)
+    return x, jnp.isfinite(jnp.max(jnp.abs(x)))  # a NaN is the maximum; six times as fast as asking each element
+
+
+@jax.jit
+def _taken(leaf, layer):
+    """One layer of a stacked leaf, or the leaf."""
+    return leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)

@@ -1,0 +1,131 @@
+"""A run's folders: the workdir with its logs, and where its checkpoints are, which may be a bucket.
+
+Checkpoints lie in the workdir unless `--checkpoint_dir` names another place. That place then has all that it takes to
+go on without the workdir, or to follow the run from another machine: `config.json`, `warm_start/`, `checkpoints/` and,
+at the end, `summary.json`. The workdir keeps copies of the files, and the place's name in a file `checkpoint_dir`.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import platform
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from rpg_jax.storage.logs import write_text_atomic
+from rpg_jax.storage.settings import as_json, changes, edited, flatten
+
+RECORD = "checkpoint_dir"
+BUCKETS = ("gs://", "s3://")
+
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its accounts of what it also raises are pages of tracebacks
+
+
+def open_workdir(path, config: ConfigDict, accept_change: bool, given=None) -> tuple[pathlib.Path, epath.Path]:
+    """Makes the workdir and the folder of its checkpoints, writes `config.json` into both, and returns both.
+
+    Raises ValueError when a run of another config is there and `accept_change` is false, or when the folder cannot be
+    written.
+    """
+    path, settings = pathlib.Path(path), as_json(config)
+    text, folder = json.dumps(settings, indent=2) + "\n", checkpoint_dir(path, given)
+    with _reachable(folder, "written"):
+        begun = has_begun(folder) and (folder / "config.json").exists()
+    if begun and not accept_change:
+        _refuse_other(folder, read_config(folder).to_dict(), settings)
+    with _reachable(folder, "written"):
+        write(folder, "config.json", text)
+    write(path, "config.json", text)
+    if str(folder) != _resolved(path):
+        write(path, RECORD, f"{folder}\n")
+    return path, folder
+
+
+def check_shared(folder, config: ConfigDict) -> None:
+    """Raises ValueError on a process that does not see what the first one wrote into the folder of checkpoints."""
+    file = epath.Path(folder) / "config.json"
+    if not file.exists() or json.loads(file.read_text()) != as_json(config):
+        raise ValueError(
+            f"{platform.node()} does not see {file} as process 0 wrote it: all processes need one folder of "
+            f"checkpoints; give a --checkpoint_dir or --workdir that they share"
+        )
+
+
+def checkpoint_dir(path, given=None) -> epath.Path:
+    """Where the checkpoints of the run in a workdir are: as given, else as recorded, else in the workdir.
+
+    Raises ValueError when another place is given than where the run saves already.
+    """
+    record, own = pathlib.Path(path) / RECORD, _resolved(path)
+    known = record.read_text().strip() if record.exists() else own if has_begun(path) else None
+    if given and known and _resolved(given) != known:
+        raise ValueError(
+            f"the checkpoints of {path} are in {known}, not in --checkpoint_dir={given}; leave the flag out, or give "
+            f"another --workdir"
+        )
+    return epath.Path(_resolved(given) if given else known or own)
+
+
+def has_begun(folder) -> bool:
+    """Whether a run has saved something in a folder."""
+    parts = [epath.Path(folder) / part for part in ("warm_start", "checkpoints")]
+    return any(any(part.iterdir()) for part in parts if part.exists())
+
+
+def write(folder, name: str, text: str) -> None:
+    """Writes a file, in a folder that is made if need be; readers see all of it or nothing."""
+    folder = epath.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if "://" in str(folder):  # an object of a bucket appears whole
+        (folder / name).write_text(text)
+    else:
+        write_text_atomic(pathlib.Path(folder) / name, text)
+
+
+def read_config(path) -> ConfigDict:
+    """The config of the run in a folder; ValueError when there is none."""
+    file = epath.Path(path) / "config.json"
+    with _reachable(path, "read"):
+        text = file.read_text() if file.exists() else None
+    if text is None:
+        raise ValueError(f"{file} does not exist: no run has begun in {path}; name the folder of a run, or train one")
+    try:
+        return ConfigDict(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{file} is not JSON ({error}); restore it from the run's command, or train in another --workdir"
+        ) from None
+
+
+@contextlib.contextmanager
+def _reachable(folder, action: str):
+    """Where a folder that may be a bucket is first touched: each storage library has errors of its own for it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(f"{folder} needs a package that is not there: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{folder} cannot be {action} ({reason}); name a place that this machine may use") from error
+
+
+def _resolved(folder) -> str:
+    """The one name of a folder: absolute, or a bucket's URL without a slash at its end."""
+    folder = str(folder)
+    if "://" not in folder:
+        return os.path.abspath(os.path.expanduser(folder))
+    if not folder.startswith(BUCKETS):
+        raise ValueError(f"{folder} is neither a folder nor a bucket; buckets begin with {' or '.join(BUCKETS)}")
+    return folder.rstrip("/")
+
+
+def _refuse_other(folder, old: dict, new: dict):
+    old, new = flatten(old), flatten(new)
+    if changed := changes(old, new) + edited(old, new):
+        raise ValueError(
+            f"{folder} holds a run of another config ({'; '.join(changed)}); give another --workdir, "
+            f"or --accept_config_change to go on from its checkpoint with the new values"
+        )
