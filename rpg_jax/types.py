@@ -47,7 +47,7 @@ class TrainBatch:
     behavior_logp: jax.Array  # f32[B, T], the policy that sampled, by the trainer and at the sampling temperature
     reference_logp: jax.Array  # f32[B, T]
     advantage: jax.Array  # f32[B, 1] or f32[B, T]
-    weight: jax.Array  # f32[B, T], constant correction per token (method: sampler-trainer mismatch); ones when unused
+    weight: jax.Array  # f32[B, T], constant correction per token (docs/method.md 5.3); ones when unused
 
 
 @pytree

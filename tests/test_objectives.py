@@ -38,7 +38,7 @@ def ppo_bound(w, a, low=LOW, high=HIGH, c=math.inf):
 
 
 def expected_rpg(divergence, estimator, clip, logp, mu, ref, a, z):
-    """(loss, dloss/dlogp) of one entry, from method.md 3 and 4."""
+    """(loss, dloss/dlogp) of one entry, from docs/method.md 3 and 4."""
     w, u, r = math.exp(logp - mu), math.exp(logp - ref) / z, z * math.exp(ref - mu)
     rho, kappa = RHO[divergence](u), KAPPA[divergence](u)
     coefficient = w * a - BETA * r * kappa

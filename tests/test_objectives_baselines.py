@@ -26,7 +26,7 @@ def settings(name):
 
 
 def expected_token(name, logp, mu, ref, a):
-    """(loss, dloss/dlogp) of one token, from the formulas of method.md 7."""
+    """(loss, dloss/dlogp) of one token, from the formulas of docs/method.md 7."""
     w, y = math.exp(logp - mu), math.exp(ref - logp)
     if name in ("reinforce", "gpg"):
         return -a * logp, -a

@@ -12,7 +12,7 @@ import real_path
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGE = (ROOT / "docs" / "adding_an_objective.md").read_text()
+PAGE = (ROOT / "docs/adding_an_objective.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README + PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 # A block of no language says what the command before it prints.

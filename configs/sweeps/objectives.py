@@ -4,7 +4,7 @@
     python -m rpg_jax.report runs/objectives
 
 9 objectives x 5 seeds = 45 runs of about 65 s on one core each: 25 minutes on 2 cores, warm start included. Each
-objective has the settings of its paper (method.md 7) where it names them; all have the same rollouts, optimizer and
+objective has the settings of its paper (docs/method.md 7) where named; all have the same rollouts, optimizer and
 budget. CISPO's paper gives no bound: 4 caps ratios at 5. `dapo` samples dynamically, which is a part of it. The
 divergences differ too little at RPG's coefficient of 1e-4: `divergences.py` compares them where they matter.
 """

@@ -39,7 +39,7 @@ def sequence_parts(space: Space, policy, problem: Problem, z, names) -> dict:
 
 
 def token_parts(space: Space, policy, problem: Problem, z, names) -> dict:
-    """The same at token level: sums over histories h, weighted by the behavior policy's visits of h (method.md 3).
+    """The same at token level: sums over histories, weighted by the behavior policy's visits (docs/method.md 5.1).
 
     reward = Σ_h visits · E_policy(.|h)[Q(h, .)], where Q(h, a) is the advantage expected of token a after h when the
     behavior policy goes on; D = Σ_h visits · D(policy(.|h), Z·reference(.|h)).

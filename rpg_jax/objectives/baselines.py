@@ -1,4 +1,4 @@
-"""Published baselines in the contract of `surrogates`: functions from arrays to per-token losses (method.md 7).
+"""Published baselines in the contract of `surrogates`: functions from arrays to per-token losses (docs/method.md 7).
 
 `(logp, behavior_logp, reference_logp, advantage, ...)`, floating arrays of one shape and dtype; the loss of every
 entry in that shape. w = exp(logp − behavior_logp) and y = exp(reference_logp − logp). To add one: its loss here, its

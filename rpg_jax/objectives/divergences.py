@@ -24,7 +24,7 @@ class Divergence(NamedTuple):
 
     rho: (log_u, w, r) -> r·rho(u).
     kappa_over_u: log_u -> kappa(u) / u in a closed form that overflows only where it must itself, with
-      kappa = d rho / d log u; the regularized advantage is A' = A − beta·kappa(u)/u (method.md 2).
+      kappa = d rho / d log u; the regularized advantage is A' = A − beta·kappa(u)/u (docs/method.md 2 and 3).
       None: taken from `rho`, which is right wherever exp(−log_u) is finite.
     """
 

@@ -1,4 +1,4 @@
-"""From per-token losses to one number: a total over valid entries divided by a count (method.md 5).
+"""From per-token losses to one number: a total over valid entries divided by a count (docs/method.md 5.2).
 
 | name | total | divided by | |
 |---|---|---|---|

@@ -58,7 +58,7 @@ def make(name: str, **settings) -> Objective:
     and `sampler_correction`, the cap of truncated importance sampling, for `Objective.corrections`.
 
     Raises:
-      ValueError: an unknown name or setting, a value out of range, a combination that method.md refuses, a setting that
+      ValueError: an unknown name or setting, a value out of range, a combination refused in docs/method.md 4.3, what
         cannot matter given the others, or one without a default that is missing.
     """
     if ":" in name:
@@ -181,7 +181,7 @@ def raw_advantage(logp, reference_logp, advantage, *, divergence, beta):
     return advantage
 
 
-# What is not here is refused (method.md 4).
+# What is not here is refused (docs/method.md 4.3).
 RPG_FORMS = {
     ("none", "reinforce"): Form(surrogates.reinforce, surrogates.unclipped, raw_advantage, ()),
     ("none", "differentiable"): Form(surrogates.differentiable, surrogates.unclipped, raw_advantage, ()),

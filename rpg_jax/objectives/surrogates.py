@@ -6,7 +6,7 @@ Nothing is masked, promoted or stopped here except what a surrogate's own formul
 
     w = policy / behavior        u = policy / (Z · reference)        r = Z · reference / behavior        w = u·r
 
-Unclipped, the gradient of every entry is −(wA − beta·r·kappa(u)) ∇log policy (method.md 3).
+Unclipped, the gradient of every entry is −(wA − beta·r·kappa(u)) ∇log policy (docs/method.md 3).
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""When the reference policy is renewed (method: Figure 9 and the released scripts).
+"""When the reference policy is renewed (docs/method.md 9.2; Figure 9 and the released scripts).
 
 `iterative` is the default: each rollout's behavior policy is the reference, and only its log-probs are kept. The others
 hold a parameter tree in `TrainState.reference`, renewed between rollouts only and so frozen within one.

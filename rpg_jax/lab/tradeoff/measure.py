@@ -1,4 +1,4 @@
-"""A grid of clips, bounds, betas, levels and estimators, and their exact moments at every distance (method.md 8)."""
+"""A grid of clips, bounds, betas, levels and estimators, and their exact moments by distance (docs/method.md 8)."""
 
 import math
 from typing import NamedTuple

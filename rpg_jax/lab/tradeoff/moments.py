@@ -2,7 +2,7 @@
 
 One sample is one sequence x of the behavior policy mu, and its gradient is f = Σ_t g_t ∇log policy_t with g = dL/dlogp.
 With m = E_mu[f]: the bias of any average of samples is m + ∇J, and the variance of an average of N is
-(E_mu|f|² − |m|²) / N (method.md 8). Gradients are in the policy's table of logits, and norms are of all of it.
+(E_mu|f|² − |m|²) / N (docs/method.md 8). Gradients are in the policy's table of logits, and norms are of all of it.
 """
 
 import dataclasses
