@@ -6,10 +6,8 @@ from jax.sharding import NamedSharding
 
 from rpg_jax import parallel
 from rpg_jax.sampling.decode import Sampling
-from rpg_jax.sampling.generate import _WHOLE, _advance, _start, generate
+from rpg_jax.sampling.generate import LAYOUTS, PREFILL_ROWS, decode_segment, prefill_and_start
 from rpg_jax.types import Prompts
-
-PREFILL_ROWS = generate.__kwdefaults__["prefill_rows"]
 
 
 def programs(model, mesh, params, *, prompts: int, max_prompt: int, samples: int, max_new: int, slots: int) -> dict:
@@ -37,8 +35,8 @@ def programs(model, mesh, params, *, prompts: int, max_prompt: int, samples: int
     key = scalar(jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype)
     sizes = samples, max_new, min(slots, prompts * samples) // shards, -(-PREFILL_ROWS // shards)
     start = model, mesh, params, queue, key, scalar(jnp.int32), shape((prompts,), jnp.int32, by_rows), *sizes
-    traced = jax.eval_shape(lambda *arrays: _start(model, mesh, *arrays, *sizes), *start[2:-4])
-    requests, prefix, state = laid_out(traced, _WHOLE)
+    traced = jax.eval_shape(lambda *arrays: prefill_and_start(model, mesh, *arrays, *sizes), *start[2:-4])
+    requests, prefix, state = laid_out(traced, LAYOUTS)
     sampling = laid_out(jax.eval_shape(Sampling.make), parallel.REPLICATED)
     decode = model, mesh, params, requests, prefix, sampling, scalar(jnp.float32), state, scalar(jnp.int32)
-    return {"prefill": (_start, start), "decode": (_advance, decode)}
+    return {"prefill": (prefill_and_start, start), "decode": (decode_segment, decode)}

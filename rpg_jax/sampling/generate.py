@@ -16,6 +16,8 @@ from rpg_jax.sampling.cache import KVCache, Prefix
 from rpg_jax.sampling.draw import request_key
 from rpg_jax.types import Prompts, Rollout
 
+PREFILL_ROWS = 64  # prompts run at once before decoding, over all shards, unless the caller says otherwise
+
 
 def generate(
     model,
@@ -31,7 +33,7 @@ def generate(
     limits=None,
     temperature_model=None,
     segment: int = 256,
-    prefill_rows: int = 64,
+    prefill_rows: int = PREFILL_ROWS,
     should_stop: Callable[[], bool] | None = None,
 ) -> Rollout:
     """Samples `samples` responses to each prompt.
@@ -88,12 +90,12 @@ def generate(
     temperature_model = jnp.asarray(temperature_model, jnp.float32)
 
     shards = parallel.row_shards(mesh)
-    requests, prefix, state = _start(
+    requests, prefix, state = prefill_and_start(
         model, mesh, params, prompts, _threefry(key), jnp.int32(step), limits, samples, max_new,
         min(slots, count * samples) // shards, -(-prefill_rows // shards),
     )  # fmt: skip
     while True:
-        unfinished, state = _advance(
+        unfinished, state = decode_segment(
             model, mesh, params, requests, prefix, sampling, temperature_model, state, jnp.int32(segment)
         )
         if not unfinished or (should_stop is not None and should_stop()):
@@ -125,12 +127,16 @@ def _pin(mesh, tree, specs):
     return jax.lax.with_sharding_constraint(tree, laid_out)
 
 
-_WHOLE = _layouts(PartitionSpec(parallel.ROW_AXES, "tensor"))  # of the mesh: a KV head's keys are on one device
+# Layouts of what `prefill_and_start` returns, over the whole mesh: the keys and values of a KV head are on one device.
+LAYOUTS = _layouts(PartitionSpec(parallel.ROW_AXES, "tensor"))
 
 
 @partial(jax.jit, static_argnames=("model", "mesh", "samples", "max_new", "slots", "prefill_rows"))
-def _start(model, mesh, params, prompts, key, step, limits, samples, max_new, slots, prefill_rows):
-    """Queue, prompts' keys and values, and the state before the first step; slots and prefill_rows are a shard's."""
+def prefill_and_start(model, mesh, params, prompts, key, step, limits, samples, max_new, slots, prefill_rows):
+    """Runs the prompts and fills the slots: (Requests, Prefix, DecodeState), the state before the first decode step.
+
+    `slots` and `prefill_rows` are those of one data shard.
+    """
 
     def start(params, prompts, key, step, limits):
         row = jnp.arange(prompts.tokens.shape[0] * samples)
@@ -141,17 +147,17 @@ def _start(model, mesh, params, prompts, key, step, limits, samples, max_new, sl
 
     in_specs = (REPLICATED, ROWS, REPLICATED, REPLICATED, ROWS)
     started = parallel.over_rows(mesh, start, in_specs, _PER_SHARD)(params, prompts, key, step, limits)
-    return _pin(mesh, started, _WHOLE)
+    return _pin(mesh, started, LAYOUTS)
 
 
 @partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("state",))
-def _advance(model, mesh, params, requests, prefix, sampling, temperature_model, state, max_steps):
-    """Decodes for at most `max_steps` steps: whether requests are left on any shard, and the state."""
+def decode_segment(model, mesh, params, requests, prefix, sampling, temperature_model, state, max_steps):
+    """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has requests left; DecodeState)."""
     requests_spec, prefix_spec, state_spec = _PER_SHARD
     in_specs = (REPLICATED, requests_spec, prefix_spec, REPLICATED, REPLICATED, state_spec, REPLICATED)
     advance = parallel.over_rows(mesh, partial(decode.advance, model), in_specs, (REPLICATED, state_spec))
     unfinished, state = advance(params, requests, prefix, sampling, temperature_model, state, max_steps)
-    return unfinished, _pin(mesh, state, _WHOLE[2])
+    return unfinished, _pin(mesh, state, LAYOUTS[2])
 
 
 @partial(jax.jit, static_argnames=("mesh", "samples"))
