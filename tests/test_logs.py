@@ -47,8 +47,8 @@ def test_non_finite_numbers_stay_valid_json(tmp_path):
 def test_resume_cuts_back_to_the_restored_step(tmp_path, tail):
     with open_log(tmp_path) as log:
         for step in range(1, 5):
-            log.write({"step": step, "x": step}, samples=[{"n": 0}, {"n": 1}])
-    for name in ("metrics", "samples"):
+            log.write({"step": step, "x": step}, samples=[{"n": 0}, {"n": 1}], heldout=[{"n": 2}])
+    for name in ("metrics", "samples", "heldout"):
         with (tmp_path / f"{name}.jsonl").open("a") as file:
             file.write(tail)
     with open_log(tmp_path, 2) as log:
@@ -56,6 +56,7 @@ def test_resume_cuts_back_to_the_restored_step(tmp_path, tail):
     rows, dropped = read_jsonl(tmp_path / "metrics.jsonl")
     assert rows == [{"step": 1, "x": 1}, {"step": 2, "x": 2}, {"step": 3, "x": -3}] and dropped == 0
     assert [row["step"] for row in read_jsonl(tmp_path / "samples.jsonl")[0]] == [1, 1, 2, 2]
+    assert read_jsonl(tmp_path / "heldout.jsonl") == ([{"step": 1, "n": 2}, {"step": 2, "n": 2}], 0)
 
 
 def test_a_run_from_its_beginning_starts_with_empty_logs(tmp_path):

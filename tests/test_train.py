@@ -71,6 +71,7 @@ def finished(folder):
 
 def assert_same_run(path, finished):
     assert untimed(path) == untimed(finished)
+    assert (path / "heldout.jsonl").read_text() == (finished / "heldout.jsonl").read_text()
     (step, state, cursor), (other_step, other_state, other_cursor) = final_state(path), final_state(finished)
     assert (step, cursor) == (other_step, other_cursor)
     jax.tree.map(np.testing.assert_array_equal, state, other_state)
@@ -102,6 +103,11 @@ def test_a_run_leaves_what_it_promises(finished):
     assert summary["accuracy_after"] == written[-1]["eval/all/mean@4"]
     samples = [json.loads(line) for line in (finished / "samples.jsonl").read_text().splitlines()]
     assert {"step", "prompt", "response", "reward"} <= samples[0].keys()
+    heldout = [json.loads(line) for line in (finished / "heldout.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in heldout] == [0] * 4 + [2] * 4 + [3] * 4
+    assert len({(row["task"], row["problem"], row["prompt"]) for row in heldout}) == 4
+    assert {"arithmetic", "countdown", "sorting"} == {row["task"] for row in heldout[:3]}
+    assert all({"response", "answer", "correct"} <= row.keys() for row in heldout)
     assert json.loads((finished / "config.json").read_text())["objective"]["clip"] == "rpg"
     assert Image.open(finished / "figures" / "training.png").size[0] > 600
     assert list(finished.glob("**/events.out.tfevents.*"))

@@ -60,7 +60,7 @@ def read_jsonl(path) -> tuple[list[dict], int]:
 
 
 class RunLog:
-    """The logs of one run: `metrics.jsonl`, `samples.jsonl`, TensorBoard events, wandb.
+    """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, TensorBoard events, wandb.
 
     Opening it cuts the JSON lines back to `resume_step`: later rows, and a last line that was cut short, are of steps
     that will be computed again. A run that starts at step 0 starts with empty logs.
@@ -86,7 +86,7 @@ class RunLog:
         workdir = pathlib.Path(workdir)
         if wandb is not None:
             self._wandb = self._sinks.enter_context(_wandb_run(workdir, wandb, config))
-        for name in ("metrics", "samples"):
+        for name in ("metrics", "samples", "heldout"):
             path = workdir / f"{name}.jsonl"
             _cut_back(path, resume_step)
             self._files[name] = self._sinks.enter_context(path.open("a"))
@@ -96,12 +96,16 @@ class RunLog:
             folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step else 0
             self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge))
 
-    def write(self, row: dict, samples=()) -> None:
-        """Appends one row, a dict with an integer `step`, and the step's sample dicts; on disk when this returns."""
+    def write(self, row: dict, samples=(), heldout=()) -> None:
+        """Appends one row, a dict with an integer `step`, and its samples; on disk when this returns.
+
+        `samples` are dicts of training responses, `heldout` of responses to held-out problems.
+        """
         if self._process:
             return
         row = jsonable(row)
-        self._append("samples", [{"step": row["step"], **jsonable(sample)} for sample in samples])
+        for name, examples in (("samples", samples), ("heldout", heldout)):
+            self._append(name, [{"step": row["step"], **jsonable(example)} for example in examples])
         self._append("metrics", [row])
         numbers = {key: v for key, v in row.items() if key != "step" and isinstance(v, (int, float))}
         if self._events:

@@ -1,6 +1,7 @@
 """Accuracy on problems: mean@k, unbiased pass@k and maj@k of each task, with bootstrap intervals over problems."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from rpg_jax.training.rollout import grade, respond
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
 
 ALL = "all"  # the name under which every problem of every task is counted
+EXAMPLES = 4  # held-out problems whose responses are logged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,22 @@ def metrics(answered: list[Answered]) -> dict:
             found |= {key: float(value[chosen].mean()), f"{key}_low": low, f"{key}_high": high}
         found |= {f"{task}/{name}": float(value[chosen].mean()) for name, value in plain.items()}
     return found
+
+
+def examples(answered: list[Answered]) -> list[dict]:
+    """The first response to the first problem of each task, then to the second of each, `EXAMPLES` in all.
+
+    Every evaluation of the same problems chooses the same ones. The dicts are rows of `heldout.jsonl`.
+    """
+    tasks = defaultdict(list)
+    for one in answered:
+        tasks[one.problem.task].append(one)
+    ranked = sorted(((rank, one) for task in tasks.values() for rank, one in enumerate(task)), key=lambda pair: pair[0])
+    return [
+        dict(problem=one.problem.id, task=one.problem.task, prompt=one.problem.prompt, response=one.texts[0])
+        | dict(answer=one.problem.answer, correct=float(one.correct[0]))
+        for _, one in ranked[:EXAMPLES]
+    ]
 
 
 def make_evaluate(

@@ -126,8 +126,8 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
     return state, collected, row
 
 
-def evaluated(parts: Parts, state) -> dict | None:
-    """The log row of an evaluation; None when it was told to stop: one that was cut short says nothing."""
+def evaluated(parts: Parts, state) -> tuple[dict, list[dict]] | None:
+    """An evaluation's log row and example responses; None when it was told to stop: a part of one says nothing."""
     clock = Clock()
     with phase("evaluation"):
         answered = list(parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop))
@@ -135,7 +135,7 @@ def evaluated(parts: Parts, state) -> dict | None:
         return None
     clock.lap("evaluation")
     row = {f"eval/{name}": value for name, value in evaluation.metrics(answered).items()}
-    return row | {"time/evaluation": clock.seconds["evaluation"]}
+    return row | {"time/evaluation": clock.seconds["evaluation"]}, evaluation.examples(answered)
 
 
 def new_totals(seconds=0.0) -> dict:
@@ -160,19 +160,20 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
         parts.checkpoints.save(step, state, extra, metric=score, wait=wait)
 
     def evaluate_if_due(step, state):
-        """The evaluation's log row: empty when none is due, None when it was told to stop."""
+        """The evaluation's log row and examples: both empty when none is due; None when it was told to stop."""
         due = step % settings.evaluate_every == 0 or step == settings.steps
         if not due or totals["evaluated"] == step:
-            return {}
-        row = evaluated(parts, state)
-        totals["evaluated"] = step if row else totals["evaluated"]
-        return row
+            return {}, []
+        outcome = evaluated(parts, state)
+        totals["evaluated"] = step if outcome else totals["evaluated"]
+        return outcome
 
-    row = evaluate_if_due(start, state)  # before the first step, or cut short by the SIGTERM before this resume
-    if row is None:
+    outcome = evaluate_if_due(start, state)  # before the first step, or cut short by the SIGTERM before this resume
+    if outcome is None:
         return state, start, False
+    row, heldout = outcome
     if row:
-        parts.log.write({"step": start, **row})
+        parts.log.write({"step": start, **row}, heldout=heldout)
     traced = contextlib.closing(parts.traced(range(start, settings.steps)))
     with parts.log.progress("RL", start, settings.steps) as progress, traced as steps:
         for step in steps:
@@ -192,18 +193,19 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
             if step >= start + WARMUP_STEPS:
                 totals["compilations_after_warmup"] += row["compilations"]
             done, last = step + 1, step + 1 == settings.steps
-            found = evaluate_if_due(done, state)
-            row |= found or {}
-            parts.log.write({"step": done, **row}, samples=collected.examples)
+            outcome = evaluate_if_due(done, state)
+            heldout_row, heldout = outcome or ({}, [])
+            row |= heldout_row
+            parts.log.write({"step": done, **row}, samples=collected.examples, heldout=heldout)
             progress(done, accuracy=row["train/accuracy"], reward=row["train/reward"], entropy=row["train/entropy"])
             if int(state.skipped[1]) >= settings.most_skipped:
                 raise RuntimeError(
                     f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss or gradient and were "
                     f"skipped, so parameters are unchanged; lower optimizer.learning_rate, or look at train/ratio_max"
                 )
-            if found is None or found or done % settings.save_every == 0:
-                save(done, state, accuracy(row), wait=last or found is None)
-            if found is None:
+            if outcome is None or heldout_row or done % settings.save_every == 0:
+                save(done, state, accuracy(row), wait=last or outcome is None)
+            if outcome is None:
                 return state, done, False
     return state, settings.steps, True
 
