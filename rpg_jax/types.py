@@ -6,12 +6,16 @@ and causal attention alone keeps padding out of every valid token's context.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 
+Params: TypeAlias = Any  # a tree of parameters as `Model.init` makes it; "layers" is a list once they are unstacked
+Class = TypeVar("Class")
 
-def pytree(cls):
+
+@dataclass_transform(frozen_default=True)
+def pytree(cls: type[Class]) -> type[Class]:
     """A frozen dataclass that JAX sees as a pytree with one child per field."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
@@ -54,7 +58,7 @@ class TrainBatch:
 class Reference:
     """Bookkeeping of the reference policy; `params` is None when the reference is the behaviour policy itself."""
 
-    params: Any  # same tree as TrainState.params, or None
+    params: Params | None  # same tree as TrainState.params
     refreshed_at: jax.Array  # i32[], optimizer step of the last refresh
     kl_average: jax.Array  # f32[], moving average of the token mean of w * k3(ref / policy)
 
@@ -64,7 +68,7 @@ class TrainState:
     """All that a step reads and writes, arrays only."""
 
     step: jax.Array  # i32[], optimizer steps taken
-    params: Any  # float32 tree; under schedule-free the point y where gradients are taken
-    opt_state: Any
+    params: Params  # float32; under schedule-free the point y where gradients are taken
+    opt_state: Any  # optax's
     reference: Reference
     skipped: jax.Array  # i32[2], updates skipped as non-finite: in all, and in a row up to now

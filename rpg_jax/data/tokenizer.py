@@ -1,22 +1,12 @@
-"""Tokenizers: SentencePiece models, one of them trained here, and Hugging Face folders, behind one interface.
-
-A tokenizer has `vocab_size` (largest id + 1), `eos_id`, `stop_ids` (a tuple of the ids that end a response, `eos_id`
-first), `pad_id` (`eos_id` where the tokenizer has none), `bos_id` (None where it has none), and
-
-  encode(text) -> ids: of text as text: no special token comes of it.
-  encode_prompt(text) -> ids: what a prompt's row starts with. The rendering of a chat template holds its own special
-    tokens: they are recognized and none is added. Other text gets BOS before it where the tokenizer wants one.
-  decode(ids) -> text: without special tokens. Ids beyond the vocabulary are skipped, bytes that are not UTF-8 (a
-    character cut in two) become U+FFFD; it never raises.
-  render(messages, **options) -> text: by the chat template of the folder; see `chat.ChatTemplate.render`.
-"""
+"""Tokenizers: SentencePiece models, one of them trained here, and Hugging Face folders, behind one interface."""
 
 import contextlib
 import functools
 import io
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import sentencepiece
 
@@ -27,6 +17,35 @@ _SPACE = "\u2581"
 _SYMBOLS = ["\n", _SPACE, *"+-*/()=,;<>"]
 _PAD, _BOS, _EOS, _UNKNOWN = range(4)
 _BYTES = 256
+
+
+class Tokenizer(Protocol):
+    """The interface of both kinds."""
+
+    vocab_size: int  # largest id + 1
+    bos_id: int | None
+    eos_id: int
+    pad_id: int  # eos_id where the tokenizer has none
+    stop_ids: tuple[int, ...]  # the ids that end a response, eos_id first
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of text as text, without special tokens."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids that a prompt's row starts with.
+
+        The special tokens of a rendered chat template are recognized, and none is added. Other text gets BOS before it
+        where the tokenizer wants one.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text without special tokens; never raises.
+
+        Ids beyond the vocabulary are skipped, and bytes that are not UTF-8 (a character cut in two) become U+FFFD.
+        """
+
+    def render(self, messages: list[dict], **options) -> str:
+        """The messages by the chat template of the folder; see `chat.ChatTemplate.render`."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
@@ -66,7 +85,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     return model.getvalue()
 
 
-def load_tokenizer(path, template: str | None = None):
+def load_tokenizer(path, template: str | None = None) -> Tokenizer:
     """The tokenizer of a folder (`tokenizer.json`, else a SentencePiece `.model`) or of one such file.
 
     Args:

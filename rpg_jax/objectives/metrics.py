@@ -6,12 +6,16 @@ for the log.
 """
 
 import dataclasses
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 
+Class = TypeVar("Class")
 
-def metric(cls):
+
+@dataclass_transform(frozen_default=True)
+def metric(cls: type[Class]) -> type[Class]:
     """A frozen dataclass that JAX sees as a pytree with one child per field."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
@@ -23,13 +27,13 @@ class Mean:
     total: jax.Array
     count: jax.Array
 
-    def merge(self, other):
+    def merge(self, other: "Mean") -> "Mean":
         return Mean(self.total + other.total, self.count + other.count)
 
-    def empty(self):
+    def empty(self) -> "Mean":
         return Mean(jnp.zeros_like(self.total), jnp.zeros_like(self.count))
 
-    def value(self):
+    def value(self) -> jax.Array:
         return self.total / jnp.where(self.count == 0, 1, self.count)
 
 
@@ -39,13 +43,13 @@ class Max:
 
     maximum: jax.Array
 
-    def merge(self, other):
+    def merge(self, other: "Max") -> "Max":
         return Max(jnp.maximum(self.maximum, other.maximum))
 
-    def empty(self):
+    def empty(self) -> "Max":
         return Max(jnp.full_like(self.maximum, -jnp.inf))
 
-    def value(self):
+    def value(self) -> jax.Array:
         return jnp.where(self.maximum == -jnp.inf, 0, self.maximum)
 
 
@@ -58,7 +62,7 @@ class EffectiveSampleSize:
     second: jax.Array  # Σ exp(2 (log w − shift))
     count: jax.Array
 
-    def merge(self, other):
+    def merge(self, other: "EffectiveSampleSize") -> "EffectiveSampleSize":
         shift = jnp.maximum(self.shift, other.shift)
         mine, yours = (jnp.where(m.count == 0, 0, jnp.exp(m.shift - shift)) for m in (self, other))
         return EffectiveSampleSize(
@@ -68,15 +72,19 @@ class EffectiveSampleSize:
             self.count + other.count,
         )
 
-    def empty(self):
+    def empty(self) -> "EffectiveSampleSize":
         zero = jnp.zeros_like(self.shift)
         return EffectiveSampleSize(jnp.full_like(zero, -jnp.inf), zero, zero, zero)
 
-    def value(self):
+    def value(self) -> jax.Array:
         return self.first**2 / jnp.where(self.count == 0, 1, self.count * self.second)
 
 
-def mean_of(values, mask=None) -> Mean:
+Metric: TypeAlias = Mean | Max | EffectiveSampleSize
+Metrics: TypeAlias = dict[str, Metric]
+
+
+def mean_of(values: jax.Array, mask: jax.Array | None = None) -> Mean:
     """Mean of an array's entries, or of those under `mask` (bool, same shape); of booleans their share."""
     values = jnp.asarray(values)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
@@ -84,32 +92,32 @@ def mean_of(values, mask=None) -> Mean:
     return Mean(jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask, dtype=values.dtype))
 
 
-def max_of(values, mask) -> Max:
+def max_of(values: jax.Array, mask: jax.Array) -> Max:
     """Largest entry under `mask`."""
     return Max(jnp.max(values, initial=-jnp.inf, where=mask))
 
 
-def effective_sample_size(log_ratio, mask) -> EffectiveSampleSize:
+def effective_sample_size(log_ratio: jax.Array, mask: jax.Array) -> EffectiveSampleSize:
     """Effective sample size of the importance ratios exp(log_ratio) under `mask`."""
     shift = jnp.max(log_ratio, initial=-jnp.inf, where=mask)
     scaled = jnp.exp(jnp.where(mask, log_ratio - jnp.where(shift == -jnp.inf, 0, shift), -jnp.inf))
     return EffectiveSampleSize(shift, jnp.sum(scaled), jnp.sum(scaled**2), jnp.sum(mask, dtype=scaled.dtype))
 
 
-def is_metric(x):
-    return isinstance(x, Mean | Max | EffectiveSampleSize)
+def is_metric(x: Any) -> bool:
+    return isinstance(x, Metric)
 
 
-def merge(a, b):
+def merge(a: Metrics, b: Metrics) -> Metrics:
     """Merges two trees of metrics of one structure; associative and commutative to rounding."""
     return jax.tree.map(lambda x, y: x.merge(y), a, b, is_leaf=is_metric)
 
 
-def empty(metrics):
+def empty(metrics: Metrics) -> Metrics:
     """The identity of `merge` for a tree of metrics, or of what `jax.eval_shape` says of one."""
     return jax.tree.map(lambda x: x.empty(), metrics, is_leaf=is_metric)
 
 
-def values(metrics):
+def values(metrics: Metrics) -> dict[str, jax.Array]:
     """The tree of values, on the host or inside jit."""
     return jax.tree.map(lambda x: x.value(), metrics, is_leaf=is_metric)

@@ -1,20 +1,25 @@
 """The sampler's jitted programs and the shapes that `generate` calls them with, to compile them without weights."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import parallel
+from rpg_jax.models import Model
 from rpg_jax.sampling.decode import Sampling
 from rpg_jax.sampling.generate import LAYOUTS, PREFILL_ROWS, decode_segment, prefill_and_start
-from rpg_jax.types import Prompts
+from rpg_jax.types import Params, Prompts
 
 
-def programs(model, mesh, params, *, prompts: int, max_prompt: int, samples: int, max_new: int, slots: int) -> dict:
+def programs(
+    model: Model, mesh: Mesh, params: Params, *, prompts: int, max_prompt: int, samples: int, max_new: int, slots: int
+) -> dict[str, tuple[Any, tuple]]:
     """Prefill and decode as (jitted function, its arguments), ready for `function.lower(*arguments)`.
 
     Args:
-      params: shapes of the unstacked tree, with shardings; the others as `generate` takes them, `prompts` their number.
+      params: shapes of the unstacked tree, with shardings; the others as `generate` takes them, `prompts` a count.
     """
 
     def shape(dimensions, dtype, spec):

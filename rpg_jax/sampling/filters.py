@@ -1,14 +1,16 @@
 """Top-k and top-p as a threshold on the logits, found by bisection instead of sorting the vocabulary.
 
-What is kept is {logits >= threshold}: tokens tied with the last one that is needed are all kept.
+Tokens with logits >= threshold are kept, so all those tied with the last one that is needed.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 
-def filter_threshold(logits, temperature, top_k, top_p):
-    """The smallest logit kept by temperature, then top-k, then top-p (of what top-k left, renormalized).
+def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+    """The smallest logit kept by temperature, then top-k, then top-p (of the tokens that top-k kept, renormalized).
 
     Args:
       logits: f32[V, B]; temperature: f32[], positive.
@@ -16,7 +18,7 @@ def filter_threshold(logits, temperature, top_k, top_p):
       top_p: f32[], keep the fewest largest whose mass is at least p; 1 is off.
 
     Returns:
-      f32[B]; -inf where nothing is cut. Either filter costs nothing when off.
+      f32[B]; -inf where every token is kept. A filter that is off costs nothing.
     """
     nothing = jnp.full(logits.shape[1:], -jnp.inf, logits.dtype)
     threshold = jax.lax.cond(top_k > 0, top_k_threshold, lambda logits, k: nothing, logits, top_k)
@@ -25,9 +27,9 @@ def filter_threshold(logits, temperature, top_k, top_p):
     )
 
 
-def top_k_threshold(logits, k):
+def top_k_threshold(logits: jax.Array, k: jax.Array) -> jax.Array:
     """The k-th largest logit of each column, exactly; the smallest if there are fewer. f32[V, B], i32[] -> f32[B]."""
-    ranks = _ordered(logits)
+    ranks = _ordered(logits)  # i32[V, B]
 
     def enough(candidate):
         return jnp.sum(jnp.where(ranks >= candidate, 1.0, 0.0), axis=0) >= k  # exact up to 2^24, faster than integers
@@ -35,8 +37,8 @@ def top_k_threshold(logits, k):
     return _unordered(_bisect(enough, ranks.min(axis=0), ranks.max(axis=0)))
 
 
-def top_p_threshold(logits, temperature, p, above):
-    """The largest threshold whose kept tokens hold p of the mass at or over `above`.
+def top_p_threshold(logits: jax.Array, temperature: jax.Array, p: jax.Array, above: jax.Array) -> jax.Array:
+    """The largest threshold that keeps a share p of the mass of logits >= above.
 
     Args:
       logits: f32[V, B]; temperature, p: f32[]; above: f32[B], at most the column's largest logit.
@@ -46,7 +48,7 @@ def top_p_threshold(logits, temperature, p, above):
     """
     mass = jnp.where(logits >= above, jnp.exp((logits - jnp.max(logits, axis=0)) / temperature), 0.0)
     needed = p * jnp.sum(mass, axis=0)
-    ranks = _ordered(mass)
+    ranks = _ordered(mass)  # i32[V, B]
 
     def enough(candidate):
         return jnp.sum(jnp.where(ranks >= candidate, mass, 0.0), axis=0) >= needed
@@ -55,8 +57,8 @@ def top_p_threshold(logits, temperature, p, above):
     return jnp.min(logits, axis=0, where=(ranks >= least) & (logits >= above), initial=jnp.inf)
 
 
-def _bisect(enough, lowest, highest):
-    """The largest integer of [lowest, highest] with enough(x); enough is decreasing and taken to hold at lowest."""
+def _bisect(enough: Callable[[jax.Array], jax.Array], lowest: jax.Array, highest: jax.Array) -> jax.Array:
+    """The largest x in lowest..highest, i32[B] each, with enough(x), which must be decreasing and hold at lowest."""
 
     def halve(_, bounds):
         low, high = bounds
@@ -67,11 +69,11 @@ def _bisect(enough, lowest, highest):
     return jax.lax.fori_loop(0, 32, halve, (lowest, highest))[0]
 
 
-def _ordered(x):
-    """float32 to int32 in the same order: a negative number's magnitude bits are flipped."""
+def _ordered(x: jax.Array) -> jax.Array:
+    """float32 to int32 in the same order: the magnitude bits of negative numbers are flipped."""
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
-def _unordered(ranks):
+def _unordered(ranks: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(jnp.where(ranks < 0, ranks ^ 0x7FFFFFFF, ranks), jnp.float32)

@@ -1,66 +1,69 @@
-"""`generate`: prompts in, a Rollout out. The only call that the rest of the code makes."""
+"""`generate`: prompts in, a Rollout out; the one function that the rest of the code calls."""
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rpg_jax import parallel
+from rpg_jax.models import Model
 from rpg_jax.parallel import REPLICATED, ROWS
 from rpg_jax.sampling import decode
 from rpg_jax.sampling.cache import KVCache, Prefix
 from rpg_jax.sampling.draw import request_key
-from rpg_jax.types import Prompts, Rollout
+from rpg_jax.types import Params, Prompts, Rollout
 
 PREFILL_ROWS = 64  # prompts run at once before decoding, over all shards, unless the caller says otherwise
 
 
 def generate(
-    model,
-    params,
+    model: Model,
+    params: Params,
     prompts: Prompts,
     *,
-    key,
-    step,
+    key: jax.Array,
+    step: int | jax.Array,
     samples: int,
     max_new: int,
     sampling: decode.Sampling,
     slots: int,
-    limits=None,
-    temperature_model=None,
+    limits: jax.Array | np.ndarray | None = None,
+    temperature_model: float | jax.Array | None = None,
     segment: int = 256,
     prefill_rows: int = PREFILL_ROWS,
     should_stop: Callable[[], bool] | None = None,
 ) -> Rollout:
     """Samples `samples` responses to each prompt.
 
-    A response's tokens depend on (key, step, problem, sample) and on the parameters; not on slots, segments, order, or
-    on how prompts are split over a mesh. Each data shard works through its own prompts in its own slots.
+    A response's tokens depend on (key, step, problem, sample) and on the parameters, but not on slots, segments, the
+    order of prompts or their layout on a mesh. Each data shard works through its own prompts in its own slots.
 
     Args:
-      model: a `Model`; params: its tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype.
+      params: the model's tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype.
       prompts: P rows, split along `parallel.ROWS` of the mesh to work on, or on one device.
       key: threefry2x32 key of the run; step: i32[], so that every step draws anew.
-      max_new: most tokens a response may have; a shape.
+      max_new: most tokens a response may have; a shape, so another value compiles anew.
       sampling: the distribution to draw from.
       slots: responses decoded at once, over all shards.
-      limits: i32[P], laid out as prompts are, a prompt's own limit of at most max_new; 0 is padding, not run. None is
-        max_new for all.
-      temperature_model: of `model_logp`; None is the sampling temperature, or 1 when that is 0.
-      segment: most decode steps between two looks at should_stop.
+      limits: i32[P], laid out as prompts are, each prompt's own limit of at most max_new; 0 marks padding, which is not
+        run. None is max_new for all.
+      temperature_model: temperature of `model_logp`; None is the sampling temperature, or 1 when that is 0.
+      segment: most decode steps between two calls of should_stop.
       prefill_rows: prompts run at once before decoding, over all shards.
-      should_stop: asked after each segment; when true, what is complete is returned and other responses are empty.
+      should_stop: called after each segment; once it is true, complete responses are returned and all others are empty.
 
     Returns:
       Rollout of P * samples rows, problem-major: row p * samples + s is prompt ++ response ++ zeros, T = Tp + max_new.
       The token that stopped a response is part of it. Rows are split as the prompts are.
 
     Raises:
-      ValueError for shapes that cannot be run and keys of another kind.
+      ValueError: sizes below 1 or beyond the model's max_length, limits out of range, rows that the mesh does not
+        divide, stacked layers, or a key of another kind than threefry2x32.
     """
     prompts = jax.tree.map(jnp.asarray, prompts)
     count, columns = prompts.tokens.shape
@@ -102,8 +105,8 @@ def generate(
             return _rollout(mesh, prompts, state.responses, state.length, state.finished, samples)
 
 
-def _threefry(key):
-    """A typed threefry2x32 key: rbg noise would depend on the batch."""
+def _threefry(key: jax.Array) -> jax.Array:
+    """A typed threefry2x32 key, raw ones included; noise of rbg keys would depend on the batch."""
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(key, impl="threefry2x32")
     if str(jax.random.key_impl(key)) != "threefry2x32":
@@ -111,18 +114,19 @@ def _threefry(key):
     return key
 
 
-def _layouts(cache):
-    """PartitionSpecs of (Requests, Prefix, DecodeState) whose keys and values are laid out as `cache`."""
-    rows = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
-    state = decode.DecodeState(**rows | dict(cache=KVCache(cache, cache, ROWS), step=REPLICATED))
-    return ROWS, Prefix(cache, cache, ROWS, ROWS), state
+def _layouts(cache: Any) -> tuple:
+    """Prefix trees of PartitionSpecs for (Requests, Prefix, DecodeState); `cache` is that of keys and values."""
+    rows: Any = ROWS
+    fields = {field.name: rows for field in dataclasses.fields(decode.DecodeState)}
+    state = decode.DecodeState(**fields | dict(cache=KVCache(cache, cache, rows), step=REPLICATED))
+    return rows, Prefix(cache, cache, rows, rows), state
 
 
-_PER_SHARD = _layouts(ROWS)
+_PER_SHARD = _layouts(ROWS)  # as `parallel.over_rows` splits them
 
 
-def _pin(mesh, tree, specs):
-    """Arrays of a jitted program's result laid out by a prefix tree of PartitionSpecs, the tensor axis included."""
+def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:
+    """Lays the arrays of a jitted program's result out by a prefix tree of PartitionSpecs, the tensor axis included."""
     laid_out = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     return jax.lax.with_sharding_constraint(tree, laid_out)
 
@@ -132,14 +136,17 @@ LAYOUTS = _layouts(PartitionSpec(parallel.ROW_AXES, "tensor"))
 
 
 @partial(jax.jit, static_argnames=("model", "mesh", "samples", "max_new", "slots", "prefill_rows"))
-def prefill_and_start(model, mesh, params, prompts, key, step, limits, samples, max_new, slots, prefill_rows):
+def prefill_and_start(
+    model: Model, mesh: Mesh, params: Params, prompts: Prompts, key: jax.Array, step: jax.Array, limits: jax.Array,
+    samples: int, max_new: int, slots: int, prefill_rows: int,
+) -> tuple[decode.Requests, Prefix, decode.DecodeState]:  # fmt: skip
     """Runs the prompts and fills the slots: (Requests, Prefix, DecodeState), the state before the first decode step.
 
     `slots` and `prefill_rows` are those of one data shard.
     """
 
     def start(params, prompts, key, step, limits):
-        row = jnp.arange(prompts.tokens.shape[0] * samples)
+        row = jnp.arange(prompts.tokens.shape[0] * samples)  # [N], problem-major
         keys = jax.vmap(partial(request_key, key, step))(prompts.problem[row // samples], row % samples)
         requests = decode.Requests(row // samples, keys, limits[row // samples])
         prefix = decode.prefill(model, params, prompts, prefill_rows)
@@ -151,7 +158,10 @@ def prefill_and_start(model, mesh, params, prompts, key, step, limits, samples, 
 
 
 @partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("state",))
-def decode_segment(model, mesh, params, requests, prefix, sampling, temperature_model, state, max_steps):
+def decode_segment(
+    model: Model, mesh: Mesh, params: Params, requests: decode.Requests, prefix: Prefix, sampling: decode.Sampling,
+    temperature_model: jax.Array, state: decode.DecodeState, max_steps: jax.Array,
+) -> tuple[jax.Array, decode.DecodeState]:  # fmt: skip
     """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has requests left; DecodeState)."""
     requests_spec, prefix_spec, state_spec = _PER_SHARD
     in_specs = (REPLICATED, requests_spec, prefix_spec, REPLICATED, REPLICATED, state_spec, REPLICATED)
@@ -162,17 +172,17 @@ def decode_segment(model, mesh, params, requests, prefix, sampling, temperature_
 
 @partial(jax.jit, static_argnames=("mesh", "samples"))
 def _rollout(mesh, prompts, responses, length, finished, samples):
-    """Rows of prompt ++ response ++ zeros from the queue's responses."""
+    """Rows of prompt ++ response ++ zeros, from responses in the order of the queue."""
 
     def rollout(prompts, responses, length, finished):
         count, columns = prompts.tokens.shape
         row, ring = jnp.arange(count * samples), responses.tokens.shape[1]
-        prompt = jnp.repeat(jnp.where(prompts.mask, prompts.tokens, 0), samples, axis=0)
-        start = jnp.repeat(prompts.mask.sum(-1), samples)
-        index = jnp.arange(columns + ring) - start[:, None]
+        prompt = jnp.repeat(jnp.where(prompts.mask, prompts.tokens, 0), samples, axis=0)  # [N, Tp]
+        start = jnp.repeat(prompts.mask.sum(-1), samples)  # [N], column of the first response token
+        index = jnp.arange(columns + ring) - start[:, None]  # [N, T], index within the response
         mask = (index >= 0) & (index < length[:, None])
 
-        def shifted(values):
+        def shifted(values):  # [N, R] -> [N, T]
             return jnp.where(mask, jnp.take_along_axis(values, jnp.clip(index, 0, ring - 1), axis=1), 0)
 
         drawn = jax.tree.map(shifted, responses)

@@ -2,19 +2,24 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from rpg_jax import parallel
-from rpg_jax.data import Problem
+from rpg_jax.data import Problem, Tokenizer
+from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
-from rpg_jax.rewards import voted_answer
+from rpg_jax.rewards import Scorer, voted_answer
 from rpg_jax.sampling import Sampling
 from rpg_jax.training.rollout import grade, respond
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
+from rpg_jax.types import Params
 
-ALL = "all"  # the name under which every problem of every task is counted
+ALL = "all"  # the name of all tasks together
 EXAMPLES = 4  # held-out problems whose responses are logged
 
 
@@ -27,30 +32,39 @@ class Answered:
     correct: np.ndarray  # f32[k]
     lengths: np.ndarray  # i32[k], in tokens
     finished: np.ndarray  # bool[k], ended by a stop token
-    failures: list[str]  # lines that name what could not be scored
+    failures: list[str]  # one line for each response that could not be scored
 
 
-def metrics(answered: list[Answered]) -> dict:
+class Evaluate(Protocol):
+    """Answers to problems, one after another."""
+
+    def __call__(
+        self, params: Params, problems: Sequence[Problem], should_stop: Callable[[], bool] | None = None
+    ) -> Iterator[Answered]: ...
+
+
+def metrics(answered: list[Answered]) -> dict[str, float]:
     """`<task>/{mean,pass,maj}@k`, their 95 % `_low` and `_high`, `<task>/response_length`, `<task>/finished`.
 
     For each task in the order of first appearance, and for `all`.
     """
-    tasks, k, found = np.array([one.problem.task for one in answered]), len(answered[0].texts), {}
-    correct = np.stack([one.correct for one in answered])
-    voted = majority_at_k([[voted_answer(text) for text in one.texts] for one in answered], correct)
+    tasks, k = np.array([answer.problem.task for answer in answered]), len(answered[0].texts)
+    correct = np.stack([answer.correct for answer in answered])  # [P, k]
+    voted = majority_at_k([[voted_answer(text) for text in answer.texts] for answer in answered], correct)
+    row: dict[str, float] = {}
     values = {f"mean@{k}": mean_at_k(correct), f"pass@{k}": pass_at_k(correct, k), f"maj@{k}": voted}
     plain = {
-        "response_length": np.array([one.lengths.mean() for one in answered]),
-        "finished": np.array([one.finished.mean() for one in answered]),
+        "response_length": np.array([answer.lengths.mean() for answer in answered]),
+        "finished": np.array([answer.finished.mean() for answer in answered]),
     }
     for task in [ALL, *dict.fromkeys(tasks.tolist())]:
         chosen = (tasks == task) | (task == ALL)
         for name, value in values.items():
             low, high = bootstrap_interval(value[chosen])
             key = f"{task}/{name}"
-            found |= {key: float(value[chosen].mean()), f"{key}_low": low, f"{key}_high": high}
-        found |= {f"{task}/{name}": float(value[chosen].mean()) for name, value in plain.items()}
-    return found
+            row |= {key: float(value[chosen].mean()), f"{key}_low": low, f"{key}_high": high}
+        row |= {f"{task}/{name}": float(value[chosen].mean()) for name, value in plain.items()}
+    return row
 
 
 def examples(answered: list[Answered]) -> list[dict]:
@@ -70,22 +84,24 @@ def examples(answered: list[Answered]) -> list[dict]:
 
 
 def make_evaluate(
-    model, tokenizer, scorer, mesh, *, k, rows, temperature, max_prompt, max_new, slots, key, top_k=0, top_p=1.0
-) -> Callable:
-    """Builds `evaluate(params, problems, should_stop=None)`, an iterator over `Answered`s, `rows` problems at a time.
+    model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, *,
+    k: int, rows: int, temperature: float, max_prompt: int, max_new: int, slots: int, key: jax.Array,
+    top_k: int = 0, top_p: float = 1.0,
+) -> Evaluate:  # fmt: skip
+    """Builds `Evaluate`, which samples k responses to `rows` problems at a time.
 
-    Noise depends on `key`, problem and sample alone: evaluations of one run share it, and one that was interrupted
-    goes on with the problems that are left as if it had not been. When asked to stop, it ends after a whole problem.
-    Processes divide the problems among them, and each yields all of the answers.
+    Noise depends on `key`, problem and sample alone: evaluations of one run share it, and an interrupted one may go on
+    with the problems that are left, to the same result. When asked to stop, it ends after a whole problem. Processes
+    divide the problems among themselves, and each yields all of the answers.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
 
     def evaluate(params, problems, should_stop=None):
         for start in range(0, len(problems), rows):
-            some = [problems[i] for i in range(start, min(start + rows, len(problems)))]
-            held = multihost.row_indices(mesh, rows)
-            mine = held[held < len(some)]
-            own = [some[min(row, len(some) - 1)] for row in held]
+            batch = [problems[i] for i in range(start, min(start + rows, len(problems)))]
+            held = multihost.row_indices(mesh, rows)  # of this process, those that pad the last batch included
+            mine = held[held < len(batch)]
+            own = [batch[min(row, len(batch) - 1)] for row in held]
             rollout, texts = respond(
                 model, params, tokenizer, mesh, own, samples=k, max_prompt=max_prompt, max_new=max_new, run=len(mine),
                 key=key, step=0, sampling=sampling, slots=slots, should_stop=should_stop,
@@ -95,9 +111,9 @@ def make_evaluate(
             lengths = parallel.local_rows(rollout.response_mask).sum(-1).reshape(-1, k)
             finished = parallel.local_rows(rollout.finished).reshape(-1, k)
             verdicts = grade(scorer, own[: len(mine)], texts)
-            told = zip(texts, *verdicts, lengths.tolist(), finished.tolist(), strict=False)
-            for problem, one in zip(some, multihost.gather_rows(mine, told), strict=True):
-                texts, correct, lines, lengths, finished = one
+            responses = zip(texts, *verdicts, lengths.tolist(), finished.tolist(), strict=False)
+            for problem, answer in zip(batch, multihost.gather_rows(mine, responses), strict=True):
+                texts, correct, lines, lengths, finished = answer
                 yield Answered(
                     problem,
                     texts,

@@ -1,23 +1,44 @@
 """From sampled responses to what an update learns from: log-probs of the fixed policies, rewards, advantages."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import ArrayLike
 
 from rpg_jax import parallel
-from rpg_jax.models import token_logprobs_and_entropy, unstack_layers
+from rpg_jax.models import Model, token_logprobs_and_entropy, unstack_layers
+from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.training.optimizer import layout
+from rpg_jax.training.optimizer import Optimizer, layout
 from rpg_jax.training.packing import map_rows
-from rpg_jax.types import TrainBatch
+from rpg_jax.types import Params, Rollout, TrainBatch, TrainState
+
+Tree = TypeVar("Tree")
 
 
-def make_sampling_params(model, optimizer, mesh, shapes):
-    """Builds the jitted `policy(state) -> params to sample from`: x of schedule-free, cast, unstacked, laid out.
+class Experience(Protocol):
+    """From responses and rewards f32[P, G] to the batch that updates learn from; the rollout is donated."""
 
-    `shapes` is the state or its shapes, for its shardings. The state stays: nothing of it is donated.
+    def __call__(
+        self,
+        state: TrainState,
+        rollout: Rollout,
+        reward: jax.Array,
+        count: ArrayLike | None = None,
+        start: ArrayLike | None = None,
+    ) -> tuple[TrainBatch, metric.Metrics]: ...
+
+
+def make_sampling_params(
+    model: Model, optimizer: Optimizer, mesh: Mesh, shapes: TrainState
+) -> Callable[[TrainState], Params]:
+    """Builds the jitted `policy(state)`: the parameters to sample from (x of schedule-free), in the model's dtype.
+
+    They are unstacked and laid out for sampling. The state is not donated; `shapes` is the state or its shapes.
     """
 
     def policy(state):
@@ -28,13 +49,22 @@ def make_sampling_params(model, optimizer, mesh, shapes):
     return jax.jit(policy, in_shardings=(layout(optimizer, mesh, shapes),), out_shardings=out_shardings)
 
 
-def make_experience(model, objective, optimizer, mesh, *, rows, temperature, logprob_chunk):
-    """Builds the jitted `experience(state, rollout, reward f32[P, G], count=all, start=None) -> (TrainBatch, metrics)`.
+def make_experience(
+    model: Model,
+    objective: Objective,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    *,
+    rows: int,
+    temperature: float,
+    logprob_chunk: int,
+) -> Experience:
+    """Builds the jitted `Experience`.
 
     The behavior policy is the one that sampled (x under schedule-free), recomputed by the trainer at the sampling
     temperature; the reference is the behavior policy itself unless the state holds another. Advantages and corrections
-    are the objective's, over all P·G responses at once. The rollout is donated; every process gives the same reward.
-    `count` and `start` are those of `packing.plan` over all responses: rows go through the model packed or as they are.
+    are the objective's, over all P·G responses at once. Every process gives the same reward. `count` (all microbatches
+    if None) and `start` are those of `packing.plan` over all responses.
     """
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
@@ -75,13 +105,13 @@ def make_experience(model, objective, optimizer, mesh, *, rows, temperature, log
     return jax.jit(experience, donate_argnums=1, out_shardings=(by_rows, replicated))
 
 
-def take_rows(tree, rows):
+def take_rows(tree: Tree, rows: ArrayLike) -> Tree:
     """The given rows of every [B, ...] leaf, spread over the mesh that the leaves lie on."""
     return _take_rows(parallel.mesh_of(jax.tree.leaves(tree)[0]), tree, rows)
 
 
-def merge_rows(kept, fresh, source):
-    """Row i of the result is row `source[i]` of `fresh`, or row i of `kept`, donated, where `source[i]` is -1."""
+def merge_rows(kept: Tree, fresh: Any, source: ArrayLike) -> Tree:
+    """Row i of the result is row source[i] of `fresh`, or row i of `kept` where source[i] is -1. `kept` is donated."""
     return _merge_rows(parallel.mesh_of(jax.tree.leaves(fresh)[0]), kept, fresh, source)
 
 

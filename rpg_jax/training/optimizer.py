@@ -1,37 +1,40 @@
 """AdamW and schedule-free AdamW, and the two points of the latter.
 
 Schedule-free trains at y (`TrainState.params`, where gradients are taken) and is evaluated at x: rollouts, evaluation,
-the reference and exported weights use `evaluation_params`. Gradient clipping stays outside, in the update step: wrapped
-in `optax.chain` the state would hide from `schedule_free_eval_params`.
+the reference and exported weights use `evaluation_params`. Gradients are clipped by the update step and not inside
+`optax.chain`, which would hide the state from `schedule_free_eval_params`.
 
-Offloaded, the state lies in the hosts' memory and comes to the devices for an update only: rollouts have the room. That
-is a matter of its layout alone: programs that read it fetch it, which costs nothing where it is there already.
+An offloaded state lies in the hosts' memory and comes to the devices only for an update, so rollouts have the room.
+Its layout alone decides that: every program that reads the state fetches it, which is free if it is on the device.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from rpg_jax import parallel
+from rpg_jax.types import Params
 
-HOST = "pinned_host"  # JAX's name of the memory that devices copy from
+HOST = "pinned_host"  # JAX's name for the memory that devices copy from
 
 
 class Optimizer(NamedTuple):
     transformation: optax.GradientTransformation
-    evaluation_params: object  # (opt_state, params) -> params to sample from, evaluate and export; for use inside jit
+    evaluation_params: Callable[[optax.OptState, Params], Params]  # to sample, evaluate and export; for use inside jit
     offload: bool = False
 
 
-def fetched(opt_state):
+def fetched(opt_state: optax.OptState) -> optax.OptState:
     """The state in the devices' memory, whatever its layout; for use inside jit."""
     return jax.device_put(opt_state, jax.memory.Space.Device)
 
 
-def layout(optimizer, mesh, tree):
-    """The NamedSharding of every leaf of a TrainState or a part of it, arrays or shapes."""
+def layout(optimizer: Optimizer, mesh: Mesh, tree: Any) -> Any:
+    """The NamedSharding of every leaf of a TrainState or a part of it, of arrays or shapes."""
 
     def place(path, leaf, sharding):
         hosted = optimizer.offload and leaf.ndim and parallel.leaf_name(path).startswith("opt_state/")
@@ -40,8 +43,8 @@ def layout(optimizer, mesh, tree):
     return jax.tree_util.tree_map_with_path(place, tree, parallel.shardings(mesh, tree))
 
 
-def check_offload(optimizer, mesh) -> None:
-    """Raises ValueError for a state to be offloaded from devices that have no such memory beside them."""
+def check_offload(optimizer: Optimizer, mesh: Mesh) -> None:
+    """Raises ValueError if the state is to be offloaded and the devices' hosts have no such memory."""
     device = mesh.devices.flat[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
     if optimizer.offload and HOST not in kinds:
@@ -51,39 +54,44 @@ def check_offload(optimizer, mesh) -> None:
         )
 
 
-def warmup_schedule(learning_rate, warmup_steps, decay="constant", total_steps=None):
+def warmup_schedule(
+    learning_rate: float, warmup_steps: int, decay: str = "constant", total_steps: int | None = None
+) -> optax.Schedule:
     """Learning rate at update t = 1, 2, …: linear to its peak at `warmup_steps`, then constant or a decay to zero."""
     if decay not in ("constant", "linear", "cosine"):
         raise ValueError(f"optimizer decay {decay!r}: expected constant, linear or cosine")
+    if decay != "constant" and total_steps is None:
+        raise ValueError(f"optimizer decay {decay!r} needs total_steps, the updates after which it has reached zero")
+    decay_steps = max((total_steps or 0) - warmup_steps, 1)
 
     def schedule(t):
         warm = jnp.minimum(1.0, t / max(warmup_steps, 1))
         if decay == "constant":
             return learning_rate * warm
-        done = jnp.clip((t - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)
+        done = jnp.clip((t - warmup_steps) / decay_steps, 0.0, 1.0)
         return learning_rate * warm * (1.0 - done if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * done)))
 
     return schedule
 
 
 def make_optimizer(
-    name,
+    name: str,
     *,
-    learning_rate,
-    warmup_steps=0,
-    beta1=0.9,
-    beta2=0.999,
-    epsilon=1e-8,
-    weight_decay=0.0,
-    decay=None,
-    total_steps=None,
-    offload=False,
+    learning_rate: float,
+    warmup_steps: int = 0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    decay: str | None = None,
+    total_steps: int | None = None,
+    offload: bool = False,
 ) -> Optimizer:
-    """`adamw` (Loshchilov & Hutter 2019) or `schedule_free_adamw` (Defazio et al. 2024, held against their package).
+    """`adamw` (Loshchilov & Hutter 2019) or `schedule_free_adamw` (Defazio et al. 2024; tested against their package).
 
     Args:
       learning_rate: peak; warmup_steps: in optimizer updates.
-      decay: after warm-up: None or constant, linear, cosine to zero at `total_steps` updates; schedule-free has none.
+      decay: after warm-up: None or constant; linear or cosine to zero at `total_steps` updates. Schedule-free has none.
       offload: whether the state lies in the hosts' memory between updates (`layout`).
     """
     if name == "adamw":

@@ -1,46 +1,53 @@
 """Microbatches of a batch: rows as they are, or several sequences packed into a row, and the way back.
 
-A batch whose lengths vary is mostly padding. Packed, its sequences stand end to end in as few rows as hold them, told
-apart by segment ids, with positions that start again for each. The plan is made on the host from lengths alone, so that
-every process makes the same one, and it is data: one number a sequence. Shapes are those of the batch, of which only
-the first microbatches are computed, so that no plan compiles anything anew.
+A batch whose lengths vary is mostly padding. Packed, its sequences stand end to end in as few rows as hold them, with
+a segment id of their own and positions that start again for each. The host plans this from lengths alone, so that all
+processes make the same plan. A plan is data, one number for each sequence. Shapes stay those of the batch, of which
+only the first microbatches are computed: no plan compiles anything anew.
 
 The objective never sees packed rows: log-probs are computed on them and gathered back, one sequence a row.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import ArrayLike
 
 from rpg_jax import parallel
+from rpg_jax.types import TrainBatch
+
+Rows = Callable[[ArrayLike], dict[str, jax.Array]]  # microbatch index i32[] -> keyword arguments of `token_logprobs`
+Microbatch = tuple[dict[str, jax.Array], TrainBatch, Callable[[jax.Array], jax.Array]]
 
 
-def plan(lengths, columns: int, rows: int, pack: bool):
+def plan(lengths: np.ndarray, columns: int, rows: int, pack: bool) -> tuple[np.int32, np.ndarray | None]:
     """How a batch goes into microbatches, decided on the host.
 
     Args:
       lengths: i32[B], tokens of each sequence that a gradient may depend on, from its first to its last trained one.
-      columns: T, length of a row; rows: of a microbatch, dividing B.
+      columns: T, length of a row; rows: of a microbatch, a divisor of B.
 
     Returns:
-      (number of microbatches i32[], start i32[B] of `first_fit` or None when not packed): what `update` is called with.
+      (number of microbatches i32[], start i32[B] of `first_fit` or None when not packed): arguments of `Update`.
     """
     start, used = first_fit(lengths, columns) if pack else (None, len(lengths))
     return np.int32(-(-used // rows)), start
 
 
-def first_fit(lengths, columns: int):
+def first_fit(lengths: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
     """First-fit decreasing: each sequence, the longest first, goes into the first row that has room for it.
 
     Returns:
-      start i32[B], where a sequence's first token stands, counted along row after row; B * columns for one without
-      tokens, which stands nowhere. And the number of rows used, at most B.
+      start i32[B], the index of each sequence's first token when all rows are laid end to end; B * columns, which is
+      beyond the last row, for a sequence without tokens. And the number of rows used, at most B.
     """
     lengths = np.asarray(lengths)
-    room = np.full(len(lengths), columns)
+    room = np.full(len(lengths), columns)  # free columns of each row
     start = np.full(len(lengths), len(lengths) * columns, np.int32)
     for sequence in np.argsort(-lengths, kind="stable"):
         if lengths[sequence]:
@@ -50,18 +57,20 @@ def first_fit(lengths, columns: int):
     return start, int((room < columns).sum())
 
 
-def row_lengths(mask):
+def row_lengths(mask: jax.Array) -> jax.Array:
     """Columns up to and including the last true one: bool[B, T] -> i32[B]."""
     return jnp.max(jnp.where(mask, jnp.arange(1, mask.shape[1] + 1, dtype=jnp.int32), 0), -1)
 
 
-def lengths_on_host(mask) -> np.ndarray:
-    """`row_lengths` of a global array, all of them on every process."""
+def lengths_on_host(mask: jax.Array) -> np.ndarray:
+    """The `row_lengths` of a global array, whole on every process."""
     replicated = NamedSharding(parallel.mesh_of(mask), parallel.REPLICATED)
     return np.asarray(jax.jit(row_lengths, out_shardings=replicated)(mask))
 
 
-def packed(start, lengths, tokens, mask, first, rows: int) -> dict:
+def packed(
+    start: jax.Array, lengths: jax.Array, tokens: jax.Array, mask: jax.Array, first: jax.Array, rows: int
+) -> dict[str, jax.Array]:
     """Packed rows `first` to `first + rows` of a batch, as keyword arguments of `token_logprobs`.
 
     Args:
@@ -71,12 +80,13 @@ def packed(start, lengths, tokens, mask, first, rows: int) -> dict:
       tokens, mask, positions and segment_ids, each [rows, T]; padding is a segment of its own.
     """
     columns = tokens.shape[1]
-    begin = start - first * columns
+    begin = start - first * columns  # [B], relative to the first of these rows
+    # [rows * T] each from here on. How many sequences begin at a slot, then which sequence covers it:
     begins = jnp.zeros(rows * columns, jnp.int32).at[jnp.where(begin < 0, rows * columns, begin)].add(1, mode="drop")
     sequence = jnp.argsort(start)[(begin < 0).sum() + jnp.cumsum(begins) - 1]
     position = jnp.arange(rows * columns, dtype=jnp.int32) - begin[sequence]
-    real = (position >= 0) & (position < lengths[sequence])
-    source = jnp.where(real, sequence * columns + position, 0)
+    real = (position >= 0) & (position < lengths[sequence])  # false on padding
+    source = jnp.where(real, sequence * columns + position, 0)  # index into the batch's tokens, flat
     flat = dict(
         tokens=jnp.where(real, tokens.reshape(-1)[source], 0),
         mask=real & mask.reshape(-1)[source],
@@ -86,31 +96,31 @@ def packed(start, lengths, tokens, mask, first, rows: int) -> dict:
     return {name: array.reshape(rows, columns) for name, array in flat.items()}
 
 
-def unpacked(start, values):
-    """The way back: values [R, T] of packed rows to [B, T], column t of a sequence's token t.
+def unpacked(start: jax.Array, values: jax.Array) -> jax.Array:
+    """The way back: values [R, T] of packed rows to [B, T], where column t is that of a sequence's token t.
 
-    Off a sequence's own tokens, and where `start` leads out of the R rows, it holds zeros or values of others. Slices,
-    not single numbers, are gathered: a sequence stands in one piece.
+    Beyond a sequence's own tokens, and where `start` i32[B] lies outside the R rows, the result holds zeros or values
+    of other sequences. A sequence is contiguous, so slices are gathered instead of single numbers.
     """
     columns = values.shape[1]
-    flat = jnp.pad(values.reshape(-1), (columns, columns))
-    begin = jnp.clip(start + columns, 0, flat.size - columns)
+    flat = jnp.pad(values.reshape(-1), (columns, columns))  # [(R + 2) * T]
+    begin = jnp.clip(start + columns, 0, flat.size - columns)  # [B]
     return jax.vmap(lambda at: jax.lax.dynamic_slice(flat, (at,), (columns,)))(begin)
 
 
-def split_rows(mesh, tree, rows: int):
+def split_rows(mesh: Mesh, tree: Any, rows: int) -> Any:
     """[B, ...] leaves to [B / rows, rows, ...], rows spread over the mesh. For use inside jit."""
     sharding = NamedSharding(mesh, parallel.MICROBATCHES)
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x.reshape(-1, rows, *x.shape[1:]), sharding), tree)
 
 
-def entry(tree, index):
+def entry(tree: Any, index: ArrayLike) -> Any:
     """Entry `index` of every leaf."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
 
 
-def model_rows(mesh, start, tokens, mask, rows: int):
-    """Builds `take(index) -> keyword arguments of token_logprobs`: the rows of a microbatch, packed if `start` says."""
+def model_rows(mesh: Mesh, start: jax.Array | None, tokens: jax.Array, mask: jax.Array, rows: int) -> Rows:
+    """The rows of a microbatch by its index: packed at `start`, or as they are if that is None."""
     if start is None:
         whole = split_rows(mesh, dict(tokens=tokens, mask=mask), rows)
         return lambda index: entry(whole, index)
@@ -122,17 +132,19 @@ def model_rows(mesh, start, tokens, mask, rows: int):
     return take
 
 
-def standing_in(start, index, size: int):
-    """Which sequences stand in microbatch `index` of `size` tokens: bool[B, 1]."""
+def standing_in(start: jax.Array, index: ArrayLike, size: int) -> jax.Array:
+    """Which sequences microbatch `index` of `size` tokens holds: bool[B, 1]."""
     return (start // size == index)[:, None]
 
 
-def microbatches(mesh, start, batch, rows: int):
-    """Builds `micro(index) -> (rows of the model, sequences, undo)` over a `TrainBatch`.
+def microbatches(
+    mesh: Mesh, start: jax.Array | None, batch: TrainBatch, rows: int
+) -> Callable[[ArrayLike], Microbatch]:
+    """Builds `micro(index) -> (rows for the model, sequences, undo)`.
 
-    The rows are keyword arguments of `token_logprobs`, the sequences a TrainBatch, one a row, and `undo` brings
-    log-probs of those rows to the sequences' columns. Of packed rows the sequences are the whole batch with the mask of
-    those that stand in this microbatch: as many as there may be, and cheap beside the model.
+    The rows are keyword arguments of `token_logprobs`, the sequences have one row each, and `undo` maps log-probs of
+    the model's rows to the sequences' columns. Packed, the sequences are the whole batch with a mask of those that this
+    microbatch holds: their number varies, shapes may not, and the objective is cheap beside the model.
     """
     take = model_rows(mesh, start, batch.tokens, batch.response_mask, rows)
     if start is None:
@@ -147,14 +159,22 @@ def microbatches(mesh, start, batch, rows: int):
     return micro
 
 
-def map_rows(function, mesh, start, count, tokens, mask, rows: int):
-    """`function(**rows of the model) -> tuple of [rows, T]` over the first `count` (i32[]) microbatches.
+def map_rows(
+    function: Callable[..., tuple[jax.Array, ...]],
+    mesh: Mesh,
+    start: jax.Array | None,
+    count: ArrayLike,
+    tokens: jax.Array,
+    mask: jax.Array,
+    rows: int,
+) -> tuple[jax.Array, ...]:
+    """`function(**rows for the model) -> tuple of [rows, T]` over the first `count` (i32[]) microbatches.
 
     Returns:
-      the tuple, each [B, T], one sequence a row; zeros off the mask and where nothing was computed.
+      the tuple, each [B, T], one sequence a row; zeros off the mask and in sequences of other microbatches.
     """
     take, size = model_rows(mesh, start, tokens, mask, rows), rows * tokens.shape[1]
-    # Unpacked values are put together as they come, spread over the mesh like the rows of a microbatch.
+    # Rows as they are give values of one microbatch after another, spread over the mesh as its rows are.
     shape = (-1, rows, tokens.shape[1]) if start is None else tokens.shape
     spread = NamedSharding(mesh, parallel.MICROBATCHES if start is None else parallel.ROWS)
 

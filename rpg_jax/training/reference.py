@@ -1,15 +1,18 @@
 """When the reference policy is renewed (docs/method.md 9.2; Figure 9 and the released scripts).
 
-`iterative` is the default: each rollout's behavior policy is the reference, and only its log-probs are kept. The others
-hold a parameter tree in `TrainState.reference`, renewed between rollouts only and so frozen within one.
+`iterative` is the default: each rollout's behavior policy is the reference, and only its log-probs are kept. The other
+modes hold a parameter tree in `TrainState.reference`, which is renewed between rollouts and never within one.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from rpg_jax import parallel
+from rpg_jax.training.optimizer import Optimizer
 from rpg_jax.types import Reference, TrainState
 
 MODES = ("iterative", "every", "kl_target", "fixed")
@@ -17,12 +20,11 @@ MODES = ("iterative", "every", "kl_target", "fixed")
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceSchedule:
-    """`every`: optimizer updates, at whose multiples a renewal falls due. `kl_target`: nats, of the moving average of
-    the token mean of w k3(ref/policy)."""
+    """One of `MODES`, with the setting that the modes of these names need."""
 
     mode: str = "iterative"
-    every: int | None = None
-    kl_target: float | None = None
+    every: int | None = None  # optimizer updates, at whose multiples the reference is renewed
+    kl_target: float | None = None  # nats; the reference is renewed once `Reference.kl_average` is larger
 
     def __post_init__(self):
         if self.mode not in MODES:
@@ -37,22 +39,22 @@ class ReferenceSchedule:
 
     def is_due(self, state: TrainState) -> bool:
         """Whether the coming rollout gets a new reference; reads scalars from the device."""
-        if self.mode == "every":
+        if self.every is not None:
             return int(state.step) // self.every > int(state.reference.refreshed_at) // self.every
-        return self.mode == "kl_target" and float(state.reference.kl_average) > self.kl_target
+        return self.kl_target is not None and float(state.reference.kl_average) > self.kl_target
 
 
-def make_refresh(optimizer, mesh, shapes):
-    """Builds `refresh(state) -> state` whose reference is a copy of the policy that samples (x if schedule-free).
+def make_refresh(optimizer: Optimizer, mesh: Mesh, shapes: TrainState) -> Callable[[TrainState], TrainState]:
+    """Builds `refresh(state)`: the state with a copy of the policy that samples (x if schedule-free) as its reference.
 
-    `shapes` is the state or its shapes, for its shardings. The state stays: nothing of it is donated.
+    `shapes` is the state or its shapes, for its shardings. The state is not donated.
     """
 
-    def copy(state):
+    def reference(state):
         params = jax.tree.map(jnp.copy, optimizer.evaluation_params(state.opt_state, state.params))
         return Reference(params, state.step, jnp.zeros(()))
 
-    copy = jax.jit(copy, out_shardings=parallel.shardings(mesh, jax.eval_shape(copy, shapes)))
+    copy = jax.jit(reference, out_shardings=parallel.shardings(mesh, jax.eval_shape(reference, shapes)))
 
     def refresh(state):
         return TrainState(state.step, state.params, state.opt_state, copy(state), state.skipped)

@@ -3,20 +3,23 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from rpg_jax import parallel
-from rpg_jax.data import prompt_rows
+from rpg_jax.data import Problem, ProblemStream, Tokenizer, prompt_rows
+from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
-from rpg_jax.rewards import overlong_penalty, signed_reward
+from rpg_jax.rewards import Scorer, overlong_penalty, signed_reward
 from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training.experience import merge_rows, take_rows
-from rpg_jax.types import Prompts, Rollout
+from rpg_jax.types import Params, Prompts, Rollout
 
-EXAMPLES = 3  # responses a step to write down
+EXAMPLES = 3  # responses of a step that are logged
 
 
 class Preempted(Exception):
@@ -65,16 +68,16 @@ class RolloutSettings:
 
 
 class Generated(NamedTuple):
-    """One generation batch, P problems by G responses; of problems and texts, this process's share."""
+    """One generation batch, P problems by G responses; problems and texts are this process's share only."""
 
     rows: np.ndarray  # i64[N], which of the P are this process's
-    problems: list  # [N]
+    problems: list[Problem]  # [N]
     rollout: Rollout
-    texts: list  # [N][G]
+    texts: list[list[str]]  # [N][G]
     correct: np.ndarray  # f32[P, G], unshaped
     reward: np.ndarray  # f32[P, G], shaped
     lengths: np.ndarray  # i32[P, G], in tokens
-    failures: list  # lines that name what could not be scored
+    failures: list[str]  # one line for each response that could not be scored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,18 +86,24 @@ class Collected:
 
     rollout: Rollout
     reward: np.ndarray  # f32[P, G], shaped
-    metrics: dict
-    examples: list  # of dicts, for samples.jsonl
-    failures: list  # lines that name what could not be scored
-    seconds: dict  # rollout and reward
-    tokens: int  # response tokens generated, dropped groups included
+    metrics: dict[str, float]
+    examples: list[dict]  # rows of samples.jsonl
+    failures: list[str]  # one line for each response that could not be scored
+    seconds: dict[str, float]  # of "rollout" and "reward"
+    tokens: int  # response tokens generated, those of dropped groups included
 
 
-def respond(model, params, tokenizer, mesh, problems, *, samples, max_prompt, max_new, run=None, **settings):
+Collect = Callable[[Params, ProblemStream, int], Collected]  # the int is the RL step
+
+
+def respond(
+    model: Model, params: Params, tokenizer: Tokenizer, mesh: Mesh, problems: Sequence[Problem], *,
+    samples: int, max_prompt: int, max_new: int, run: int | None = None, **settings: Any,
+) -> tuple[Rollout, list[list[str]]]:  # fmt: skip
     """Samples responses to problems; returns the Rollout (rows problem-major) and the response texts [P][G].
 
-    `problems` are those of this process's rows, and so are the texts. Only the first `run` are run, all if None: the
-    others pad the batch, so that one compiled shape serves any remainder.
+    Problems and texts are those of this process's rows. Only the first `run` problems are run (all if None): the others
+    pad the batch, so that one compiled shape serves any remainder. `settings` are those of `generate`.
     """
     run = len(problems) if run is None else run
     prompts = Prompts(*prompt_rows(problems, tokenizer, max_prompt, key="rollout.max_prompt"))
@@ -106,10 +115,12 @@ def respond(model, params, tokenizer, mesh, problems, *, samples, max_prompt, ma
     return rollout, [texts[p * samples : (p + 1) * samples] for p in range(run)]
 
 
-def grade(scorer, problems, texts):
+def grade(
+    scorer: Scorer, problems: Sequence[Problem], texts: list[list[str]]
+) -> tuple[list[list[float]], list[list[str]]]:
     """Scores this process's texts [N][G]: (accuracies [N][G], lines [N][...] that name what could not be scored).
 
-    Raises on every process what it raises on one.
+    An error on one process is raised on all of them.
     """
     with multihost.together():
         scores = scorer.score([(one, text) for one, group in zip(problems, texts, strict=True) for text in group])
@@ -119,18 +130,20 @@ def grade(scorer, problems, texts):
 
 
 def make_collect(
-    model, tokenizer, scorer, mesh, settings: RolloutSettings, key, should_stop: Callable[[], bool], scale=signed_reward
-):
-    """Builds `collect(params, stream, step) -> Collected`, which advances the stream by whole generation batches.
+    model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, settings: RolloutSettings, key: jax.Array,
+    should_stop: Callable[[], bool], scale: Callable[[np.ndarray], np.ndarray] = signed_reward,
+) -> Collect:  # fmt: skip
+    """Builds `collect(params, stream, step)`, which advances the stream by whole generation batches.
 
-    `scale` makes rewards of verdicts (`rewards.shaping.SCALES`); the overlong punishment is added to them.
+    `key` is the run's threefry key of rollouts. `scale` turns verdicts into rewards (`rewards.shaping.SCALES`), and the
+    overlong punishment is added to them.
 
     Raises RuntimeError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
     """
     groups, samples, fresh = settings.prompts, settings.samples, settings.fresh_prompts
     sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
 
-    def generated(params, stream, step, seconds) -> Generated:
+    def generated(params: Params, stream: ProblemStream, step: int, seconds: dict[str, float]) -> Generated:
         begin = time.perf_counter()
         rows = multihost.row_indices(mesh, fresh)
         problems = stream.next(fresh, rows)
@@ -141,12 +154,12 @@ def make_collect(
         )  # fmt: skip
         if should_stop():
             raise Preempted
-        lengths = parallel.local_rows(rollout.response_mask).sum(-1).reshape(-1, samples)
+        counts = parallel.local_rows(rollout.response_mask).sum(-1).reshape(-1, samples)
         scored = time.perf_counter()
-        # From here on each process knows all verdicts, and so decides as the others do.
-        told = zip(*grade(scorer, problems, texts), lengths.tolist(), strict=True)
-        correct, lines, lengths = zip(*multihost.gather_rows(rows, told), strict=True)
-        correct, lengths = np.array(correct, np.float32), np.array(lengths, np.int32)
+        # From here on every process knows all verdicts, and so decides as the others do.
+        graded = zip(*grade(scorer, problems, texts), counts.tolist(), strict=True)
+        verdicts, lines, tokens = zip(*multihost.gather_rows(rows, graded), strict=True)
+        correct, lengths = np.array(verdicts, np.float32), np.array(tokens, np.int32)  # [P, G]
         reward = scale(correct)
         if settings.overlong_buffer:
             penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
@@ -155,8 +168,10 @@ def make_collect(
         seconds["reward"] += time.perf_counter() - scored
         return Generated(rows, problems, rollout, texts, correct, reward, lengths, sum(lines, []))
 
-    def collect(params, stream, step):
-        seconds, seen, kept, filled = {"rollout": 0.0, "reward": 0.0}, [], None, 0
+    def collect(params: Params, stream: ProblemStream, step: int) -> Collected:
+        seconds, filled = {"rollout": 0.0, "reward": 0.0}, 0
+        seen: list[Generated] = []
+        kept: Any = None  # a Rollout of the groups kept so far
         kept_reward = np.zeros((groups, samples), np.float32)
         while filled < groups:
             if len(seen) == settings.max_batches:
@@ -183,7 +198,7 @@ def make_collect(
         return Collected(kept, kept_reward, metrics, examples(seen[0]), failures, seconds, tokens)
 
     def usable(correct):
-        """Which groups say anything: those whose accuracies differ, decided before shaping."""
+        """Which groups [P] have a signal: those whose accuracies, before shaping, differ."""
         return (correct != correct[:, :1]).any(1) | (not settings.dynamic_sampling)
 
     def starved(step, filled, seen):
@@ -198,7 +213,7 @@ def make_collect(
 
 
 def examples(batch: Generated) -> list[dict]:
-    """The first response to each of this process's first few problems, to read."""
+    """The first response to each of this process's first few problems, for the log."""
     scores = batch.correct[batch.rows], batch.reward[batch.rows]
     rows = zip(batch.problems[:EXAMPLES], batch.texts, *scores, strict=False)
     return [

@@ -1,16 +1,18 @@
-"""Estimates over problems: mean@k, pass@k, maj@k, and how sure they are."""
+"""Estimates over problems: mean@k, pass@k, maj@k, and bootstrap intervals of their means."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def mean_at_k(correct) -> np.ndarray:
+def mean_at_k(correct: ArrayLike) -> np.ndarray:
     """The share of each problem's k responses that are right: f64[P] from bool or float [P, k]."""
     return _responses(correct).mean(axis=1)
 
 
-def pass_at_k(correct, k: int) -> np.ndarray:
+def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     """The chance that at least one of k responses is right, unbiased from n >= k of them: f64[P] from [P, n].
 
     1 - C(n - c, k) / C(n, k) with c right ones, as a product that does not overflow (Chen et al. 2021,
@@ -28,7 +30,7 @@ def pass_at_k(correct, k: int) -> np.ndarray:
     return 1.0 - np.prod(np.clip((wrong - drawn) / (n - drawn), 0.0, None), axis=1)
 
 
-def majority_at_k(answers, correct) -> np.ndarray:
+def majority_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
     """The chance that a majority vote over a problem's k responses is right: f64[P] (Wang et al., arXiv 2203.11171).
 
     Equal answers vote together; the most common one wins and a tie is drawn by lot. An answer is as right as its
@@ -42,17 +44,19 @@ def majority_at_k(answers, correct) -> np.ndarray:
     return np.array([_vote(*row) for row in zip(answers, correct, strict=True)])
 
 
-def _vote(answers, correct) -> float:
+def _vote(answers: Sequence[str | None], correct: np.ndarray) -> float:
     votes = Counter(answer for answer in answers if answer is not None)
     most = max(votes.values(), default=0)
-    right = {answer: [] for answer, count in votes.items() if count == most}
+    right: dict[str, list[float]] = {answer: [] for answer, count in votes.items() if count == most}
     for answer, value in zip(answers, correct, strict=True):
         if answer in right:
             right[answer].append(value)
     return float(np.mean([np.mean(values) for values in right.values()])) if right else 0.0
 
 
-def bootstrap_interval(values, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(
+    values: ArrayLike, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
     """A percentile bootstrap interval of the mean of `values` f[P]: problems are redrawn, not responses.
 
     Raises:
@@ -69,7 +73,7 @@ def bootstrap_interval(values, level: float = 0.95, resamples: int = 2000, seed:
     return float(low), float(high)
 
 
-def _responses(correct) -> np.ndarray:
+def _responses(correct: ArrayLike) -> np.ndarray:
     correct = np.asarray(correct, np.float64)
     if correct.ndim != 2 or 0 in correct.shape:
         raise ValueError(f"correct has shape {correct.shape}; [problems, responses], none of them 0, is needed")

@@ -1,26 +1,38 @@
-"""One optimizer update from a minibatch: gradients of microbatches added up under the minibatch's own denominator.
+"""One optimizer update from a minibatch: gradients of microbatches, added up under the denominator of the minibatch.
 
-The number of microbatches is traced and the gradient is taken inside the loop, so one compilation serves any count, and
-how a minibatch is cut changes memory and speed but neither loss nor gradient.
+The number of microbatches is traced and the gradient is taken inside the loop. So one compilation serves any number,
+and the size of microbatches changes memory and speed but neither loss nor gradient.
 """
+
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import ArrayLike
 
 from rpg_jax import parallel
-from rpg_jax.models import stack_layers, token_logprobs, unstack_layers
+from rpg_jax.models import Model, stack_layers, token_logprobs, unstack_layers
+from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.training.optimizer import fetched, layout
+from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.training.packing import microbatches
-from rpg_jax.types import Reference, TrainState
+from rpg_jax.types import Params, Reference, TrainBatch, TrainState
 
 KL_AVERAGE_DECAY = 0.9  # of the moving average that the `kl_target` reference schedule watches
 
 
-def init_state(optimizer, mesh, params) -> TrainState:
-    """A fresh state around given parameters; takes ownership of them. No separate reference policy yet."""
+class Update(Protocol):
+    """One optimizer update; `state` is donated."""
+
+    def __call__(
+        self, state: TrainState, batch: TrainBatch, count: ArrayLike, start: ArrayLike | None = None
+    ) -> tuple[TrainState, metric.Metrics]: ...
+
+
+def init_state(optimizer: Optimizer, mesh: Mesh, params: Params) -> TrainState:
+    """A state at step 0, without a reference policy of its own. The parameters are donated to it."""
 
     def build(params):
         zero = jnp.zeros((), jnp.int32)
@@ -31,22 +43,34 @@ def init_state(optimizer, mesh, params) -> TrainState:
     return jax.jit(build, donate_argnums=0, out_shardings=layout(optimizer, mesh, shapes))(params)
 
 
-def init_params(model, mesh, seed: int):
-    """Random parameters, each device making only its shards."""
+def init_params(model: Model, mesh: Mesh, seed: int) -> Params:
+    """Random parameters, of which each device makes its shards only."""
     key = jax.random.key(seed, impl="threefry2x32")
     shapes = jax.eval_shape(model.init, key)
     return jax.jit(model.init, out_shardings=parallel.shardings(mesh, shapes))(key)
 
 
 def make_update(
-    model, objective, optimizer, mesh, shapes, *, rows, temperature, clip_norm, logprob_chunk, denominator=None
-):
-    """Builds the jitted `update(state, batch: TrainBatch, count, start=None) -> (state, metrics)`; `state` is donated.
+    model: Model,
+    objective: Objective,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    shapes: TrainState,
+    *,
+    rows: int,
+    temperature: float,
+    clip_norm: float,
+    logprob_chunk: int,
+    denominator: float | None = None,
+) -> Update:
+    """Builds the jitted `Update`. An update whose loss or gradient is not finite is skipped, and counted in the state.
 
-    `shapes` is the state or its shapes, for its shardings. `rows` is the microbatch size and must divide the batch;
-    only the first `count` (i32[]) microbatches are used, of rows packed where `start` says (`packing.plan`) or of rows
-    as they are. `denominator` is the number that reduction="constant" divides by. An update whose loss or gradient is
-    not finite is skipped and counted in `state.skipped`.
+    Args:
+      shapes: the state or its shapes, for its shardings.
+      rows: the size of a microbatch, which must divide the batch. An update uses the first `count` microbatches
+        (i32[]), of rows packed at `start` (i32[B], see `packing.plan`), or of rows as they are without it.
+      clip_norm: largest norm of the gradient; logprob_chunk: columns whose logits are computed at a time.
+      denominator: the number that reduction="constant" divides by.
     """
     state_shardings = layout(optimizer, mesh, shapes)
 
@@ -54,11 +78,11 @@ def make_update(
         state = jax.lax.with_sharding_constraint(state, state_shardings)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
         micro = microbatches(mesh, start, batch, rows)
-        total = objective.count(batch.response_mask) if denominator is None else denominator
+        total = objective.count(batch.response_mask) if denominator is None else denominator  # of the whole minibatch
 
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
-            with jax.named_scope("policy_logprobs"):
+            with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
                 logp = undo(token_logprobs(model, params, **model_rows, temperature=temperature, chunk=logprob_chunk))
             return objective(
                 logp,
@@ -71,7 +95,7 @@ def make_update(
             )
 
         gradient = jax.value_and_grad(loss, has_aux=True)
-        # Unrolled layers are cut out of the stack once, not once a microbatch.
+        # Unrolled layers are cut out of the stack once, and not in every microbatch.
         params = state.params if model.scan else unstack_layers(state.params)
 
         def body(index, carry):

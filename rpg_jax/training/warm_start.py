@@ -1,26 +1,35 @@
-"""Supervised warm start on worked solutions: the policy update with the plain log-likelihood as its objective."""
+"""Supervised warm start on worked solutions: the policy's update with the log-likelihood as its objective."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from rpg_jax import parallel
-from rpg_jax.data import supervised_rows
-from rpg_jax.types import TrainBatch
+from rpg_jax.data import Problem, Tokenizer, supervised_rows
+from rpg_jax.training.update import Update
+from rpg_jax.types import TrainBatch, TrainState
 
 
-def supervised_batch(mesh, problems, tokenizer, length) -> TrainBatch:
-    """Worked solutions as a TrainBatch of advantage one: REINFORCE on it is maximum likelihood."""
+def supervised_batch(mesh: Mesh, problems: Sequence[Problem], tokenizer: Tokenizer, length: int) -> TrainBatch:
+    """Worked solutions as a TrainBatch whose advantages are 1: REINFORCE on it is maximum likelihood."""
     tokens, mask = supervised_rows(problems, tokenizer, length, key="rollout.max_prompt + rollout.max_new")
-    zeros = np.zeros(tokens.shape, np.float32)
-    batch = TrainBatch(tokens, mask, zeros, zeros, np.ones((len(tokens), 1), np.float32), zeros + 1.0)
+    zeros: Any = np.zeros(tokens.shape, np.float32)
+    batch = TrainBatch(tokens, mask, zeros, zeros, zeros[:, :1] + 1.0, zeros + 1.0)
     return parallel.to_global(mesh, parallel.ROWS, batch)
 
 
-def run(state, start, steps, *, update, next_batch, microbatches, save, save_every, progress, should_stop):
+def run(
+    state: TrainState, start: int, steps: int, *, update: Update, next_batch: Callable[[], TrainBatch],
+    microbatches: int, save: Callable[[int, TrainState, bool], None], save_every: int, progress: Callable[..., None],
+    should_stop: Callable[[], bool],
+) -> tuple[TrainState, bool]:  # fmt: skip
     """Trains from update `start` to `steps`; returns (state, whether it came to its end).
 
-    `next_batch() -> TrainBatch`; `save(step, state, wait)` is called every `save_every` updates and at the end.
+    `save(step, state, wait)` is called every `save_every` updates and at the end.
     """
     for step in range(start, steps):
         if should_stop():
