@@ -1,6 +1,7 @@
-"""Holds a loss against the exact objective: per sample, and in expectation."""
+"""Compares a loss's gradient with that of the exact objective: per sample, and in expectation."""
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -44,26 +45,26 @@ class Gap(NamedTuple):
     scale: float  # that constant
 
     @property
-    def verdict(self):
+    def verdict(self) -> str:
         if self.per_sample < TOLERANCE:
             return EXACT
         return EXACT_MEAN if self.expected < TOLERANCE else BIASED
 
-    def __str__(self):
+    def __str__(self) -> str:
         if self.verdict == BIASED:
             return f"{BIASED} ({100 * self.expected:.3g} %)"
         return f"{self.verdict} {self.per_sample if self.verdict == EXACT else self.expected:.0e}"
 
 
-def worst(gaps) -> Gap:
-    """The largest of each gap, NaN above all; the scale is that of the problem which rescaling mends least."""
+def worst(gaps: Iterable[Gap]) -> Gap:
+    """The largest of each gap, NaN above all numbers; the scale is that of the problem with the largest residual."""
     per_sample, expected, residual, scale = np.array(list(gaps)).T
     return Gap(*map(float, (per_sample.max(), expected.max(), residual.max(), scale[residual.argmax()])))
 
 
 @functools.cache
 def _problems(count: int, seed: int) -> dict[Space, Problem]:
-    """In every space, all conditions' problems in one leading axis S, condition by condition."""
+    """The problems of every space: those of all conditions along one leading axis S, condition by condition."""
     problems = {}
     for index, space in enumerate(SPACES):
         each = [random_problems(space, condition, count, seed + 1000 * index) for condition in SITUATIONS]
@@ -72,7 +73,7 @@ def _problems(count: int, seed: int) -> dict[Space, Problem]:
 
 
 @functools.cache
-def _rows(count: int, seed: int):
+def _rows(count: int, seed: int) -> tuple[jax.Array, ...]:
     """Every sequence of every problem: (logp, behavior, reference, advantage, mask), each [rows, T], padded."""
     widest = max(space.mask.shape[1] for space in SPACES)
     batches = []
@@ -84,14 +85,14 @@ def _rows(count: int, seed: int):
     return tuple(map(jnp.concatenate, zip(*batches, strict=True)))
 
 
-def sample_gradients(objective, count: int, seed: int) -> dict[Space, jax.Array]:
+def sample_gradients(objective: Callable, count: int, seed: int) -> dict[Space, jax.Array]:
     """dL/dlogp [S, N, T] in every space; each sequence is a batch of its own, [1, T], with denominator=1."""
 
     def loss(*row):
         logp, behavior, reference, advantage, mask = (x[None] for x in row)
         return objective(logp, behavior, advantage, mask, reference_logp=reference, denominator=1.0)[0]
 
-    gradients = jax.vmap(jax.grad(loss))(*_rows(count, seed))
+    gradients = jax.vmap(jax.grad(loss))(*_rows(count, seed))  # [rows, T]
     results, start = {}, 0
     for space, problem in _problems(count, seed).items():
         problems, sequences, length = problem.advantage.shape
@@ -102,8 +103,8 @@ def sample_gradients(objective, count: int, seed: int) -> dict[Space, jax.Array]
 
 
 @functools.partial(jax.jit, static_argnames=("space", "level", "names"))
-def _parts(space: Space, level, z, names, problem: Problem):
-    """By "reward" and divergence: what a sample's coefficient [S, N, T] and ∇J [S, H, V] are made of."""
+def _parts(space: Space, level: str, z: float, names: tuple[str, ...], problem: Problem) -> tuple[dict, dict]:
+    """By "reward" and divergence: the parts of a sample's coefficient [S, N, T] and those of ∇J [S, H, V]."""
 
     def one(problem):
         parts = targets.PARTS[level]
@@ -114,20 +115,22 @@ def _parts(space: Space, level, z, names, problem: Problem):
 
 
 @functools.cache
-def _truth(space: Space, target: Target, count: int, seed: int):
-    """What a sample's gradient is to be, as a multiple of ∇log policy [S, N, T], and ∇J [S, H, V]."""
+def _truth(space: Space, target: Target, count: int, seed: int) -> tuple[jax.Array, jax.Array]:
+    """The right gradient of a sample, as a multiple of ∇log policy [S, N, T], and ∇J [S, H, V]."""
     sample, gradient = _parts_of(space, target.level, target.z, tuple(DIVERGENCES), count, seed)
     beta, name = (target.beta, target.divergence) if target.divergence else (0.0, "reward")
     return beta * sample[name] - sample["reward"], gradient["reward"] - beta * gradient[name]
 
 
 @functools.cache
-def _parts_of(space: Space, level, z, names, count: int, seed: int):
+def _parts_of(space: Space, level: str, z: float, names: tuple[str, ...], count: int, seed: int) -> tuple[dict, dict]:
     return _parts(space, level, z, names, _problems(count, seed)[space])
 
 
 @functools.partial(jax.jit, static_argnames="space")
-def _measure(space: Space, problem: Problem, actual, coefficient, gradient):
+def _measure(
+    space: Space, problem: Problem, actual: jax.Array, coefficient: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array, ...]:
     """The four numbers of a `Gap`, each [S]; `actual` and `coefficient` [S, N, T] multiply ∇log policy."""
 
     def one(problem, actual, coefficient, gradient):
@@ -146,12 +149,14 @@ def _measure(space: Space, problem: Problem, actual, coefficient, gradient):
     return jax.vmap(one)(problem, actual, coefficient, gradient)
 
 
-def examine(objective, target: Target, count: int = 6, seed: int = 0) -> dict[tuple[str, Condition], list[Gap]]:
+def examine(
+    objective: Callable, target: Target, count: int = 6, seed: int = 0
+) -> dict[tuple[str, Condition], list[Gap]]:
     """Gaps of `count` random problems in every space and condition, those of `MOVED` too, in float64.
 
     Args:
-      objective: a callable with the contract of `rpg_jax.objectives`.
-      target: what its gradient is supposed to be that of.
+      objective: with the contract of `rpg_jax.objectives`.
+      target: the objective whose gradient it should have.
 
     Returns:
       (space name, condition) -> a Gap of each problem.
@@ -189,4 +194,4 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
                 for row, condition in enumerate(CONDITIONS):
                     largest = float(jnp.max(relative[row * count : (row + 1) * count]))
                     gaps[condition][part] = max(gaps[condition][part], largest)
-    return {condition: tuple(pair) for condition, pair in gaps.items()}
+    return {condition: (reward, difference) for condition, (reward, difference) in gaps.items()}

@@ -1,4 +1,6 @@
-"""What else the contract asks of an objective, besides its gradient: masks, denominator, weight, reference, stops."""
+"""The contract of an objective beside its gradient: masks, denominator, weight, reference, constants."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,8 @@ from rpg_jax.objectives.own import returned
 MASK = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
 
 
-def contract_faults(objective) -> list[str]:
-    """What a callable does not keep of the contract of `rpg_jax.objectives`, each in a few words; in float64.
+def contract_faults(objective: Callable) -> list[str]:
+    """The ways in which a callable breaks the contract of `rpg_jax.objectives`, in a few words each; in float64.
 
     Raises:
       TypeError: it does not return a scalar and a dict of metrics.
@@ -23,14 +25,14 @@ def contract_faults(objective) -> list[str]:
     )
 
     def gradient(of="logp", denominator=3.0, rows=slice(None), **changed):
-        given = {name: array if array is None else array[rows] for name, array in {**arrays, **changed}.items()}
+        inputs = {name: array if array is None else array[rows] for name, array in {**arrays, **changed}.items()}
 
         def loss(x):
-            a = {**given, of: x}
+            a = {**inputs, of: x}
             constants = dict(reference_logp=a["reference_logp"], weight=a["weight"], denominator=denominator)
             return returned(objective(a["logp"], a["behavior_logp"], a["advantage"], MASK[rows], **constants))[0]
 
-        return jax.grad(loss)(jnp.asarray(given[of]))
+        return jax.grad(loss)(jnp.asarray(inputs[of]))
 
     def same(a, b):
         return bool(jnp.allclose(a, b, rtol=1e-9, atol=1e-12))
@@ -38,7 +40,7 @@ def contract_faults(objective) -> list[str]:
     def defaults_to_behavior():
         try:
             return same(gradient(reference_logp=None), gradient(reference_logp=behavior_logp))
-        except Exception:  # whatever a loss raises that has to have a reference, as in training it always has
+        except Exception:  # whatever a loss raises that cannot do without a reference, which training always gives
             return False
 
     with jax.enable_x64():

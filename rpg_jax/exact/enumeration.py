@@ -1,7 +1,7 @@
 """Policies small enough to sum over: every sequence of a few tokens, with one free logit per history and token.
 
-A policy is a table of logits [H, V], a row for each of the H histories. Whatever is exact for it is exact for every
-parameterization, whose gradient is this one's, pulled back. With one token a sequence it is the plain softmax.
+A policy is a table of logits [H, V], a row for each of the H histories. By the chain rule, a gradient that is exact here
+is exact for every parameterization. With sequences of one token, the policy is a plain softmax.
 """
 
 import dataclasses
@@ -15,19 +15,19 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Space:
-    """Every sequence x of at most T tokens. Column t of row x: the history that token t follows, and the token."""
+    """All N sequences of at most T tokens: for column t of a row, the token and the history that it follows."""
 
     name: str
     vocab: int
     histories: int  # H
-    history: np.ndarray  # i32[N, T]
+    history: np.ndarray  # i32[N, T], row of the table of logits
     token: np.ndarray  # i32[N, T]
     mask: np.ndarray  # bool[N, T], false after the stop token
 
 
 def every_sequence(name: str, vocab: int, length: int, stop: int | None = None) -> Space:
-    """All vocab ** length sequences; with `stop`, they end after their first stop token, which is still theirs."""
-    ended = {}
+    """All vocab ** length sequences; with `stop`, each ends with its first stop token, if it has one."""
+    ended: dict[tuple[int, ...], int] = {}
     for tokens in itertools.product(range(vocab), repeat=length):
         end = tokens.index(stop) + 1 if stop in tokens else length
         ended[tokens[:end]] = end
@@ -49,20 +49,22 @@ SPACES = (
 
 
 class Problem(NamedTuple):
-    """Three policies and a reward signal in a `Space`; a leading axis S of independent problems."""
+    """Three policies and a reward signal in a `Space`, with a leading axis S of independent problems."""
 
     policy: jax.Array  # f64[S, H, V] logits
     behavior: jax.Array
     reference: jax.Array
-    advantage: jax.Array  # f64[S, N, T], one to each token of each sequence; level "sequence" uses row means
+    advantage: jax.Array  # f64[S, N, T], of each token of each sequence; level "sequence" uses row means
 
 
 class Condition(NamedTuple):
+    """Which policies of a problem are equal, and how far the current one is from the behavior policy."""
+
     on_policy: bool
     reference_is_behavior: bool
-    distance: float | None = None  # KL(behavior || policy), nats a sequence; None: whatever the draws make it
+    distance: float | None = None  # KL(behavior || policy) of a sequence in nats; None leaves it to the random draws
 
-    def __str__(self):
+    def __str__(self) -> str:
         if self.distance is not None:
             return f"KL {self.distance:g}"
         sign = "=" if self.reference_is_behavior else "≠"
@@ -74,9 +76,9 @@ MOVED = tuple(Condition(False, True, distance) for distance in (0.001, 0.01, 0.1
 
 
 def random_problems(space: Space, condition: Condition, count: int, seed: int = 0) -> Problem:
-    """`count` problems. Off policy, logits move by normal draws of deviation 0.7: ratios pass every bound of a clip.
+    """`count` problems. Off policy, logits move by normal draws of deviation 0.7, so that ratios pass all clip bounds.
 
-    With a distance, they move that way as far as it says.
+    With a distance, they move in the direction of the draws until the KL is that distance.
     """
     rng = np.random.default_rng(seed)
     behavior, step, far = rng.normal(size=(3, count, space.histories, space.vocab))
@@ -88,27 +90,29 @@ def random_problems(space: Space, condition: Condition, count: int, seed: int = 
     return Problem(*(jnp.asarray(x) for x in (policy, behavior, reference, advantage)))
 
 
-def token_logprobs(space: Space, logits):
+def token_logprobs(space: Space, logits: jax.Array) -> jax.Array:
     """log p(token | history), [H, V] -> [N, T]; 0 where masked."""
     return jnp.where(space.mask, jax.nn.log_softmax(logits)[space.history, space.token], 0)
 
 
-def row_means(space: Space, advantage):
+def row_means(space: Space, advantage: jax.Array) -> jax.Array:
     """Masked row means of [N, T], as [N, 1]."""
     total = jnp.sum(jnp.where(space.mask, advantage, 0), axis=1, keepdims=True)
     return total / jnp.sum(space.mask, axis=1, keepdims=True)
 
 
-def kl(space: Space, p, q):
+def kl(space: Space, p: jax.Array, q: jax.Array) -> jax.Array:
     """KL(p || q) over whole sequences, of two tables of logits [H, V]."""
     log_p, log_q = token_logprobs(space, p), token_logprobs(space, q)
     return jnp.sum(jnp.exp(log_p.sum(axis=1)) * (log_p - log_q).sum(axis=1))
 
 
-def move_to(space: Space, logits, direction, distance, steps: int = 64):
-    """logits + t·direction with KL(logits || that) = distance; t >= 0 by doubling, then bisection.
+def move_to(
+    space: Space, logits: jax.Array, direction: jax.Array, distance: float | jax.Array, steps: int = 64
+) -> jax.Array:
+    """logits + t·direction [H, V] at the t >= 0 where KL(logits || result) = distance, by doubling, then bisection.
 
-    The KL is convex in t with its minimum, 0, at t = 0, hence increasing.
+    The KL is convex in t and has its minimum, 0, at t = 0: it increases with t.
     """
     unit = direction / jnp.linalg.norm(direction)
 

@@ -1,8 +1,10 @@
-"""The objectives themselves, summed over every outcome, and what one sample owes their gradient.
+"""The objectives themselves, summed over every outcome, and the share of one sample in their gradient.
 
 Written from the textbook definitions of the divergences between masses p and q, not from `rpg_jax.objectives`:
-nothing here knows of surrogates.
+nothing here depends on a surrogate.
 """
+
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from rpg_jax.exact.enumeration import Problem, Space, row_means, token_logprobs
 from rpg_jax.objectives import DIVERGENCES
 
 # D(p, q) = Σ of these over outcomes, with q = Z · reference a measure of any mass.
-INTEGRANDS = {
+INTEGRANDS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "fkl": lambda p, q: q * jnp.log(q / p),
     "rkl": lambda p, q: p * jnp.log(p / q),
     "ufkl": lambda p, q: q * jnp.log(q / p) - q + p,
@@ -21,13 +23,15 @@ INTEGRANDS = {
 }
 
 
-def integrands(names) -> dict:
-    """name -> (p, q) -> an outcome's contribution; a divergence that only `DIVERGENCES` knows is read off its rho."""
+def integrands(names: Iterable[str]) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
+    """By name, (p, q) -> an outcome's contribution. One that is not in `INTEGRANDS` is the rho of its `Divergence`."""
     added = {name: lambda p, q, name=name: DIVERGENCES[name].rho(jnp.log(p / q), p, q) for name in names}
     return added | {name: f for name, f in INTEGRANDS.items() if name in names}
 
 
-def sequence_parts(space: Space, policy, problem: Problem, z, names) -> dict:
+def sequence_parts(
+    space: Space, policy: jax.Array, problem: Problem, z: float, names: Iterable[str]
+) -> dict[str, jax.Array]:
     """E_policy[A] as "reward", and by name D(policy, Z·reference), over whole sequences; J = reward − beta·D.
 
     Differentiable in `policy` [H, V].
@@ -38,19 +42,21 @@ def sequence_parts(space: Space, policy, problem: Problem, z, names) -> dict:
     return {"reward": jnp.sum(p * row_means(space, problem.advantage)[:, 0]), **divergences}
 
 
-def token_parts(space: Space, policy, problem: Problem, z, names) -> dict:
+def token_parts(
+    space: Space, policy: jax.Array, problem: Problem, z: float, names: Iterable[str]
+) -> dict[str, jax.Array]:
     """The same at token level: sums over histories, weighted by the behavior policy's visits (docs/method.md 5.1).
 
-    reward = Σ_h visits · E_policy(.|h)[Q(h, .)], where Q(h, a) is the advantage expected of token a after h when the
-    behavior policy goes on; D = Σ_h visits · D(policy(.|h), Z·reference(.|h)).
+    reward = Σ_h visits · E_policy(.|h)[Q(h, .)], where Q(h, a) is the expected advantage of token a after h if the
+    behavior policy continues; D = Σ_h visits · D(policy(.|h), Z·reference(.|h)).
     """
     p, q = jax.nn.softmax(policy), z * jax.nn.softmax(problem.reference)
     probability = jnp.exp(jnp.sum(token_logprobs(space, problem.behavior), axis=1, keepdims=True)) * space.mask
     at = (space.history, space.token)
     zeros = jnp.zeros((space.histories, space.vocab))
-    drawn = zeros.at[at].add(probability)  # of (h, a)
-    quality = zeros.at[at].add(probability * problem.advantage) / drawn
-    visits = jnp.sum(drawn, axis=1, keepdims=True)
+    drawn = zeros.at[at].add(probability)  # [H, V], visits of (h, a)
+    quality = zeros.at[at].add(probability * problem.advantage) / drawn  # Q, [H, V]
+    visits = jnp.sum(drawn, axis=1, keepdims=True)  # [H, 1]
     divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names).items()}
     return {"reward": jnp.sum(visits * p * quality), **divergences}
 
@@ -58,8 +64,8 @@ def token_parts(space: Space, policy, problem: Problem, z, names) -> dict:
 PARTS = {"sequence": sequence_parts, "token": token_parts}
 
 
-def sample_parts(space: Space, problem: Problem, level, z, names) -> dict:
-    """wA as "reward", and by name r·kappa(u), each [N, T]: ∇log policy is multiplied by −(reward − beta·r·kappa(u))."""
+def sample_parts(space: Space, problem: Problem, level: str, z: float, names: Iterable[str]) -> dict[str, jax.Array]:
+    """wA as "reward", and by name r·kappa(u), each [N, T]: the gradient is −(wA − beta·r·kappa(u)) ∇log policy."""
     logs = [token_logprobs(space, x) for x in (problem.policy, problem.behavior, problem.reference)]
     advantage = problem.advantage
     if level == "sequence":
