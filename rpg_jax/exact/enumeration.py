@@ -1,7 +1,7 @@
 """Policies small enough to sum over: every sequence of a few tokens, with one free logit per history and token.
 
-A policy is a table of logits [H, V], a row for each of the H histories. By the chain rule, a gradient that is exact here
-is exact for every parameterization. With sequences of one token, the policy is a plain softmax.
+A policy is a table of logits [H, V], a row for each of the H histories. By the chain rule, what is exact here is exact
+for every parameterization. With sequences of one token, the policy is a plain softmax.
 """
 
 import dataclasses

@@ -1,19 +1,24 @@
 """From rewards [P, G], G responses to each of P prompts, to advantages; at least float32 and global over the batch.
 
-Functions of rewards alone keep their shape. Rewards are centered on a group's first one before anything is averaged, so
-that a group of equal rewards gets exactly zero. Those that whiten do so over valid tokens, hence need the mask, and
-give an advantage to each token.
+Functions of rewards alone keep their shape. They subtract the first reward of a group before they average, so that a
+group of equal rewards gets exactly zero. Functions that whiten do so over valid tokens: they need the mask, and give
+each token an advantage of its own.
 
 `ADVANTAGES` holds all of them by name as `(rewards [P, G], penalty [P·G, T], mask [P·G, T]) -> [P·G, 1] or [P·G, T]`,
-where `penalty` is what a token's reward is lowered by: `kl_penalty` where an objective has its KL in the reward, else
-zeros.
+where `penalty` is subtracted from each token's reward: `kl_penalty` for objectives with their KL in the reward, zeros
+for all others.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (rewards, penalty, mask) -> advantages
 
 
-def _rewards(rewards, least):
+def _rewards(rewards: ArrayLike, least: int) -> jax.Array:
     rewards = jnp.asarray(rewards)
     if rewards.ndim != 2 or rewards.shape[1] < least:
         expected = "[P, G], G responses to each of P prompts" + (", G at least 2" if least > 1 else "")
@@ -21,20 +26,21 @@ def _rewards(rewards, least):
     return rewards.astype(jnp.promote_types(rewards.dtype, jnp.float32))
 
 
-def _centered(rewards):
+def _centered(rewards: jax.Array) -> jax.Array:
     shifted = rewards - rewards[:, :1]
     return shifted - jnp.mean(shifted, axis=1, keepdims=True)
 
 
-def group_mean(rewards):
+def group_mean(rewards: ArrayLike) -> jax.Array:
     """R − mean of the group. Not exact: the mean contains the sample itself.
 
-    The reward part of the gradient is scaled by (G − 1) / G, turned nowhere: the effective beta is beta·G / (G − 1).
+    That scales the reward part of the gradient by (G − 1) / G and keeps its direction, so that the effective beta is
+    beta·G / (G − 1).
     """
     return _centered(_rewards(rewards, 2))
 
 
-def group_mean_std(rewards, epsilon=1e-6):
+def group_mean_std(rewards: ArrayLike, epsilon: float = 1e-6) -> jax.Array:
     """(R − mean) / (std + epsilon) with Bessel's standard deviation (GRPO, arXiv 2402.03300, section 4.1.2).
 
     Not exact: dividing by the group's own deviation changes the objective.
@@ -44,53 +50,53 @@ def group_mean_std(rewards, epsilon=1e-6):
     return centered / (jnp.sqrt(variance) + epsilon)
 
 
-def leave_one_out(rewards):
+def leave_one_out(rewards: ArrayLike) -> jax.Array:
     """R − mean of the group's other rewards (RLOO, arXiv 2402.14740). Exact: it does not depend on the sample."""
     centered = _centered(_rewards(rewards, 2))
     return centered * (centered.shape[1] / (centered.shape[1] - 1))
 
 
-def batch_mean(rewards):
+def batch_mean(rewards: ArrayLike) -> jax.Array:
     """R − mean over the whole batch. Not exact, as the group mean: the reward part is scaled by (PG − 1) / PG."""
-    rewards = _rewards(rewards, 1)
-    shifted = rewards - rewards[:1, :1]
+    checked = _rewards(rewards, 1)
+    shifted = checked - checked[:1, :1]
     return shifted - jnp.mean(shifted)
 
 
-def rescaled_group_mean(rewards):
+def rescaled_group_mean(rewards: ArrayLike) -> jax.Array:
     """alpha·(R − mean of the group), alpha = P / (P − groups of equal rewards): GPG (arXiv 2504.02546, eq. 6 to 8).
 
     Not exact: alpha depends on the samples. Where every group is uniform, all zeros.
     """
     centered = group_mean(rewards)
-    telling = jnp.sum(jnp.any(centered != 0, axis=1))
-    return centered * (centered.shape[0] / jnp.maximum(telling, 1)).astype(centered.dtype)
+    unequal = jnp.sum(jnp.any(centered != 0, axis=1))  # groups whose rewards differ
+    return centered * (centered.shape[0] / jnp.maximum(unequal, 1)).astype(centered.dtype)
 
 
-def kl_penalty(behavior_logp, reference_logp, mask, beta):
-    """beta·(log behavior − log reference) of each valid token, 0 elsewhere; all [B, T]: what KL in the reward costs."""
+def kl_penalty(behavior_logp: ArrayLike, reference_logp: ArrayLike, mask: ArrayLike, beta: float) -> jax.Array:
+    """The penalty of a KL in the reward: beta·(log behavior − log reference) on valid tokens, 0 elsewhere; all [B, T]."""
     difference = jnp.asarray(behavior_logp) - jnp.asarray(reference_logp)
     return beta * jnp.where(jnp.asarray(mask).astype(bool), difference, 0)
 
 
-def to_go(penalty):
+def to_go(penalty: jax.Array) -> jax.Array:
     """Σ_{s ≥ t} of penalty [B, T], in that shape."""
     return jax.lax.cumsum(penalty, axis=1, reverse=True)
 
 
-def whiten(values, mask, epsilon=1e-8):
+def whiten(values: jax.Array, mask: ArrayLike, epsilon: float = 1e-8) -> jax.Array:
     """(values − mean) / √(variance + epsilon) over valid entries, Bessel's variance as in verl; 0 where masked.
 
     Equal values get exactly zero.
     """
-    mask = jnp.asarray(mask).astype(bool)
-    count = jnp.sum(mask)
-    shifted = jnp.where(mask, values - jnp.max(values, initial=-jnp.inf, where=mask), 0)
-    centered = jnp.where(mask, shifted - jnp.sum(shifted) / jnp.maximum(count, 1), 0)
+    valid = jnp.asarray(mask).astype(bool)
+    count = jnp.sum(valid)
+    shifted = jnp.where(valid, values - jnp.max(values, initial=-jnp.inf, where=valid), 0)
+    centered = jnp.where(valid, shifted - jnp.sum(shifted) / jnp.maximum(count, 1), 0)
     return centered * jax.lax.rsqrt(jnp.sum(centered**2) / jnp.maximum(count - 1, 1) + epsilon)
 
 
-def whitened_return(rewards, penalty, mask):
+def whitened_return(rewards: ArrayLike, penalty: jax.Array, mask: jax.Array) -> jax.Array:
     """R − Σ_{s ≥ t} penalty_s, whitened over the batch's valid tokens: REINFORCE++ (arXiv 2501.03262).
 
     Not exact: mean and deviation contain the sample.
@@ -99,18 +105,18 @@ def whitened_return(rewards, penalty, mask):
     return whiten(returns, mask)
 
 
-def whitened_group_mean(rewards, penalty, mask):
+def whitened_group_mean(rewards: ArrayLike, penalty: jax.Array, mask: jax.Array) -> jax.Array:
     """R − Σ penalty − mean of the group, whitened over valid tokens: REINFORCE++-Baseline (arXiv 2501.03262)."""
     centered = group_mean(_penalized(rewards, penalty))
     return whiten(jnp.broadcast_to(centered.reshape(-1, 1), mask.shape), mask)
 
 
-def _penalized(rewards, penalty):
-    return rewards - jnp.sum(penalty, axis=1).reshape(jnp.shape(rewards))
+def _penalized(rewards: ArrayLike, penalty: jax.Array) -> jax.Array:
+    return jnp.asarray(rewards) - jnp.sum(penalty, axis=1).reshape(jnp.shape(rewards))
 
 
-def _of_responses(function):
-    """A function of rewards alone, applied to what the penalty of a whole response leaves of them."""
+def _of_responses(function: Callable[[jax.Array], jax.Array]) -> Advantage:
+    """A function of rewards alone, applied to each response's reward minus its summed penalty."""
 
     def advantage(rewards, penalty, mask):
         del mask
@@ -119,7 +125,7 @@ def _of_responses(function):
     return advantage
 
 
-ADVANTAGES = {
+ADVANTAGES: dict[str, Advantage] = {
     "group_mean": _of_responses(group_mean),
     "group_mean_std": _of_responses(group_mean_std),
     "leave_one_out": _of_responses(leave_one_out),

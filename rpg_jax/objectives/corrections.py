@@ -1,9 +1,12 @@
-"""Constant weights that correct for how the samples came about; the `weight` argument of every objective."""
+"""Constant weights that correct for the way samples were drawn: the `weight` argument of every objective."""
 
+import jax
 import jax.numpy as jnp
 
 
-def truncated_importance_weight(behavior_logp, sampler_logp, mask, cap, level="token"):
+def truncated_importance_weight(
+    behavior_logp: jax.Array, sampler_logp: jax.Array, mask: jax.Array, cap: float, level: str = "token"
+) -> tuple[jax.Array, jax.Array]:
     """min(behavior / sampler, cap): truncated importance sampling (Ionides 2008; as "TIS" in verl and trl).
 
     The trainer and the sampler compute the probabilities of the same parameters differently (precision, kernels,
@@ -12,7 +15,7 @@ def truncated_importance_weight(behavior_logp, sampler_logp, mask, cap, level="t
     Args:
       behavior_logp, sampler_logp, mask: [B, T]; log-probs of the sampled tokens by the trainer and by the sampler.
       cap: largest weight, above 0.
-      level: "token", or "sequence" for the ratio of whole responses, one a row.
+      level: "token", or "sequence" for the ratio of the whole response, one for each row.
 
     Returns:
       weight [B, T], and where it was cut, bool [B, T].

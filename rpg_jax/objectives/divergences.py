@@ -1,6 +1,6 @@
 """Divergences D(policy, reference), each one function of log u, where u = policy / (Z · reference).
 
-D = E_ref[rho(u)] up to a constant, and what a sample from the behavior policy contributes is r·rho(u), with
+D = E_ref[rho(u)] up to a constant, and a sample from the behavior policy contributes r·rho(u), with
 r = Z · reference / behavior and w = policy / behavior = u·r. Both factors can overflow where their product does not, so
 a divergence is written as that product:
 
@@ -23,13 +23,13 @@ class Divergence(NamedTuple):
     """One divergence. Every function is elementwise; arrays in, an array of the same shape out.
 
     rho: (log_u, w, r) -> r·rho(u).
-    kappa_over_u: log_u -> kappa(u) / u in a closed form that overflows only where it must itself, with
+    kappa_over_u: log_u -> kappa(u) / u in a closed form that overflows only where the value itself does, with
       kappa = d rho / d log u; the regularized advantage is A' = A − beta·kappa(u)/u (docs/method.md 2 and 3).
-      None: taken from `rho`, which is right wherever exp(−log_u) is finite.
+      None: computed from `rho`, which is right wherever exp(−log_u) is finite.
     """
 
-    rho: Callable
-    kappa_over_u: Callable | None = None
+    rho: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    kappa_over_u: Callable[[jax.Array], jax.Array] | None = None
 
 
 DIVERGENCES = {
@@ -54,13 +54,13 @@ DIVERGENCES = {
 }
 
 
-def weighted_kappa(divergence: Divergence, log_u, w, r):
+def weighted_kappa(divergence: Divergence, log_u: jax.Array, w: jax.Array, r: jax.Array) -> jax.Array:
     """r·kappa(u), the derivative of r·rho(u) in log u; arguments and result of one shape."""
     along_log_u = (jnp.ones_like(log_u), w, jnp.zeros_like(r))
     return jax.jvp(divergence.rho, (log_u, w, r), along_log_u)[1]
 
 
-def kappa_over_u(divergence: Divergence, log_u):
+def kappa_over_u(divergence: Divergence, log_u: jax.Array) -> jax.Array:
     """kappa(u) / u, so that A' = A − beta·kappa_over_u."""
     if divergence.kappa_over_u is not None:
         return divergence.kappa_over_u(log_u)

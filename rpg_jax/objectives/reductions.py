@@ -7,32 +7,34 @@
 | `sequence_mean_token_mean` | each row's token mean | rows with tokens | biased by length; GRPO's |
 | `constant` | tokens | `denominator` | |
 
-A row without tokens leaves both. For gradient accumulation, take `count` of the whole minibatch and pass it as
+A row without tokens counts in neither. For gradient accumulation, take `count` of the whole minibatch and pass it as
 `denominator` for every microbatch: their losses, and gradients, then add up to the minibatch's exactly.
 """
 
+import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-BY_LEVEL = {"token": "token_mean", "sequence": "sequence_mean"}  # what is taken where none is named
+BY_LEVEL = {"token": "token_mean", "sequence": "sequence_mean"}  # the defaults
 REDUCTIONS = ("token_mean", "sequence_mean", "sequence_mean_token_mean", "constant")
 
 
-def count(reduction: str, mask):
-    """What the reduction divides by, i32[]: valid tokens of `mask` [B, T], or its rows that have any.
+def count(reduction: str, mask: ArrayLike) -> jax.Array:
+    """The number that the reduction divides by, i32[]: valid tokens of `mask` [B, T], or its rows that have any.
 
     Raises ValueError for `constant`, which has no count of its own.
     """
-    mask = jnp.asarray(mask).astype(bool)
+    valid = jnp.asarray(mask).astype(bool)
     if reduction == "token_mean":
-        return jnp.sum(mask, dtype=jnp.int32)
+        return jnp.sum(valid, dtype=jnp.int32)
     if reduction in ("sequence_mean", "sequence_mean_token_mean"):
-        return jnp.sum(jnp.any(mask, axis=-1), dtype=jnp.int32)
+        return jnp.sum(jnp.any(valid, axis=-1), dtype=jnp.int32)
     if reduction == "constant":
         raise ValueError("reduction 'constant' has no count of its own: pass denominator=, the number to divide by")
     raise ValueError(f"unknown reduction {reduction!r}; known: {', '.join(REDUCTIONS)}")
 
 
-def reduce(reduction: str, values, mask, denominator=None):
+def reduce(reduction: str, values: jax.Array, mask: jax.Array, denominator: ArrayLike | None = None) -> jax.Array:
     """Reduces values [B, T] under mask [B, T] to a scalar of values' dtype; 0 if nothing is valid.
 
     `denominator`, a positive scalar (may be traced), replaces the reduction's own count.
@@ -46,5 +48,5 @@ def reduce(reduction: str, values, mask, denominator=None):
     rows = jnp.sum(jnp.where(mask, values, 0), axis=-1)
     if reduction == "sequence_mean_token_mean":
         rows = rows / jnp.maximum(jnp.sum(mask, axis=-1), 1).astype(rows.dtype)
-    denominator = jnp.asarray(denominator).astype(rows.dtype)
-    return jnp.sum(rows) / jnp.where(denominator == 0, 1, denominator)
+    divisor = jnp.asarray(denominator).astype(rows.dtype)
+    return jnp.sum(rows) / jnp.where(divisor == 0, 1, divisor)
