@@ -74,7 +74,7 @@ def rescaled_group_mean(rewards: ArrayLike) -> jax.Array:
 
 
 def kl_penalty(behavior_logp: ArrayLike, reference_logp: ArrayLike, mask: ArrayLike, beta: float) -> jax.Array:
-    """The penalty of a KL in the reward: beta·(log behavior − log reference) on valid tokens, 0 elsewhere; all [B, T]."""
+    """The penalty of a KL in the reward: beta·(log behavior − log reference), 0 on invalid tokens; all [B, T]."""
     difference = jnp.asarray(behavior_logp) - jnp.asarray(reference_logp)
     return beta * jnp.where(jnp.asarray(mask).astype(bool), difference, 0)
 
