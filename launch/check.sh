@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the style of the Python files and the shell scripts, in seconds; installs requirements-dev.txt in .venv first.
+# Checks Python files, shell scripts and types in half a minute; installs requirements-dev.txt in .venv first.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,3 +9,4 @@ rpg_install requirements-dev.sha256 requirements-dev.txt
 .venv/bin/python -m ruff check
 .venv/bin/python -m ruff format --check
 .venv/bin/shellcheck -x launch/*.sh .ci/run
+.venv/bin/python -m mypy

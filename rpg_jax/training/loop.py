@@ -4,27 +4,32 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rpg_jax.data import ProblemStream
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.parallel import multihost
 from rpg_jax.training import evaluation, packing
-from rpg_jax.training.experience import take_rows
+from rpg_jax.training.evaluation import Answered
+from rpg_jax.training.experience import Experience, take_rows
 from rpg_jax.training.phases import Clock, CompilationCounter, phase
-from rpg_jax.training.rollout import Preempted
+from rpg_jax.training.reference import ReferenceSchedule
+from rpg_jax.training.rollout import Collect, Collected, Preempted
+from rpg_jax.training.update import Update
+from rpg_jax.types import Params, TrainState
 
-WARNINGS = 3  # failed rewards of a step to name
+WARNINGS = 3  # failed rewards of a step that are printed
 WARMUP_STEPS = 2  # RL steps of a process in which programs may compile
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopSettings:
-    """How a step's groups are learned from, and when to look and save. Counts are RL steps unless named otherwise."""
+    """How a step learns from its groups, and when to evaluate and save. Counts are RL steps unless named otherwise."""
 
     steps: int
     seed: int
@@ -55,42 +60,68 @@ class LoopSettings:
                 f"(learner.minibatch_prompts {self.minibatch_prompts} x rollout.samples {self.samples})"
             )
 
-    def minibatches(self, step: int):
+    def minibatches(self, step: int) -> Iterator[np.ndarray]:
         """Row indices of each minibatch of each epoch; whole groups, shuffled anew every epoch."""
         for epoch in range(self.epochs):
             groups = np.random.default_rng([self.seed, step, epoch]).permutation(self.prompts)
-            for some in groups.reshape(-1, self.minibatch_prompts):
-                yield (some[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
+            for chosen in groups.reshape(-1, self.minibatch_prompts):
+                yield (chosen[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
 
-    def plan(self, lengths, columns):
-        """`packing.plan` of a batch of such rows."""
+    def plan(self, lengths: np.ndarray, columns: int) -> tuple[np.int32, np.ndarray | None]:
+        """`packing.plan` of rows with these lengths, with the settings' microbatches."""
         return packing.plan(lengths, columns, self.microbatch_rows, self.pack)
+
+
+class EvaluateHeldOut(Protocol):
+    """`evaluation.Evaluate` on the held-out problems."""
+
+    def __call__(self, params: Params, *, should_stop: Callable[[], bool]) -> Iterator[Answered]: ...
+
+
+class Checkpoints(Protocol):
+    """What the loop needs of `storage.checkpoints.Checkpoints`."""
+
+    def save(self, step: int, state: TrainState, extra: dict, metric: float | None, wait: bool) -> None: ...
+
+    def latest_step(self) -> int | None: ...
+
+
+class Log(Protocol):
+    """What the loop needs of `storage.logs.RunLog`."""
+
+    def write(self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = ()) -> None: ...
+
+    def progress(
+        self, label: str, start: int, total: int
+    ) -> contextlib.AbstractContextManager[Callable[..., None]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The jitted and host functions of a step, built in `train.py`."""
+    """The jitted and host functions of a step, built by `run.build.build_parts`."""
 
-    sampling_params: Callable  # (state) -> params
-    collect: Callable  # (params, stream, step) -> Collected
-    experience: Callable  # (state, rollout, reward, count, start) -> (TrainBatch, metrics)
-    update: Callable  # (state, batch, count, start) -> (state, metrics)
-    refresh: Callable  # (state) -> state with a new reference
-    evaluate: Callable  # (params, should_stop=) -> iterator over Answered
-    reference: Any  # ReferenceSchedule
-    stream: Any  # ProblemStream
-    checkpoints: Any
-    log: Any
-    should_stop: Callable
-    traced: Callable  # (steps) -> iterator over them, which writes a trace of those that are to be profiled
+    sampling_params: Callable[[TrainState], Params]
+    collect: Collect
+    experience: Experience
+    update: Update
+    refresh: Callable[[TrainState], TrainState]  # the state with a new reference
+    evaluate: EvaluateHeldOut
+    reference: ReferenceSchedule
+    stream: ProblemStream
+    checkpoints: Checkpoints
+    log: Log
+    should_stop: Callable[[], bool]
+    traced: Callable[[range], Any]  # a generator of the steps, which writes a trace of those that are to be profiled
 
 
-def host(metrics) -> dict:
+def host(metrics: metric.Metrics) -> dict[str, float]:
     """Metrics as floats, for the log."""
     return {f"train/{name}": float(value) for name, value in metric.values(jax.device_get(metrics)).items()}
 
 
-def rl_step(parts: Parts, settings: LoopSettings, state, step):
+def rl_step(
+    parts: Parts, settings: LoopSettings, state: TrainState, step: int
+) -> tuple[TrainState, Collected, dict[str, float]]:
     """One RL step; returns the new state, what was collected, and the step's log row."""
     if parts.reference.is_due(state):
         with phase("reference"):
@@ -104,14 +135,15 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
         batch, before = parts.experience(state, collected.rollout, reward, *settings.plan(lengths, columns))
         jax.block_until_ready(batch)
     clock.lap("experience")
-    during, microbatches = None, 0
+    during: metric.Metrics = {}
+    microbatches = 0
     with phase("update"):
         for rows in settings.minibatches(step):
             count, start = settings.plan(lengths[rows], columns)
             state, metrics = parts.update(state, take_rows(batch, rows), count, start)
             microbatches += int(count)
             metrics = jax.device_get(metrics)  # waits: XLA's CPU client hangs when many programs are under way
-            during = metrics if during is None else metric.merge(during, metrics)
+            during = metric.merge(during, metrics) if during else metrics
         row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
     clock.lap("update")
     trained = float(batch.response_mask.sum()) * settings.epochs
@@ -126,8 +158,8 @@ def rl_step(parts: Parts, settings: LoopSettings, state, step):
     return state, collected, row
 
 
-def evaluated(parts: Parts, state) -> tuple[dict, list[dict]] | None:
-    """An evaluation's log row and example responses; None when it was told to stop: a part of one says nothing."""
+def evaluated(parts: Parts, state: TrainState) -> tuple[dict[str, float], list[dict]] | None:
+    """An evaluation's log row and example responses; None if it was told to stop, and part of the problems is left."""
     clock = Clock()
     with phase("evaluation"):
         answered = list(parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop))
@@ -138,12 +170,14 @@ def evaluated(parts: Parts, state) -> tuple[dict, list[dict]] | None:
     return row | {"time/evaluation": clock.seconds["evaluation"]}, evaluation.examples(answered)
 
 
-def new_totals(seconds=0.0) -> dict:
+def new_totals(seconds: float = 0.0) -> dict[str, Any]:
     """Running sums of a run that survive a resume, and the last step that was evaluated."""
     return {"seconds": seconds, "tokens": 0, "compilations_after_warmup": 0, "evaluated": -1}
 
 
-def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
+def run(
+    parts: Parts, settings: LoopSettings, state: TrainState, start: int, totals: dict[str, Any]
+) -> tuple[TrainState, int, bool]:
     """Trains from `start` to the last step, writing logs and checkpoints.
 
     Args:
@@ -154,12 +188,12 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
     """
     begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
 
-    def save(step, state, score=None, wait=False):
+    def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
         totals["seconds"] = seconds_before + time.perf_counter() - begin
         extra = {"cursor": parts.stream.get_state(), "totals": totals}
         parts.checkpoints.save(step, state, extra, metric=score, wait=wait)
 
-    def evaluate_if_due(step, state):
+    def evaluate_if_due(step: int, state: TrainState) -> tuple[dict[str, float], list[dict]] | None:
         """The evaluation's log row and examples: both empty when none is due; None when it was told to stop."""
         due = step % settings.evaluate_every == 0 or step == settings.steps
         if not due or totals["evaluated"] == step:
@@ -210,12 +244,12 @@ def run(parts: Parts, settings: LoopSettings, state, start: int, totals: dict):
     return state, settings.steps, True
 
 
-def accuracy(row: dict) -> float | None:
-    """The mean@k over every held-out problem, by which the best checkpoint is kept."""
+def accuracy(row: dict[str, float]) -> float | None:
+    """The mean@k over all held-out problems, which decides the best checkpoint."""
     return next((v for k, v in row.items() if k.startswith("eval/all/mean@") and k[-1].isdigit()), None)
 
 
-def report(collected) -> None:
-    """The first of a step's failed rewards, on stderr."""
+def report(collected: Collected) -> None:
+    """Prints the first of a step's failed rewards on stderr."""
     for line in collected.failures[:WARNINGS] if multihost.is_first() else ():
         print(f"warning: {line}; counted as wrong", file=sys.stderr)

@@ -2,10 +2,11 @@
 
 import contextlib
 import time
+from collections.abc import Iterator
 
 import jax
 
-COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, one a program
+COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, one for each program
 SHARD = "spread it over more devices (mesh.fsdp)"
 ROWS = "lower learner.microbatch_rows or learner.logprob_chunk"
 # What to do, for each phase, when the device's memory is too small for it.
@@ -25,10 +26,10 @@ class OutOfMemory(RuntimeError):
 
 
 @contextlib.contextmanager
-def phase(name: str):
+def phase(name: str) -> Iterator[None]:
     """Runs a phase, one of `REMEDIES`, under its name in a trace; JAX's out-of-memory error becomes `OutOfMemory`.
 
-    Programs run asynchronously: results are to be waited for inside.
+    Programs run asynchronously, so wait for their results inside.
     """
     try:
         with jax.profiler.TraceAnnotation(name):
@@ -46,10 +47,11 @@ def phase(name: str):
 class Clock:
     """Wall time of the phases of a step, under `time/<name>`."""
 
-    def __init__(self, **seconds):
+    def __init__(self, **seconds: float):
         self.seconds, self._mark = dict(seconds), time.perf_counter()
 
-    def lap(self, name):
+    def lap(self, name: str) -> None:
+        """Adds the time since the last lap, or since the start, to a phase."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._mark
         self._mark = now
@@ -62,5 +64,5 @@ class CompilationCounter:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event, _seconds, **_):
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         self.count += event == COMPILED
