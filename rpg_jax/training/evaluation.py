@@ -72,14 +72,15 @@ def examples(answered: list[Answered]) -> list[dict]:
 
     Every evaluation of the same problems chooses the same ones. The dicts are rows of `heldout.jsonl`.
     """
-    tasks = defaultdict(list)
-    for one in answered:
-        tasks[one.problem.task].append(one)
-    ranked = sorted(((rank, one) for task in tasks.values() for rank, one in enumerate(task)), key=lambda pair: pair[0])
+    tasks: dict[str, list[Answered]] = defaultdict(list)
+    for answer in answered:
+        tasks[answer.problem.task].append(answer)
+    ranked = [(rank, answer) for task in tasks.values() for rank, answer in enumerate(task)]
+    chosen = sorted(ranked, key=lambda pair: pair[0])[:EXAMPLES]
     return [
-        dict(problem=one.problem.id, task=one.problem.task, prompt=one.problem.prompt, response=one.texts[0])
-        | dict(answer=one.problem.answer, correct=float(one.correct[0]))
-        for _, one in ranked[:EXAMPLES]
+        dict(problem=answer.problem.id, task=answer.problem.task, prompt=answer.problem.prompt)
+        | dict(response=answer.texts[0], answer=answer.problem.answer, correct=float(answer.correct[0]))
+        for _, answer in chosen
     ]
 
 
