@@ -285,15 +285,9 @@ def undisturbed(state: DecodeState) -> jax.Array:
 
 
 def advance(
-    model: Model,
-    params: Params,
-    requests: Requests,
-    prefix: Prefix,
-    sampling: Sampling,
-    model_temperature: jax.Array,
-    state: DecodeState,
-    max_steps: jax.Array,
-) -> tuple[jax.Array, DecodeState]:
+    model: Model, params: Params, requests: Requests, prefix: Prefix, sampling: Sampling,
+    model_temperature: jax.Array, state: DecodeState, max_steps: jax.Array,
+) -> tuple[jax.Array, DecodeState]:  # fmt: skip
     """Decodes until all requests are complete, or for at most `max_steps` steps (i32[], traced).
 
     The outer loop collects complete responses and refills their slots; the inner one decodes until some response is

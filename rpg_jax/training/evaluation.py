@@ -115,13 +115,7 @@ def make_evaluate(
             responses = zip(texts, *verdicts, lengths.tolist(), finished.tolist(), strict=False)
             for problem, answer in zip(batch, multihost.gather_rows(mine, responses), strict=True):
                 texts, correct, lines, lengths, finished = answer
-                yield Answered(
-                    problem,
-                    texts,
-                    np.array(correct, np.float32),
-                    np.array(lengths, np.int32),
-                    np.array(finished),
-                    lines,
-                )
+                arrays = np.array(correct, np.float32), np.array(lengths, np.int32), np.array(finished)
+                yield Answered(problem, texts, *arrays, lines)
 
     return evaluate

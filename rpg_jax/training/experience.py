@@ -24,13 +24,9 @@ class Experience(Protocol):
     """From responses and rewards f32[P, G] to the batch that updates learn from; the rollout is donated."""
 
     def __call__(
-        self,
-        state: TrainState,
-        rollout: Rollout,
-        reward: jax.Array,
-        count: ArrayLike | None = None,
-        start: ArrayLike | None = None,
-    ) -> tuple[TrainBatch, metric.Metrics]: ...
+        self, state: TrainState, rollout: Rollout, reward: jax.Array,
+        count: ArrayLike | None = None, start: ArrayLike | None = None,
+    ) -> tuple[TrainBatch, metric.Metrics]: ...  # fmt: skip
 
 
 def make_sampling_params(
@@ -50,15 +46,9 @@ def make_sampling_params(
 
 
 def make_experience(
-    model: Model,
-    objective: Objective,
-    optimizer: Optimizer,
-    mesh: Mesh,
-    *,
-    rows: int,
-    temperature: float,
-    logprob_chunk: int,
-) -> Experience:
+    model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, *,
+    rows: int, temperature: float, logprob_chunk: int,
+) -> Experience:  # fmt: skip
     """Builds the jitted `Experience`.
 
     The behavior policy is the one that sampled (x under schedule-free), recomputed by the trainer at the sampling

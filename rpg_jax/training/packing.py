@@ -160,14 +160,9 @@ def microbatches(
 
 
 def map_rows(
-    function: Callable[..., tuple[jax.Array, ...]],
-    mesh: Mesh,
-    start: jax.Array | None,
-    count: ArrayLike,
-    tokens: jax.Array,
-    mask: jax.Array,
-    rows: int,
-) -> tuple[jax.Array, ...]:
+    function: Callable[..., tuple[jax.Array, ...]], mesh: Mesh, start: jax.Array | None, count: ArrayLike,
+    tokens: jax.Array, mask: jax.Array, rows: int,
+) -> tuple[jax.Array, ...]:  # fmt: skip
     """`function(**rows for the model) -> tuple of [rows, T]` over the first `count` (i32[]) microbatches.
 
     Returns:

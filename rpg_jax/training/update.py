@@ -51,18 +51,9 @@ def init_params(model: Model, mesh: Mesh, seed: int) -> Params:
 
 
 def make_update(
-    model: Model,
-    objective: Objective,
-    optimizer: Optimizer,
-    mesh: Mesh,
-    shapes: TrainState,
-    *,
-    rows: int,
-    temperature: float,
-    clip_norm: float,
-    logprob_chunk: int,
-    denominator: float | None = None,
-) -> Update:
+    model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, *,
+    rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
+) -> Update:  # fmt: skip
     """Builds the jitted `Update`. An update whose loss or gradient is not finite is skipped, and counted in the state.
 
     Args:
