@@ -130,7 +130,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 from rpg_jax import parallel
 from rpg_jax.models.attention_kernels import make_attention
-from rpg_jax.plan import ENVIRONMENT
+from rpg_jax.lab.planning.command import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT)
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices

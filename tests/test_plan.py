@@ -14,19 +14,28 @@ import jax.numpy as jnp
 import pytest
 
 from configs import paper, quickstart
-from rpg_jax.lab.planning import chips, estimates, hlo, programs, report, search, sketch
+from rpg_jax.lab.planning import chips, command, estimates, hlo, measure, programs, report, search, sketch
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.sampling.cache import empty_cache
+from rpg_jax.training.loop import LoopSettings
+from rpg_jax.training.rollout import RolloutSettings
 
 SMOKE = "--config=configs/quickstart.py:smoke"
 ROWS = ("--config.rollout.slots=16", "--config.rollout.prompts=8", "--config.learner.microbatch_rows=8")
 
 
-def recipe(model, **other) -> estimates.Recipe:
-    mesh = other.pop("mesh", dict(data=1, fsdp=1, tensor=1))
-    sizes = dict(max_prompt=6, max_new=10, prompts=4, fresh_prompts=8, samples=2, slots=4, minibatch_rows=4)
-    sizes |= dict(microbatch_rows=2, epochs=1, pack=False, chunk=8, moments=2, separate_reference=False, offload=False)
-    return estimates.Recipe(model=model, remat="none", item=4, mesh=mesh, **sizes | other)
+def workload(shape, remat="none", dtype=jnp.float32, mesh=None, loop=(), rollout=(), **facts) -> estimates.Workload:
+    sizes = dict(prompts=4, samples=2, max_prompt=6, max_new=10, slots=4, temperature=1.0, dynamic_sampling=True)
+    sizes |= dict(oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0)
+    learning = dict(steps=1, seed=0, prompts=4, samples=2, minibatch_prompts=2, microbatch_rows=2, epochs=1, pack=False)
+    learning |= dict(evaluate_every=1, save_every=1, most_skipped=1)
+    return estimates.Workload(
+        model=Model(shape, dtype=dtype, remat=remat),
+        mesh=mesh or dict(data=1, fsdp=1, tensor=1),
+        rollout=RolloutSettings(**sizes | dict(rollout)),
+        loop=LoopSettings(**learning | dict(loop)),
+        **dict(logprob_chunk=8, moments=2, separate_reference=False, offload=False) | facts,
+    )
 
 
 def test_topologies_are_those_that_exist():
@@ -186,7 +195,7 @@ def test_operations_of_an_update_are_those_of_the_model(size, remat):
         return token_logprobs(model, params, tokens, tokens > 0, chunk=8).sum()
 
     counted = operations(jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr)
-    cost = estimates.update(dataclasses.replace(recipe(shape), remat=remat))
+    cost = estimates.update(workload(shape, remat))
     # Half of all pairs of 16 tokens, two products forward and five backward, and forward again where it is not kept.
     passes = 3.5 + {"none": 0, "dots": 1, "full": 1}[remat]
     attention = passes * 2 * shape.heads * shape.head_dim * 16**2 * 4 * shape.layers
@@ -197,18 +206,18 @@ def test_memory_that_weights_and_caches_must_take():
     shape = SIZES["tiny"]
     cache = jax.eval_shape(lambda: empty_cache(Model(shape, dtype=jnp.bfloat16), 4, 16))
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in (*cache.k, *cache.v))
-    sizes = dataclasses.replace(recipe(shape), item=2)
-    assert estimates.prefill_needs(sizes, 4)["keys and values of slots"] == held
-    alone, spread = (estimates.update_needs(dataclasses.replace(sizes, remat="full", mesh=mesh)) for mesh in (
+    assert estimates.prefill_needs(workload(shape, dtype=jnp.bfloat16))["keys and values of slots"] == held
+    sizes = functools.partial(workload, shape, dtype=jnp.bfloat16)
+    alone, spread = (estimates.update_needs(sizes("full", mesh=mesh)) for mesh in (
         dict(data=1, fsdp=1, tensor=1), dict(data=1, fsdp=2, tensor=1)))  # fmt: skip
     assert alone["gradient so far"] == 4 * parameter_count(shape) == 2 * spread["gradient so far"]
     kept = "activations saved (remat full)"
     assert alone[kept] == 2 * 16 * shape.layers * shape.hidden_size * 2 == 2 * spread[kept]
     gradient = alone["gradient so far"]
-    tiny = estimates.update_needs(dataclasses.replace(sizes, max_new=1, max_prompt=1, moments=9, offload=True))
+    tiny = estimates.update_needs(sizes(rollout=dict(max_new=1, max_prompt=1), moments=9, offload=True))
     assert tiny["arrays of the optimizer, fetched"] == 9 * gradient and tiny["sum"] == 11 * gradient
     for remat in ("dots", "none"):
-        more = estimates.update_needs(dataclasses.replace(sizes, remat=remat))
+        more = estimates.update_needs(sizes(remat))
         assert more["sum"] > alone["sum"] == sum(list(alone.values())[:-1])
 
 
@@ -217,18 +226,19 @@ def test_a_phase_takes_as_long_as_its_slowest_resource():
     cost = estimates.Cost(flops=8e9, bytes=6e9, sent=8e9)
     assert cost.seconds(chips.Topology("near", chip, 8)) == dict(compute=2.0, memory=3.0, interconnect=1.0)
     assert cost.seconds(chips.Topology("far", chip, 16))["interconnect"] == 8.0
-    sizes = recipe(SIZES["tiny"])
+    tiny = SIZES["tiny"]
     # 16 responses in 4 slots; 4 groups of 2 in minibatches of 4 rows, which are full or, packed, as long as their rows.
-    assert estimates.times(sizes, 5.0) == dict(prefill=1, decode=20, experience=1, update=2)
-    packed = estimates.times(dataclasses.replace(sizes, pack=True), 2.0)
+    assert estimates.times(workload(tiny), 5.0) == dict(prefill=1, decode=20, experience=1, update=2)
+    packed = estimates.times(workload(tiny, loop=dict(pack=True)), 2.0)
     assert packed == dict(prefill=1, decode=8, experience=0.5, update=1)
 
 
 def test_work_is_shared_by_the_devices_of_a_mesh():
-    whole, parts = (recipe(SIZES["m1"], mesh=mesh, slots=8, microbatch_rows=4) for mesh in (
+    sizes = dict(rollout=dict(slots=8), loop=dict(microbatch_rows=4))
+    whole, parts = (workload(SIZES["m1"], mesh=mesh, **sizes) for mesh in (
         dict(data=1, fsdp=1, tensor=1), dict(data=2, fsdp=2, tensor=2)))  # fmt: skip
-    for phase in report.PHASES:
-        one, eighth = getattr(estimates, phase)(whole), getattr(estimates, phase)(parts)
+    for phase, cost in estimates.COSTS.items():
+        one, eighth = cost(whole), cost(parts)
         assert one.flops == pytest.approx(8 * eighth.flops) and one.sent == 0 < eighth.sent, phase
         assert one.bytes / 8 < eighth.bytes < one.bytes, phase  # weights are read by several
 
@@ -239,8 +249,8 @@ def modelled():
     config = quickstart.get_config("smoke")
     config.rollout.dynamic_sampling = True
     [topology] = chips.parse("h100:1")
-    sketched = functools.partial(sketch.sketched, devices=jax.devices(), size=None)
-    return sketch.plan(config, topology, 9.0, False), config, topology, sketched
+    sketched = functools.partial(sketch.sketch, devices=jax.devices(), size=None)
+    return command.plan(config, topology, 9.0, False), config, topology, sketched
 
 
 def test_a_plan_as_text(modelled):
@@ -260,7 +270,7 @@ def test_a_plan_as_text(modelled):
 
 def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
     found, config, topology, sketched = modelled
-    every = search.candidates(sketched(config)[-1])
+    every = search.candidates(sketched(config).workload)
     assert every["learner.microbatch_rows"] == [1, 2, 4, 8]
     assert every["rollout.slots"] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert every["rollout.oversample"] == [n / 4 for n in range(4, 33)]
@@ -270,12 +280,12 @@ def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
     def once(config):
         count = config.learner.microbatch_rows
         if count not in traced:
-            run, parts, state, recipe = sketched(config)
-            traced[count] = run, programs.programs(run, parts, state), state, recipe
+            made = sketched(config)
+            traced[count] = made._replace(parts=programs.programs(made))
         return traced[count]
 
-    monkeypatch.setattr(search, "candidates", lambda recipe: {"learner.microbatch_rows": [1, 2, 4, 8]})
-    monkeypatch.setattr(search, "programs", lambda run, made, state: made)
+    monkeypatch.setattr(search, "candidates", lambda workload: {"learner.microbatch_rows": [1, 2, 4, 8]})
+    monkeypatch.setattr(search, "programs", lambda made: made.parts)
 
     def largest(memory):
         small = topology._replace(chip=topology.chip._replace(memory=memory))
@@ -283,8 +293,9 @@ def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
 
     largest(1)
     peaks = {}
-    for count, (_, made, _, recipe) in traced.items():
-        peaks[count] = max(report.memory(topology, one, made[one], recipe)["peak"] for one in ("experience", "update"))
+    for count, made in traced.items():
+        phases = [measure.memory(topology, one, made.parts[one], made.workload) for one in ("experience", "update")]
+        peaks[count] = max(phase["peak"] for phase in phases)
     assert peaks[2] < peaks[4]
     for memory, value in ((peaks[2] - 1, 1), (peaks[2], 2), (peaks[4] - 1, 2), (peaks[4], 4), (1e12, 8)):
         got = largest(memory)["learner.microbatch_rows"]
@@ -311,7 +322,7 @@ def test_the_command_plans_for_gpus(tmp_path):
     assert done.returncode == 0, done.stderr
     [found] = json.loads(path.read_text())
     assert found["mesh"] == dict(data=8, fsdp=1, tensor=1) and found["parameters"] == parameter_count(SIZES["tiny"])
-    assert found["fits"] and not found["compiled"] and list(found["phases"]) == list(report.PHASES)
+    assert found["fits"] and not found["compiled"] and list(found["phases"]) == list(estimates.COSTS)
     assert "h100:8: it fits" in done.stdout and [file.name for file in tmp_path.iterdir()] == ["out.json"]
 
 
@@ -357,18 +368,18 @@ def test_mistakes_are_one_line():
 
 
 def test_libtpu_must_be_there_and_be_the_one_of_this_jax(monkeypatch):
-    monkeypatch.setattr(sketch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install 'libtpu=="):
-        sketch.check_libtpu()
-    monkeypatch.setattr(sketch.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(sketch.importlib.metadata, "version", lambda name: "0.0.1")
+        command.check_libtpu()
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(command.importlib.metadata, "version", lambda name: "0.0.1")
     with pytest.raises(ValueError, match="libtpu 0.0.1 does not go with jax"):
-        sketch.check_libtpu()
+        command.check_libtpu()
 
 
 def has_libtpu():
     try:
-        sketch.check_libtpu()
+        command.check_libtpu()
     except ValueError:
         return False
     return True

@@ -6,21 +6,20 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
-from absl import flags
 
-from rpg_jax import sweep
-from rpg_jax.lab.sweeping import joblist, machine, variants
+from rpg_jax.lab.sweeping import command, joblist, machine, results, variants, warm_starts
 from rpg_jax.lab.sweeping.pool import Pool, Task, lock
-from rpg_jax.run import build, states
+from rpg_jax.run import build, cli, states
 from rpg_jax.storage import workdir
 
-flags.FLAGS.remove_flag_values(["out"])  # `verify`, which other tests import into this process, has one too
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROVIDED = sorted(path for path in (ROOT / "configs" / "sweeps").glob("*.py") if path.stem != "small")
 HEAD = "CONFIG = 'configs/sweeps/small.py'\nSEEDS = (0, 1)\n"
@@ -36,9 +35,9 @@ def write(folder, variants_, head=HEAD):
 def test_provided_sweeps_can_be_read_and_share_a_warm_start(file):
     read = variants.read(str(file.relative_to(ROOT)))
     assert len({run.name for run in read.runs}) == len(read.runs)
-    shared = {variants.shared_warm_start(pathlib.Path("runs") / read.name, run) for run in read.runs}
+    shared = {warm_starts.shared_folder(pathlib.Path("runs") / read.name, run) for run in read.runs}
     first = variants.read("configs/sweeps/objectives.py").runs[0]
-    assert shared == {variants.shared_warm_start(pathlib.Path("runs/objectives"), first)}
+    assert shared == {warm_starts.shared_folder(pathlib.Path("runs/objectives"), first)}
     assert f"{len(read.runs)} runs" in file.read_text() and f"configs/sweeps/{file.name}" in file.read_text()
 
 
@@ -74,12 +73,8 @@ def test_a_run_is_a_training_with_flags(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{'a': {}, 'a': {'objective.clip': 'rpg'}}", "has 'a' 2 times"),
         ("[('a', {}), ('a', {'objective.clip': 'rpg'})]", "'a' and 'a' of .* collide in name"),
         ("[('a', {}), ('A', {'objective.clip': 'rpg'})]", "'a' and 'A' of .* collide in name"),
-        ("{'a': {'objective.beta': 1, 'objective.beta': 2}}", "has 'objective.beta' 2 times"),
-        ("{f'{x:.1f}': {'objective.beta': x} for x in (0.11, 0.12)}", "line 3: a dict has '0.1' more than once"),
-        ("{**{'a': {}}, **{'a': {'objective.clip': 'rpg'}}}", "line 3: a dict has 'a' more than once"),
         ("{'a': {}, 'b': {}}", "'a' and 'b' of .* have the same settings"),
         ("{'a/b': {}}", "expected a name"),
         ("{}", "at least one variant"),
@@ -106,6 +101,7 @@ def test_a_run_is_a_training_with_flags(tmp_path):
         ("{'a': {}, 'b': {'optimizer.name': 'adamw'}}", "optimizer.name"),
         ("{'a': {}", "was never closed"),
         ("undefined", "does not run: NameError"),
+        ("exit('stop')", "does not run: SystemExit: stop"),
     ],
 )
 def test_what_a_sweep_must_not_say(text, message, tmp_path):
@@ -277,16 +273,16 @@ def test_told_to_stop_while_a_run_starts_is_no_failure(tmp_path):
 
 def test_a_warm_start_that_another_trains_is_waited_for_until_told_to_stop(tmp_path, capsys):
     run = variants.read(write(tmp_path, "{'a': {}}")).runs[0]
-    folder, stop = variants.shared_warm_start(tmp_path / "out", run), threading.Event()
+    folder, stop = warm_starts.shared_folder(tmp_path / "out", run), threading.Event()
     threading.Timer(0.2, stop.set).start()
     held, _ = lock(folder.with_name(f".{folder.name}.lock"))
     with held:
-        assert not sweep.prepare(tmp_path / "out", run, stop)
+        assert not warm_starts.prepare(tmp_path / "out", run, stop)
     assert "trained by another process" in capsys.readouterr().out
     (folder / "warm_start" / "3").mkdir(parents=True)
     (folder / "warm_start" / "3" / "weights").write_text("w")
     (folder / "done").touch()
-    assert sweep.prepare(tmp_path / "out", run, stop)
+    assert warm_starts.prepare(tmp_path / "out", run, stop)
     assert (tmp_path / "out" / "a" / "seed0" / "warm_start" / "3" / "weights").read_text() == "w"
 
 
@@ -335,10 +331,12 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
         file.write_text(f'#!/usr/bin/env bash\necho "{name} $(printf "<%s>" "$@")" >>"{notes}"\n')
         file.chmod(0o755)
     runs = [("a/seed0", ["--config=x.py", "--config.y=it's, (1, 2)"]), ("b/seed0", ["--config=x.py"])]
-    names = dict(sweep="s.py", script="out/x.sh", out=pathlib.Path("out/My_Sweep"), prepare=["python", "-m", "p"])
-    for name, make in (("slurm.sh", joblist.slurm), ("tpu.sh", joblist.tpu)):
-        (tmp_path / name).write_text(make(runs, **names))
-        subprocess.run(["bash", "-n", tmp_path / name], check=True)
+    names = dict(
+        sweep="s.py", path=pathlib.Path("out/x.sh"), out=pathlib.Path("out/My_Sweep"), prepare=["python", "-m", "p"]
+    )
+    for kind in ("slurm", "tpu"):
+        (tmp_path / f"{kind}.sh").write_text(joblist.script(kind, runs, **names))
+        subprocess.run(["bash", "-n", tmp_path / f"{kind}.sh"], check=True)
     environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path)}
     for task_id in "01":
         subprocess.run(["bash", tmp_path / "slurm.sh"], env=environment | {"SLURM_ARRAY_TASK_ID": task_id}, check=True)
@@ -361,7 +359,70 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
     ]
     refused = subprocess.run(command[:2], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 2 and "gs://BUCKET" in refused.stderr
-    assert "warm" not in joblist.tpu(runs, **names | {"prepare": None})
+    assert "warm" not in joblist.script("tpu", runs, **names | {"prepare": None})
+
+
+FLAGS = dict(seeds=None, parallel=2, dry_run=False, slurm=False, tpu=False, prepare=None)
+WITHOUT_WARM_START = (
+    "{name: {'objective.beta': beta, 'warm_start.steps': 0} for name, beta in dict(a=0.1, b=0.2).items()}"
+)
+
+
+def run_sweep(folder, monkeypatch, codes, **flags):
+    """The status of a sweep of variants a and b, seed 0, whose training is replaced by `codes`, Python by variant."""
+    handlers = {}
+    monkeypatch.setattr(command.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(
+        command, "train_command", lambda out, run: [sys.executable, "-c", codes[run.variant], str(out / run.name)]
+    )
+    file = write(folder, WITHOUT_WARM_START, HEAD.replace("(0, 1)", "(0,)"))
+    options = types.SimpleNamespace(**FLAGS | dict(arguments=[file], out=str(folder / "out")) | flags)
+    begun = folder / "out" / "a" / "seed0" / "begun"
+
+    def stop_once_begun():
+        wait_for(begun)
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+
+    if codes["a"] is SAVES:
+        threading.Thread(target=stop_once_begun, daemon=True).start()
+    return command.main(options)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "status"),
+    [
+        (QUICK, QUICK, 0),
+        (QUICK, "import sys; sys.exit(3)", 1),
+        ("import sys; sys.exit(2)", "import os; os.kill(os.getpid(), 9)", 1),
+        (SAVES, "import sys; sys.exit(3)", 75),
+    ],
+)
+def test_the_exit_status_says_how_a_sweep_ended(a, b, status, tmp_path, monkeypatch, capfd):
+    assert run_sweep(tmp_path, monkeypatch, dict(a=a, b=b)) == status
+
+
+def test_a_mistake_in_the_input_has_a_status_of_its_own(tmp_path, monkeypatch):
+    codes = dict(a=QUICK, b=QUICK)
+    for flags in (dict(arguments=[]), dict(slurm=True, tpu=True), dict(seeds=["x"]), dict(prepare="c/seed0")):
+        with pytest.raises(cli.Mistake):  # which `cli.run` turns into status 2
+            run_sweep(tmp_path, monkeypatch, codes, **flags)
+
+
+@pytest.mark.parametrize(("code", "status"), [("0", 0), ("sys.exit(2)", 2), ("sys.exit(75)", 75), ("sys.exit(3)", 1)])
+def test_the_exit_status_of_a_warm_start(code, status):
+    process = [sys.executable, "-c", f"import sys; {code}"]
+    assert warm_starts.train_in_process(process, threading.Event()) == status
+
+
+def test_the_table_of_results(tmp_path):
+    sweep = variants.read(write(tmp_path, "{'a': {}, 'b': {'objective.clip': 'rpg'}}"))
+    for seed, accuracy in enumerate((0.25, 0.5)):
+        folder = tmp_path / "a" / f"seed{seed}"
+        folder.mkdir(parents=True)
+        summary = dict(accuracy_before=0.0, accuracy_after=accuracy, best_accuracy=accuracy, wall_seconds=90.0)
+        (folder / "summary.json").write_text(json.dumps(summary))
+    rows = [line.split() for line in results.table(tmp_path, sweep, {"b/seed1": 1}).splitlines()[-2:]]
+    assert rows == [["a", "2/2", "0", "0.0%", "37.5%", "37.5%", "1.5"], ["b", "0/2", "1", "-", "-", "-", "-"]]
 
 
 def test_one_sweep_from_the_command_line(tmp_path):
@@ -369,20 +430,20 @@ def test_one_sweep_from_the_command_line(tmp_path):
     file, out = write(tmp_path, "{'a': {'objective.clip': 'rpg'}}"), tmp_path / "out"
     steps = ["--seeds=4", f"--out={out}"]
 
-    def command(*words):
+    def run_command(*words):
         done = subprocess.run(
             [sys.executable, "-m", "rpg_jax.sweep", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
         )
         return done.returncode, done.stdout, done.stderr
 
-    status, text, _ = command(f"{file}:smoke", "--dry_run", *steps)
+    status, text, _ = run_command(f"{file}:smoke", "--dry_run", *steps)
     (line,) = [line for line in text.splitlines() if "rpg_jax.train" in line]
     assert status == 0 and not out.exists() and shlex.split(line)[-1] == f"--workdir={out}/a/seed4"
-    status, _, error = command(f"{file}:smoke", f"--out={file}", *steps[:1])
+    status, _, error = run_command(f"{file}:smoke", f"--out={file}", *steps[:1])
     assert status == 2 and "is a file" in error and len(error.splitlines()) == 1
-    status, text, error = command(f"{file}:smoke", *steps)
+    status, text, error = run_command(f"{file}:smoke", *steps)
     assert status == 0 and "[1/1] a/seed4 done" in text and "1/1" in text, text + error
     log = (out / "a" / "seed4" / "log.txt").read_text()
     assert "warm start 6/6" in error and "warm start" not in log and "RL 3/3" in log
-    status, text, _ = command(f"{file}:smoke", *steps)
+    status, text, _ = run_command(f"{file}:smoke", *steps)
     assert status == 0 and f"runs in {out}: 1, done: 1" in text

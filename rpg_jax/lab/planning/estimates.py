@@ -1,43 +1,64 @@
-"""What the phases of an RL step must take, from shapes alone: operations, bytes moved, and memory, on one device.
+"""Memory, FLOPs and bytes moved of each phase of an RL step on one device, computed from shapes alone.
 
-Nothing here is compiled. Work is that of rows of max_prompt + max_new tokens; `times` knows what was sampled. D, M, Q
-and K are the widths of the residual, the MLP, and all query and all key heads.
+Nothing here is compiled. Every row counts as max_prompt + max_new tokens long; `times` takes the length of responses
+into account. D, M, Q and K are the widths of the residual stream, the MLP, all query heads and all key heads.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from rpg_jax.models import ModelConfig, parameter_count
+import jax.numpy as jnp
+
+from rpg_jax.lab.planning.chips import Topology
+from rpg_jax.models import Model, ModelConfig, parameter_count
+from rpg_jax.sampling.generate import PREFILL_ROWS
+from rpg_jax.training.loop import LoopSettings
+from rpg_jax.training.rollout import RolloutSettings
 
 MASTER = 4  # bytes of a float32: parameters, gradients, moments, logits
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-    """The sizes of a run that cost memory and time. Rows are counted over all devices, lengths in tokens."""
+class Workload:
+    """What determines the memory and time of a run. Rows are counted over all devices, lengths in tokens."""
 
-    model: ModelConfig
-    remat: str
-    item: int  # bytes of a number of the compute dtype
-    mesh: dict  # size of each axis
-    max_prompt: int
-    max_new: int
-    prompts: int  # groups a step learns from
-    fresh_prompts: int  # groups generated at a time
-    samples: int
-    slots: int
-    minibatch_rows: int
-    microbatch_rows: int
-    epochs: int
-    pack: bool  # several sequences a row
-    chunk: int  # columns whose logits are formed at a time
+    model: Model
+    mesh: Mapping[str, int]  # devices along each axis
+    rollout: RolloutSettings
+    loop: LoopSettings
+    logprob_chunk: int  # columns whose logits are formed at a time
     moments: int  # arrays of the optimizer as large as the parameters
-    separate_reference: bool
-    offload: bool  # the optimizer's arrays are in the hosts' memory but for its step
+    separate_reference: bool  # the reference has parameters of its own
+    offload: bool  # the optimizer's arrays stay in host memory except during its step
+
+    @property
+    def shape(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of the compute dtype."""
+        return jnp.dtype(self.model.dtype).itemsize
 
     @property
     def length(self) -> int:
-        return self.max_prompt + self.max_new
+        """Tokens of a row: prompt and response."""
+        return self.rollout.max_prompt + self.rollout.max_new
+
+    @property
+    def step_rows(self) -> int:
+        """Responses that an RL step learns from."""
+        return self.loop.prompts * self.loop.samples
+
+    @property
+    def generated_rows(self) -> int:
+        """Responses of one generation batch."""
+        return self.rollout.fresh_prompts * self.rollout.samples
+
+    @property
+    def minibatch_rows(self) -> int:
+        return self.loop.minibatch_prompts * self.loop.samples
 
     @property
     def row_shards(self) -> int:
@@ -53,17 +74,14 @@ class Recipe:
 
 
 class Cost(NamedTuple):
-    """Of one device."""
+    """Work of one device."""
 
     flops: float
     bytes: float  # between HBM and the cores
     sent: float  # bytes to other devices
 
-    def times(self, n) -> "Cost":
-        return Cost(*(n * x for x in self))
-
-    def seconds(self, topology) -> dict[str, float]:
-        """Time at the limit of each resource; a phase takes at least the largest."""
+    def seconds(self, topology: Topology) -> dict[str, float]:
+        """Time at the limit of each resource; the roofline time of a phase is the largest."""
         chip = topology.chip
         return dict(
             compute=self.flops / chip.flops,
@@ -72,209 +90,220 @@ class Cost(NamedTuple):
         )
 
 
-# Remat policy -> whether the backward pass computes again a layer's products with weights, all but the last, and its
-# attention.
+# Remat policy -> (share of a layer's matrix products, the last one excepted, share of its attention) that the backward
+# pass computes again.
 RECOMPUTED = {"none": (0, 0), "dots": (0, 1), "offload": (0, 1), "attention": (1, 0), "full": (1, 1)}
 
 
-def widths(model: ModelConfig):
+def widths(shape: ModelConfig) -> tuple[int, int, int, int]:
     """(D, M, Q, K)."""
-    return model.hidden_size, model.mlp_size, model.heads * model.head_dim, model.kv_heads * model.head_dim
+    return shape.hidden_size, shape.mlp_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
 
-def layer_weights(model) -> int:
-    """Weights of a layer's products."""
-    d, m, q, k = widths(model)
+def layer_weights(shape: ModelConfig) -> int:
+    """Weights of the matrix products of one layer."""
+    d, m, q, k = widths(shape)
     return d * (2 * q + 2 * k) + 3 * d * m
 
 
-def saved(model, remat, tensor=1) -> float:
-    """Numbers a token that a layer keeps for its backward pass: its input, and what the policy adds to it."""
-    d, m, q, k = widths(model)
-    split = dict(none=5 * m + 5 * q + 4 * k, dots=2 * m + q + 2 * k, attention=q + 2 * model.heads)
+def saved(shape: ModelConfig, remat: str, tensor: int = 1) -> float:
+    """Numbers that a layer saves for its backward pass for each token: its input, and what the remat policy keeps."""
+    d, m, q, k = widths(shape)
+    split = dict(none=5 * m + 5 * q + 4 * k, dots=2 * m + q + 2 * k, attention=q + 2 * shape.heads)
     whole = dict(none=8 * d, dots=2 * d)
     return d + whole.get(remat, 0) + split.get(remat, 0) / tensor
 
 
-def kv_bytes(recipe) -> float:
+def kv_bytes(w: Workload) -> float:
     """Keys and values of one token on one of the devices that share its heads."""
-    return 2 * recipe.model.layers * widths(recipe.model)[3] * recipe.item / recipe.tensor
+    return 2 * w.shape.layers * widths(w.shape)[3] * w.itemsize / w.tensor
 
 
-def _products(recipe, tokens):
-    """Operations of the layers' products with weights over `tokens`, on one device."""
-    return 2 * layer_weights(recipe.model) * recipe.model.layers * tokens / recipe.devices
+def _products(w: Workload, tokens) -> float:
+    """FLOPs of one device in the layers' matrix products, forward, over `tokens`."""
+    return 2 * layer_weights(w.shape) * w.shape.layers * tokens / w.devices
 
 
-def _attention(recipe, rows, length):
-    """Operations of causal attention: each token with those before it, half of all pairs."""
-    return 2 * widths(recipe.model)[2] * recipe.model.layers * rows * length**2 / recipe.devices
+def _attention(w: Workload, rows, length) -> float:
+    """FLOPs of one device in causal attention, forward: each token attends to those before it, half of all pairs."""
+    return 2 * widths(w.shape)[2] * w.shape.layers * rows * length**2 / w.devices
 
 
-def _vocabulary(recipe, tokens):
-    return 2 * recipe.model.hidden_size * recipe.model.vocab_size * tokens / recipe.devices
+def _vocabulary(w: Workload, tokens) -> float:
+    """FLOPs of one device in the logits, forward."""
+    return 2 * w.shape.hidden_size * w.shape.vocab_size * tokens / w.devices
 
 
-def _weights(recipe) -> float:
-    """Bytes of all weights in the compute dtype on the devices that share them by tensor."""
-    return parameter_count(recipe.model) * recipe.item / recipe.tensor
+def _weights(w: Workload) -> float:
+    """Bytes of all weights in the compute dtype, divided over the tensor axis."""
+    return parameter_count(w.shape) * w.itemsize / w.tensor
 
 
-def _gathered(recipe) -> float:
-    """Bytes that a device sends to give every other its shard of the weights once."""
-    shards = recipe.mesh["fsdp"]
-    return _weights(recipe) * (shards - 1) / shards
+def _master_shard(w: Workload) -> float:
+    """Bytes of a device's shard of the float32 parameters."""
+    return parameter_count(w.shape) * MASTER / (w.mesh["fsdp"] * w.tensor)
 
 
-def _summed(recipe, rows, length, passes) -> float:
-    """Bytes sent to add up the two partial residuals of each layer over the tensor axis."""
-    t = recipe.tensor
-    local = rows * length / recipe.row_shards * recipe.model.hidden_size * recipe.item
-    return 2 * (t - 1) / t * 2 * recipe.model.layers * passes * local
+def _gathered(w: Workload) -> float:
+    """Bytes that a device sends when every device gathers the weights of all fsdp shards once."""
+    shards = w.mesh["fsdp"]
+    return _weights(w) * (shards - 1) / shards
 
 
-def _moved(recipe, rows, length, passes, logits) -> float:
-    """HBM bytes of `passes` over the layers: weights, what each layer writes and reads, `logits` of float32 chunks."""
-    tokens = rows * length / recipe.row_shards
-    layers = recipe.model.layers * saved(recipe.model, "none", recipe.tensor) * recipe.item * tokens
-    chunks = logits * tokens * recipe.model.vocab_size / recipe.tensor * MASTER
-    return passes * (_weights(recipe) + 2 * layers) + chunks
+def _summed(w: Workload, rows, length, passes) -> float:
+    """Bytes that a device sends to all-reduce the two partial residuals of each layer over the tensor axis."""
+    t = w.tensor
+    local = rows * length / w.row_shards * w.shape.hidden_size * w.itemsize
+    return 2 * (t - 1) / t * 2 * w.shape.layers * passes * local
 
 
-def update(recipe) -> Cost:
+def _moved(w: Workload, rows, length, passes, logits) -> float:
+    """HBM bytes of `passes` over the layers: weights and activations, and `logits` passes over float32 logits."""
+    tokens = rows * length / w.row_shards
+    layers = w.shape.layers * saved(w.shape, "none", w.tensor) * w.itemsize * tokens
+    chunks = logits * tokens * w.shape.vocab_size / w.tensor * MASTER
+    return passes * (_weights(w) + 2 * layers) + chunks
+
+
+def update(w: Workload) -> Cost:
     """One optimizer update from a minibatch."""
-    r, rows = recipe, recipe.minibatch_rows
-    products, attention = RECOMPUTED[r.remat]
-    again = products * (1 - r.model.hidden_size * r.model.mlp_size / layer_weights(r.model))
-    flops = (3 + again) * _products(r, rows * r.length) + (3.5 + attention) * _attention(r, rows, r.length)
-    flops += 4 * _vocabulary(r, rows * r.length)  # forward, again in the backward pass, and two gradients
-    micro, count = r.microbatch_rows, rows / r.microbatch_rows
-    shard = parameter_count(r.model) * MASTER / (r.mesh["fsdp"] * r.tensor)
-    moved = _moved(r, micro, r.length, 3 + products, logits=6) + 3 * shard
-    sent = (2 + products) * _gathered(r) + _summed(r, micro, r.length, 2 + products)
-    across = 2 * (r.mesh["data"] - 1) / r.mesh["data"] * shard
-    once = (2 * (1 + r.moments) + 2) * shard
+    rows = w.minibatch_rows
+    products, attention = RECOMPUTED[w.model.remat]
+    again = products * (1 - w.shape.hidden_size * w.shape.mlp_size / layer_weights(w.shape))
+    flops = (3 + again) * _products(w, rows * w.length) + (3.5 + attention) * _attention(w, rows, w.length)
+    flops += 4 * _vocabulary(w, rows * w.length)  # forward, again in the backward pass, and two gradients
+    micro, count = w.loop.microbatch_rows, rows / w.loop.microbatch_rows
+    shard = _master_shard(w)
+    moved = _moved(w, micro, w.length, 3 + products, logits=6) + 3 * shard
+    sent = (2 + products) * _gathered(w) + _summed(w, micro, w.length, 2 + products)
+    across = 2 * (w.mesh["data"] - 1) / w.mesh["data"] * shard  # all-reduce of the gradient over the data axis
+    once = (2 * (1 + w.moments) + 2) * shard  # the optimizer reads and writes its arrays once a minibatch
     return Cost(flops, count * moved + once, count * (sent + across))
 
 
-def experience(recipe) -> Cost:
+def experience(w: Workload) -> Cost:
     """Log-probs of a step's responses under the behavior policy, and under the reference if it is another."""
-    r, rows = recipe, recipe.prompts * recipe.samples
-    policies, tokens = 1 + recipe.separate_reference, rows * recipe.length
-    flops = _products(r, tokens) + _attention(r, rows, r.length) + _vocabulary(r, tokens)
-    micro, count = r.microbatch_rows, rows / r.microbatch_rows
-    moved = _moved(r, micro, r.length, 1, logits=2)
-    sent = _gathered(r) + _summed(r, micro, r.length, 1)
-    return Cost(flops, count * moved, count * sent).times(policies)
+    rows, length = w.step_rows, w.length
+    policies = 1 + w.separate_reference
+    flops = _products(w, rows * length) + _attention(w, rows, length) + _vocabulary(w, rows * length)
+    micro, count = w.loop.microbatch_rows, rows / w.loop.microbatch_rows
+    moved = _moved(w, micro, length, 1, logits=2)
+    sent = _gathered(w) + _summed(w, micro, length, 1)
+    return Cost(policies * flops, policies * (count * moved), policies * (count * sent))
 
 
-def prefill(recipe) -> Cost:
+def prefill(w: Workload) -> Cost:
     """Keys and values of the prompts of one generation batch."""
-    r, rows = recipe, recipe.fresh_prompts
-    flops = _products(r, rows * r.max_prompt) + _attention(r, rows, r.max_prompt)
-    moved = _moved(r, rows, r.max_prompt, 1, logits=0) + kv_bytes(r) * rows * r.max_prompt / r.row_shards
-    return Cost(flops, moved, _summed(r, rows, r.max_prompt, 1))
+    rows, length = w.rollout.fresh_prompts, w.rollout.max_prompt
+    flops = _products(w, rows * length) + _attention(w, rows, length)
+    moved = _moved(w, rows, length, 1, logits=0) + kv_bytes(w) * rows * length / w.row_shards
+    return Cost(flops, moved, _summed(w, rows, length, 1))
 
 
-def decode(recipe) -> Cost:
-    """One token for every slot: all weights and the whole cache are read."""
-    r, rows = recipe, recipe.slots
-    cached = rows * r.length
-    flops = _products(r, rows) + _vocabulary(r, rows)
-    flops += 4 * widths(r.model)[2] * r.model.layers * cached / r.devices
-    logits = 4 * rows / r.row_shards * r.model.vocab_size / r.tensor * MASTER
-    return Cost(flops, _weights(r) + kv_bytes(r) * cached / r.row_shards + logits, _summed(r, rows, 1, 1))
+def decode(w: Workload) -> Cost:
+    """One token for every slot: all weights and the whole KV cache are read."""
+    rows = w.rollout.slots
+    cached = rows * w.length
+    flops = _products(w, rows) + _vocabulary(w, rows)
+    flops += 4 * widths(w.shape)[2] * w.shape.layers * cached / w.devices
+    logits = 4 * rows / w.row_shards * w.shape.vocab_size / w.tensor * MASTER
+    return Cost(flops, _weights(w) + kv_bytes(w) * cached / w.row_shards + logits, _summed(w, rows, 1, 1))
 
 
-def update_needs(recipe) -> dict[str, float]:
-    """Bytes of temporaries that an update must hold at once, by what they are for; the sum is the last entry.
+def update_needs(w: Workload) -> dict[str, float]:
+    """Bytes of temporaries that an update must hold at once, by purpose; the last entry is their sum.
 
-    While gradients are taken, the one so far and the layers' saved activations are held, and beside them either a
-    layer's backward pass with the microbatch's gradient, or the loss's. After that comes the optimizer's step. The
-    largest of the three counts.
+    While gradients are computed, the gradient accumulated so far and the saved activations are held together with
+    either one layer's backward pass and the microbatch's gradient, or the loss. The optimizer's step comes after that.
+    The largest of the three counts.
     """
-    r = recipe
-    d, m, q, k = widths(r.model)
-    tokens = r.microbatch_rows * r.length / r.row_shards
-    shard = parameter_count(r.model) * MASTER / (r.mesh["fsdp"] * r.tensor)
-    throughout = {
-        "gradient so far": shard,
-        f"activations saved (remat {r.remat})": saved(r.model, r.remat, r.tensor) * r.item * tokens * r.model.layers,
-    }
+    d, m, q, k = widths(w.shape)
+    tokens = w.loop.microbatch_rows * w.length / w.row_shards
+    shard = _master_shard(w)
+    activations = saved(w.shape, w.model.remat, w.tensor) * w.itemsize * tokens * w.shape.layers
+    throughout = {"gradient so far": shard, f"activations saved (remat {w.model.remat})": activations}
     layer = {
         "gradient of a microbatch": shard,
-        "one layer, forward and backward": (8 * d + (7 * m + 6 * q + 6 * k) / r.tensor) * r.item * tokens,
-        "weights of two layers, gathered": 2 * layer_weights(r.model) * r.item / r.tensor,
+        "one layer, forward and backward": (8 * d + (7 * m + 6 * q + 6 * k) / w.tensor) * w.itemsize * tokens,
+        "weights of two layers, gathered": 2 * layer_weights(w.shape) * w.itemsize / w.tensor,
     }
-    rows = tokens / r.length
-    vocabulary = r.model.vocab_size / r.tensor
+    vocabulary = w.shape.vocab_size / w.tensor
     loss = {
-        "vocabulary matrix, gathered, and its gradient": vocabulary * d * (r.item + MASTER),
-        "a chunk's logits and their gradient": 2 * rows * min(r.chunk, r.length) * vocabulary * MASTER,
-        "final hidden states and their gradient": 2 * d * r.item * tokens,
+        "vocabulary matrix, gathered, and its gradient": vocabulary * d * (w.itemsize + MASTER),
+        "a chunk's logits and their gradient": 2 * _chunk_tokens(w) * vocabulary * MASTER,
+        "final hidden states and their gradient": 2 * d * w.itemsize * tokens,
     }
     step = {"gradient": shard, "step of the optimizer": shard}
-    if r.offload:
-        step["arrays of the optimizer, fetched"] = r.moments * shard
+    if w.offload:
+        step["arrays of the optimizer, fetched"] = w.moments * shard
     return _with_sum(max(throughout | layer, throughout | loss, step, key=lambda items: sum(items.values())))
 
 
-def experience_needs(recipe) -> dict[str, float]:
-    """As `update_needs`, of the log-prob pass."""
-    r = recipe
-    d, m, q, k = widths(r.model)
-    tokens = r.microbatch_rows * r.length / r.row_shards
-    vocabulary = r.model.vocab_size / r.tensor
+def experience_needs(w: Workload) -> dict[str, float]:
+    """Bytes of temporaries as in `update_needs`, of the log-prob pass."""
+    d = w.shape.hidden_size
+    tokens = w.loop.microbatch_rows * w.length / w.row_shards
+    vocabulary = w.shape.vocab_size / w.tensor
     layer = {
-        "one layer": (4 * d + (3 * m + 2 * q + 3 * k) / r.tensor) * r.item * tokens,
-        "weights of two layers, gathered": 2 * layer_weights(r.model) * r.item / r.tensor,
+        "one layer": _layer_forward(w) * tokens,
+        "weights of two layers, gathered": 2 * layer_weights(w.shape) * w.itemsize / w.tensor,
     }
     loss = {
-        "vocabulary matrix, gathered": vocabulary * d * r.item,
-        "a chunk's logits": 2 * tokens / r.length * min(r.chunk, r.length) * vocabulary * MASTER,
-        "final hidden states": d * r.item * tokens,
+        "vocabulary matrix, gathered": vocabulary * d * w.itemsize,
+        "a chunk's logits": 2 * _chunk_tokens(w) * vocabulary * MASTER,
+        "final hidden states": d * w.itemsize * tokens,
     }
     return _with_sum(max(layer, loss, key=lambda items: sum(items.values())))
 
 
-def prefill_needs(recipe, prefill_rows) -> dict[str, float]:
-    """As `update_needs`, of the prefill: what it leaves for decoding, and one layer of the prompts run at a time."""
-    r = recipe
-    d, m, q, k = widths(r.model)
-    per_shard = kv_bytes(r) / r.row_shards
+def prefill_needs(w: Workload) -> dict[str, float]:
+    """Bytes of temporaries as in `update_needs`, of the prefill: the caches for decoding, and one layer at work."""
+    per_shard = kv_bytes(w) / w.row_shards
     return _with_sum(
         {
-            "keys and values of prompts": r.fresh_prompts * r.max_prompt * per_shard,
-            "keys and values of slots": r.slots * r.length * per_shard,
-            "one layer": (4 * d + (3 * m + 2 * q + 3 * k) / r.tensor)
-            * r.item
-            * prefill_rows
-            * r.max_prompt
-            / r.row_shards,
+            "keys and values of prompts": w.rollout.fresh_prompts * w.rollout.max_prompt * per_shard,
+            "keys and values of slots": w.rollout.slots * w.length * per_shard,
+            "one layer": _layer_forward(w) * PREFILL_ROWS * w.rollout.max_prompt / w.row_shards,
         }
     )
 
 
-def decode_needs(recipe) -> dict[str, float]:
-    """As `update_needs`, of decoding: the rest is the program's argument and is changed in place."""
-    logits = recipe.slots / recipe.row_shards * recipe.model.vocab_size / recipe.tensor * MASTER
+def decode_needs(w: Workload) -> dict[str, float]:
+    """Bytes of temporaries as in `update_needs`, of decoding: the KV cache is an argument and updated in place."""
+    logits = w.rollout.slots / w.row_shards * w.shape.vocab_size / w.tensor * MASTER
     return _with_sum({"logits and their weights": 2 * logits})
 
 
-def _with_sum(items) -> dict[str, float]:
+def _layer_forward(w: Workload) -> float:
+    """Bytes of one token's activations inside one layer, without a backward pass."""
+    d, m, q, k = widths(w.shape)
+    return (4 * d + (3 * m + 2 * q + 3 * k) / w.tensor) * w.itemsize
+
+
+def _chunk_tokens(w: Workload) -> float:
+    """Tokens of a microbatch on one device whose logits exist at a time."""
+    return w.loop.microbatch_rows / w.row_shards * min(w.logprob_chunk, w.length)
+
+
+def _with_sum(items: dict[str, float]) -> dict[str, float]:
     return items | {"sum": sum(items.values())}
 
 
-def times(recipe, response_length: float) -> dict[str, float]:
-    """Phase -> how often it runs in an RL step at responses of so many tokens on average.
+# Phases in the order in which an RL step runs them.
+COSTS = {"prefill": prefill, "decode": decode, "experience": experience, "update": update}
+NEEDS = {"prefill": prefill_needs, "decode": decode_needs, "experience": experience_needs, "update": update_needs}
 
-    One generation batch is enough, and slots are never idle. Packed rows are full of sequences with the longest prompt.
+
+def times(w: Workload, response_length: float) -> dict[str, float]:
+    """How often each phase runs in an RL step whose responses have `response_length` tokens on average.
+
+    Assumes that one generation batch is enough, that slots are never idle, and that packed rows are full of sequences
+    with the longest prompt.
     """
-    r = recipe
-    rows = (r.max_prompt + response_length) / r.length if r.pack else 1.0
+    rows = (w.rollout.max_prompt + response_length) / w.length if w.loop.pack else 1.0
     return {
         "prefill": 1.0,
-        "decode": max(r.fresh_prompts * r.samples / r.slots, 1.0) * response_length,
+        "decode": max(w.generated_rows / w.rollout.slots, 1.0) * response_length,
         "experience": rows,
-        "update": rows * r.epochs * r.prompts * r.samples / r.minibatch_rows,
+        "update": rows * w.loop.epochs * w.step_rows / w.minibatch_rows,
     }

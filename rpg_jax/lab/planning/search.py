@@ -1,12 +1,18 @@
-"""The largest microbatch, slots and generation batch that fit: modelled from what was compiled, then compiled."""
+"""The largest microbatch, slots and generation batch that fit: predicted from shapes, then compiled where possible."""
 
 import bisect
 import functools
+from collections.abc import Callable, Sequence
 
-from rpg_jax.lab.planning import report
+from ml_collections import ConfigDict
+
+from rpg_jax.lab.planning import estimates, measure
+from rpg_jax.lab.planning.chips import Topology
+from rpg_jax.lab.planning.estimates import Workload
 from rpg_jax.lab.planning.programs import programs
+from rpg_jax.lab.planning.sketch import Sketch
 
-# Config key -> phases whose memory it changes.
+# Config key -> phases whose memory depends on it.
 KEYS = {
     "learner.microbatch_rows": ("experience", "update"),
     "rollout.slots": ("prefill", "decode"),
@@ -14,70 +20,70 @@ KEYS = {
 }
 
 
-def candidates(recipe) -> dict[str, list]:
-    """Config key -> values, rising, that rows of this mesh allow; oversample only where it matters."""
-    shards, responses = recipe.row_shards, recipe.fresh_prompts * recipe.samples
+def candidates(workload: Workload) -> dict[str, list]:
+    """Config key -> the values to try, ascending, that divide over the mesh; oversample only if it has an effect."""
+    shards, prompts, fresh = workload.row_shards, workload.loop.prompts, workload.rollout.fresh_prompts
     slots = sorted(shards * base * 2**power for base in (1, 3) for power in range(31))
-    rows = range(shards, recipe.minibatch_rows + 1, shards)
-    found = {
-        "learner.microbatch_rows": [n for n in rows if recipe.minibatch_rows % n == 0],
-        "rollout.slots": [n for n in slots if n <= responses],
+    rows = range(shards, workload.minibatch_rows + 1, shards)
+    values = {
+        "learner.microbatch_rows": [count for count in rows if workload.minibatch_rows % count == 0],
+        "rollout.slots": [count for count in slots if count <= workload.generated_rows],
     }
-    quarters = [n for n in range(4, 33) if n * recipe.prompts % (4 * shards) == 0]
-    return found | ({"rollout.oversample": [n / 4 for n in quarters]} if recipe.fresh_prompts > recipe.prompts else {})
+    if fresh > prompts:
+        quarters = [count for count in range(4, 33) if count * prompts % (4 * shards) == 0]
+        values["rollout.oversample"] = [count / 4 for count in quarters]
+    return values
 
 
-def largest(config, topology, sketch, plan) -> dict:
-    """Config key -> {value, peak, how}: the largest value that fits with every other key as configured.
+def largest(config: ConfigDict, topology: Topology, sketch: Callable[[ConfigDict], Sketch], plan: dict) -> dict:
+    """Config key -> {value, peak, how}: the largest value that fits while every other key stays as configured.
 
-    Memory is predicted from shapes, corrected by what the configured value was measured to take beyond its prediction;
-    for TPUs the value found is compiled, and the next lower one tried until one fits.
+    Memory is predicted from shapes, plus what the configured value took beyond its own prediction. For TPUs the value
+    is then compiled, and lower ones are tried until one fits.
 
     Args:
-      sketch: config -> (Run, Parts, abstract state, Recipe); plan: of the config as it stands.
+      sketch: makes the shapes of a config; plan: `measure.measure` of the config as it stands.
     """
-    recipe = sketch(config)[-1]
-    return {
-        key: _largest(config, topology, sketch, key, values, {phase: _excess(plan, phase) for phase in KEYS[key]})
-        for key, values in candidates(recipe).items()
-    }
+    values = candidates(sketch(config).workload)
+    return {key: _largest(config, topology, sketch, key, values[key], plan) for key in values}
 
 
-def _excess(plan, phase) -> float:
-    """Measured beyond predicted bytes, at the configured value; 0 where the compiler gave no number."""
-    measured = plan["phases"][phase]
-    if measured["temporaries"] is None:
-        return 0.0
-    return measured["temporaries"] + measured["output"] + measured["code"] - plan["needs"][phase]["sum"]
+def _largest(config, topology, sketch, key: str, values: Sequence, plan: dict) -> dict:
+    excess = {phase: _excess(plan, phase) for phase in KEYS[key]}
 
-
-def _with(config, key, value):
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        config.update_from_flattened_dict({key: value})
-    return config
-
-
-def _largest(config, topology, sketch, key, values, excess):
     @functools.cache
     def at(value):
-        run, parts, state, recipe = sketch(_with(config, key, value))
-        return programs(run, parts, state), recipe
+        sketched = sketch(_with(config, key, value))
+        return programs(sketched), sketched.workload
 
     def predicted(value) -> float:
-        made, recipe = at(value)
-        needs = report.needs(recipe)
+        made, workload = at(value)
         return max(
-            made[phase].argument_bytes() + made[phase].beside + needs[phase]["sum"] + more
-            for phase, more in excess.items()
+            made[phase].argument_bytes() + made[phase].beside + estimates.NEEDS[phase](workload)["sum"] + extra
+            for phase, extra in excess.items()
         )
 
     how = "compiled" if topology.compiled else "modelled"
     for value in reversed(values[: bisect.bisect_right(values, topology.chip.memory, key=predicted)]):
         if not topology.compiled:
             return {"value": value, "peak": predicted(value), "how": how}
-        made, recipe = at(value)
-        measured = [report.memory(topology, phase, made[phase], recipe) for phase in excess]
-        if all(one["fits"] for one in measured):
-            return {"value": value, "peak": max(one["peak"] for one in measured), "how": how}
+        made, workload = at(value)
+        memories = [measure.memory(topology, phase, made[phase], workload) for phase in excess]
+        if all(memory["fits"] for memory in memories):
+            return {"value": value, "peak": max(memory["peak"] for memory in memories), "how": how}
     return {"value": None, "peak": None, "how": how}
+
+
+def _excess(plan: dict, phase: str) -> float:
+    """Bytes measured beyond the prediction, at the configured value; 0 where the compiler gave no number."""
+    memory = plan["phases"][phase]
+    if memory["temporaries"] is None:
+        return 0.0
+    return memory["temporaries"] + memory["output"] + memory["code"] - plan["needs"][phase]["sum"]
+
+
+def _with(config: ConfigDict, key: str, value) -> ConfigDict:
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.update_from_flattened_dict({key: value})
+    return config

@@ -1,7 +1,9 @@
-"""Scripts that run a list of trainings elsewhere: a SLURM array, or a TPU pod each."""
+"""Scripts that train the runs of a sweep on a cluster: a SLURM array, or a TPU pod for each run."""
 
+import pathlib
 import re
 import shlex
+from collections.abc import Sequence
 
 SLURM = r"""#!/usr/bin/env bash
 # {count} runs of {sweep} as a SLURM array, one task each. Submit from the root of the repository:
@@ -45,7 +47,7 @@ shift
 runs=(
 {runs}
 )
-one() {{
+train() {{
   local number="$1" run flags words
   read -r run flags <<<"${{runs[number]}}"
   eval "words=($flags)"
@@ -56,7 +58,7 @@ one() {{
 failed=0
 for number in "${{!runs[@]}}"; do
   while (($(jobs -rp | wc -l) >= ${{PODS:-1}})); do wait -n || failed=1; done
-  one "$number" "$@" &
+  train "$number" "$@" &
 done
 while [[ -n "$(jobs -p)" ]]; do wait -n || failed=1; done
 exit "$failed"
@@ -66,29 +68,34 @@ TPU_PREPARE = """  {prepare} --prepare="$run"
 """
 
 
-def slurm(runs, **names) -> str:
-    """The script of an array job: `runs` are (name, flags of training), `names` those of `_script`."""
-    return _script(SLURM, SLURM_PREPARE, runs, **names)
+TEMPLATES = {"slurm": (SLURM, SLURM_PREPARE), "tpu": (TPU, TPU_PREPARE)}
 
 
-def tpu(runs, **names) -> str:
-    """The script that gives each run a pod."""
-    return _script(TPU, TPU_PREPARE, runs, **names)
+def script(
+    kind: str,
+    runs: Sequence[tuple[str, Sequence[str]]],
+    *,
+    sweep: str,
+    path: pathlib.Path,
+    out: pathlib.Path,
+    prepare: Sequence[str] | None,
+) -> str:
+    """The text of a script: "slurm", an array job, or "tpu", a pod for each run.
 
-
-def _script(text, before, runs, *, sweep, script, out, prepare) -> str:
-    """`prepare` is the command that gives a run its warm start, None where there is none."""
-    lines = "\n".join("  " + shlex.quote(shlex.join([name, *flags])) for name, flags in runs)
-    pod = re.sub("[^a-z0-9]+", "-", f"rpg-{out.name}".lower()).strip("-")[:50]
+    Args:
+      runs: (name, flags of rpg_jax.train) of each; sweep: the file they are of; path: where the script will lie.
+      out: the folder of the runs.
+      prepare: the command that, with --prepare=NAME, gives a run its warm start; None if runs have none.
+    """
+    text, prepare_text = TEMPLATES[kind]
     folder = shlex.quote(str(out))
-    before = before.format(prepare=shlex.join(prepare), out=folder) if prepare else ""
     return text.format(
         count=len(runs),
         last=len(runs) - 1,
         sweep=sweep,
-        script=script,
-        name=pod,
-        runs=lines,
+        script=path,
+        name=re.sub("[^a-z0-9]+", "-", f"rpg-{out.name}".lower()).strip("-")[:50],  # as pods may be named
+        runs="\n".join("  " + shlex.quote(shlex.join([name, *flags])) for name, flags in runs),
         out=folder,
-        prepare=before,
+        prepare=prepare_text.format(prepare=shlex.join(prepare), out=folder) if prepare else "",
     )

@@ -1,0 +1,107 @@
+"""What `python -m rpg_jax.plan` does: each topology planned in a process of its own, then printed and compared."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from functools import partial
+
+import jax
+from ml_collections import ConfigDict
+
+from rpg_jax.lab.planning import chips, measure, report, search
+from rpg_jax.lab.planning.chips import Topology
+from rpg_jax.lab.planning.sketch import planned_size, sketch
+from rpg_jax.run import cli
+from rpg_jax.storage.logs import write_text_atomic
+
+ENVIRONMENT = {  # libtpu without a TPU: it asks no metadata server and logs nothing
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_WORKER_ID": "0",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several plans at once, and after one that was killed
+    "TPU_LOG_DIR": "disabled",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+def main(options) -> None:
+    """Plans what the flags of `rpg_jax.plan` name."""
+    with cli.door():
+        if options.config is None or options.topology is None:
+            raise ValueError("--config=FILE.py and --topology=CHIP:SHAPE are needed; see --help")
+        topologies, longest = chips.parse(options.topology), options.config.rollout.max_new
+        length = longest / 2 if options.response_length is None else options.response_length
+        if not 0 < length <= longest:
+            raise ValueError(f"--response_length={length}: expected above 0 and at most {longest}")
+        if options.json is not None and not pathlib.Path(options.json).absolute().parent.is_dir():
+            raise ValueError(f"--json={options.json}: there is no such folder; make it first")
+        if any(topology.compiled for topology in topologies):
+            check_libtpu()
+        plans = []
+        for topology in topologies:
+            if options.alone:
+                plans.append(plan(options.config, topology, length, options.search))
+            else:
+                plans.append(plan_in_process(topology))
+                print(report.text(plans[-1]), end="\n\n", flush=True)
+        if len(plans) > 1:
+            print(report.comparison(plans))
+        if options.json is not None:
+            write_text_atomic(pathlib.Path(options.json), json.dumps(plans, indent=1) + "\n")
+
+
+def plan_in_process(topology: Topology) -> dict:
+    """The plan of one topology, made by a process with the environment that libtpu or simulated devices need."""
+    devices = 1 if topology.compiled else topology.devices
+    environment = os.environ | ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": str(devices)}
+    environment.pop("XLA_FLAGS", None)
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "plan.json")
+        flags = [*sys.argv[1:], f"--topology={topology.name}", f"--json={file}", "--alone"]
+        command = [sys.executable, "-m", "rpg_jax.plan", *flags]
+        worker = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+        if worker.returncode:
+            last_line = (worker.stderr.strip().splitlines() or ["nothing"])[-1]
+            if worker.returncode == 2:
+                raise ValueError(f"{topology.name}: {last_line.removeprefix('error: ')}")
+            raise OSError(f"planning for {topology.name} ended with status {worker.returncode} and said: {last_line}")
+        return json.loads(file.read_text())[0]
+
+
+def plan(config: ConfigDict, topology: Topology, response_length: float, searching: bool) -> dict:
+    """`measure.measure` of one topology with size, config and, when searching, largest; made in this process."""
+    size = planned_size(config)
+    sketched = partial(sketch, devices=topology_devices(topology) if topology.compiled else jax.devices(), size=size)
+    result = measure.measure(topology, sketched(config), response_length)
+    if searching:
+        result["largest"] = search.largest(config, topology, sketched, result)
+    return result | {"size": size, "config": config.to_dict()}
+
+
+def topology_devices(topology: Topology) -> list[jax.Device]:
+    """The devices of a slice of TPUs that is not there."""
+    from jax.experimental import topologies
+
+    sides = [int(side) for side in topology.name.partition(":")[2].split("x")]
+    host = [min(side, 2) for side in sides[:2]] + [1]  # chips of a host, to which libtpu would round up
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, chips_per_host_bounds=host).devices
+
+
+def check_libtpu() -> None:
+    """Raises ValueError unless the libtpu that the installed jax goes with is installed."""
+    required = next(
+        line.split(";")[0].strip() for line in importlib.metadata.requires("jax") if line.startswith("libtpu")
+    )
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError(f"compiling for TPUs needs libtpu, which runs without one: pip install '{required}'")
+    installed = importlib.metadata.version("libtpu")
+    if not installed.startswith(required.removeprefix("libtpu==").rstrip("*")):
+        raise ValueError(f"libtpu {installed} does not go with jax {jax.__version__}: pip install '{required}'")

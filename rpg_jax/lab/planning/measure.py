@@ -1,0 +1,128 @@
+"""A plan as numbers: memory of each phase, compiled or modelled, and the roofline time of an RL step."""
+
+import math
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+from rpg_jax.lab.planning import estimates, hlo
+from rpg_jax.lab.planning.chips import GIB, Topology
+from rpg_jax.lab.planning.estimates import Workload
+from rpg_jax.lab.planning.programs import Program, programs
+from rpg_jax.lab.planning.sketch import Sketch
+from rpg_jax.models import parameter_count
+
+
+def measure(topology: Topology, sketch: Sketch, response_length: float) -> dict:
+    """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
+
+    Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, remat, rows,
+    length, needs (temporaries of each phase), phases (memory and cost of each), step (an RL step), fits.
+    """
+    made, workload = programs(sketch), sketch.workload
+    with ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
+        memories = list(pool.map(lambda phase: memory(topology, phase, made[phase], workload), made))
+    phases = {}
+    for phase, phase_memory in zip(made, memories, strict=True):
+        cost = estimates.COSTS[phase](workload)
+        if phase_memory["sent"] is not None:
+            cost = cost._replace(sent=phase_memory["sent"])
+        limits = cost.seconds(topology)
+        phases[phase] = phase_memory | cost._asdict() | {"limits": limits, "roofline_seconds": max(limits.values())}
+    return {
+        "topology": topology.name,
+        "compiled": topology.compiled,
+        "devices": topology.devices,
+        "mesh": dict(workload.mesh),
+        "memory": topology.chip.memory,
+        "source": topology.chip.source,
+        "parameters": parameter_count(workload.shape),
+        "remat": workload.model.remat,
+        "rows": {
+            "microbatch": workload.loop.microbatch_rows,
+            "minibatch": workload.minibatch_rows,
+            "slots": workload.rollout.slots,
+        },
+        "length": workload.length,
+        "needs": {phase: needs(workload) for phase, needs in estimates.NEEDS.items()},
+        "phases": phases,
+        "step": step(workload, phases, response_length),
+        "fits": all(phase["fits"] for phase in phases.values()),
+    }
+
+
+def step(workload: Workload, phases: dict, response_length: float) -> dict:
+    """How often each phase runs in an RL step, and the seconds that this takes."""
+    times = estimates.times(workload, response_length)
+    seconds = {phase: times[phase] * phases[phase]["roofline_seconds"] for phase in phases}
+    return {
+        "response_length": response_length,
+        "times": times,
+        "seconds": seconds | {"sum": sum(seconds.values())},
+        "generated": workload.generated_rows,
+        "learned": workload.step_rows,
+    }
+
+
+def memory(topology: Topology, phase: str, program: Program, workload: Workload) -> dict:
+    """Memory and collectives of one phase, and whether it fits.
+
+    Returns:
+      arguments, output (without what is written over arguments), temporaries (held at once in addition), code, beside
+      and peak: bytes of a device, None where the compiler gave no number; collectives: kind -> {count, sent}; sent:
+      bytes to other devices; seconds: of compilation; fits; and `refused`, the compiler's words, if it said no.
+    """
+    measured = compiled(program) if topology.compiled else modelled(program, phase, workload)
+    return measured | {"fits": "refused" not in measured and measured["peak"] <= topology.chip.memory}
+
+
+def compiled(program: Program) -> dict:
+    """Compiles a program for the devices of its arguments."""
+    begin = time.perf_counter()
+    try:
+        executable = program.function.lower(*program.arguments).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _refused(str(error), program) | {"seconds": time.perf_counter() - begin}
+    analysis, traffic = executable.memory_analysis(), hlo.collectives(executable.as_text(), program.turns)
+    arguments = analysis.argument_size_in_bytes
+    output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    sizes = {
+        "arguments": arguments,
+        # libtpu's temp_size counts buffers that share memory twice, and it accepts programs by their peak.
+        "temporaries": max(analysis.peak_memory_in_bytes - arguments - output, 0),
+        "output": output,
+        "code": analysis.generated_code_size_in_bytes,
+        # The compiler drops arguments that the program never reads, but they stay in memory.
+        "beside": program.beside + max(program.argument_bytes() - arguments, 0),
+    }
+    return sizes | {
+        "peak": sum(sizes.values()),
+        "collectives": {kind: collective._asdict() for kind, collective in traffic.items()},
+        "sent": sum(collective.sent for collective in traffic.values()),
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def _refused(message: str, program: Program) -> dict:
+    """What the compiler's message tells of a program that is too large: the largest size that it names is the need."""
+    units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+    sizes = [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([KMGT])\b", message)]
+    arguments = program.argument_bytes()
+    peak = max(max(sizes, default=math.inf), arguments) + program.beside
+    unknown = dict.fromkeys(("temporaries", "output", "code", "sent"))
+    refused = " ".join(message.split())[:200]
+    return unknown | dict(arguments=arguments, beside=program.beside, peak=peak, collectives={}, refused=refused)
+
+
+def modelled(program: Program, phase: str, workload: Workload) -> dict:
+    """The same numbers from shapes alone."""
+    arguments, temporaries = program.argument_bytes(), estimates.NEEDS[phase](workload)["sum"]
+    return {
+        "arguments": arguments, "temporaries": temporaries, "output": 0, "code": 0, "beside": program.beside,
+        "peak": arguments + temporaries + program.beside, "collectives": {},
+        "sent": estimates.COSTS[phase](workload).sent, "seconds": 0.0,
+    }  # fmt: skip

@@ -1,0 +1,121 @@
+"""What `python -m rpg_jax.sweep` does: what is left of a sweep is trained here, or written as a script."""
+
+import pathlib
+import shlex
+import signal
+import sys
+import threading
+
+from rpg_jax.lab.reporting.logged import read_rows
+from rpg_jax.lab.sweeping import joblist, machine, results, variants, warm_starts
+from rpg_jax.lab.sweeping.pool import Pool, Task
+from rpg_jax.lab.sweeping.variants import Run, Sweep
+from rpg_jax.run import cli
+from rpg_jax.storage import workdir
+
+
+def main(options) -> int:
+    """Does what the flags of `rpg_jax.sweep` say; returns its exit status (`cli.Mistake` stands for status 2)."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with cli.door():
+        if len(options.arguments) != 1:
+            raise ValueError("name one sweep, such as configs/sweeps/objectives.py; see --help")
+        if options.slurm and options.tpu:
+            raise ValueError("--slurm and --tpu exclude each other; give one")
+        sweep = variants.read(options.arguments[0], options.seeds and [_seed(word, options) for word in options.seeds])
+        out = pathlib.Path(options.out or f"runs/{sweep.name}")
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out={out} is a file; name a folder")
+        outdated = variants.check_begun(out, sweep.runs)
+        to_prepare = _run_named(sweep, options.prepare) if options.prepare else None
+        left = [run for run in sweep.runs if not variants.is_done(out, run)]
+        if options.slurm or options.tpu:
+            write_script(options, out, sweep, left)
+            return 0
+    if to_prepare:
+        return 0 if warm_starts.prepare(out, to_prepare, stop) else cli.PREEMPTED
+    for text, names in outdated.items():
+        print(f"warning: {text} since these were trained, which stay as they are: {', '.join(names)}", file=sys.stderr)
+    at_once = min(options.parallel or machine.carries(), max(len(left), 1))
+    print(f"runs in {out}: {len(sweep.runs)}, done: {len(sweep.runs) - len(left)}, at once: {at_once}", flush=True)
+    if options.dry_run:
+        for run in left:
+            print(shlex.join(train_command(out, run)))
+        return 0
+    failed = {}
+    if left:
+        if warm_starts.is_missing(out, left[0]):
+            print(f"training the warm start of all runs in {warm_starts.shared_folder(out, left[0])}", flush=True)
+            own_command = [sys.executable, "-m", "rpg_jax.sweep", *options.arguments, f"--out={out}"]
+            own_command += [f"--prepare={left[0].name}", f"--seeds={left[0].seed}"]
+            if status := warm_starts.train_in_process(own_command, stop):
+                return stopped() if status == cli.PREEMPTED else status
+        by_memory = options.parallel is None
+        failed = Pool([task(out, run) for run in left], at_once, by_memory, stop.is_set).run()
+    print(results.table(out, sweep, failed))
+    print(f"curves, intervals and what is significant: python -m rpg_jax.report {out}")
+    if stop.is_set() and not all(run.name in failed or variants.is_done(out, run) for run in left):
+        return stopped()
+    return 1 if failed else 0
+
+
+def stopped() -> int:
+    print("stopped after saving; the same command goes on", file=sys.stderr)
+    return cli.PREEMPTED
+
+
+def _seed(word: str, options) -> int:
+    if not word.strip().isdecimal():
+        raise ValueError(f"--seeds={','.join(options.seeds)}: {word!r} is no whole number of at least 0, as in 0,1,2")
+    return int(word)
+
+
+def _run_named(sweep: Sweep, name: str) -> Run:
+    for run in sweep.runs:
+        if run.name == name:
+            return run
+    raise ValueError(f"--prepare={name}: {sweep.file} has no such run; one is {sweep.runs[0].name}")
+
+
+def train_command(out: pathlib.Path, run: Run) -> list[str]:
+    return [sys.executable, "-m", "rpg_jax.train", *run.flags, f"--workdir={out / run.name}"]
+
+
+def task(out: pathlib.Path, run: Run) -> Task:
+    folder = out / run.name
+    return Task(
+        name=run.name,
+        command=train_command(out, run),
+        folder=folder,
+        prepare=lambda: warm_starts.place(out, run),
+        is_done=lambda: variants.is_done(out, run),
+        steps=lambda: max(read_rows(folder / "metrics.jsonl")[0], default=0),
+    )
+
+
+def write_script(options, out: pathlib.Path, sweep: Sweep, left: list[Run]) -> None:
+    """Writes, or in a dry run prints, the script that trains the runs that are left on a cluster."""
+    if not left:
+        print(f"every run of {sweep.file} in {out} is done")
+        return
+    kind = "slurm" if options.slurm else "tpu"
+    if kind == "tpu" and out.is_absolute():
+        raise ValueError(f"--out={out} with --tpu: name a folder relative to the repository, which pods have as well")
+    script = out / f"{kind}.sh"
+    own_command = [".venv/bin/python", "-m", "rpg_jax.sweep", options.arguments[0], f"--out={out}"]
+    own_command += [f"--seeds={','.join(options.seeds)}"] if options.seeds else []
+    text = joblist.script(
+        kind,
+        [(run.name, [*run.flags, f"--workdir={out / run.name}"]) for run in left],
+        sweep=sweep.file,
+        path=script,
+        out=out,
+        prepare=own_command if warm_starts.shared_folder(out, left[0]) else None,
+    )
+    if options.dry_run:
+        print(text, end="")
+    else:
+        workdir.write(out, script.name, text)
+        print(f"wrote {script} with {len(left)} runs; its first lines say how to start it")
