@@ -8,30 +8,20 @@ and above 0.6 at the end.
 Variants: `:smoke` is the same path in a few steps, for CI.
 """
 
-from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
-
-from configs import quickstart
+from configs import base, quickstart
 
 
 def get_config(variant=""):
     config = quickstart.get_config()
     config.steps = 36
     config.model.update(dict(size=None, checkpoint="runs/word_problems/converted"))
-    with config.unlocked():
-        config.data = ConfigDict(
-            dict(
-                train="runs/word_problems/train",
-                heldout=("runs/word_problems/heldout",),
-                tokenizer="runs/word_problems/converted",
-                overlong="refuse",
-                template=placeholder(str),
-                template_options=ConfigDict(),
-            )
-        )
-    config.warm_start.update(dict(steps=160, batch=32, temperature=0.7, learning_rate=2e-3))
-    config.rollout.update(dict(prompts=32, samples=8, max_prompt=160, max_new=40))
-    config.evaluation.update(dict(every=10, k=8))
+    config.data = base.prepared_sets(
+        train="runs/word_problems/train",
+        heldout=("runs/word_problems/heldout",),
+        tokenizer="runs/word_problems/converted",
+    )
+    config.warm_start.update(dict(steps=160, temperature=0.7, learning_rate=2e-3))
+    config.rollout.update(dict(max_prompt=160, max_new=40))
     if variant == "smoke":
         config.steps = 2
         config.warm_start.update(dict(steps=4, batch=8, save_every=4))

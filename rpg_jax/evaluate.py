@@ -214,9 +214,8 @@ def of_checkpoint(folder) -> Subject:
     """Weights from a folder, on `--data`."""
     settings = with_flags(k=32, temperature=1.0, max_prompt=1024, max_new=3072, slots=64, rows=16, seed=0)
     tokenizer = data.load_tokenizer(_TOKENIZER.value or folder, _TEMPLATE.value)
-    section = ConfigDict(
-        dict(size=None, checkpoint=folder, dtype=_DTYPE.value, scan=False, remat="none", attention="auto")
-    )
+    settings_of_model = dict(checkpoint=folder, dtype=_DTYPE.value, scan=False, remat="none", attention="auto")
+    section = ConfigDict(dict(model=dict(settings_of_model, size=None)))
     mesh = parallel.make_mesh(tensor=_TENSOR.value)
     model = build.build_model(section, tokenizer, settings["max_prompt"] + settings["max_new"], mesh)
 

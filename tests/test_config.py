@@ -1,12 +1,20 @@
 """Configs: every key is read, and names what it should."""
 
+import ast
 import importlib.util
+import io
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
+import tokenize
 from functools import partial
 
 import pytest
 
+from configs import base
 from rpg_jax.objectives import RECIPES
 from rpg_jax.run import build
 from rpg_jax.storage import workdir
@@ -25,27 +33,135 @@ def get_config(name, variant=""):
 quickstart = partial(get_config, "quickstart")
 
 
+def section_of(node) -> str | None:
+    """`rollout` of the expression `config.rollout`."""
+    return node.attr if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "config" else None
+
+
+def local_names(function) -> dict[str, str]:
+    """Name -> section, of assignments such as `learner, warm = config.learner, config.warm_start`."""
+    found = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            pairs = zip(target.elts, value.elts, strict=True) if both else [(target, value)]
+            found |= {ast.unparse(name): section_of(value) for name, value in pairs if section_of(value)}
+    return found
+
+
+def unread(keys, source: str) -> list[str]:
+    """The keys that no function reads by name, or by turning their section into keyword arguments.
+
+    Python checks keyword arguments by name. `set_keys(config.SECTION, "KEY", ...)` leaves those keys out.
+    """
+    read = set()
+    for function in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)):
+        names = local_names(function)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Attribute):
+                section = section_of(node.value) or names.get(ast.unparse(node.value))
+                read |= {section_of(node), f"{section}.{node.attr}"}
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "set_keys":
+                left_out = {word.value for word in node.args[1:]}
+                section = section_of(node.args[0])
+                read |= {key for key in keys if key.startswith(f"{section}.") and key.split(".")[1] not in left_out}
+            elif isinstance(node, ast.keyword) and node.arg is None and section_of(node.value):
+                read |= {key for key in keys if key.startswith(f"{section_of(node.value)}.")}
+    return [key for key in keys if key not in read]
+
+
 @pytest.mark.parametrize("name", ["quickstart", "word_problems"])
 def test_every_key_is_read(name):
-    """By name, or by expanding its section into a function's keyword arguments, which Python checks."""
     source = "".join(file.read_text() for file in sorted((ROOT / "rpg_jax" / "run").glob("*.py")))
-    for short, section in dict(warm="warm_start", settings="warm_start", section="model").items():
-        source += re.sub(rf"(?<![\w.]){short}\.", f"config.{section}.", source)
-    config = get_config(name)
-    expanded = set(re.findall(r"(?:given\(|\*\*)config\.(\w+)[,)]", source))
-    expanded -= set() if "tasks" in config.data else {"data"}  # of real sets each key is read by name
-    for key in flatten(config.to_dict()):
-        section, *rest = key.split(".")
-        read = re.search(rf"config\.{section}\.{rest[0]}\b" if rest else rf"config\.{section}\b", source)
-        assert section in expanded or read, f"nothing reads config.{key}"
+    keys = [key for key in flatten(get_config(name).to_dict()) if not key.startswith("data.tasks.")]
+    if "data.train" in keys:  # `build_data` makes keyword arguments of the section when problems are generated only
+        source = source.replace("set_keys(config.data)", "{}")
+    assert len(keys) > 60 and not unread(keys, source)
+
+
+def test_a_key_that_nothing_reads_is_found():
+    source = """
+def f(config, learner):
+    warm, data = config.warm_start, config.data
+    return config.steps, warm.batch, g(**set_keys(config.objective, "name"), **config.mesh, x=config.log), learner.pack
+"""
+    read = ["steps", "warm_start.batch", "objective.beta", "mesh.fsdp"]
+    others = ["seed", "warm_start.steps", "objective.name", "log.wandb", "learner.pack", "data.seed"]
+    assert unread(read + others, source) == others
+
+
+def without_unit(source: str) -> list[str]:
+    """The keys of `dict(...)`s without a comment `# [unit or kind] …` on their line; sections and `x=x` need none."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    keywords = [keyword for call in calls if ast.unparse(call.func) == "dict" for keyword in call.keywords]
+    return [
+        keyword.arg
+        for keyword in keywords
+        if not re.match(r"# \[[^\]]+\]", comments.get(keyword.end_lineno, ""))
+        and not (isinstance(keyword.value, ast.Call) and keyword.value.keywords)
+        and ast.unparse(keyword.value) != keyword.arg
+    ]
+
+
+def test_every_key_is_explained_with_its_unit():
+    """A config has no other keys: `configs/base.py` refuses those that it does not define."""
+    assert not without_unit((ROOT / "configs" / "base.py").read_text())
+    tasks = (ROOT / "configs" / "quickstart.py").read_text()
+    assert not without_unit(f"tasks = {tasks.partition('tasks = ')[2].partition('    config = ')[0]}")
+
+
+def test_a_key_without_a_unit_is_found():
+    source = """
+c = dict(
+    data=data,
+    a=dict(b=1, c=2),  # [tokens] of both, says the line of one
+    d=3,  # tokens
+    e=4,
+    # [tokens]
+    f=optional(int),
+    g=f(2),  # [RL steps] between h
+)
+"""
+    assert without_unit(source) == ["d", "e", "f"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(stepz=1), "has no key stepz"),
+        (dict(steps=1, rollout=dict(promts=1)), "has no key rollout.promts; there are: prompts, samples"),
+        (dict(), "has no default for steps: an experiment must set it"),
+        (dict(steps=1), "has no default for rollout.prompts"),
+    ],
+)
+def test_the_base_names_keys_that_are_unknown_or_forgotten(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        base.get_config(base.prepared_sets(train="data/mine"), **settings)
+    with pytest.raises(ValueError, match=r"has no default for data\.train"):
+        base.prepared_sets()
+
+
+def test_a_config_finds_its_base_from_any_folder(tmp_path):
+    """A copy of the repository that is not installed, named by its path."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    command = [sys.executable, "-P", "-m", "rpg_jax.train", f"--config={tmp_path}/configs/sweeps/small.py:smok"]
+    installed = tmp_path / "site" / "rpg_jax"
+    installed.parent.mkdir()
+    installed.symlink_to(ROOT / "rpg_jax")
+    environment = os.environ | {"PYTHONPATH": str(installed.parent)}
+    done = subprocess.run(command, cwd=tmp_path / "site", env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "unknown variant 'smok' of configs/quickstart.py" in done.stderr, done.stderr
 
 
 def test_unset_keys_are_not_passed_on():
     section = quickstart().objective
-    given = build.given(section, "name")
-    assert "clip_low" not in given and given["clip"] == "rpg" and "name" not in given
+    settings = build.set_keys(section, "name")
+    assert "clip_low" not in settings and settings["clip"] == "rpg" and "name" not in settings
     section.clip = ""  # as the flag --config.objective.clip= leaves it
-    assert "clip" not in build.given(section)
+    assert "clip" not in build.set_keys(section)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "cispo"] + ["docs/tempered.py:tempered"])

@@ -11,22 +11,18 @@ the same kind of rollouts. The objective is all defaults where a sweep says noth
 Variants: `:smoke` is the same path in a few steps, for tests.
 """
 
-from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
-
 from configs import quickstart
 
 
 def get_config(variant=""):
     config = quickstart.get_config(variant)
-    config.objective = ConfigDict({key: placeholder(config.objective.get_type(key)) for key in config.objective})
-    config.objective.name = "rpg"
+    config.objective.clip = None
     config.log.tensorboard = False
     config.checkpoint.keep_last = 1
     if variant != "smoke":
         config.steps = 40
         config.rollout.update(dict(prompts=16, dynamic_sampling=False))
-        config.learner.update(dict(minibatch_prompts=4))
-        config.evaluation.update(dict(every=8, k=8))
+        config.learner.minibatch_prompts = 4
+        config.evaluation.every = 8
         config.checkpoint.every = 8
     return config

@@ -1,47 +1,52 @@
-"""From a config to what a run is made of: settings, data, model, objective, and the functions of an RL step."""
+"""From a config to a `Run` (data, model, objective, settings), and from that to the functions of an RL step."""
 
 import dataclasses
 import importlib.util
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from rpg_jax import data, objectives, parallel
+from rpg_jax.data.datasets import Sets
 from rpg_jax.models import Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import make_experience, make_sampling_params
 from rpg_jax.training.loop import LoopSettings, Parts
-from rpg_jax.training.optimizer import check_offload, make_optimizer
+from rpg_jax.training.optimizer import Optimizer, check_offload, make_optimizer
 from rpg_jax.training.reference import ReferenceSchedule, make_refresh
 from rpg_jax.training.rollout import RolloutSettings, make_collect
 from rpg_jax.training.update import make_update
+from rpg_jax.types import TrainState
 
 
-def given(section, *without) -> dict:
-    """The keys of a section that are set, as keyword arguments; a word that is empty, as of a flag KEY=, is not."""
+def set_keys(section: ConfigDict, *without: str) -> dict:
+    """The keys of a section that are set, as keyword arguments. The flag --config.SECTION.KEY= unsets a key that holds
+    text, so empty text counts as unset."""
     return {name: value for name, value in section.to_dict().items() if value not in (None, "") and name not in without}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What both training and evaluation need of a config."""
+    """What training, evaluation and export need of a config."""
 
     mesh: jax.sharding.Mesh
-    data: data.Prepared
+    data: data.Prepared | Sets
     model: Model
     scorer: Scorer
     objective: objectives.Objective
-    optimizer: object
+    optimizer: Optimizer
     rollout: RolloutSettings
     reference: ReferenceSchedule
     loop: LoopSettings
 
 
-def build_settings(config) -> dict:
-    """The parts of a `Run` that take neither devices nor data; ValueError for settings that make no sense."""
+def build_settings(config: ConfigDict) -> dict:
+    """The fields of a `Run` that need neither devices nor data. Raises ValueError for settings that make no sense."""
     if config.rollout.top_k or config.rollout.top_p != 1.0:
         raise ValueError(
             "training samples the whole distribution: filters take away the behavior policy's support, and with it the "
@@ -52,7 +57,7 @@ def build_settings(config) -> dict:
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     scale_named(config.reward.scale)
-    rollout = RolloutSettings(**given(config.rollout, "top_k", "top_p"))
+    rollout = RolloutSettings(**set_keys(config.rollout, "top_k", "top_p"))
     loop = LoopSettings(
         steps=config.steps,
         seed=config.seed,
@@ -68,16 +73,16 @@ def build_settings(config) -> dict:
     )
     objective = build_objective(config)
     updates = config.steps * config.learner.epochs * config.rollout.prompts // config.learner.minibatch_prompts
-    optimizer = make_optimizer(**given(config.optimizer, "clip_norm"), total_steps=updates)
-    reference = ReferenceSchedule(**given(config.reference))
-    check_warm_start(config.warm_start)
+    optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=updates)
+    reference = ReferenceSchedule(**set_keys(config.reference))
+    check_warm_start(config)
     return dict(objective=objective, optimizer=optimizer, rollout=rollout, reference=reference, loop=loop)
 
 
-def build_run(config, log=print, *, devices=None, problems=None) -> Run:
-    """Builds and checks everything that costs little; raises ValueError for a config that makes no sense.
+def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices=None, problems=None) -> Run:
+    """Builds and checks everything that costs little. Raises ValueError for a config that makes no sense.
 
-    `devices` are all there are, and `problems` are read as the config says, if None.
+    Unless they are given, `devices` are all of this job, and `problems` are read as the config says.
     """
     settings = build_settings(config)
     mesh, rollout = parallel.make_mesh(**config.mesh, devices=devices), settings["rollout"]
@@ -86,15 +91,16 @@ def build_run(config, log=print, *, devices=None, problems=None) -> Run:
     if not len(problems.problems("heldout")):
         raise ValueError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
     longest = rollout.max_prompt + rollout.max_new
-    model = build_model(config.model, problems.tokenizer, longest, mesh, pack=config.learner.pack)
-    # A real set may have the name of a generated task: its answers are mathematics all the same.
-    by_default = {} if "tasks" in config.data else {"function": "dapo"}
-    scorer = Scorer(**by_default | given(config.reward, "scale"))
+    model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
+    # The scorer chooses a verifier by the task's name, and a prepared set may be named like a generated task.
+    default = {} if "tasks" in config.data else {"function": "dapo"}
+    scorer = Scorer(**default | set_keys(config.reward, "scale"))
     return Run(mesh, problems, model, scorer, **settings)
 
 
-def check_rows(config, run: Run):
-    """Raises ValueError for a number of rows that the mesh does not divide: of training, not of who reads its run."""
+def check_rows(config: ConfigDict, run: Run) -> None:
+    """Raises ValueError when the mesh does not divide the rows of a batch. Only training has such batches: evaluation
+    and export may use another mesh than the run."""
     rollout, learner, warm = run.rollout, config.learner, config.warm_start
     fresh = "rollout.oversample x rollout.prompts" if rollout.dynamic_sampling else "rollout.prompts"
     counts = {
@@ -106,8 +112,9 @@ def check_rows(config, run: Run):
     parallel.check_rows(run.mesh, counts | ({"warm_start.microbatch_rows": warm.microbatch_rows} if warm.steps else {}))
 
 
-def check_warm_start(warm):
-    """Raises ValueError for settings of a warm start that make no sense."""
+def check_warm_start(config: ConfigDict) -> None:
+    """Raises ValueError for settings of the warm start that make no sense."""
+    warm = config.warm_start
     if warm.steps < 0 or warm.batch < 1 or warm.microbatch_rows < 1 or warm.batch % warm.microbatch_rows:
         raise ValueError(
             f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch}), both at "
@@ -117,9 +124,9 @@ def check_warm_start(warm):
         raise ValueError(f"warm_start.temperature is {warm.temperature}; it must be above 0")
 
 
-def build_objective(config):
-    """The objective; what else its section gets wrong is refused here, not after the warm start."""
-    objective = objectives.make(config.objective.name, **given(config.objective, "name", "denominator"))
+def build_objective(config: ConfigDict) -> objectives.Objective:
+    """The objective. It is tried on abstract arrays, so that a mistake is found now and not after the warm start."""
+    objective = objectives.make(config.objective.name, **set_keys(config.objective, "name", "denominator"))
     denominator, samples = config.objective.denominator, config.rollout.samples
     if denominator is not None and not 0 < denominator < float("inf"):
         raise ValueError(f"objective.denominator is {denominator}; expected a positive number")
@@ -134,10 +141,10 @@ def build_objective(config):
     return objective
 
 
-def build_data(config, log):
-    """Generated tasks where `data.tasks` is set, else prepared sets read with the checkpoint's tokenizer."""
+def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared | Sets:
+    """Generated problems if the config has `data.tasks`, else prepared sets, read with the checkpoint's tokenizer."""
     if "tasks" in config.data:
-        return data.prepare(**given(config.data), log=log)
+        return data.prepare(**set_keys(config.data), log=log)
     folder = config.data.tokenizer or config.model.checkpoint
     if folder is None:
         raise ValueError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
@@ -148,25 +155,26 @@ def build_data(config, log):
         tokenizer=tokenizer,
         max_prompt=config.rollout.max_prompt,
         overlong=config.data.overlong,
-        template_options=given(config.data.template_options),
+        template_options=set_keys(config.data.template_options),
         log=log,
     )
 
 
-def build_model(section, tokenizer, longest: int, mesh, pack=False) -> Model:
-    """The model of a config's `model` section on a mesh, for sequences of at most `longest` tokens; no weights yet.
+def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.Mesh, pack: bool = False) -> Model:
+    """The model of a config's section `model`, without weights, for sequences of at most `longest` tokens.
 
-    With `pack`, its attention is to tell apart several sequences in a row.
+    With `pack`, a row may hold several sequences, which attention must tell apart.
     """
-    if (section.size is None) == (section.checkpoint is None):
+    size, checkpoint = config.model.size, config.model.checkpoint
+    if (size is None) == (checkpoint is None):
         raise ValueError(
-            f"model.size={section.size!r} and model.checkpoint={section.checkpoint!r}: set one of them, a named size "
-            f"to start from random weights or the folder of a checkpoint"
+            f"model.size={size!r} and model.checkpoint={checkpoint!r}: set one of them, a named size to start from "
+            f"random weights or the folder of a checkpoint"
         )
-    if section.checkpoint is None:
-        shape, where = dataclasses.replace(named(section.size), vocab_size=tokenizer.vocab_size), section.size
+    if checkpoint is None:
+        shape, where = dataclasses.replace(named(size), vocab_size=tokenizer.vocab_size), size
     else:
-        shape, where = huggingface.read_config(section.checkpoint), section.checkpoint
+        shape, where = huggingface.read_config(checkpoint), checkpoint
         if tokenizer.vocab_size > shape.vocab_size:
             raise ValueError(
                 f"the tokenizer has ids up to {tokenizer.vocab_size - 1} and the model of {where} a vocabulary of "
@@ -176,14 +184,14 @@ def build_model(section, tokenizer, longest: int, mesh, pack=False) -> Model:
         raise ValueError(
             f"max_prompt + max_new = {longest} tokens exceed the {shape.max_length} of model {where!r}; lower them"
         )
-    dtype = jnp.dtype(section.dtype)
+    dtype = jnp.dtype(config.model.dtype)
     heads = parallel.sharding.ACTIVATIONS["heads"]
-    attention = make_attention(section.attention, mesh, heads, dtype=dtype, head_dim=shape.head_dim, pack=pack)
+    attention = make_attention(config.model.attention, mesh, heads, dtype=dtype, head_dim=shape.head_dim, pack=pack)
     model = Model(
         shape,
         dtype=dtype,
-        scan=section.scan,
-        remat=section.remat,
+        scan=config.model.scan,
+        remat=config.model.remat,
         attention=attention,
         constrain=parallel.make_constrain(mesh),
         per_shard=parallel.make_per_shard(mesh),
@@ -195,28 +203,33 @@ def build_model(section, tokenizer, longest: int, mesh, pack=False) -> Model:
 ROLLOUT, EVALUATION = range(2)
 
 
-def noise_key(seed: int, purpose: int):
-    """The key of rollouts or evaluations; threefry, so that noise does not depend on the batch."""
+def noise_key(seed: int, purpose: int) -> jax.Array:
+    """The PRNG key of rollouts or evaluations. Its threefry noise does not depend on the size of a batch."""
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), purpose)
 
 
-def loss_denominator(config, objective):
-    """objective.denominator; unset, and with reduction=constant, all that a minibatch can hold (Dr. GRPO)."""
+def loss_denominator(config: ConfigDict, objective: objectives.Objective) -> float | None:
+    """What divides the summed loss of a minibatch with reduction=constant: `objective.denominator`, or if that is unset
+    all tokens (or sequences) that a minibatch can hold, as in Dr. GRPO. None for other reductions."""
     if objective.reduction != "constant" or config.objective.denominator is not None:
         return config.objective.denominator
     rows = config.learner.minibatch_prompts * config.rollout.samples
     return float(rows * config.rollout.max_new if objective.level == "token" else rows)
 
 
-def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_stop, traced) -> Parts:
-    """The functions of an RL step; `shapes` is the abstract state."""
+def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop, **services) -> Parts:
+    """The functions of an RL step.
+
+    Args:
+      shapes: the abstract state.
+      services: the other fields of `Parts`: stream, checkpoints, log, traced.
+    """
     scoring = dict(
         rows=config.learner.microbatch_rows,
         temperature=config.rollout.temperature,
         logprob_chunk=config.learner.logprob_chunk,
     )
-    update = dict(clip_norm=config.optimizer.clip_norm, denominator=loss_denominator(config, run.objective))
-    key = noise_key(config.seed, ROLLOUT)
+    clip_norm, denominator = config.optimizer.clip_norm, loss_denominator(config, run.objective)
     return Parts(
         sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),
         collect=make_collect(
@@ -225,36 +238,41 @@ def build_parts(config, run: Run, shapes, *, stream, checkpoints, log, should_st
             run.scorer,
             run.mesh,
             run.rollout,
-            key,
+            noise_key(config.seed, ROLLOUT),
             should_stop,
             scale=scale_named(config.reward.scale),
-        ),  # fmt: skip
+        ),
         experience=make_experience(run.model, run.objective, run.optimizer, run.mesh, **scoring),
-        update=make_update(run.model, run.objective, run.optimizer, run.mesh, shapes, **scoring, **update),
+        update=make_update(
+            run.model,
+            run.objective,
+            run.optimizer,
+            run.mesh,
+            shapes,
+            clip_norm=clip_norm,
+            denominator=denominator,
+            **scoring,
+        ),
         refresh=make_refresh(run.optimizer, run.mesh, shapes),
         evaluate=partial(build_evaluate(config, run), problems=run.data.problems("heldout")),
         reference=run.reference,
-        stream=stream,
-        checkpoints=checkpoints,
-        log=log,
         should_stop=should_stop,
-        traced=traced,
+        **services,
     )
 
 
-def build_evaluate(config, run: Run, k=None, **sampling):
-    """Evaluation in the batches that rollouts have, so that both share one compilation when k is the same."""
-    settings = dict(temperature=config.evaluation.temperature, **sampling)
+def build_evaluate(config: ConfigDict, run: Run) -> Callable:
+    """Evaluation in batches as large as those of rollouts: if k is the same, both share one compiled program."""
     return make_evaluate(
         run.model,
         run.data.tokenizer,
         run.scorer,
         run.mesh,
-        k=k or config.evaluation.k,
+        k=config.evaluation.k,
         rows=run.rollout.fresh_prompts,
+        temperature=config.evaluation.temperature,
         max_prompt=run.rollout.max_prompt,
         max_new=run.rollout.max_new,
         slots=run.rollout.slots,
         key=noise_key(config.seed, EVALUATION),
-        **settings,
     )

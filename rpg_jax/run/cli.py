@@ -5,6 +5,7 @@ Exit statuses: 0 done, 2 the user's mistake (one line, no traceback), 75 preempt
 
 import contextlib
 import errno
+import pathlib
 import sys
 import traceback
 import types
@@ -75,6 +76,7 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
         print((module.__doc__ or "").strip(), flags.FLAGS.module_help(module), sep="\n")
         sys.exit(0)
     try:
+        _find_configs(argv)
         words = flags.FLAGS(argv)[1:]
         if words and not arguments:
             raise flags.Error(f"unexpected argument {words[0]!r}; options start with --")
@@ -97,6 +99,14 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     if status in (0, PREEMPTED):
         sys.exit(status)
     leave(status)
+
+
+def _find_configs(argv: list[str]) -> None:
+    """Lets a config that is named by its path import its neighbours as `configs.NAME`, from whatever folder."""
+    for word in argv:
+        file = pathlib.Path(word.removeprefix("--config=").partition(":")[0]).absolute()
+        if file.suffix == ".py":
+            sys.path += [str(folder.parent) for folder in file.parents if folder.name == "configs"]
 
 
 def _refused(message: str) -> int:

@@ -1,0 +1,178 @@
+"""Every key of a config, defined once: what it is, its unit or kind in [brackets], and its default.
+
+    data = base.prepared_sets(train="data/mine", heldout=("data/aime24", "data/amc23"))
+    config = base.get_config(data, steps=400, model=dict(checkpoint="checkpoints/Qwen3-4B"), rollout=dict(...), ...)
+
+Experiments name what differs. A `required` key has no default, because what is right depends on the model, the problems
+or the hardware. Units: an RL step is one rollout and all that is learned from it; an optimizer update is one minibatch
+of a rollout; a group is all responses to one prompt. A [switch] is true or false; -1 devices are all that are left.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import RequiredValueError
+from ml_collections.config_dict import placeholder as optional  # None until it is set
+from ml_collections.config_dict import required_placeholder as required
+
+
+def generated_tasks(**settings) -> ConfigDict:
+    """The section `data` of problems that are generated."""
+    return _with(
+        dict(
+            directory="runs/data",  # [folder] cache of generated problems and their tokenizer
+            seed=0,  # [number] of the problems
+            train_size=required(int),  # [problems] to train on, of each task
+            heldout_size=required(int),  # [problems] to evaluate on, of each task
+            vocab_size=required(int),  # [tokens] largest vocabulary of the tokenizer that is trained on the problems
+            tasks=dict(),  # [name -> difficulty] modules of rpg_jax/data/tasks, which explain the keys of each
+        ),
+        settings,
+        "data.",
+    )
+
+
+def prepared_sets(**settings) -> ConfigDict:
+    """The section `data` of problem sets on disk, as `python -m rpg_jax.prepare` writes them."""
+    return _with(
+        dict(
+            train=required(str),  # [folder or file] problems to train on
+            heldout=(),  # [folders or files] problems to evaluate on; each set is reported under its own name
+            tokenizer=optional(str),  # [folder] of the tokenizer; unset: model.checkpoint
+            overlong="refuse",  # [name] prompts of more than rollout.max_prompt: refuse, drop
+            template=optional(str),  # [name or file] chat template: plain, or a Jinja file; unset: the tokenizer's own
+            template_options=dict(),  # [name -> value] further variables of the chat template
+        ),
+        settings,
+        "data.",
+    )
+
+
+def get_config(data: ConfigDict, **settings) -> ConfigDict:
+    """A config around one of the two kinds of `data`, locked. ValueError names an unknown or forgotten key."""
+    defaults = dict(
+        seed=0,  # [number] of weights, order of problems, rollouts and evaluations; 0..2**32 - 1
+        steps=required(int),  # [RL steps] of the run
+        model=dict(
+            size=optional(str),  # [name] a size of rpg_jax/models/config.py, which starts from random weights
+            checkpoint=optional(str),  # [folder] of weights to start from; set either this or size
+            dtype="bfloat16",  # [dtype] of activations; the parameters that are trained are float32
+            scan=True,  # [switch] one compiled layer, looped over: compiles faster than layers one after the other
+            remat="full",  # [name] what the backward pass computes again: none, dots, attention, offload, full
+            attention="auto",  # [name] kernel: auto, blockwise, splash (TPU), pallas_gpu, cudnn
+        ),
+        mesh=dict(
+            data=1,  # [devices] copies of the parameters; rows are divided among them
+            fsdp=-1,  # [devices] that share one copy of the parameters and divide rows
+            tensor=1,  # [devices] that divide heads, hidden units and the vocabulary
+            slices=1,  # [slices] of TPUs joined by the data center's network, over which `data` is laid
+        ),
+        data=data,
+        warm_start=dict(  # supervised learning from worked solutions, before RL
+            steps=0,  # [optimizer updates] 0: none
+            batch=32,  # [problems] an update
+            microbatch_rows=8,  # [rows] of one forward and backward pass
+            # A temperature under 1 leaves the policy unsure of what it knows: it samples worse than it could, and RL
+            # has something to explore.
+            temperature=0.5,  # [logits divided by it] in the likelihood
+            learning_rate=3e-3,  # [parameter change an update] at its peak
+            warmup_steps=20,  # [optimizer updates] until the peak
+            save_every=50,  # [optimizer updates] between checkpoints
+        ),
+        rollout=dict(
+            prompts=required(int),  # [groups] that an RL step learns from
+            samples=required(int),  # [responses] to each prompt
+            max_prompt=required(int),  # [tokens] of a prompt at most
+            max_new=required(int),  # [tokens] of a response at most
+            slots=required(int),  # [responses] decoded at a time; the KV cache is that of so many rows
+            temperature=1.0,  # [logits divided by it] of the behavior policy
+            top_k=0,  # [tokens] must stay 0, off: a filter takes away the support of the importance ratio
+            top_p=1.0,  # [probability] must stay 1, off, for the same reason
+            dynamic_sampling=False,  # [switch] leave out groups whose responses all score the same, and generate more
+            oversample=1.0,  # [multiple of prompts] generated at a time with dynamic_sampling
+            max_batches=1,  # [generation batches] an RL step at most, with dynamic_sampling
+            overlong_buffer=0,  # [tokens] at the end of max_new over which the penalty of long responses grows; 0: none
+            overlong_factor=1.0,  # [reward] the largest such penalty
+        ),
+        reward=dict(
+            scale="signed",  # [name] reward of a verdict in 0..1: signed, which is -1..1, or unit, the verdict itself
+            # Unset, generated tasks have verifiers of their own and prepared sets the dapo rule. These rules run in
+            # the process that trains; math_verify and FILE.py:NAME run in workers under the four limits.
+            function=optional(str),  # [name] dapo, boxed, math_verify, or FILE.py:NAME
+            workers=required(int),  # [processes] a host
+            timeout_seconds=required(float),  # [seconds] for one response, after which it counts as wrong
+            memory_mb=required(int),  # [MiB] address space of a worker
+            max_failures=required(float),  # [share of responses] on which FILE.py:NAME may fail before the run stops
+        ),
+        objective=dict(  # unset: the objective's own default, which rpg_jax/objectives/registry.py lists
+            name=required(str),  # [name] rpg, grpo, dapo, …, or FILE.py:NAME
+            clip=optional(str),  # [name] rpg's: none, rpg, dual, truncate; the baselines': ppo, none
+            divergence=optional(str),  # [name] of the policy from the reference: fkl, rkl, ufkl, urkl, js, hellinger
+            estimator=optional(str),  # [name] of the gradient: reinforce, differentiable
+            beta=optional(float),  # [reward a nat] coefficient of the divergence
+            advantage=optional(str),  # [name] what is subtracted from rewards, and what divides them
+            level=optional(str),  # [name] of importance ratios: token, sequence
+            reduction=optional(str),  # [name] of losses to one number: token_mean, sequence_mean, constant, …
+            denominator=optional(float),  # [tokens or sequences] that divide a minibatch's sum, with constant
+            clip_low=optional(float),  # [importance ratio] how far below 1 the lower bound lies
+            clip_high=optional(float),  # [importance ratio] how far above 1 the upper bound lies
+            clip_c=optional(float),  # [importance ratio] bound at negative advantages
+            z_old=optional(float),  # [mass] of the reference measure; 1 is a distribution
+            sampler_correction=optional(float),  # [importance ratio] cap of trained over sampled probabilities
+        ),
+        reference=dict(
+            mode="iterative",  # [name] what renews the reference: iterative (each rollout), every, kl_target, fixed
+            every=optional(int),  # [optimizer updates] between renewals, with mode every
+            kl_target=optional(float),  # [nats a token] from the reference, above which mode kl_target renews it
+        ),
+        learner=dict(
+            epochs=1,  # [passes] over a rollout
+            minibatch_prompts=required(int),  # [groups] an optimizer update
+            microbatch_rows=required(int),  # [rows] of one forward and backward pass
+            logprob_chunk=256,  # [tokens of each row] whose logits exist at a time
+            pack=False,  # [switch] several sequences in a row, in place of padding
+        ),
+        optimizer=dict(
+            name="adamw",  # [name] adamw, schedule_free_adamw
+            learning_rate=required(float),  # [parameter change an update] at its peak
+            warmup_steps=required(int),  # [optimizer updates] until the peak
+            decay=optional(str),  # [name] after the peak: constant (unset), linear or cosine to 0 at the end of the run
+            beta1=0.9,  # [decay an update] of the mean of gradients
+            beta2=0.999,  # [decay an update] of the mean of their squares
+            epsilon=1e-8,  # [gradient] added to the root of that mean
+            weight_decay=0.0,  # [share of a parameter] taken away an update, times the learning rate
+            clip_norm=1.0,  # [gradient norm] over all parameters, to which a larger one is scaled down
+            offload=False,  # [switch] keep the optimizer's state in the hosts' memory between updates
+        ),
+        evaluation=dict(
+            every=required(int),  # [RL steps] between evaluations on the held-out problems
+            k=required(int),  # [responses] to each problem
+            temperature=1.0,  # [logits divided by it] 0: greedy
+        ),
+        checkpoint=dict(
+            every=required(int),  # [RL steps] between checkpoints; each evaluation makes one, too
+            keep_last=2,  # [checkpoints] that stay, beside the best one
+            most_skipped=10,  # [optimizer updates] with non-finite gradients in a row, which end the run
+        ),
+        log=dict(
+            tensorboard=True,  # [switch] write events under WORKDIR/tensorboard
+            wandb=optional(str),  # [name] of a project of Weights & Biases; unset: none
+        ),
+    )
+    return _with(defaults, settings).lock()
+
+
+def _with(defaults: dict, settings: dict, path="") -> ConfigDict:
+    """Defaults, with settings in place of some of them; a section without defaults takes any key."""
+    config = ConfigDict(defaults)
+    for key in settings:
+        if defaults and key not in defaults:
+            raise ValueError(f"configs/base.py has no key {path}{key}; there are: {', '.join(defaults)}")
+    for key in defaults or settings:
+        if isinstance(defaults.get(key), dict):
+            config[key] = _with(defaults[key], settings.get(key, {}), f"{path}{key}.")
+        elif key in settings:
+            config[key] = settings[key]
+        try:
+            config[key]
+        except RequiredValueError:
+            raise ValueError(f"configs/base.py has no default for {path}{key}: an experiment must set it") from None
+    return config
