@@ -1,23 +1,37 @@
 """The method (arXiv 2505.17508) and its baselines: arrays in, a loss and metrics out. Imports jax only.
 
-Reading order: `divergences` (one function each), `surrogates` and `baselines` (per-token losses), `objective` (the
-contract around them), `own` (a loss from a file), `registry` (`make`), `reductions`, `advantages`, `corrections`,
-`metrics`.
+Reading order: `divergences` (one function each), `clips` (one rule each), `surrogates` and `baselines` (per-token
+losses that take them), `objective` (the contract around a loss), `registry` (`make`: a recipe is all there is between
+a name and its loss), `own` (a loss from a file), `reductions`, `advantages`, `corrections`, `metrics`.
 """
 
-from rpg_jax.objectives import advantages, baselines, corrections, divergences, metrics, own, reductions, surrogates
+from rpg_jax.objectives import (
+    advantages,
+    baselines,
+    clips,
+    corrections,
+    divergences,
+    metrics,
+    own,
+    reductions,
+    surrogates,
+)
+from rpg_jax.objectives.clips import CLIPS, Clip
 from rpg_jax.objectives.divergences import DIVERGENCES, Divergence
 from rpg_jax.objectives.objective import Claim, Objective
 from rpg_jax.objectives.registry import RECIPES, make
 
 __all__ = [
+    "CLIPS",
     "DIVERGENCES",
     "RECIPES",
     "Claim",
+    "Clip",
     "Divergence",
     "Objective",
     "advantages",
     "baselines",
+    "clips",
     "corrections",
     "divergences",
     "make",

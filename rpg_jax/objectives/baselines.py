@@ -1,78 +1,78 @@
 """Published baselines in the contract of `surrogates`: functions from arrays to per-token losses (docs/method.md 7).
 
-`(logp, behavior_logp, reference_logp, advantage, ...)`, floating arrays of one shape and dtype; the loss of every
-entry in that shape. w = exp(logp − behavior_logp) and y = exp(reference_logp − logp). To add one: its loss here, its
-recipe in `registry`.
+`(logp, behavior_logp, reference_logp, advantage, *, clip)`, and `beta` where the loss has a regularizer: floating
+arrays of one shape and dtype, a `Clip` and a float; the loss of every entry in that shape, and where it was clipped.
+w = exp(logp − behavior_logp) and y = exp(reference_logp − logp). To add one: its loss here, its recipe in `registry`.
 """
 
+import jax
 import jax.numpy as jnp
 
+from rpg_jax.objectives.clips import Clip
 from rpg_jax.objectives.divergences import DIVERGENCES
-from rpg_jax.objectives.surrogates import Clipped, ppo, regularizer, stop
+from rpg_jax.objectives.surrogates import Losses, regularizer, scaled, stop
 
 
-def k3(log_ratio):
+def k3(log_ratio: jax.Array) -> jax.Array:
     """Schulman's estimator y − 1 − log y of KL(policy || reference), at log_ratio = log y = log(reference / policy)."""
     return jnp.expm1(log_ratio) - log_ratio
 
 
-def policy_gradient(logp, behavior_logp, reference_logp, advantage):
+def policy_gradient(logp, behavior_logp, reference_logp, advantage, *, clip: Clip) -> Losses:
     """−A·log policy: REINFORCE (Williams 1992), GPG (Chu et al., arXiv 2504.02546, equation 5).
 
     No importance ratio, so right on policy only; `off_policy_gap` among the metrics says how far from it.
     """
-    del behavior_logp, reference_logp
-    return -advantage * logp
+    del reference_logp
+    return -advantage * logp, clip(logp - behavior_logp, advantage)[1]
 
 
-def weighted_policy_gradient(logp, behavior_logp, reference_logp, advantage, *, clip_high=jnp.inf):
-    """−SG(min(w, 1 + clip_high))·A·log policy (CISPO: MiniMax-M1, arXiv 2506.13585, equations 4 and 5).
+def weighted_policy_gradient(logp, behavior_logp, reference_logp, advantage, *, clip: Clip) -> Losses:
+    """−SG(w̄)·A·log policy: CISPO with clip "cap" (MiniMax-M1, arXiv 2506.13585, equations 4 and 5).
 
-    Unbounded and over whole sequences it is RLOO (Ahmadian et al., arXiv 2402.14740), on policy there: w = 1.
+    Unclipped and over whole sequences it is RLOO (Ahmadian et al., arXiv 2402.14740), on policy there: w = 1.
     """
     del reference_logp
-    return -stop(jnp.minimum(jnp.exp(logp - behavior_logp), 1 + clip_high)) * advantage * logp
+    bounded, clipped = clip(logp - behavior_logp, advantage)
+    return -stop(bounded) * advantage * logp, clipped
 
 
-def capped(w, advantage, *, clip_high) -> Clipped:
-    """Where `weighted_policy_gradient` replaced the ratio, whatever the sign of the advantage."""
-    del advantage
-    nowhere = jnp.zeros_like(w, bool)
-    return Clipped(w > 1 + clip_high, nowhere, nowhere)
-
-
-def ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds):
-    """−min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A) (Schulman et al., arXiv 1707.06347, equation 7).
+def ppo_clip(logp, behavior_logp, reference_logp, advantage, *, clip: Clip) -> Losses:
+    """−w̄A, which with clip "ppo" is −min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A) (arXiv 1707.06347, equation 7).
 
     DAPO (arXiv 2503.14476, equation 8) with two bounds; Dr. GRPO (arXiv 2503.20783, section 3.2) with a constant
     denominator; REINFORCE++ (arXiv 2501.03262) with its KL in the reward; GSPO (arXiv 2507.18071, equation 5) where
     log-probs are means over a response.
     """
     del reference_logp
-    return ppo(logp - behavior_logp, advantage, **bounds)
+    bounded, clipped = clip(logp - behavior_logp, advantage)
+    return -bounded * advantage, clipped
 
 
-def grpo(logp, behavior_logp, reference_logp, advantage, *, beta, **bounds):
-    """GRPO as published (Shao et al., arXiv 2402.03300, equations 3 and 4): PPO's clip plus beta·k3(y).
+def grpo(logp, behavior_logp, reference_logp, advantage, *, beta: float, clip: Clip) -> Losses:
+    """−w̄A + beta·k3(y): GRPO as published (Shao et al., arXiv 2402.03300, equations 3 and 4).
 
     k3 lacks the importance ratio. Its gradient is 1 − 1/u: not that of the reverse KL, on or off policy.
     """
-    return ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds) + beta * k3(reference_logp - logp)
+    bounded, clipped = clip(logp - behavior_logp, advantage)
+    return -bounded * advantage + scaled(beta, lambda: k3(reference_logp - logp)), clipped
 
 
-def grpo_corrected(logp, behavior_logp, reference_logp, advantage, *, beta, **bounds):
-    """GRPO with beta·w·k3(y), differentiated through both and unclipped (RPG paper, section 2.2).
+def grpo_corrected(logp, behavior_logp, reference_logp, advantage, *, beta: float, clip: Clip) -> Losses:
+    """−w̄A + beta·w·k3(y), differentiated through both and the second term unclipped (RPG paper, section 2.2).
 
     w·k3(y) is the regularizer r·rho(u) of `urkl`, and is computed as such: y alone can overflow.
     """
-    penalty = regularizer(logp, behavior_logp, reference_logp, divergence=DIVERGENCES["urkl"])
-    return ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds) + beta * penalty
+    urkl = dict(divergence=DIVERGENCES["urkl"])
+    penalty = scaled(beta, lambda: regularizer(logp, behavior_logp, reference_logp, **urkl))
+    bounded, clipped = clip(logp - behavior_logp, advantage)
+    return -bounded * advantage + penalty, clipped
 
 
-def reinforce_pp_baseline(logp, behavior_logp, reference_logp, advantage, *, beta, **bounds):
-    """PPO's clip plus beta·½(log policy − log reference)² (REINFORCE++-Baseline, arXiv 2501.03262; OpenRLHF's k2 loss).
+def reinforce_pp_baseline(logp, behavior_logp, reference_logp, advantage, *, beta: float, clip: Clip) -> Losses:
+    """−w̄A + beta·½(log policy − log reference)² (REINFORCE++-Baseline, arXiv 2501.03262; OpenRLHF's k2 loss).
 
     The gradient of k2 is log u: on policy that of `urkl`, and off policy it lacks the importance ratio.
     """
-    k2 = 0.5 * (logp - reference_logp) ** 2
-    return ppo_clip(logp, behavior_logp, reference_logp, advantage, **bounds) + beta * k2
+    bounded, clipped = clip(logp - behavior_logp, advantage)
+    return -bounded * advantage + scaled(beta, lambda: 0.5 * (logp - reference_logp) ** 2), clipped

@@ -12,6 +12,7 @@ from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
 from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty
 from rpg_jax.objectives.baselines import k3
+from rpg_jax.objectives.clips import Clipped
 from rpg_jax.objectives.corrections import truncated_importance_weight
 
 EXACT = "exact per sample"
@@ -80,6 +81,16 @@ class Objective(abc.ABC):
         """
         return self.measured_loss(prepare(logp, behavior_logp, advantage, mask, reference_logp, weight), denominator)
 
+    @property
+    def advantage(self) -> str:
+        """The name of its advantage in `ADVANTAGES`."""
+        return self.settings["advantage"]
+
+    @property
+    def sampler_correction(self) -> float | None:
+        """The cap of truncated importance sampling; None: no correction."""
+        return self.settings["sampler_correction"]
+
     @abc.abstractmethod
     def measured_loss(self, tokens: Batch, denominator):
         """The loss and the metrics of what `prepare` returns."""
@@ -98,14 +109,14 @@ class Objective(abc.ABC):
           [B, 1], or [B, T] for those that differ from token to token.
         """
         penalty = kl_penalty(behavior_logp, reference_logp, mask, self.reward_beta)
-        return ADVANTAGES[self.settings["advantage"]](rewards, penalty, mask)
+        return ADVANTAGES[self.advantage](rewards, penalty, mask)
 
     def corrections(self, behavior_logp, sampler_logp, mask):
         """(weight [B, T], metrics): truncated importance sampling for the gap between the sampler and the trainer.
 
         All [B, T]; per response at level "sequence". Ones and no metrics where `sampler_correction` is unset.
         """
-        cap = self.settings["sampler_correction"]
+        cap = self.sampler_correction
         if cap is None:
             return jnp.ones_like(behavior_logp), {}
         weight, cut = truncated_importance_weight(behavior_logp, sampler_logp, mask, cap, self.level)
@@ -120,23 +131,16 @@ class SurrogateObjective(Objective):
     """A reduction over per-entry losses: every objective of ours.
 
     units: Batch of tokens -> Batch of what `surrogate` counts (`as_tokens`, `as_sequences`, `as_mean_tokens`).
-    surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses.
-    clipped: (w, advantage) -> `surrogates.Clipped`; decides: (logp, reference_logp, advantage) -> the advantage it
-    goes by.
+    surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses, and where they were clipped.
     """
 
-    units: Callable
-    surrogate: Callable
-    clipped: Callable
-    decides: Callable
+    units: Callable[[Batch], Batch]
+    surrogate: Callable[..., tuple[jax.Array, Clipped]]
 
     def measured_loss(self, tokens: Batch, denominator):
         units = self.units(tokens)
-        losses = self.surrogate(*units[:4]) * units.weight
-        loss = reductions.reduce(self.reduction, losses, units.mask, denominator)
-        units = jax.lax.stop_gradient(units)
-        w = jnp.exp(units.logp - units.behavior_logp)
-        clipped = self.clipped(w, self.decides(units.logp, units.reference_logp, units.advantage))
+        losses, clipped = self.surrogate(*units[:4])
+        loss = reductions.reduce(self.reduction, losses * units.weight, units.mask, denominator)
         return loss, clip_fractions(clipped, units) | measure(tokens, units)
 
 
@@ -188,15 +192,10 @@ def as_sequences(tokens: Batch) -> Batch:
 UNITS = {"token": as_tokens, "sequence": as_sequences}  # by level
 
 
-def clip_fractions(clipped, units: Batch) -> dict:
+def clip_fractions(clipped: Clipped, units: Batch) -> dict:
     """Metrics that say where the clip was: shares of units."""
-    high, low, ceiling = clipped
-    fractions = {
-        "clip_fraction": high | low | ceiling,
-        "clip_fraction_high": high,
-        "clip_fraction_low": low,
-        "clip_fraction_ceiling": ceiling,
-    }
+    fractions = {"clip_fraction": clipped.anywhere}
+    fractions |= {f"clip_fraction_{name}": where for name, where in clipped._asdict().items()}
     return {name: metric.mean_of(x.astype(units.logp.dtype), units.mask) for name, x in fractions.items()}
 
 

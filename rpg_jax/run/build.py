@@ -134,7 +134,7 @@ def build_objective(config: ConfigDict) -> objectives.Objective:
     try:
         jax.eval_shape(objective.advantages, jax.ShapeDtypeStruct((1, samples), jnp.float32), tokens, tokens, tokens)
     except ValueError as error:
-        name = objective.settings["advantage"]
+        name = objective.advantage
         raise ValueError(f"rollout.samples={samples} with objective.advantage={name}: {error}") from error
     if isinstance(objective, objectives.own.OwnObjective):
         objective.try_out((config.learner.microbatch_rows, config.rollout.max_prompt + config.rollout.max_new))

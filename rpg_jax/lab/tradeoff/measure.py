@@ -10,7 +10,7 @@ from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
 from rpg_jax.lab.tradeoff.groups import GroupMoments, measure_groups
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, Situations, measurer, situations, with_settings
-from rpg_jax.objectives import make
+from rpg_jax.objectives import CLIPS, make
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.registry import RPG_FORMS
 
@@ -76,9 +76,9 @@ def built_in_forms(grid: Grid) -> list[Form]:
     forms = []
     for level in ("token", "sequence"):
         for divergence in grid.divergences:
-            for (clip, estimator), form in RPG_FORMS.items():
-                pairs = grid.epsilons if "clip_low" in form.bounds else ((None, None),)
-                ceilings = grid.ceilings if "clip_c" in form.bounds else (None,)
+            for clip, estimator in RPG_FORMS:
+                pairs = grid.epsilons if "clip_low" in CLIPS[clip].bounds else ((None, None),)
+                ceilings = grid.ceilings if "clip_c" in CLIPS[clip].bounds else (None,)
                 forms += [
                     Form("rpg", divergence, estimator, clip, level, beta, low, high, c)
                     for beta in grid.betas
