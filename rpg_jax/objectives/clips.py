@@ -8,8 +8,9 @@ To add one, write its rule and put it in `CLIPS`, with the defaults of its bound
 it: `make("rpg", clip=NAME)` and `python -m rpg_jax.verify` know it from there.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ def none(w: jax.Array, advantage: jax.Array) -> Clipped:
     return Clipped(nowhere, nowhere, nowhere)
 
 
-def ppo(w, advantage, *, clip_low, clip_high, clip_c=jnp.inf) -> Clipped:
+def ppo(w: jax.Array, advantage: jax.Array, *, clip_low: float, clip_high: float, clip_c: float = math.inf) -> Clipped:
     """Where min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A) is constant (arXiv 1707.06347, equation 7).
 
     With `clip_c` the dual clip, −max(that minimum, clip_c·A) where A < 0 (Ye et al., arXiv 1912.09729, equation 5).
@@ -45,20 +46,20 @@ def ppo(w, advantage, *, clip_low, clip_high, clip_c=jnp.inf) -> Clipped:
     return Clipped(up & (w > 1 + clip_high), down & (w < 1 - clip_low), down & (w > clip_c))
 
 
-def rpg(w, advantage, *, clip_low, clip_high, clip_c) -> Clipped:
+def rpg(w: jax.Array, advantage: jax.Array, *, clip_low: float, clip_high: float, clip_c: float) -> Clipped:
     """Where RPG-Style Clip is dead (Algorithm 2): alive are A ≥ 0 with w < 1 + clip_high, and A < 0 with
     1 − clip_low < w < clip_c."""
     up = advantage >= 0
     return Clipped(up & (w >= 1 + clip_high), ~up & (w <= 1 - clip_low), ~up & (w >= clip_c))
 
 
-def truncate(w, advantage, *, clip_low, clip_high) -> Clipped:
+def truncate(w: jax.Array, advantage: jax.Array, *, clip_low: float, clip_high: float) -> Clipped:
     """Where w is out of bounds, whatever the sign of the advantage (Remark F.2)."""
     del advantage
     return Clipped(w > 1 + clip_high, w < 1 - clip_low, jnp.zeros_like(w, bool))
 
 
-def cap(w, advantage, *, clip_high) -> Clipped:
+def cap(w: jax.Array, advantage: jax.Array, *, clip_high: float) -> Clipped:
     """Where w is above 1 + clip_high, whatever the sign of the advantage (CISPO: arXiv 2506.13585, equation 5)."""
     return none(w, advantage)._replace(high=w > 1 + clip_high)
 
@@ -71,7 +72,7 @@ class Clip(NamedTuple):
     """
 
     rule: Callable[..., Clipped]
-    bounds: Mapping[str, float | None] = {}
+    bounds: Mapping[str, Any] = {}  # floats, or None
     estimators: tuple[str, ...] = ()
     truncates: bool = False
 
