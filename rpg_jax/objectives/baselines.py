@@ -5,20 +5,22 @@ arrays of one shape and dtype, a `Clip` and a float; the loss of every entry in 
 w = exp(logp − behavior_logp) and y = exp(reference_logp − logp). To add one: its loss here, its recipe in `registry`.
 """
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from rpg_jax.objectives.clips import Clip
 from rpg_jax.objectives.divergences import DIVERGENCES
 from rpg_jax.objectives.surrogates import Losses, regularizer, scaled, stop
 
 
-def k3(log_ratio: jax.Array) -> jax.Array:
+def k3(log_ratio: Array) -> Array:
     """Schulman's estimator y − 1 − log y of KL(policy || reference), at log_ratio = log y = log(reference / policy)."""
     return jnp.expm1(log_ratio) - log_ratio
 
 
-def policy_gradient(logp, behavior_logp, reference_logp, advantage, *, clip: Clip) -> Losses:
+def policy_gradient(
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *, clip: Clip
+) -> Losses:
     """−A·log policy: REINFORCE (Williams 1992), GPG (Chu et al., arXiv 2504.02546, equation 5).
 
     No importance ratio, so right on policy only; `off_policy_gap` among the metrics says how far from it.
@@ -27,7 +29,9 @@ def policy_gradient(logp, behavior_logp, reference_logp, advantage, *, clip: Cli
     return -advantage * logp, clip(logp - behavior_logp, advantage)[1]
 
 
-def weighted_policy_gradient(logp, behavior_logp, reference_logp, advantage, *, clip: Clip) -> Losses:
+def weighted_policy_gradient(
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *, clip: Clip
+) -> Losses:
     """−SG(w̄)·A·log policy: CISPO with clip "cap" (MiniMax-M1, arXiv 2506.13585, equations 4 and 5).
 
     Unclipped and over whole sequences it is RLOO (Ahmadian et al., arXiv 2402.14740), on policy there: w = 1.
@@ -37,7 +41,7 @@ def weighted_policy_gradient(logp, behavior_logp, reference_logp, advantage, *, 
     return -stop(bounded) * advantage * logp, clipped
 
 
-def ppo_clip(logp, behavior_logp, reference_logp, advantage, *, clip: Clip) -> Losses:
+def ppo_clip(logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *, clip: Clip) -> Losses:
     """−w̄A, which with clip "ppo" is −min(wA, clip(w, 1 − clip_low, 1 + clip_high)·A) (arXiv 1707.06347, equation 7).
 
     DAPO (arXiv 2503.14476, equation 8) with two bounds; Dr. GRPO (arXiv 2503.20783, section 3.2) with a constant
@@ -49,7 +53,9 @@ def ppo_clip(logp, behavior_logp, reference_logp, advantage, *, clip: Clip) -> L
     return -bounded * advantage, clipped
 
 
-def grpo(logp, behavior_logp, reference_logp, advantage, *, beta: float, clip: Clip) -> Losses:
+def grpo(
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *, beta: float, clip: Clip
+) -> Losses:
     """−w̄A + beta·k3(y): GRPO as published (Shao et al., arXiv 2402.03300, equations 3 and 4).
 
     k3 lacks the importance ratio. Its gradient is 1 − 1/u: not that of the reverse KL, on or off policy.
@@ -58,18 +64,22 @@ def grpo(logp, behavior_logp, reference_logp, advantage, *, beta: float, clip: C
     return -bounded * advantage + scaled(beta, lambda: k3(reference_logp - logp)), clipped
 
 
-def grpo_corrected(logp, behavior_logp, reference_logp, advantage, *, beta: float, clip: Clip) -> Losses:
+def grpo_corrected(
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *, beta: float, clip: Clip
+) -> Losses:
     """−w̄A + beta·w·k3(y), differentiated through both and the second term unclipped (RPG paper, section 2.2).
 
     w·k3(y) is the regularizer r·rho(u) of `urkl`, and is computed as such: y alone can overflow.
     """
-    urkl = dict(divergence=DIVERGENCES["urkl"])
-    penalty = scaled(beta, lambda: regularizer(logp, behavior_logp, reference_logp, **urkl))
+    urkl = DIVERGENCES["urkl"]
+    penalty = scaled(beta, lambda: regularizer(logp, behavior_logp, reference_logp, divergence=urkl))
     bounded, clipped = clip(logp - behavior_logp, advantage)
     return -bounded * advantage + penalty, clipped
 
 
-def reinforce_pp_baseline(logp, behavior_logp, reference_logp, advantage, *, beta: float, clip: Clip) -> Losses:
+def reinforce_pp_baseline(
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *, beta: float, clip: Clip
+) -> Losses:
     """−w̄A + beta·½(log policy − log reference)² (REINFORCE++-Baseline, arXiv 2501.03262; OpenRLHF's k2 loss).
 
     The gradient of k2 is log u: on policy that of `urkl`, and off policy it lacks the importance ratio.

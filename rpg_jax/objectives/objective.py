@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
@@ -57,7 +58,10 @@ class Objective(abc.ABC):
     reward_beta: float = 0.0
     declares: Claim | None
 
-    def __call__(self, logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    def __call__(
+        self, logp: jax.Array, behavior_logp: jax.Array, advantage: jax.Array, mask: jax.Array,
+        reference_logp: jax.Array | None = None, weight: jax.Array | None = None, denominator: ArrayLike | None = None,
+    ) -> tuple[jax.Array, metric.Metrics]:  # fmt: skip
         """Loss to minimize, and metrics.
 
         Args:
@@ -92,14 +96,16 @@ class Objective(abc.ABC):
         return self.settings["sampler_correction"]
 
     @abc.abstractmethod
-    def measured_loss(self, tokens: Batch, denominator):
+    def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
         """The loss and the metrics of what `prepare` returns."""
 
-    def count(self, mask):
+    def count(self, mask: jax.Array) -> jax.Array:
         """The reduction's own denominator for mask [B, T], i32[]; ValueError for "constant", which has none."""
         return reductions.count(self.reduction, mask)
 
-    def advantages(self, rewards, behavior_logp, reference_logp, mask):
+    def advantages(
+        self, rewards: jax.Array, behavior_logp: jax.Array, reference_logp: jax.Array, mask: jax.Array
+    ) -> jax.Array:
         """The advantages that setting `advantage` names, over a whole batch of B = P·G responses, problem-major.
 
         Args:
@@ -111,7 +117,9 @@ class Objective(abc.ABC):
         penalty = kl_penalty(behavior_logp, reference_logp, mask, self.reward_beta)
         return ADVANTAGES[self.advantage](rewards, penalty, mask)
 
-    def corrections(self, behavior_logp, sampler_logp, mask):
+    def corrections(
+        self, behavior_logp: jax.Array, sampler_logp: jax.Array, mask: jax.Array
+    ) -> tuple[jax.Array, metric.Metrics]:
         """(weight [B, T], metrics): truncated importance sampling for the gap between the sampler and the trainer.
 
         All [B, T]; per response at level "sequence". Ones and no metrics where `sampler_correction` is unset.
@@ -137,14 +145,17 @@ class SurrogateObjective(Objective):
     units: Callable[[Batch], Batch]
     surrogate: Callable[..., tuple[jax.Array, Clipped]]
 
-    def measured_loss(self, tokens: Batch, denominator):
+    def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
         units = self.units(tokens)
         losses, clipped = self.surrogate(*units[:4])
         loss = reductions.reduce(self.reduction, losses * units.weight, units.mask, denominator)
         return loss, clip_fractions(clipped, units) | measure(tokens, units)
 
 
-def prepare(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None) -> Batch:
+def prepare(
+    logp: jax.Array, behavior_logp: jax.Array, advantage: jax.Array, mask: jax.Array,
+    reference_logp: jax.Array | None = None, weight: jax.Array | None = None,
+) -> Batch:  # fmt: skip
     """Checks, promotes to one dtype of at least float32, zeroes what is masked, and stops gradients on all but logp."""
     logp = jnp.asarray(logp)
     reference_logp = behavior_logp if reference_logp is None else reference_logp
@@ -192,18 +203,18 @@ def as_sequences(tokens: Batch) -> Batch:
 UNITS = {"token": as_tokens, "sequence": as_sequences}  # by level
 
 
-def clip_fractions(clipped: Clipped, units: Batch) -> dict:
+def clip_fractions(clipped: Clipped, units: Batch) -> metric.Metrics:
     """Metrics that say where the clip was: shares of units."""
     fractions = {"clip_fraction": clipped.anywhere}
     fractions |= {f"clip_fraction_{name}": where for name, where in clipped._asdict().items()}
     return {name: metric.mean_of(x.astype(units.logp.dtype), units.mask) for name, x in fractions.items()}
 
 
-def measure(tokens: Batch, units: Batch) -> dict:
+def measure(tokens: Batch, units: Batch) -> metric.Metrics:
     """Metrics of a batch and no gradients; `units` is `tokens`, or its rows at level "sequence"."""
     tokens, units = jax.lax.stop_gradient((tokens, units))
     log_w = units.logp - units.behavior_logp
-    metrics = {
+    metrics: metric.Metrics = {
         "ratio_mean": metric.mean_of(jnp.exp(log_w), units.mask),
         "ratio_max": metric.max_of(jnp.exp(log_w), units.mask),
         "effective_sample_size": metric.effective_sample_size(log_w, units.mask),

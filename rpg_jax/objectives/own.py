@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
@@ -38,7 +39,7 @@ def load(spec: str) -> Callable:
     if not pathlib.Path(path).is_file():
         raise ValueError(f"objective {spec!r}: there is no file {path}")
     loader = importlib.machinery.SourceFileLoader(MODULE, path)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
     sys.modules[loader.name] = module
     sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
     try:
@@ -81,14 +82,14 @@ class OwnObjective(Objective):
 
     function: Callable
 
-    def measured_loss(self, tokens: Batch, denominator):
+    def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
         logp, behavior_logp, reference_logp, advantage, weight, mask = tokens
         constants = dict(reference_logp=reference_logp, weight=weight, denominator=denominator)
         loss, own = returned(self.function(logp, behavior_logp, advantage, mask, **constants))
         ours = measure(tokens, UNITS[self.level](tokens))
         return loss, own | ours  # ours keep their names: the reference schedule goes by one of them
 
-    def try_out(self, shape):
+    def try_out(self, shape: tuple[int, int]) -> None:
         """Raises ValueError if it cannot be called and differentiated on arrays of that shape; computes nothing."""
         array, mask, count = (jax.ShapeDtypeStruct(*x) for x in ((shape, "float32"), (shape, bool), ((), "float32")))
         gradient = jax.value_and_grad(lambda x, *rest: self.measured_loss(Batch(x, *rest[:-1]), rest[-1]), has_aux=True)
@@ -100,7 +101,7 @@ class OwnObjective(Objective):
             ) from error
 
 
-def returned(result) -> tuple:
+def returned(result: Any) -> tuple[Any, metric.Metrics]:
     """(loss, {name: metric}) of what a function of one's own returned; TypeError if that is something else."""
     if not isinstance(result, tuple) or len(result) != 2 or jnp.shape(result[0]) or not isinstance(result[1], Mapping):
         raise TypeError("what it returns is not a pair of a scalar loss and a dict of metrics")
@@ -136,7 +137,7 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
     return made
 
 
-def in_a_line(error) -> str:
+def in_a_line(error: BaseException) -> str:
     """What somebody else's code raised, and on which of its lines."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_globals.get("__name__") == MODULE]

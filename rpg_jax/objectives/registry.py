@@ -70,7 +70,7 @@ def make(name: str, **settings: Any) -> Objective:
         )
     recipe = RECIPES[name]
     _refuse_unknown(name, settings, recipe.defaults)
-    checks = {**CHECKS, "clip": functools.partial(_choice, recipe.clips)}
+    checks: dict[str, Callable] = {**CHECKS, "clip": functools.partial(_choice, recipe.clips)}
     chosen = {key: checks[key](key, value) for key, value in settings.items() if value is not None}
     settings = {**recipe.defaults, **chosen}
     clip = _clip(name, settings, chosen, settings.get("clip", recipe.clips[0]))
@@ -97,12 +97,11 @@ def of_function(spec: str, function: Callable, settings: Mapping[str, Any]) -> O
 
     Raises ValueError as `make` does.
     """
-    is_objective = isinstance(function, Objective)
-    defaults = {} if is_objective else own.settings_of(function)
+    defaults = {} if isinstance(function, Objective) else own.settings_of(function)
     defaults = {**defaults, "advantage": None, "sampler_correction": None}
     _refuse_unknown(spec, settings, defaults)
     chosen = {key: value for key, value in settings.items() if value is not None}
-    if is_objective:
+    if isinstance(function, Objective):
         return dataclasses.replace(function, settings={**function.settings, **checked(chosen)})
     complete = {**defaults, **chosen}
     checked({"sampler_correction": complete["sampler_correction"]})
@@ -114,7 +113,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value if value is None else CHECKS[key](key, value) for key, value in settings.items()}
 
 
-def _refuse_unknown(name, settings, known):
+def _refuse_unknown(name: str, settings: Mapping[str, Any], known: Iterable[str]) -> None:
     for key in settings:
         if key not in known:
             has = f"objective {name!r} has no setting {key!r}{_nearest(key, known)}; it has: {', '.join(known)}"
@@ -122,24 +121,24 @@ def _refuse_unknown(name, settings, known):
             raise ValueError(has + (f"; leave {key} unset (--config.objective.{key}=)" if others else ""))
 
 
-def _nearest(word, known: Iterable[str]) -> str:
+def _nearest(word: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word), list(known), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _choice(known: Iterable[str], key: str, value):
+def _choice(known: Iterable[str], key: str, value: Any) -> Any:
     if value not in tuple(known):
         raise ValueError(f"{key}={value!r}{_nearest(value, known)}; expected one of: {', '.join(known)}")
     return value
 
 
-def _number(fits: Callable, expected: str, key: str, value) -> float:
+def _number(fits: Callable, expected: str, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(value):
         raise ValueError(f"{key}={value!r}; expected a number {expected}")
     return float(value)
 
 
-def _declared(key, value) -> Claim:
+def _declared(key: str, value: Any) -> Claim:
     claims = (value, value) if isinstance(value, str) else value
     known = (EXACT, EXACT_MEAN, BIASED)
     if not isinstance(claims, tuple | list) or len(claims) != 2 or not all(claim in known for claim in claims):
@@ -170,7 +169,7 @@ def _claim(unclipped: Claim, clip: Clip, reduction: str) -> Claim:
     return unclipped._replace(off_policy=BIASED) if clip.bounds else unclipped
 
 
-def _reduction(settings, level: str) -> str:
+def _reduction(settings: Mapping[str, Any], level: str) -> str:
     """The reduction; raises for one that counts tokens where a loss has one entry a row."""
     reduction = settings["reduction"] or BY_LEVEL[level]
     if level == "sequence" and reduction not in ("sequence_mean", "constant"):

@@ -10,43 +10,51 @@ what a surrogate's own formula stops: `objective` does that around them.
 Unclipped, the gradient of every entry is −(wA − beta·r·kappa(u)) ∇log policy (docs/method.md 3).
 """
 
+import functools
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from rpg_jax.objectives.clips import CLIPS, Clip, Clipped, stop
 from rpg_jax.objectives.divergences import Divergence, kappa_over_u, weighted_kappa
 
-Losses = tuple[jax.Array, Clipped]
+Losses = tuple[Array, Clipped]
 UNCLIPPED = CLIPS["none"]
 
 
-def log_ratios(logp, behavior_logp, reference_logp, z_old=1.0) -> tuple[jax.Array, jax.Array, jax.Array]:
+def log_ratios(
+    logp: Array, behavior_logp: Array, reference_logp: Array, z_old: float = 1.0
+) -> tuple[Array, Array, Array]:
     """log w, log u and log r; `z_old` is the reference's mass Z, `reference_logp` that of its normalized form."""
     log_z = jnp.log(jnp.asarray(z_old, logp.dtype))
     return logp - behavior_logp, logp - reference_logp - log_z, reference_logp - behavior_logp + log_z
 
 
-def scaled(beta: float, term: Callable[[], jax.Array]) -> jax.Array | float:
+def scaled(beta: float, term: Callable[[], Array]) -> Array | float:
     """beta·term(), and 0 where beta is 0: of a reference far away the term may be infinite."""
     return beta * term() if beta else 0.0
 
 
-def regularizer(logp, behavior_logp, reference_logp, *, divergence: Divergence, z_old=1.0) -> jax.Array:
+def regularizer(
+    logp: Array, behavior_logp: Array, reference_logp: Array, *, divergence: Divergence, z_old: float = 1.0
+) -> Array:
     """r·rho(u), whose expectation under the behavior policy is the divergence, on and off policy."""
     log_w, log_u, log_r = log_ratios(logp, behavior_logp, reference_logp, z_old)
     return divergence.rho(log_u, jnp.exp(log_w), jnp.exp(log_r))
 
 
-def regularized_advantage(logp, reference_logp, advantage, *, divergence: Divergence, beta: float) -> jax.Array:
+def regularized_advantage(
+    logp: Array, reference_logp: Array, advantage: Array, *, divergence: Divergence, beta: float
+) -> Array:
     """A' = A − beta·kappa(u)/u, in closed form (Z = 1)."""
     return advantage - scaled(beta, lambda: kappa_over_u(divergence, logp - reference_logp))
 
 
 def reinforce(
-    logp, behavior_logp, reference_logp, advantage, *, divergence, beta, clip: Clip = UNCLIPPED, z_old=1.0
-) -> Losses:
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *,
+    divergence: Divergence, beta: float, clip: Clip = UNCLIPPED, z_old: float = 1.0,
+) -> Losses:  # fmt: skip
     """−SG(w̄A − beta·r·kappa(u)) · log policy (Table 2, Appendix F), w̄ being the ratio as the clip bounds it by A'.
 
     With clip "rpg" that is RPG-REINFORCE with RPG-Style Clip (Algorithm 2): a clipped entry's log policy is stopped,
@@ -64,21 +72,23 @@ def reinforce(
 
 
 def differentiable(
-    logp, behavior_logp, reference_logp, advantage, *, divergence, beta, clip: Clip = UNCLIPPED, z_old=1.0
-) -> Losses:
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *,
+    divergence: Divergence, beta: float, clip: Clip = UNCLIPPED, z_old: float = 1.0,
+) -> Losses:  # fmt: skip
     """−w̄A + beta·r·rho(u), differentiated through both (Tables 1 and 4); the clip bounds w̄ by A alone.
 
     With clip "dual" that is PPO's dual clip on the reward and an unclipped regularizer (Appendix G.2).
     """
-    arguments = dict(divergence=divergence, z_old=z_old)
-    penalty = scaled(beta, lambda: regularizer(logp, behavior_logp, reference_logp, **arguments))
+    regularization = functools.partial(regularizer, divergence=divergence, z_old=z_old)
+    penalty = scaled(beta, lambda: regularization(logp, behavior_logp, reference_logp))
     bounded, clipped = clip(logp - behavior_logp, advantage)
     return penalty - bounded * advantage, clipped
 
 
 def regularized_ratio(
-    logp, behavior_logp, reference_logp, advantage, *, divergence, beta, clip: Clip, z_old=1.0
-) -> Losses:
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *,
+    divergence: Divergence, beta: float, clip: Clip, z_old: float = 1.0,
+) -> Losses:  # fmt: skip
     """−w̄·(A − beta·kappa(u)/u), differentiated through both (Algorithm 1, with clip "dual"); for `rkl` and `urkl`.
 
     In expectation exact where no bound is crossed; of `fkl` and `ufkl` the regularizer's gradient would cancel. A
@@ -90,4 +100,4 @@ def regularized_ratio(
     return -bounded * shaped, clipped
 
 
-ESTIMATORS = {"reinforce": reinforce, "differentiable": differentiable}
+ESTIMATORS: dict[str, Callable[..., Losses]] = {"reinforce": reinforce, "differentiable": differentiable}
