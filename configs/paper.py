@@ -33,6 +33,8 @@ import itertools
 import pathlib
 from typing import NamedTuple
 
+from ml_collections import ConfigDict
+
 from configs import base
 
 MODELS = {"qwen3-4b": "Qwen3-4B", "qwen2.5-7b": "Qwen2.5-7B-Instruct"}
@@ -99,6 +101,11 @@ class Score(NamedTuple):
     note: str
 
     @property
+    def task(self) -> str:
+        """The held-out task that our evaluations call the benchmark."""
+        return pathlib.Path((BENCHMARKS | MORE_BENCHMARKS)[self.benchmark]).name
+
+    @property
     def variant(self) -> str:
         """The variant that the row stands for."""
         model = next(name for name, checkpoint in MODELS.items() if checkpoint == self.model)
@@ -156,6 +163,14 @@ def published(variant: str) -> list[Score]:
         for row in scores()
         if row.benchmark in asked.heldout and parse(row.variant)._replace(benchmarks=None) == run
     ]
+
+
+def experiments() -> list[tuple[str, ConfigDict, list[Score]]]:
+    """(variant, its config, its published scores) of every run of the paper."""
+    rows = {}
+    for row in scores():
+        rows.setdefault(row.variant.removesuffix(",minerva-olympiad"), []).append(row)
+    return [(variant, get_config(variant), found) for variant, found in rows.items()]
 
 
 def get_config(variant=""):

@@ -1,4 +1,4 @@
-"""Reports: estimates against scipy and exhaustive resampling, and pages of runs whole, unfinished, cut short, twice."""
+"""Reports: estimates against enumeration and rliable, and pages of runs that are whole, unfinished or damaged."""
 
 import html
 import html.parser
@@ -20,7 +20,7 @@ from hypothesis.extra.numpy import arrays
 from configs import paper
 from rpg_jax.lab.reporting import figures, page, published, runs
 from rpg_jax.lab.reporting.comparable import differences, incomparable
-from rpg_jax.lab.reporting.comparison import compare, spelled, verdicts
+from rpg_jax.lab.reporting.comparison import compare, spelled
 from rpg_jax.lab.reporting.compose import document
 from rpg_jax.lab.reporting.estimates import (
     Estimate,
@@ -35,6 +35,9 @@ from rpg_jax.lab.reporting.estimates import (
 from rpg_jax.storage.settings import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+EXPERIMENTS = [
+    published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in paper.experiments()
+]
 TASKS = ("arithmetic", "countdown")
 SCORES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 
@@ -46,7 +49,9 @@ def matrices(most=5):
 @settings(max_examples=60, deadline=None)
 @given(matrices(), matrices())
 def test_estimates_are_those_of_scipy(x, y):
-    """rliable defines them so: trim_mean at 0.25 over runs x tasks, Mann and Whitney's U averaged over tasks."""
+    """rliable defines them so: the middle half of runs x tasks, Mann and Whitney's U averaged over tasks."""
+    middle = np.sort(x, axis=None)[x.size // 4 : x.size - x.size // 4]
+    np.testing.assert_allclose(interquartile_mean(x), middle.mean())
     np.testing.assert_allclose(interquartile_mean(x), scipy.stats.trim_mean(x, 0.25, axis=None))
     u = [scipy.stats.mannwhitneyu(a, b).statistic / (len(x) * len(y)) for a, b in zip(x.T, y.T, strict=True)]
     np.testing.assert_allclose(improvement(x, y), np.mean(u))
@@ -75,12 +80,18 @@ def test_intervals_are_those_that_rliable_gave():
 
 @settings(max_examples=20, deadline=None)
 @given(matrices(4), matrices(4))
-def test_the_permutation_test_is_scipys(x, y):
+def test_the_permutation_test_counts_every_division(x, y):
     if min(len(x), len(y)) < 2:
+        assert permutation_p(x, y) == 1.0
         return
-    expected = scipy.stats.permutation_test(
+    both = np.concatenate([x, y]).mean(1)
+    splits = [list(chosen) for chosen in itertools.combinations(range(len(both)), len(x))]
+    gaps = [abs(both[chosen].mean() - np.delete(both, chosen).mean()) for chosen in splits]
+    expected = np.mean(np.array(gaps) >= gaps[0] - 1e-12)
+    scipys = scipy.stats.permutation_test(
         (x.mean(1), y.mean(1)), lambda a, b: abs(a.mean() - b.mean()), alternative="greater", n_resamples=np.inf
     ).pvalue
+    assert scipys == pytest.approx(expected)
     assert permutation_p(x, y) == pytest.approx(expected)
     assert permutation_p(x, y) >= least_p(len(x), len(y)) - 1e-12
 
@@ -146,7 +157,7 @@ def command(*arguments):
 
 def page_of(folder, *more):
     """The Markdown of a report, after checking that its twin says the same."""
-    blocks = document("title", [runs.read(path) for path in runs.find([folder, *more])], published.experiments())
+    blocks = document("title", [runs.read(path) for path in runs.find([folder, *more])], EXPERIMENTS)
     markdown, text = page.to_markdown(blocks, "report"), Reader.text(page.to_html("title", blocks))
     words = re.sub(r"!\[\w+\]\(.*?\)|</?ins>|\*\*|\||#+ |^\* |(--- )|---:", " ", markdown, flags=re.MULTILINE)
     assert re.sub(r"\W+", "", words.replace("\\", "")) == re.sub(r"\W+", "", text)
@@ -191,7 +202,7 @@ class Reader(html.parser.HTMLParser):
 def test_the_page_of_a_whole_sweep(tmp_path):
     text = page_of(write_sweep(tmp_path / "sweep"))
     assert "\\- is unset" in text
-    assert "every run is finished, of the same length, and evaluated alike" in text
+    assert "3 variants, 15 runs, 15 finished;" in text and "not compared" not in text
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     last = text.split("## Last and best")[1].split("##")[0]
     assert "| b | 5 | **0.6020** | **0.7020** | **0.6120** | **0.7120** |" in last
@@ -199,16 +210,16 @@ def test_the_page_of_a_whole_sweep(tmp_path):
     assert "| objective.name |" in text and "| b | b |" in text
     assert rows["better than →"] and "1.00\\*\\* (1.00 – 1.00)" in text
     assert "| 12.0 | 12.0 – 12.0 | 3.00 | 400 | 33 | - |" in text  # 4 steps of 3 s, 100 tokens each
-    assert "b is significantly better than a, c (p = 0.0079)." in text
-    assert "a is significantly worse than b (p = 0.0079)." in text
-    assert "2 of 3 pairs of variants differ significantly" in text and "false finding is unlikely, leaves 2." in text
+    assert "| better | worse | difference of means | p | p after Holm |" in text
+    assert "| b | a | 0.4000 | 0.0079 | 0.024 |" in text and "| b | c | 0.3999 | 0.0079 | 0.024 |" in text
+    assert "2 of 3 pairs of variants differ significantly" in text and "for all 3 pairs leaves 2." in text
 
 
 def test_three_seeds_are_too_few_and_it_is_said(tmp_path):
     text = page_of(write_sweep(tmp_path / "sweep", seeds=3))
     assert "0 of 3 pairs of variants differ significantly" in text
-    assert "With 3 runs a variant nothing can be significant at 5 %" in text and "probability 0.1." in text
-    assert "b is not significantly different from any other variant; ahead of a, c (p = 0.1)" in text
+    assert "With 3 runs a variant nothing can be significant at 5 %" in text and "p is 0.1 at the least." in text
+    assert "| better | worse |" not in text
 
 
 def test_what_is_unfinished_or_cut_short_is_shown(tmp_path):
@@ -220,12 +231,13 @@ def test_what_is_unfinished_or_cut_short_is_shown(tmp_path):
     (root / "e" / "seed0" / "config.json").write_text("{}")
     (root / "e" / "seed0" / "log.txt").write_text("error: so it ended")
     text = page_of(root)
-    assert "a: seed 2 is unfinished (2 of 4 steps), not in the comparison at step 4" in text
-    assert "| a, seed 2 is unfinished (2 of 4 steps) | - | 0.9000 | 0.9000 |" in text
-    assert "a/seed2/metrics.jsonl: 1 line cut short or not readable, left out; the others are used" in text
-    assert "b: seed 2 has logged no evaluation" in text
-    assert "d: no evaluation logged by any of its runs, so it is not compared" in text
-    assert "| a | 2 | unfinished | 2 of 4 | 2 | 1 |" in text and "| d | 0 | nothing logged | 0 of 4 | - | 0 |" in text
+    assert "4 runs not compared, for no evaluation at step 4: see Runs" in text
+    assert "| a, step 2 | - | 0.9000 | 0.9000 |" in text
+    assert (
+        "| a | 2 | unfinished | 2 of 4 | 2 | no | 1 |" in text and "| a | 1 | finished | 4 of 4 | 4 | yes | 0 |" in text
+    )
+    assert "| b | 2 | nothing logged | 0 of 4 | - | no | 0 |" in text
+    assert "| d | 0 | nothing logged | 0 of 4 | - | no | 0 |" in text
     assert re.search(r"\| e \| - \| nothing logged", text)
 
 
@@ -233,30 +245,28 @@ def test_a_sweep_that_goes_on_is_compared_as_far_as_all_came(tmp_path):
     write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2}, objective__name="a")
     write_run(tmp_path / "b" / "seed0", {0: 0.1, 2: 0.3, 3: 0.4}, objective__name="b")
     text = page_of(tmp_path)
-    assert "compared at step 2." in text and "some of b were evaluated after step 2" in text
-    assert "a: seed 0 is unfinished (2 of 4 steps), compared as far as it came" in text
+    assert "compared at step 2." in text and "| a | 0 | unfinished | 2 of 4 | 2 | yes |" in text
+    assert "| b | 0 | unfinished | 3 of 4 | 3 | yes |" in text
 
 
 def test_a_variant_that_has_hardly_begun_does_not_hold_up_the_others(tmp_path):
     root = write_sweep(tmp_path / "sweep")
     write_run(root / "new" / "seed0", {0: 0.5}, objective__name="new")
     text = page_of(root)
-    assert "Variants are compared at step 4." in text and "2 of 3 pairs of variants differ significantly" in text
-    assert "new: seed 0 is unfinished (0 of 4 steps), not in the comparison at step 4" in text
-    assert "| new, seed 0 is unfinished (0 of 4 steps) | - | 0.5000 |" in text
+    assert "compared at step 4." in text and "2 of 3 pairs of variants differ significantly" in text
+    assert "| new | 0 | unfinished | 0 of 4 | 0 | no |" in text and "| new, step 0 | - | 0.5000 |" in text
     found = compare(read(root)[0])
-    assert [v.name for v in found.evaluated] == ["a", "b", "c", "new"] and "new" in figures.curves(found)
+    assert (found.variants, found.behind) == (["a", "b", "c"], ["new"]) and "new" in figures.curves(found)
 
 
 def test_runs_of_one_variant_and_different_lengths(tmp_path):
     write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2, 4: 0.5})
     write_run(tmp_path / "a" / "seed1", {0: 0.1, 2: 0.2, 4: 0.5, 6: 0.7}, 1, steps=6)
-    ((variant,), twice) = read(tmp_path)
+    ((variant,), repeated) = read(tmp_path)
     found = compare([variant])
-    assert variant.name == "a" and not twice and found.step == 4
-    assert {step: count for step, (count, _) in found.curve(variant).items()} == {0: 2, 2: 2, 4: 2, 6: 1}
-    assert found.goes_on == ["a"] and verdicts(found) == ["There is one variant: nothing to compare it with."]
-    assert "runs are of different lengths: some of a were evaluated after step 4" in page_of(tmp_path)
+    assert variant.name == "a" and not repeated and found.step == 4
+    assert found.curve("a")["runs"].to_dict() == {0: 2, 2: 2, 4: 2, 6: 1}
+    assert "| a | 1 | finished | 6 of 6 | 6 | yes |" in page_of(tmp_path)
 
 
 def test_lines_that_are_no_rows_are_counted(tmp_path):
@@ -265,7 +275,7 @@ def test_lines_that_are_no_rows_are_counted(tmp_path):
         file.write(b'[1]\n{"step": "4"}\n\x00\xff\n{"loss": 1}\n{"step": 1e999}\n\n')
         file.write(b'{"step": 2, "eval/arithmetic/mean@8": 0.5}')
     run = runs.read(folder)
-    assert run.lost == 5 and run.last == 2 and run.scores["arithmetic"] == {0: 0.1, 2: 0.5}
+    assert run.lost == 5 and run.last == 2 and run.scores["arithmetic"].to_dict() == {0: 0.1, 2: 0.5}
 
 
 def test_values_of_another_kind_do_not_stop_a_report(tmp_path):
@@ -276,7 +286,7 @@ def test_values_of_another_kind_do_not_stop_a_report(tmp_path):
         (folder / "summary.json").write_text('{"wall_seconds": null}')
     write_run(tmp_path / "b" / "seed0", {0: 0.1, 4: 0.2})
     text = page_of(tmp_path)
-    assert text.count("1 line cut short or not readable") == 3 and "| b | finished |" in text
+    assert text.count("| yes | 1 |") == 3 and "| b | finished |" in text
 
 
 def test_a_run_that_is_there_twice_counts_once(tmp_path):
@@ -285,19 +295,20 @@ def test_a_run_that_is_there_twice_counts_once(tmp_path):
     write_run(tmp_path / "y" / "rpg" / "seed1", {0: 0.1, 4: 0.2}, 1)
     write_run(tmp_path / "x" / "other" / "seed0", {0: 0.1, 4: 0.3}, objective__beta=1.0)
     write_run(tmp_path / "z" / "rpg" / "seed0", {0: 0.1, 4: 0.3}, objective__beta=2.0)
-    found, twice = read(tmp_path, tmp_path / "x")
+    found, repeated = read(tmp_path, tmp_path / "x")
     assert {variant.name: len(variant.runs) for variant in found} == {"other": 1, "x/rpg+y/rpg": 2, "z/rpg": 1}
-    ((second, first),) = twice
-    assert (second.path.parent.parent.name, first.path.parent.parent.name) == ("y", "x")
-    assert "the same run again, counted once" in page_of(tmp_path)
+    ((second, first),) = repeated.items()
+    assert (second.parent.parent.name, first.path.parent.parent.name) == ("y", "x")
+    assert re.search(r"x/rpg/seed0, also in \S+y/rpg/seed0 \|", page_of(tmp_path))
 
 
 def test_of_a_run_that_is_there_twice_the_longest_counts(tmp_path):
     write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2})
     again = write_run(tmp_path / "again" / "a" / "seed0", {0: 0.1, 4: 0.3})
     (tmp_path / "again" / "circle").symlink_to(tmp_path)
-    ((variant,), ((shorter, longest),)) = read(tmp_path)
-    assert variant.runs == [longest] and (longest.path, shorter.last) == (again, 2)
+    (variant,), repeated = read(tmp_path)
+    ((shorter, longest),) = repeated.items()
+    assert variant.runs == [longest] and (longest.path, shorter) == (again, tmp_path / "a" / "seed0")
 
 
 def test_linked_runs_are_found_in_the_order_of_their_numbers(tmp_path):
@@ -316,7 +327,7 @@ def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):
     text = page_of(tmp_path)
     assert "held-out tasks that not all variants were evaluated on, left out: countdown, sorting" in text
     assert "| a | 1 | **0.3000** | - | **0.3000** | - |" in text and "| a |  | 1.00 |" in text and "nan" not in text
-    assert "ahead" not in text and "With 1 run a variant nothing can be significant" in text
+    assert "With 1 run a variant nothing can be significant" in text
 
 
 def test_variants_of_one_folder_are_told_apart(tmp_path):
@@ -340,14 +351,13 @@ def test_what_is_not_comparable_is_said(tmp_path):
 def test_the_papers_scores_stand_beside_ours(tmp_path):
     variant = "qwen3-4b,rpg-reinforce-urkl,8k"
     config = json.loads(paper.get_config(variant).to_json_best_effort())
-    experiments = published.experiments()
-    match = published.matching(flatten(config), experiments)
+    match = published.matching(flatten(config), EXPERIMENTS)
     assert match.experiment.name == variant and not match.differing
     assert {(s.task, s.last, s.best) for s in match.experiment.scores} >= {("aime24", 0.5708, 0.5781)}
     config["steps"], config["model"]["checkpoint"] = 100, "/elsewhere/Qwen3-4B"
-    assert published.matching(flatten(config), experiments).differing == ["steps: 400 -> 100"]
+    assert published.matching(flatten(config), EXPERIMENTS).differing == ["steps: 400 -> 100"]
     config["objective"]["divergence"] = "js"
-    assert published.matching(flatten(config), experiments) is None
+    assert published.matching(flatten(config), EXPERIMENTS) is None
     folder = write_run(tmp_path / "ours", {0: 0.1, 100: 0.2})
     config["objective"]["divergence"] = "urkl"
     (folder / "config.json").write_text(json.dumps(config))
@@ -364,12 +374,56 @@ def test_names_cannot_break_the_page(tmp_path):
     write_run(tmp_path / other / "seed0", {0: 0.1, 4: 0.2}, objective__beta=1.0)
     write_run(tmp_path / "1. #" / "seed0", {0: 0.1, 4: 0.2}, objective__beta=2.0)
     text = page_of(tmp_path)
-    assert "\\<b>a\\|b" in text and r"\_\$x\_{\$ \~\~\&lt;" in text and "* 1\\. # is" in text
+    assert "\\<b>a\\|b" in text and r"\_\$x\_{\$ \~\~\&lt;" in text and "\n| 1\\. # |" in text
     drawn = re.findall(r">([^<>]+)</text>", figures.dynamics(read(tmp_path)[0]))
     assert ">aaaaaaaaaaaaaaa…aaaaaaaaaaaaaab<" in figures.intervals({"a" * 90 + "b": Estimate(0.5, 0.4, 0.6)})
     assert {html.escape(name, quote=False), html.escape(other, quote=False)} <= set(drawn)  # as they are, in the legend
-    blocks = document("</title>", [runs.read(path) for path in runs.find([tmp_path])], published.experiments())
+    blocks = document("</title>", [runs.read(path) for path in runs.find([tmp_path])])
     assert "<b>a" not in page.to_html("</title>", blocks).replace("&lt;", "")
+
+
+def test_a_single_run_has_no_sections_of_comparison(tmp_path):
+    text = page_of(write_run(tmp_path / "a", {0: 0.1, 4: 0.2}))
+    assert re.findall("^## (.*)", text, re.MULTILINE) == [
+        "Training curves",
+        "Last and best",
+        "Training",
+        "Cost",
+        "Runs",
+    ]
+    assert "| a | 1 | 0.2000 | 0.2000 | 0.2100 | 0.2100 |" in text
+
+
+def write_responses(folder, responses):
+    """Held-out responses {step: response} to one problem, in a run's folder."""
+    shared = dict(problem=7, task="arithmetic", prompt="1+<b>1</b>\n", answer="2")
+    rows = [shared | dict(step=n, response=text, correct=float("2" in text)) for n, text in responses.items()]
+    (folder / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "prob')
+
+
+def test_responses_to_a_held_out_problem_at_the_start_halfway_and_at_the_end(tmp_path):
+    folder = write_run(tmp_path / "a", {0: 0.1, 4: 0.2})
+    write_responses(folder, {0: "\0|\n", 1: "never", 2: "Answer: 3", 3: "never", 4: "Answer: 2"})
+    text = page_of(folder)
+    assert "### arithmetic, problem 7\n\n1+\\<b>1\\</b>\n\n| step | response | answer | score |" in text
+    assert "| 0 | \ufffd\\| | - | 0 |\n| 2 | Answer: 3 | 3 | 0 |\n| 4 | Answer: 2 | 2 | 1 |\n" in text
+    assert "never" not in text
+    other = write_run(tmp_path / "b", {0: 0.1, 4: 0.2}, objective__beta=1.0)
+    assert "| variant | step | response" not in page_of(tmp_path / "b") and page_of(tmp_path).count("Answer: 3") == 1
+    write_responses(other, {0: "Answer: 2"})
+    assert "| b | 0 | Answer: 2 | 2 | 1 |" in page_of(tmp_path)
+
+
+def test_a_long_response_is_folded_and_cannot_break_the_page(tmp_path):
+    folder = write_run(tmp_path / "a", {0: 0.1, 4: 0.2})
+    write_responses(folder, {0: "</td><script>" + "x" * 1000})
+    blocks = document("title", [runs.read(folder)])
+    source = page.to_html("title", blocks)
+    Reader.text(source)
+    assert '<table class="many">' in source
+    start = "&lt;/td&gt;&lt;script&gt;" + "x" * 200
+    assert f"<details><summary>{start}" in source and f"</summary>{start}" in source and "x" * 1000 in source
+    assert "x" * 200 in page.to_markdown(blocks, "report") and "x" * 500 not in page.to_markdown(blocks, "report")
 
 
 def test_the_command_writes_the_page_and_its_twin(tmp_path):
@@ -389,7 +443,7 @@ def test_mistakes_are_one_line(tmp_path):
     write_run(tmp_path / "other" / "seed0", {0: 0.1})
     for folder in (tmp_path / "empty", tmp_path / "not there", tmp_path / "blank"):
         with pytest.raises(ValueError, match="no run|no folder|none of these runs"):
-            document("title", [runs.read(path) for path in runs.find([folder])], published.experiments())
+            document("title", [runs.read(path) for path in runs.find([folder])])
     for arguments, part in (
         ((), "name folders of runs"),
         ((tmp_path / "empty",), "holds no run: there is no metrics.jsonl in it"),

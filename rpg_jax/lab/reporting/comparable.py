@@ -1,4 +1,4 @@
-"""What may not differ between variants that are held against each other, on flat settings {"section.key": value}."""
+"""Which settings must agree before variants can be compared, on flat settings {"section.key": value}."""
 
 import math
 
@@ -8,7 +8,7 @@ SAME = (
     "rollout.max_new", "steps",
 )  # fmt: skip
 RESPONSES = ("rollout.prompts", "rollout.samples")  # a step's budget is their product
-# What else a warm start depends on, beside its own section and what is under SAME.
+# What a warm start depends on beside its own section and what is under SAME.
 WARM_START = ("model", "optimizer.name", "optimizer.beta2", "optimizer.clip_norm", "learner.logprob_chunk")
 
 
@@ -24,36 +24,31 @@ def warm_start_settings(settings: dict) -> dict:
 
 
 def incomparable(variants: dict) -> list[str]:
-    """What differs between variants that are not to be compared, a line a key: "evaluation.k: 8 (a, b), 16 (c)".
+    """What differs between variants and makes them incomparable, a line a key: "evaluation.k: 8 (a, b), 16 (c)".
 
     Args:
       variants: name -> flat settings.
     """
-    every = dict.fromkeys(key for settings in variants.values() for key in settings)
-    keys = [key for key in every if under(key, SAME)]
+    sections = SAME
     if any(settings.get("warm_start.steps") for settings in variants.values()):
-        keys += [key for key in every if under(key, WARM_START) and key not in keys]
-    lines = [_differing(key, {name: settings.get(key) for name, settings in variants.items()}) for key in keys]
+        sections += WARM_START
+    unlike = {key: values for key, values in differences(variants).items() if under(key, sections)}
     budgets = {name: math.prod(settings.get(key) or 0 for key in RESPONSES) for name, settings in variants.items()}
-    lines.append(_differing(" x ".join(RESPONSES), budgets))
-    return [line for line in lines if line]
+    if len(set(budgets.values())) > 1:
+        unlike[" x ".join(RESPONSES)] = budgets
+    return [f"{key}: {_listed(values)}" for key, values in unlike.items()]
 
 
 def differences(variants: dict) -> dict:
-    """{key: {name: value}} of each key whose value is not the same in all, in the order in which keys appear."""
-    every = dict.fromkeys(key for settings in variants.values() for key in settings)
-    found = {key: {name: settings.get(key) for name, settings in variants.items()} for key in every}
-    return {key: values for key, values in found.items() if len(_names_by_value(values)) > 1}
+    """{key: {name: value}} of each key whose value is not the same in all variants, in the order of the settings."""
+    keys = dict.fromkeys(key for settings in variants.values() for key in settings)
+    table = {key: {name: settings.get(key) for name, settings in variants.items()} for key in keys}
+    return {key: values for key, values in table.items() if len(set(map(repr, values.values()))) > 1}
 
 
-def _differing(key, values) -> str:
-    names = _names_by_value(values)
-    told = ", ".join(f"{value} ({', '.join(who)})" for value, who in names.items())
-    return f"{key}: {told}" if len(names) > 1 else ""
-
-
-def _names_by_value(values) -> dict:
-    found = {}
+def _listed(values: dict) -> str:
+    """Each value with the names that have it: "8 (a, b), 16 (c)"."""
+    names = {}
     for name, value in values.items():
-        found.setdefault(repr(value), []).append(name)
-    return found
+        names.setdefault(repr(value), []).append(name)
+    return ", ".join(f"{value} ({', '.join(who)})" for value, who in names.items())

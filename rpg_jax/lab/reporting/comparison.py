@@ -1,220 +1,146 @@
-"""What is compared in a report: which runs, on which tasks, at which step; and what of it is significant."""
+"""What a report compares: which runs, on which tasks, at which step; and which differences are significant."""
 
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple
 
-import numpy as np
+import pandas as pd
 
-from rpg_jax.lab.reporting.estimates import (
-    Estimate,
-    holm,
-    improvement_estimate,
-    iqm_estimate,
-    least_p,
-    permutation_p,
-)
-from rpg_jax.lab.reporting.runs import Run, Variant
+from rpg_jax.lab.reporting.estimates import holm, improvement_estimate, iqm_curve, iqm_estimate, least_p, permutation_p
+from rpg_jax.lab.reporting.runs import Variant
 
 SIGNIFICANT = 0.05
-MOST_NAMES = 8  # in a sentence
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Variants at one step: the last one to which every finished run, and at least one run of each variant, came.
+    """Variants at one step: the last that every finished run, and at least one run of each variant, has reached.
 
-    Unfinished runs that did not come so far are in `short`; they are shown, and not averaged with the others. A variant
-    none of whose runs came half as far as the finished ones does not hold up the others.
+    Unfinished runs that did not come so far are shown, but not averaged with the others. A variant none of whose runs
+    came half as far as the finished ones is `behind` and does not hold up the others.
     """
 
-    variants: list[Variant]  # those with a run that came to the step
-    behind: list[Variant]  # those with an evaluated run, but none so far
-    unseen: list[Variant]  # those without
-    tasks: list[str]
+    variants: list[str]  # with a run that came to the step
+    behind: list[str]  # evaluated, but without such a run
     partial: list[str]  # tasks that only some runs were evaluated on
     step: int
+    scores: pd.DataFrame  # mean@k: index (variant, run's path, step), a column a task
 
     @property
-    def evaluated(self) -> list[Variant]:
-        return [*self.variants, *self.behind]
-
-    def horizon(self, run: Run) -> int:
-        """The last step that a run was evaluated at; -1 if none."""
-        return max(run.evaluated(self.tasks), default=-1)
+    def tasks(self) -> list[str]:
+        return list(self.scores)
 
     @functools.cached_property
-    def members(self) -> dict:
-        """{variant name: its runs that came to the step}."""
-        return {v.name: [run for run in v.runs if self.horizon(run) >= self.step] for v in self.variants}
+    def horizon(self) -> pd.Series:
+        """The last step that each run was evaluated at: index (variant, run)."""
+        return _horizon(self.scores)
+
+    def curve(self, variant: str) -> pd.DataFrame:
+        """`iqm_curve` of all evaluated runs of a variant."""
+        return iqm_curve(self.scores.loc[variant])
+
+    def last(self, reached=True) -> pd.DataFrame:
+        """Scores at the step, or before it at the last evaluation: index (variant, run), a column a task.
+
+        Those of the runs that have reached the step or, if `reached` is false, of the others.
+        """
+        return self._until_step(reached).last()
+
+    def best(self, reached=True) -> pd.DataFrame:
+        """The best score of each task until the step; otherwise as `last`."""
+        return self._until_step(reached).max()
+
+    def _until_step(self, reached):
+        horizon = self.scores.index.droplevel("step").map(self.horizon)
+        chosen = (self.scores.index.get_level_values("step") <= self.step) & ((horizon >= self.step) == reached)
+        return self.scores[chosen].groupby(level=["variant", "run"], sort=False)
 
     @functools.cached_property
-    def short(self) -> list[tuple[str, Run]]:
-        """(variant name, run) of each run that was evaluated, but not so late."""
-        return [(v.name, run) for v in self.evaluated for run in v.runs if 0 <= self.horizon(run) < self.step]
+    def runs(self) -> dict:
+        """{variant: the number of its runs that reached the step}."""
+        return self.last().groupby(level="variant", sort=False).size().to_dict()
 
-    @property
-    def goes_on(self) -> list[str]:
-        """Variants with runs that were evaluated later."""
-        return [v.name for v in self.variants if any(self.horizon(run) > self.step for run in v.runs)]
-
-    def last(self, runs) -> np.ndarray:
-        """f[runs, tasks]: scores at the step, or at each run's last evaluation before it."""
-        return np.array([self._until(run)[-1] for run in runs])
-
-    def best(self, runs) -> np.ndarray:
-        """f[runs, tasks]: the best of each task's scores until the step."""
-        return np.array([self._until(run).max(axis=0) for run in runs])
-
-    def _until(self, run):
-        steps = [step for step in run.evaluated(self.tasks) if step <= self.step]
-        return np.array([[run.scores[task][step] for task in self.tasks] for step in steps])
-
-    def curve(self, variant) -> dict:
-        """{step: (runs, IQM)} of each step that a run was evaluated at, of the runs that were."""
-        steps = sorted({step for run in variant.runs for step in run.evaluated(self.tasks)})
-        return {step: self._point(variant, step) for step in steps}
-
-    def _point(self, variant, step):
-        there = [run for run in variant.runs if step in run.evaluated(self.tasks)]
-        scores = np.array([[run.scores[task][step] for task in self.tasks] for run in there])
-        return len(there), iqm_estimate(scores)
+    def iqms(self, scores: pd.DataFrame) -> dict:
+        """{variant: Estimate} of the interquartile mean of `last()` or `best()`."""
+        return {name: iqm_estimate(group) for name, group in scores.groupby(level="variant", sort=False)}
 
     @functools.cached_property
-    def pairs(self) -> dict:
-        """{(name, other name): `Pair`} of every two variants, both ways."""
-        scores = {name: self.last(members) for name, members in self.members.items()}
-        both_ways = list(itertools.combinations(scores, 2))
-        p = [permutation_p(scores[a], scores[b]) for a, b in both_ways]
-        found = {}
-        for (a, b), alone, corrected in zip(both_ways, p, holm(p), strict=True):
-            chance = improvement_estimate(scores[a], scores[b])
-            gap, least = float(scores[a].mean() - scores[b].mean()), least_p(len(scores[a]), len(scores[b]))
-            found[a, b] = Pair(chance, alone, float(corrected), least, gap)
-            turned = Estimate(1 - chance.value, 1 - chance.high, 1 - chance.low)
-            found[b, a] = found[a, b]._replace(chance=turned, gap=-gap)
-        return found
+    def pairs(self) -> pd.DataFrame:
+        """Every two variants, index (variant, other), the one with the higher mean first.
+
+        Columns: `gap` of the mean scores; `chance` that a run of the first beats one of the other on a task, with `low`
+        and `high`; `p` of a permutation test, `holm` as corrected for all pairs, `least` that so many runs can give.
+        """
+        groups = {name: group.to_numpy() for name, group in self.last().groupby(level="variant", sort=False)}
+        rows = {}
+        for pair in itertools.combinations(sorted(groups, key=lambda name: -groups[name].mean()), 2):
+            x, y = (groups[name] for name in pair)
+            chance = improvement_estimate(x, y)
+            rows[pair] = dict(
+                gap=x.mean() - y.mean(), chance=chance.value, low=chance.low, high=chance.high, p=permutation_p(x, y),
+                least=least_p(len(x), len(y)),
+            )  # fmt: skip
+        table = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
+        return table.assign(holm=holm(table["p"])) if rows else table
 
 
-class Pair(NamedTuple):
-    chance: Estimate  # that a run of the one beats one of the other on a task
-    p: float  # of a permutation test
-    corrected: float  # that p, as Holm corrects it for all pairs
-    least: float  # the smallest p that so many runs can give
-    gap: float  # of mean scores
-
-    @property
-    def is_significant(self) -> bool:
-        return self.p < SIGNIFICANT
-
-    @property
-    def is_certain(self) -> bool:
-        """Significant among all pairs, too."""
-        return self.corrected < SIGNIFICANT
-
-    @property
-    def is_suggestive(self) -> bool:
-        """The interval leaves out one half, and yet the runs are too few, or too alike, for the test."""
-        return not self.is_significant and (self.chance.low > 0.5 or self.chance.high < 0.5)
+def _horizon(scores) -> pd.Series:
+    return scores.reset_index("step")["step"].groupby(level=["variant", "run"], sort=False).max()
 
 
-def compare(variants) -> Comparison:
+def compare(variants: list[Variant]) -> Comparison:
     """Raises ValueError when nothing was evaluated, or the variants have no held-out task in common."""
-    seen = [variant for variant in variants if any(run.tasks for run in variant.runs)]
-    if not seen:
+    evaluated = {variant.name: [run for run in variant.runs if run.tasks] for variant in variants}
+    evaluated = {name: runs for name, runs in evaluated.items() if runs}
+    if not evaluated:
         raise ValueError("none of these runs has logged an evaluation (eval/TASK/mean@k) yet; wait, or name others")
-    each = {variant.name: [run.tasks for run in variant.runs if run.tasks] for variant in seen}
-    tasks = [t for t in each[seen[0].name][0] if all(t in some for found in each.values() for some in found)]
+    every = list(itertools.chain(*evaluated.values()))
+    tasks = [task for task in every[0].tasks if all(task in run.tasks for run in every)]
     if not tasks:
-        told = "; ".join(f"{name}: {', '.join(found[0])}" for name, found in each.items())
-        raise ValueError(f"these runs have no held-out task in common ({told}); make a report of each")
-    came = {v.name: {run.path: max(run.evaluated(tasks), default=-1) for run in v.runs} for v in seen}
-    ends = [came[v.name][run.path] for v in seen for run in v.runs if run.is_finished and run.tasks]
-    behind = [v for v in seen if max(came[v.name].values()) < min(ends, default=0) / 2]
-    ends += [max(came[v.name].values()) for v in seen if v not in behind]
-    if min(ends) < 0:
+        listed = "; ".join(f"{name}: {', '.join(runs[0].tasks)}" for name, runs in evaluated.items())
+        raise ValueError(f"these runs have no held-out task in common ({listed}); make a report of each")
+    scores = {(name, str(run.path)): run.scores[tasks].dropna() for name, runs in evaluated.items() for run in runs}
+    if any(table.empty for table in scores.values()):
         raise ValueError(f"a run has no evaluation that has all of {', '.join(tasks)}; make a report without it")
-    every = dict.fromkeys(task for found in each.values() for some in found for task in some)
+    scores = pd.concat(scores, names=["variant", "run"])
+    horizon = _horizon(scores)
+    farthest = horizon.groupby(level="variant", sort=False).max()
+    ends = [horizon[name, str(run.path)] for name, runs in evaluated.items() for run in runs if run.is_finished]
+    behind = farthest.index[farthest < min(ends, default=0) / 2]
     return Comparison(
-        variants=[v for v in seen if v not in behind],
-        behind=behind,
-        unseen=[v for v in variants if v not in seen],
-        tasks=tasks,
-        partial=[task for task in every if task not in tasks],
-        step=min(ends),
+        variants=[name for name in evaluated if name not in behind],
+        behind=list(behind),
+        partial=[task for task in dict.fromkeys(task for run in every for task in run.tasks) if task not in tasks],
+        step=int(min([*ends, *farthest.drop(behind)])),
+        scores=scores,
     )
 
 
-def verdicts(comparison: Comparison) -> list[str]:
-    """What is significant and what is not, in words."""
-    names, pairs = [variant.name for variant in comparison.variants], comparison.pairs
-    if len(names) < 2:
-        return ["There is one variant: nothing to compare it with."]
-    both_ways = list(itertools.combinations(names, 2))
-    lines = [_how_many(pairs, both_ways)]
-    if all(pairs[pair].least >= SIGNIFICANT for pair in both_ways):
-        lines.append(_too_few(comparison, pairs, both_ways))
-    for name in sorted(names, key=lambda name: -comparison.last(comparison.members[name]).mean()):
-        others = [other for other in names if other != name]
-        better = [o for o in others if pairs[name, o].is_significant and pairs[name, o].gap > 0]
-        worse = [o for o in others if pairs[name, o].is_significant and pairs[name, o].gap < 0]
-        hints = [o for o in others if pairs[name, o].is_suggestive and pairs[name, o].chance.value > 0.5]
-        told = [f"significantly better than {_listed(better, pairs, name)}"] if better else []
-        told += [f"significantly worse than {_listed(worse, pairs, name)}"] if worse else []
-        told += ["not significantly different from any other variant"] if not better + worse else []
-        told += (
-            [f"ahead of {_listed(hints, pairs, name)}, which these runs do not show to be more than chance"]
-            if hints
-            else []
+def verdict(comparison: Comparison) -> str:
+    """How many pairs of variants differ significantly, and how many still do after Holm's correction."""
+    pairs = comparison.pairs
+    found, corrected, least = (pairs["p"] < SIGNIFICANT).sum(), (pairs["holm"] < SIGNIFICANT).sum(), pairs["least"]
+    text = (
+        f"{found} of {len(pairs)} pair{'s' * (len(pairs) != 1)} of variants differ significantly (p < {SIGNIFICANT}, "
+        f"two-sided permutation test on the runs' mean scores)."
+    )
+    if least.min() >= SIGNIFICANT:
+        runs = sorted(set(comparison.runs.values()))
+        return (
+            f"{text} With {' or '.join(map(str, runs))} run{'s' * (runs != [1])} a variant nothing can be significant "
+            f"at 5 %: p is {spelled(least.min())} at the least."
         )
-        lines.append(f"{name} is {'; '.join(told)}.")
-    return lines
-
-
-def _how_many(pairs, both_ways) -> str:
-    found = sum(pairs[pair].is_significant for pair in both_ways)
-    certain = sum(pairs[pair].is_certain for pair in both_ways)
-    count, least = len(both_ways), min(pairs[pair].least for pair in both_ways)
-    told = (
-        f"{found} of {count} pair{'s' * (count != 1)} of variants differ significantly at 5 % (permutation test on the "
-        f"runs' mean scores, two-sided, each pair on its own)"
-    )
-    if not found or count == 1:
-        return f"{told}."
-    told += (
-        f"; up to {SIGNIFICANT * count:.1f} of {count} are to be expected by chance alone. Holm's correction for all "
-        f"{count} pairs, after which even one false finding is unlikely, leaves {certain or 'none'}"
-    )
-    if least * count >= SIGNIFICANT:
-        told += (
-            f", and could not leave any: it takes a p below {SIGNIFICANT / count:.2g}, and so few runs give "
-            f"{least:.2g} at the least"
+    if found and len(pairs) > 1:
+        text += f" Holm's correction for all {len(pairs)} pairs leaves {corrected}"
+        reachable = least.min() * len(pairs) < SIGNIFICANT
+        needed = (
+            f": it needs p < {SIGNIFICANT / len(pairs):.2g}, and so few runs give {spelled(least.min())} at the least"
         )
-    return f"{told}."
-
-
-def _too_few(comparison, pairs, both_ways) -> str:
-    runs = sorted({len(members) for members in comparison.members.values()})
-    least = min(pairs[pair].least for pair in both_ways)
-    return (
-        f"With {' or '.join(map(str, runs))} run{'s' * (runs != [1])} a variant nothing can be significant at 5 %: "
-        f"even where every run of one beats every run of the other, chance alone does as much with probability "
-        f"{least:.2g}. More seeds are needed."
-    )
-
-
-def _listed(names, pairs, name) -> str:
-    """Names, those of one p together: "a, b (p = 0.0079), c (p = 0.02)"; of many, how many there are."""
-    if len(names) > MOST_NAMES:
-        return f"{len(names)} others (p at most {spelled(max(pairs[name, other].p for other in names))})"
-    by_p = {}
-    for other in sorted(names, key=lambda other: pairs[name, other].p):
-        by_p.setdefault(spelled(pairs[name, other].p), []).append(other)
-    return ", ".join(f"{', '.join(others)} (p = {p})" for p, others in by_p.items())
+        text += "." if reachable else f"{needed}."
+    return text
 
 
 def spelled(p: float) -> str:
-    """With two digits, or as many more as keep it on its side of 5 %."""
+    """p with two digits, or with as many more as keep it on its side of 5 %."""
     texts = (f"{p:.{digits}g}" for digits in range(2, 18))
     return next(text for text in texts if (float(text) < SIGNIFICANT) == (p < SIGNIFICANT))

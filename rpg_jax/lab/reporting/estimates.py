@@ -1,111 +1,121 @@
-"""Estimates over a few runs on several tasks, as rliable defines them, and how sure they are.
+"""Estimates from a few runs on several tasks, with intervals and tests, as rliable defines them.
 
 Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", arXiv 2108.13264. Scores
-are f[runs, tasks]; resamples are of runs, for each task on its own, and say nothing of other tasks.
+are f[runs, tasks]. Runs are resampled for each task on its own (a stratified bootstrap), so an interval speaks of other
+seeds on the same tasks, not of other tasks.
 """
 
-import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
+from scipy import stats
 
 RESAMPLES = 4000
 LEVEL = 0.95
-MOST_SPLITS = 20000  # of a permutation test; more are drawn by lot
+MOST_SPLITS = 20000  # of a permutation test; where there are more, so many are drawn at random
+MOST_NUMBERS = 4_000_000  # resampled at a time, which bounds memory
 
 
 class Estimate(NamedTuple):
-    """A point estimate and the interval around it, which is NaN where one run alone says nothing of others."""
+    """A point estimate and its interval, which is NaN where a single run says nothing about others."""
 
-    value: float
-    low: float
-    high: float
+    value: float | np.ndarray
+    low: float | np.ndarray
+    high: float | np.ndarray
 
 
 def interquartile_mean(scores) -> np.ndarray:
     """The mean of the middle half of all runs x tasks, f[...] from f[..., runs, tasks].
 
-    A quarter of the numbers, rounded down, is left out at each end (scipy's `trim_mean` at 0.25).
+    A quarter of the numbers, rounded down, is left out at each end.
     """
     scores = np.asarray(scores, np.float64)
-    ordered = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
-    count = ordered.shape[-1]
-    out = count // 4
-    return ordered[..., out : count - out].mean(axis=-1)
+    return stats.trim_mean(scores.reshape(*scores.shape[:-2], -1), 0.25, axis=-1)
+
+
+def iqm_estimate(scores) -> Estimate:
+    """The interquartile mean of f[..., runs, tasks] with its 95 % stratified bootstrap interval, each f[...]."""
+    scores = np.asarray(scores, np.float64)
+    return _bootstrap(np.moveaxis(scores, -1, 0), lambda *tasks, axis: interquartile_mean(np.stack(tasks, axis=-1)))
+
+
+def iqm_curve(scores: pd.DataFrame, bands=True) -> pd.DataFrame:
+    """The interquartile mean of each step over the runs that have it: index step, columns runs, value, low, high.
+
+    Args:
+      scores: index (run, step), a column a task.
+      bands: whether to estimate intervals; they are NaN if not.
+    """
+    table = scores.unstack("run")  # index step, columns (task, run)
+    present, curve = table[scores.columns[0]].notna(), []
+    for runs, steps in table.index.groupby(present.apply(tuple, axis=1)).items():
+        values = table.loc[steps].to_numpy().reshape(len(steps), -1, len(runs))[..., list(runs)]  # [steps, tasks, runs]
+        values = values.swapaxes(1, 2)
+        estimate = iqm_estimate(values) if bands else Estimate(interquartile_mean(values), math.nan, math.nan)
+        curve.append(pd.DataFrame({"runs": sum(runs), **estimate._asdict()}, index=steps))
+    return pd.concat(curve).sort_index()
 
 
 def improvement(x, y) -> float:
-    """P(X > Y): the chance that a run of x beats one of y on a task, ties half, averaged over tasks.
+    """P(X > Y) + P(X = Y) / 2 for a run of x f[runs, tasks] and one of y f[other runs, tasks], averaged over tasks.
 
-    From x f[runs, tasks] and y f[other runs, tasks]: Mann and Whitney's U over the number of pairs.
+    It is Mann and Whitney's U over the number of pairs.
     """
-    return float(_wins(x, y).mean())
+    return float(np.mean([_wins(a, b) for a, b in zip(np.transpose(x), np.transpose(y), strict=True)]))
+
+
+def improvement_estimate(x, y) -> Estimate:
+    """P(X > Y) with its 95 % stratified bootstrap interval, x and y resampled independently."""
+    tasks = np.shape(x)[1]
+
+    def statistic(*samples, axis):
+        return np.mean([_wins(a, b) for a, b in zip(samples[:tasks], samples[tasks:], strict=True)], axis=0)
+
+    return _bootstrap([*np.transpose(x), *np.transpose(y)], statistic)
 
 
 def _wins(x, y) -> np.ndarray:
-    """1, ½ or 0 for each pair of runs, f[tasks, runs, other runs]."""
-    x, y = np.asarray(x, np.float64).T[:, :, None], np.asarray(y, np.float64).T[:, None]
-    return (x > y) + 0.5 * (x == y)
+    """The share of pairs that x f[..., runs] wins against y f[..., other runs], ties half."""
+    x, y = np.asarray(x)[..., :, None], np.asarray(y)[..., None, :]
+    return (np.sign(x - y).mean((-2, -1)) + 1) / 2
 
 
-def resampled(scores, random, count=RESAMPLES) -> np.ndarray:
-    """Stratified bootstrap: f[count, runs, tasks], the runs of each task drawn anew with replacement."""
-    scores = np.asarray(scores, np.float64)
-    rows = random.integers(len(scores), size=(count, *scores.shape))
-    return np.take_along_axis(scores[None], rows, axis=1)
+def _bootstrap(samples, statistic: Callable) -> Estimate:
+    """A percentile bootstrap that redraws each of `samples` f[..., runs] independently."""
+    value = statistic(*samples, axis=-1)
+    if min(sample.shape[-1] for sample in samples) < 2:
+        return Estimate(value, np.full_like(value, math.nan), np.full_like(value, math.nan))
+    interval = stats.bootstrap(
+        samples, statistic, n_resamples=RESAMPLES, confidence_level=LEVEL, method="percentile", vectorized=True,
+        axis=-1, rng=np.random.default_rng(0), batch=max(1, MOST_NUMBERS // sum(map(np.size, samples))),
+    ).confidence_interval  # fmt: skip
+    return Estimate(value, interval.low, interval.high)
 
 
-def iqm_estimate(scores, seed=0) -> Estimate:
-    """The interquartile mean with its 95 % stratified percentile bootstrap interval."""
-    return _estimate(
-        interquartile_mean(scores), interquartile_mean(resampled(scores, np.random.default_rng(seed))), len(scores)
-    )
+def permutation_p(x, y) -> float:
+    """The two-sided p of a permutation test on the difference of mean scores of x and y, f[runs, tasks].
 
-
-def improvement_estimate(x, y, seed=0) -> Estimate:
-    """P(X > Y) with its 95 % stratified bootstrap interval, x and y resampled independently."""
-    wins, random = _wins(x, y), np.random.default_rng(seed)
-    tasks, *runs = wins.shape
-    times_x, times_y = (_times(tasks, count, random) for count in runs)
-    return _estimate(improvement(x, y), ((times_x @ wins) * times_y).sum(axis=(0, 2)) / wins.size, min(runs))
-
-
-def _times(tasks, runs, random) -> np.ndarray:
-    """How often each resample, as `resampled` draws them, has each run: f[tasks, RESAMPLES, runs]."""
-    drawn = random.integers(runs, size=(RESAMPLES, runs, tasks)).transpose(2, 0, 1)
-    cells = drawn + runs * np.arange(tasks * RESAMPLES).reshape(tasks, RESAMPLES, 1)
-    return np.bincount(cells.ravel(), minlength=cells.size).reshape(cells.shape).astype(np.float64)
-
-
-def _estimate(value, resamples, runs) -> Estimate:
-    if runs < 2:
-        return Estimate(float(value), math.nan, math.nan)
-    low, high = np.quantile(resamples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(float(value), float(low), float(high))
-
-
-def permutation_p(x, y, seed=0) -> float:
-    """How often chance alone divides the runs into two groups whose mean scores differ at least as much: two-sided.
-
-    A run is the unit, with its mean over tasks, for its tasks were learned together. All divisions are counted where
-    there are at most `MOST_SPLITS`; beyond, that many are drawn, and the given one counts as one of them.
+    A run is the unit, with its mean over tasks, because its tasks were learned together. Every division of the runs is
+    counted where there are at most `MOST_SPLITS`; otherwise so many are drawn. A single run cannot be tested: p is 1.
     """
-    x, y = np.asarray(x, np.float64).mean(axis=-1), np.asarray(y, np.float64).mean(axis=-1)
-    both, total = np.concatenate([x, y]), len(x) + len(y)
-    if math.comb(total, len(x)) <= MOST_SPLITS:
-        chosen = np.array(list(itertools.combinations(range(total), len(x))))
-    else:
-        random = np.random.default_rng(seed)
-        chosen = random.permuted(np.tile(np.arange(total), (MOST_SPLITS, 1)), axis=1)[:, : len(x)]
-        chosen[0] = np.arange(len(x))
-    sums = both[chosen].sum(axis=1)
-    gaps = np.abs(sums / len(x) - (both.sum() - sums) / len(y))
-    return float(np.mean(gaps >= abs(x.mean() - y.mean()) - 1e-12))
+
+    def gap(a, b, axis):  # rounded, because equal gaps summed in another order differ in their last bits
+        return np.round(np.abs(a.mean(axis=axis) - b.mean(axis=axis)), 12)
+
+    groups = np.mean(x, axis=-1), np.mean(y, axis=-1)
+    if min(map(len, groups)) < 2:
+        return 1.0
+    result = stats.permutation_test(
+        groups, gap, alternative="greater", n_resamples=MOST_SPLITS, vectorized=True, rng=np.random.default_rng(0)
+    )
+    return float(result.pvalue)
 
 
 def holm(p) -> np.ndarray:
-    """p-values [tests] as Holm (1979) corrects them: one in 20 times at most is any of them below 5 % by chance."""
+    """p-values [tests] corrected by Holm (1979): the chance of even one false finding stays below the level."""
     p = np.asarray(p, np.float64)
     order, left = np.argsort(p, kind="stable"), np.arange(len(p), 0, -1)
     corrected = np.empty_like(p)
@@ -115,5 +125,7 @@ def holm(p) -> np.ndarray:
 
 def least_p(runs_x: int, runs_y: int) -> float:
     """The smallest p that `permutation_p` can give for so many runs."""
+    if min(runs_x, runs_y) < 2:
+        return 1.0
     both_ways = 2 if runs_x == runs_y else 1
-    return min(1.0, both_ways / math.comb(runs_x + runs_y, runs_x))
+    return both_ways / math.comb(runs_x + runs_y, runs_x)

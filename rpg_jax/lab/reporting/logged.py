@@ -1,41 +1,41 @@
-"""What a run has written, read as far as it is whole: its folder may be of a run that goes on, or that crashed."""
+"""Reads what a run has written, as far as it is whole: the run may still be going on, or may have crashed."""
 
 import json
 import pathlib
 
 
 def read_json(path) -> dict | None:
-    """The object in a file; None when there is no file, or no object in it."""
+    """The JSON object in a file; None when there is no file, or no object in it."""
     try:
-        found = json.loads(pathlib.Path(path).read_bytes())
+        value = json.loads(pathlib.Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def read_rows(path) -> tuple[dict, int]:
-    """({step: row}, lines that were lost) of a `metrics.jsonl`; of two rows of a step the later one holds.
+def read_lines(path) -> tuple[list[dict], int]:
+    """(rows, lines lost) of a log in JSON lines; a missing file has no rows.
 
-    A line counts as lost when it is not a whole JSON object with a step; without a file there are none.
+    A line counts as lost when it is not a whole JSON object with an integer `step`.
     """
     try:
         lines = pathlib.Path(path).read_bytes().split(b"\n")
     except OSError:
-        return {}, 0
-    rows, lost = {}, 0
-    for line in lines:
-        if not line.strip():
-            continue
+        return [], 0
+    rows, lost = [], 0
+    for line in filter(bytes.strip, lines):
         try:
             row = json.loads(line)
-            rows[_step(row)] = row
-        except (ValueError, RecursionError):  # not JSON, or too deep for its reader
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply for its reader
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int and abs(row["step"]) < 2**53:
+            rows.append(row)
+        else:
             lost += 1
-    return dict(sorted(rows.items())), lost
+    return rows, lost
 
 
-def _step(row) -> int:
-    step = row.get("step") if isinstance(row, dict) else None
-    if not isinstance(step, int) or isinstance(step, bool):
-        raise ValueError("no row of a step")
-    return step
+def read_rows(path) -> tuple[dict, int]:
+    """({step: row}, lines lost) of a `metrics.jsonl`, ordered by step; the later one of two rows of a step counts."""
+    rows, lost = read_lines(path)
+    return dict(sorted({row["step"]: row for row in rows}.items())), lost

@@ -1,14 +1,17 @@
-"""Runs as a report sees them: what they logged, how far they came, and which belong to one variant."""
+"""Runs as a report sees them: what they logged, how far they came, and which of them belong to one variant."""
 
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import re
 import sys
 
-from rpg_jax.lab.reporting.logged import read_json, read_rows
+import pandas as pd
+
+from rpg_jax.lab.reporting.logged import read_json, read_lines, read_rows
 from rpg_jax.storage.settings import flatten, matters
 
 LOG = "metrics.jsonl"
@@ -22,8 +25,9 @@ PHASES = ("rollout", "reward", "experience", "update", "evaluation")
 class Run:
     path: pathlib.Path
     settings: dict | None  # flat; None without a config.json
-    rows: dict  # step -> row
-    lost: int  # lines that were not whole
+    metrics: pd.DataFrame  # index step, a column a logged key; NaN where it is missing or not finite
+    lost: int  # lines of the log that were not whole
+    heldout: list[dict]  # rows of heldout.jsonl
     summary: dict | None
 
     @property
@@ -32,71 +36,50 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """The steps that it is to make."""
+        """The number of RL steps that the run is to make."""
         return (self.settings or {}).get("steps") or (self.summary or {}).get("steps")
 
     @property
     def last(self) -> int:
-        """The last step that it logged; -1 if none."""
-        return max(self.rows, default=-1)
+        """The last step that was logged; -1 if none."""
+        return max(self.metrics.index, default=-1)
 
     @property
     def is_finished(self) -> bool:
         return self.last >= self.planned if self.planned else self.summary is not None
 
     @functools.cached_property
-    def scores(self) -> dict:
-        """{task: {step: mean@k}} of its evaluations, where they are finite."""
-        found = {}
-        for step, row in self.rows.items():
-            for key, value in row.items():
-                match = SCORE.fullmatch(key)
-                if match and _is_number(value):
-                    found.setdefault(match[1], {})[step] = float(value)
-        return found
-
-    @functools.cached_property
-    def responses(self) -> set:
-        """The k of its mean@k."""
-        return {int(match[2]) for row in self.rows.values() for key in row if (match := SCORE.fullmatch(key))}
+    def scores(self) -> pd.DataFrame:
+        """mean@k of the evaluations: index step, a column a task."""
+        columns = {match[1]: self.metrics[key] for key in self.metrics if (match := SCORE.fullmatch(key))}
+        return pd.DataFrame(columns, index=self.metrics.index).dropna(axis=0, how="all").dropna(axis=1, how="all")
 
     @property
     def tasks(self) -> list[str]:
-        """Its held-out tasks; `all` only where nothing else is there."""
+        """The held-out tasks; `all` only where there is nothing else."""
         return [task for task in self.scores if task != ALL] or list(self.scores)
-
-    def evaluated(self, tasks) -> list[int]:
-        """Steps at which each of the tasks has a score."""
-        steps = [set(self.scores.get(task, ())) for task in tasks]
-        return sorted(set.intersection(*steps)) if steps else []
 
     @property
     def seconds(self) -> float:
-        """Wall seconds of its steps and evaluations, without the warm start."""
-        return sum(_number(row.get(f"time/{phase}")) for row in self.rows.values() for phase in PHASES)
+        """Wall seconds of the steps and evaluations, without the warm start."""
+        return float(self.metrics.reindex(columns=[f"time/{phase}" for phase in PHASES]).sum().sum())
 
     @property
     def wall_seconds(self) -> float:
-        """All of its wall seconds, as its summary says; 0 if it does not."""
+        """All wall seconds according to the summary; NaN if it does not say."""
         return _number((self.summary or {}).get("wall_seconds"))
 
     @property
     def tokens(self) -> float:
-        """Tokens generated for training, those of dropped groups among them."""
-        rate = "throughput/rollout_tokens_per_second"
-        return sum(_number(row.get(rate)) * _number(row.get("time/rollout")) for row in self.rows.values())
-
-    def series(self, key) -> dict:
-        """{step: value} of a logged number, where it is finite."""
-        return {step: float(row[key]) for step, row in self.rows.items() if _is_number(row.get(key))}
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        """Tokens generated for training, those of dropped groups included."""
+        timed = self.metrics.reindex(columns=["throughput/rollout_tokens_per_second", "time/rollout"])
+        return float(timed.prod(axis=1, skipna=False).sum())
 
 
 def _number(value) -> float:
-    return float(value) if _is_number(value) else 0.0
+    """A finite number as float; NaN for anything else that a log may hold."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if is_number else math.nan
 
 
 def find(folders) -> list[pathlib.Path]:
@@ -105,11 +88,11 @@ def find(folders) -> list[pathlib.Path]:
     Raises:
       ValueError: a folder does not exist, or has no run.
     """
-    found = {}
+    paths = {}
     for folder in map(pathlib.Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder; name those of runs, or of a sweep")
-        here, seen = [], set()
+        runs, seen = [], set()
         for path, inner, files in os.walk(folder, followlinks=True):
             inner.sort(key=_natural)
             if os.path.realpath(path) in seen:  # links may lead in a circle
@@ -117,14 +100,14 @@ def find(folders) -> list[pathlib.Path]:
                 continue
             seen.add(os.path.realpath(path))
             if LOG in files or {"config.json", "log.txt"} <= set(files):  # the second has not come to its first step
-                here.append(pathlib.Path(path))
+                runs.append(pathlib.Path(path))
                 inner.clear()
-        if not any((path / LOG).exists() for path in here):
+        if not any((path / LOG).exists() for path in runs):
             raise ValueError(
                 f"{folder} holds no run: there is no {LOG} in it or beneath it; train first, or name another"
             )
-        found |= {path.resolve(): path for path in here}
-    return list(found.values())
+        paths |= {path.resolve(): path for path in runs}
+    return list(paths.values())
 
 
 def _natural(name) -> list:
@@ -135,14 +118,18 @@ def _natural(name) -> list:
 
 def read(path) -> Run:
     """A run from its folder; what is missing or cut short is counted, not raised."""
-    config = read_json(path / "config.json")
-    rows, lost = read_rows(path / LOG)
-    return Run(path, None if config is None else flatten(config), rows, lost, read_json(path / "summary.json"))
+    config, (rows, lost) = read_json(path / "config.json"), read_rows(path / LOG)
+    numbers = [{key: _number(value) for key, value in row.items() if key != "step"} for row in rows.values()]
+    metrics = pd.DataFrame(numbers, index=pd.Index(rows, dtype="int64", name="step"), dtype="float64")
+    heldout, _ = read_lines(path / "heldout.jsonl")
+    return Run(
+        path, None if config is None else flatten(config), metrics, lost, heldout, read_json(path / "summary.json")
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     name: str
     runs: list[Run]
@@ -154,18 +141,18 @@ class Variant:
 
 
 def relevant(settings) -> dict:
-    """Without the seed and the sections that do not matter."""
+    """Settings without the seed and the sections that do not matter."""
     return {key: value for key, value in settings.items() if key != "seed" and matters(key)}
 
 
-def variants(runs) -> tuple[list[Variant], list[tuple[Run, Run]]]:
-    """Groups of runs of the same settings and, of a settings and seed that is there twice, (a shorter, the longest).
+def variants(runs) -> tuple[list[Variant], dict]:
+    """Groups runs of the same settings; of a run that is there twice, {path of the shorter copy: the longest}.
 
-    A variant is named by the folder of its runs, which is the one above where folders are `seedN`; where two variants
-    would have one name, by as much of their paths as tells them apart. Runs of one such folder that differ in their
-    number of steps alone are of one variant. Runs without a config.json stand alone.
+    A variant is named by the folder of its runs, or by the folder above where folders are named `seedN`; where two
+    variants would have the same name, by as much of their paths as tells them apart. Runs of one such folder that
+    differ only in their number of steps belong to one variant. Runs without a config.json stand alone.
     """
-    copies, groups, lengths, twice = {}, {}, {}, []
+    copies, groups, lengths, repeated = {}, {}, {}, {}
     for run in runs:
         settings = {"path": str(run.path)} if run.settings is None else relevant(run.settings)
         steps = settings.pop("steps", None)
@@ -173,18 +160,15 @@ def variants(runs) -> tuple[list[Variant], list[tuple[Run, Run]]]:
         key = key, lengths.setdefault((key, _above_seeds(run.path)), steps)
         copies.setdefault((key, run.seed), []).append(run)
     for (key, _), same in copies.items():
-        longest = max(same, key=lambda run: run.last)  # the first of them
+        longest = max(same, key=lambda run: run.last)  # the first of the longest
         groups.setdefault(key, []).append(longest)
-        twice += [(run, longest) for run in same if run is not longest]
+        repeated |= {run.path: longest for run in same if run is not longest}
     folders = [tuple(dict.fromkeys(_above_seeds(run.path) for run in group)) for group in groups.values()]
-    names = [
-        _distinct(own, [other for n, other in enumerate(folders) if n != number]) for number, own in enumerate(folders)
-    ]
-    repeated = {name for name in names if names.count(name) > 1}
+    names = [_distinct(own, [*folders[:number], *folders[number + 1 :]]) for number, own in enumerate(folders)]
     return [
-        Variant(f"{name} ({', '.join(run.path.name for run in group)})" if name in repeated else name, group)
+        Variant(f"{name} ({', '.join(run.path.name for run in group)})" if names.count(name) > 1 else name, group)
         for name, group in zip(names, groups.values(), strict=True)
-    ], twice
+    ], repeated
 
 
 def _above_seeds(path) -> tuple:
@@ -194,7 +178,7 @@ def _above_seeds(path) -> tuple:
 
 
 def _distinct(folders, others) -> str:
-    """The shortest ends of the folders' paths, joined by +, that no other variant's have."""
+    """The shortest ends of the folders' paths, joined by +, that no other variant's folders have."""
     taken, names = {path for group in others for path in group if path not in folders}, []
     for path in folders:
         depth = 1
