@@ -6,16 +6,18 @@ import math
 import os
 import pathlib
 import tempfile
+import time
 
 import numpy as np
 from absl import flags
 
+from rpg_jax.exact import contract_faults
 from rpg_jax.lab.tradeoff import figures as tradeoff_figures
 from rpg_jax.lab.tradeoff import measure as tradeoff
 from rpg_jax.lab.tradeoff import tables as tradeoff_tables
 from rpg_jax.lab.tradeoff import words as tradeoff_words
 from rpg_jax.lab.tradeoff.measure import Grid
-from rpg_jax.run import cli
+from rpg_jax.run import cli, verify
 from rpg_jax.storage.logs import jsonable
 
 _DEFAULT = Grid()
@@ -117,6 +119,20 @@ def measure(case=None) -> tradeoff.Tradeoff:
     if broken := (~np.isfinite(result.moments[0].variance + result.moments[0].bias)).sum():
         raise cli.Mistake(f"the gradient of {case.name} is not finite in {broken} of {result.kl_back.size} situations")
     return result
+
+
+def main(options) -> None:
+    """--tradeoff, of the built-in forms or of --objective."""
+    started, output, case, faults = time.monotonic(), verify.json_file(options), verify.chosen_case(options), []
+    if case is None:
+        result = measure()
+    else:
+        with verify.running(case.name):
+            faults, result = contract_faults(case.members[0][0]), measure(case)
+    report(verify.print_table, result, output)
+    for fault in faults:
+        print(f"contract: {fault}")
+    print(f"Forms: {len(result.forms)}, in {time.monotonic() - started:.0f} s.")
 
 
 def report(show, result: tradeoff.Tradeoff, output=None):

@@ -1,0 +1,186 @@
+"""What `verify` examines: every objective of ours, or a function of the user's, each with the target that it claims."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from rpg_jax import objectives
+from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, worst
+from rpg_jax.exact.enumeration import CONDITIONS, MOVED, Condition
+from rpg_jax.objectives import DIVERGENCES, Claim, Objective, own
+from rpg_jax.objectives.advantages import kl_penalty, to_go
+from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
+from rpg_jax.objectives.registry import IN_EXPECTATION, RPG_FORMS, checked, of_function
+
+PROBLEMS = 6  # random problems in each situation
+BETA = 0.3  # large enough that a wrong regularizer shows
+NO_DEFAULT = {"cispo": dict(clip_high=0.28)}  # settings that must be given
+MASSES = (1.0, 0.5, 2.0)  # of the reference, for the forms that take an unnormalized one
+
+
+class Case(NamedTuple):
+    """Losses that share a line of the table: one form, at every mass Z of the reference."""
+
+    name: str
+    divergence: str
+    estimator: str
+    clip: str
+    level: str
+    members: tuple[tuple[Callable, Target], ...]
+    declares: Claim | None
+
+
+class Finding(NamedTuple):
+    """What enumeration says of a case: for each member, (space name, condition) -> a Gap of each problem."""
+
+    case: Case
+    gaps: list[dict[tuple[str, Condition], list[Gap]]]
+
+    def verdict(self, on_policy: bool) -> Gap:
+        """Worst over masses, spaces, references and problems."""
+        return worst(gap for c in CONDITIONS if c.on_policy == on_policy for gap in self.at(c))
+
+    def at(self, condition: Condition) -> list[Gap]:
+        """Of every member, space and problem."""
+        return [gap for gaps in self.gaps for (_, c), each in gaps.items() if c == condition for gap in each]
+
+    def drift(self) -> dict[float | None, float]:
+        """Distance -> bias of the median problem, of |∇J|; 0 where the verdict is exact."""
+        return {
+            c.distance: statistics.median(0 if gap.verdict != BIASED else gap.expected for gap in self.at(c))
+            for c in MOVED
+        }
+
+    def holds(self) -> bool:
+        """Whether nothing falls short of what is declared."""
+        if self.case.declares is None:
+            return True
+        pairs = zip(self.case.declares, (self.verdict(True), self.verdict(False)), strict=True)
+        return all(VERDICTS.index(gap.verdict) <= VERDICTS.index(claim) for claim, gap in pairs)
+
+
+def find(case: Case) -> Finding:
+    """Examines every member of a case; in float64."""
+    return Finding(case, [examine(loss, target, PROBLEMS) for loss, target in case.members])
+
+
+def built_in_cases() -> list[Case]:
+    """Every objective × divergence × estimator × clip × level × mass, reduced by a constant; then other reductions."""
+    cases = []
+    for level in ("token", "sequence"):
+        for divergence in DIVERGENCES:
+            for clip, estimator in RPG_FORMS:
+                settings = dict(divergence=divergence, estimator=estimator, clip=clip, level=level, beta=BETA)
+                masses = MASSES if clip == "none" else (1.0,)
+                cases.append(
+                    _case("rpg", *(objectives.make("rpg", reduction="constant", z_old=z, **settings) for z in masses))
+                )
+    for divergence in ("rkl", "urkl"):  # Algorithm 1 unclipped
+        bounds = dict(clip_low=1.0, clip_high=1e9, clip_c=1e9)
+        loss = objectives.make("rpg", divergence=divergence, clip="dual", beta=BETA, reduction="constant", **bounds)
+        cases.append(_case("rpg", loss)._replace(clip="dual, out of reach", declares=IN_EXPECTATION))
+    for name, recipe in objectives.RECIPES.items():
+        if name != "rpg":
+            required = NO_DEFAULT.get(name, {}) | (dict(beta=BETA) if recipe.defaults.get("beta") else {})
+            clips = [dict(clip=clip) for clip in recipe.clips] if "clip" in recipe.defaults else [{}]
+            losses = [objectives.make(name, reduction="constant", **required, **clip) for clip in clips]
+            cases += [_case(name, loss) for loss in losses]
+            if losses[0].reward_beta:
+                cases.append(_kl_in_reward(losses[-1]))
+    for reduction in ("token_mean", "sequence_mean", "sequence_mean_token_mean"):
+        cases.append(_case(f"rpg, {reduction}", objectives.make("rpg", beta=BETA, reduction=reduction)))
+    return cases
+
+
+def _kl_in_reward(objective: Objective) -> Case:
+    """The loss, with its KL taken out of the reward: on policy that is the gradient of `rkl` over sequences."""
+
+    def loss(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+        penalty = kl_penalty(behavior_logp, reference_logp, mask, objective.reward_beta)
+        mean = jnp.sum(jnp.where(mask, advantage, 0), axis=1, keepdims=True) / jnp.sum(mask, axis=1, keepdims=True)
+        cost = penalty.sum(axis=1, keepdims=True) if objective.level == "sequence" else to_go(penalty)
+        return objective(logp, behavior_logp, mean - cost, mask, reference_logp, weight, denominator)
+
+    case = _case(f"{objective.name}, KL in the reward", objective)
+    target = Target("sequence", "rkl", objective.reward_beta)
+    return case._replace(divergence="rkl", members=((loss, target),), declares=Claim(EXACT_MEAN, BIASED))
+
+
+def _case(name: str, *losses: Objective) -> Case:
+    first, get = losses[0], losses[0].settings.get
+    members = tuple((loss, Target(loss.level, loss.divergence, loss.beta, loss.z_old)) for loss in losses)
+    return Case(
+        name, first.divergence or "-", get("estimator") or "-", get("clip") or "-", first.level, members, first.declares
+    )
+
+
+def user_case(spec: str, facts: Mapping[str, Any]) -> Case:
+    """A user's function FILE.py:NAME and what it is held against: `facts`, then its own settings or attributes.
+
+    Raises:
+      ValueError: there is no such function, its signature is another one, or facts that make no sense.
+    """
+    function = own.load(spec)
+    settings = own.settings_of(function)
+    settings |= {name: value for name, value in facts.items() if name in settings}
+    complete = checked(own.facts_of(function, settings) | dict(facts))
+    made = of_function(spec, function, {name: settings[name] for name in facts if name in settings})
+    divergence, level, beta = (complete[name] for name in ("divergence", "level", "beta"))
+    if (divergence is None) != (not beta):
+        raise ValueError(
+            f"{spec} has divergence {divergence} and beta {beta}: give both (--divergence, --beta) or neither"
+        )
+    loss = getattr(made, "function", made)  # as it is, on inputs that nobody has cleaned
+    target = Target(level, divergence, beta, complete["z_old"])
+    return Case(spec, divergence or "-", "-", "-", level, ((loss, target),), complete["declares"])
+
+
+def as_json(finding: Finding) -> list[dict]:
+    """One object a member: its settings, verdicts, and every measurement."""
+
+    def number(x):
+        return x if math.isfinite(x) else None
+
+    case, objects = finding.case, []
+    for (loss, target), gaps in zip(case.members, finding.gaps, strict=True):
+        member = Finding(case, [gaps])
+        verdicts = {"on_policy": member.verdict(True), "off_policy": member.verdict(False)}
+        measured = [
+            {
+                "space": space,
+                "on_policy": condition.on_policy,
+                "reference_is_behavior": condition.reference_is_behavior,
+                "verdict": gap.verdict,
+                "per_sample_gap": number(gap.per_sample),
+                "expected_gap": number(gap.expected),
+                "expected_gap_after_rescaling": number(gap.residual),
+                "best_scale": number(gap.scale),
+            }
+            for (space, condition), each in gaps.items()
+            if condition in CONDITIONS
+            for gap in [worst(each)]
+        ]
+        objects.append(
+            {
+                "objective": case.name,
+                "divergence": target.divergence,
+                "estimator": case.estimator,
+                "clip": case.clip,
+                "level": target.level,
+                "beta": target.beta,
+                "z_old": target.z,
+                "settings": dict(getattr(loss, "settings", {})),
+                "declares": case.declares and case.declares._asdict(),
+                "verdict": {name: gap.verdict for name, gap in verdicts.items()},
+                "bias_percent": {
+                    name: number(100 * gap.expected) if gap.verdict == BIASED else 0.0 for name, gap in verdicts.items()
+                },
+                "bias_percent_by_kl": {f"{kl:g}": number(100 * bias) for kl, bias in member.drift().items()},
+                "holds": member.holds(),
+                "measurements": measured,
+            }
+        )
+    return objects

@@ -1,0 +1,136 @@
+"""What `python -m rpg_jax.verify` does: examines the cases of `exact.verification` and prints what it finds."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import sys
+import time
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from rpg_jax.exact import CONDITIONS, MOVED, SPACES, contract_faults, level_gap
+from rpg_jax.exact.verification import PROBLEMS, Case, Finding, as_json, built_in_cases, find, user_case
+from rpg_jax.objectives import own
+from rpg_jax.objectives.objective import BIASED
+from rpg_jax.run import cli
+
+HEADER = ("objective", "divergence", "estimator", "clip", "level", "on policy", "off policy", "as declared")
+FACTS = ("divergence", "beta", "level", "declares")  # flags that say what a function of the user's is held against
+
+
+def main(options) -> int:
+    """Verifies as the flags of `rpg_jax.verify` say; the exit status."""
+    started, output = time.monotonic(), json_file(options)
+    faults, levels, case = [], None, chosen_case(options)
+    with jax.enable_x64():
+        if case is None:
+            findings, levels = [find(each) for each in built_in_cases()], level_gap("urkl", PROBLEMS)
+        else:
+            with running(case.name):
+                faults, findings = contract_faults(case.members[0][0]), [find(case)]
+    print_table(HEADER, [row(finding) for finding in findings])
+    print_drift(findings)
+    if levels:
+        print_levels(levels)
+    for fault in faults:
+        print(f"contract: {fault}")
+    failures = [finding for finding in findings if not finding.holds()]
+    if output:
+        report = {
+            "ok": not failures,
+            "objectives": [entry for finding in findings for entry in as_json(finding)],
+            "contract_faults": faults,
+            "token_level_against_sequence_level": levels
+            and [{**c._asdict(), "reward_gap": a, "divergence_gap": b} for c, (a, b) in levels.items()],
+        }
+        with cli.door():
+            output.write_text(json.dumps(report, indent=1))
+    situations = len(SPACES) * len(CONDITIONS)
+    print(f"\nForms: {len(findings)}, each in {situations} situations of {PROBLEMS} problems, in ", end="")
+    print(f"{time.monotonic() - started:.0f} s. A bias is that of the worst problem. {_summary(findings, failures)}")
+    return 1 if failures else 0
+
+
+def json_file(options) -> pathlib.Path | None:
+    """The file of --json; a Mistake where its folder is not there."""
+    output = pathlib.Path(options.json) if options.json else None
+    if output and not output.parent.is_dir():
+        raise cli.Mistake(f"--json={output}: there is no folder {output.parent}")
+    return output
+
+
+def chosen_case(options) -> Case | None:
+    """The function of --objective with what other flags say of it; None without one. Computes on the CPU from here."""
+    jax.config.update("jax_platforms", "cpu")  # small, and in float64, which accelerators lack or slow down
+    facts = {name: getattr(options, name) for name in FACTS if getattr(options, name) is not None}
+    if options.objective is None:
+        if facts:
+            raise cli.Mistake(f"--{next(iter(facts))} goes with --objective=FILE.py:NAME")
+        return None
+    if "," in facts.get("declares", ""):
+        facts["declares"] = [claim.strip() for claim in facts["declares"].split(",")]
+    with cli.door():
+        return user_case(options.objective, facts)
+
+
+@contextlib.contextmanager
+def running(spec: str):
+    """Where a user's function runs: what it raises becomes a `cli.Mistake`."""
+    try:
+        yield
+    except cli.Mistake:
+        raise
+    except Exception as error:
+        raise cli.Mistake(
+            f"{spec} does not run as {own.CONTRACT} -> (loss, metrics): {own.in_a_line(error)}"
+        ) from error
+
+
+def row(finding: Finding) -> tuple[str, ...]:
+    """The line of a finding under `HEADER`."""
+    declared = "-" if finding.case.declares is None else "yes" if finding.holds() else "NO"
+    return (*finding.case[:5], str(finding.verdict(True)), str(finding.verdict(False)), declared)
+
+
+def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """A table on a terminal wide enough for it; else, and in a pipe, aligned lines."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    framed = sum(widths) + 3 * len(widths) + 1
+    if not sys.stdout.isatty() or shutil.get_terminal_size().columns < framed:
+        for cells in (header, *rows):
+            print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+        return
+    table = Table(*header)
+    for cells in rows:
+        table.add_row(*cells, style="bold red" if cells[-1] == "NO" else None)
+    Console().print(table)
+
+
+def print_drift(findings: list[Finding]) -> None:
+    """Of what is biased off policy, how far off it is at each distance."""
+    rows = [
+        (*finding.case[:5], *(f"{100 * bias:.3g} %" for bias in finding.drift().values()))
+        for finding in findings
+        if finding.verdict(False).verdict == BIASED
+    ]
+    if rows:
+        print("\nBias as the policy moves away, by KL(behavior || policy) in nats a sequence (median problem):")
+        print_table((*HEADER[:5], *map(str, MOVED)), rows)
+
+
+def print_levels(gaps: dict) -> None:
+    """How far apart the two levels' gradients are, by condition."""
+    print("\nHow far the token-level objective's gradient is from the sequence-level one's (worst):")
+    print(f"  {'':37}reward part    urkl part")
+    for condition, (reward, divergence) in gaps.items():
+        print(f"  {str(condition):37}{100 * reward:9.1f} %{100 * divergence:11.1f} %")
+
+
+def _summary(findings, failures) -> str:
+    if failures:
+        return f"Not what they declare: {len(failures)}."
+    silent = all(finding.case.declares is None for finding in findings)
+    return "Nothing was declared." if silent else "All are what they declare."
