@@ -42,8 +42,8 @@ def test_provided_sweeps_can_be_read_and_share_a_warm_start(file):
 
 
 @pytest.mark.parametrize("name", ["objectives", "divergences", "clips", "references"])
-def test_results_are_of_the_sweep_beside_them(name):
-    folder = ROOT / "configs" / "sweeps" / "results"
+def test_results_are_of_the_sweep_that_they_name(name):
+    folder = ROOT / "docs" / "study"
     text = (folder / f"{name}.md").read_text()
     for run in variants.read(f"configs/sweeps/{name}.py").runs:
         assert f"runs/{name}/{run.name} |" in text
@@ -295,7 +295,7 @@ def test_memory_limits_what_is_at_once(monkeypatch, tmp_path):
     with held:
         pool.start()
         assert [one.task.name for one in pool.running] == ["a"]  # the first shows what a run takes
-    assert pool.run() == {} and pool.largest == 3e9
+    assert pool.run() == {} and pool.peak_memory == 3e9
 
 
 def test_cores_are_shared(monkeypatch):

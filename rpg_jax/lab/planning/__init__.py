@@ -1,1 +1,1 @@
-"""What a config takes on hardware that is not here: memory, collectives, a roofline."""
+"""Memory, collectives and roofline time of a config on hardware that is not here."""

@@ -1,4 +1,4 @@
-"""What accelerators can do, by the public figures of those who make them, and the slices that exist."""
+"""Memory, bandwidth and FLOP/s of accelerators, as their vendors publish them, and the slices that exist."""
 
 import math
 from typing import NamedTuple
@@ -16,20 +16,20 @@ class Chip(NamedTuple):
     memory: float  # bytes of HBM that programs may use
     bandwidth: float  # bytes/s between HBM and the cores
     flops: float  # dense bfloat16 FLOP/s at peak
-    links: float  # bytes/s that it sends to its neighbors: half of the bidirectional figure
-    network: float | None  # bytes/s that it sends to other machines; None where a slice is one interconnect
-    machine: int | None  # chips of a machine, beyond which `network` bounds; None as above
-    topologies: tuple[str, ...] | None  # slices that exist; None: any number of whole machines, or a part of one
+    links: float  # bytes/s that it sends to its neighbors: half of the published bidirectional figure
+    network: float | None  # bytes/s that it sends to other machines; None for TPUs, whose slice is one interconnect
+    machine: int | None  # chips of a machine, beyond which `network` is the limit; None for TPUs
+    topologies: tuple[str, ...] | None  # slices that exist; None for GPUs: a part of a machine, or several whole ones
     source: str
 
 
-# Memory of TPUs is what the compiler of libtpu 0.0.42 allows (its own words when a program is too large): 16, 95 and
-# 32 GB on the pages below, of which the system keeps a little.
+# Memory of TPUs is what the compiler of libtpu 0.0.42 allows, as its error for too large a program states it. The pages
+# below say 16, 95 and 32 GB, of which the system keeps a little.
 CHIPS = {
     "v5e": Chip(15.75 * GIB, 819e9, 197e12, 200e9, None, None, _FLAT, f"{_GOOGLE}/v5e"),
     "v5p": Chip(95.74 * GIB, 2765e9, 459e12, 600e9, None, None, _CUBES, f"{_GOOGLE}/v5p"),
     "v6e": Chip(31.25 * GIB, 1638e9, 918e12, 400e9, None, None, _FLAT, f"{_GOOGLE}/v6e"),
-    # SXM modules in DGX machines: NVLink between the GPUs of a machine, one InfiniBand adapter a GPU beyond it.
+    # SXM modules in DGX machines: NVLink between the GPUs of a machine, one InfiniBand adapter for each GPU beyond it.
     "a100": Chip(80e9, 2039e9, 312e12, 300e9, 25e9, 8, None, f"{_NVIDIA}/a100 (80 GB SXM), {_NVIDIA}/dgx-a100"),
     "h100": Chip(80e9, 3350e9, 989e12, 450e9, 50e9, 8, None, f"{_NVIDIA}/h100 (SXM), {_NVIDIA}/dgx-h100"),
     "h200": Chip(141e9, 4800e9, 989e12, 450e9, 50e9, 8, None, f"{_NVIDIA}/h200 (SXM), {_NVIDIA}/dgx-h200"),
@@ -45,7 +45,7 @@ class Topology(NamedTuple):
 
     @property
     def compiled(self) -> bool:
-        """Whether programs are compiled for it; else they are modelled."""
+        """Whether programs are compiled for it, as for TPUs; otherwise they are modelled."""
         return self.chip.topologies is not None
 
     def wire(self) -> float:
@@ -55,11 +55,7 @@ class Topology(NamedTuple):
 
 
 def parse(names: str) -> list[Topology]:
-    """Reads `v5p:2x2x4,h100:8`.
-
-    Raises:
-      ValueError: a chip or a topology that does not exist, with those that do.
-    """
+    """Reads names such as `v5p:2x2x4,h100:8`; ValueError for one that does not exist, with those that do."""
     return [_parse(name.strip()) for name in names.split(",")]
 
 

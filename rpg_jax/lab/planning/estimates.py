@@ -106,7 +106,7 @@ def layer_weights(shape: ModelConfig) -> int:
     return d * (2 * q + 2 * k) + 3 * d * m
 
 
-def saved(shape: ModelConfig, remat: str, tensor: int = 1) -> float:
+def saved(shape: ModelConfig, remat: str, tensor: int) -> float:
     """Numbers that a layer saves for its backward pass for each token: its input, and what the remat policy keeps."""
     d, m, q, k = widths(shape)
     split = dict(none=5 * m + 5 * q + 4 * k, dots=2 * m + q + 2 * k, attention=q + 2 * shape.heads)

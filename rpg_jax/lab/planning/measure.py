@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -72,7 +71,7 @@ def memory(topology: Topology, phase: str, program: Program, workload: Workload)
     Returns:
       arguments, output (without what is written over arguments), temporaries (held at once in addition), code, beside
       and peak: bytes of a device, None where the compiler gave no number; collectives: kind -> {count, sent}; sent:
-      bytes to other devices; seconds: of compilation; fits; and `refused`, the compiler's words, if it said no.
+      bytes to other devices; fits; and `refused`, the compiler's words, if it said no.
     """
     measured = compiled(program) if topology.compiled else modelled(program, phase, workload)
     return measured | {"fits": "refused" not in measured and measured["peak"] <= topology.chip.memory}
@@ -80,13 +79,12 @@ def memory(topology: Topology, phase: str, program: Program, workload: Workload)
 
 def compiled(program: Program) -> dict:
     """Compiles a program for the devices of its arguments."""
-    begin = time.perf_counter()
     try:
         executable = program.function.lower(*program.arguments).compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return _refused(str(error), program) | {"seconds": time.perf_counter() - begin}
+        return _refused(str(error), program)
     analysis, traffic = executable.memory_analysis(), hlo.collectives(executable.as_text(), program.turns)
     arguments = analysis.argument_size_in_bytes
     output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
@@ -103,7 +101,6 @@ def compiled(program: Program) -> dict:
         "peak": sum(sizes.values()),
         "collectives": {kind: collective._asdict() for kind, collective in traffic.items()},
         "sent": sum(collective.sent for collective in traffic.values()),
-        "seconds": time.perf_counter() - begin,
     }
 
 
@@ -124,5 +121,5 @@ def modelled(program: Program, phase: str, workload: Workload) -> dict:
     return {
         "arguments": arguments, "temporaries": temporaries, "output": 0, "code": 0, "beside": program.beside,
         "peak": arguments + temporaries + program.beside, "collectives": {},
-        "sent": estimates.COSTS[phase](workload).sent, "seconds": 0.0,
+        "sent": estimates.COSTS[phase](workload).sent,
     }  # fmt: skip

@@ -1,12 +1,14 @@
-"""What this machine carries: cores, memory, accelerators. What cannot be found out does not limit."""
+"""How many runs this machine carries at once: its cores, memory and accelerators. What is unknown sets no limit."""
 
 import glob
 import os
 import pathlib
+from collections.abc import Sequence
 
-FIRST_GUESS = 2**30  # bytes of a run, before one has shown what it takes
+FIRST_GUESS = 2**30  # bytes that a run takes, until one was measured
 CGROUPS = pathlib.Path("/sys/fs/cgroup")  # version 2
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*", "/dev/kfd")
+UNLIMITED = float("inf")
 
 
 def cores() -> list[int]:
@@ -17,66 +19,65 @@ def cores() -> list[int]:
 
 
 def carries() -> int:
-    """Runs at once: one a core, and one on accelerators, which a run takes whole."""
+    """Runs at once: one for each core, or one if there are accelerators, since a run takes all of them."""
     on_cpu = os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
     if not on_cpu and any(glob.glob(pattern) for pattern in ACCELERATORS):
         return 1
-    return max(1, int(min(len(cores()), *map(_cores_worth, _groups()), float("inf"))))
+    return max(1, int(min(len(cores()), *map(_cpu_quota, _groups()), UNLIMITED)))
 
 
 def share_cores(at_once: int) -> list[list[int]]:
-    """Cores of each of the runs at once, as many for each as there are."""
+    """The cores of each of `at_once` runs: equal shares, or one core each where there are more runs than cores."""
     have = cores()
-    return [have[number % len(have) :: at_once] if at_once <= len(have) else [have[number % len(have)]]
-            for number in range(at_once)]  # fmt: skip
+    return [have[run::at_once] if at_once <= len(have) else [have[run % len(have)]] for run in range(at_once)]
 
 
 def available_memory() -> float:
     """Bytes that programs may still take, of the machine and of this job or container; infinite if unknown."""
-    free = _fields("/proc/meminfo").get("MemAvailable", float("inf"))
-    return min(free, *map(_left_to, _groups()), float("inf"))
+    free = _kilobyte_fields("/proc/meminfo").get("MemAvailable", UNLIMITED)
+    return min(free, *map(_memory_left, _groups()), UNLIMITED)
 
 
 def resident_memory(pid: int) -> tuple[float, float]:
-    """(bytes now, most bytes so far) that a process holds; zeros if unknown."""
-    fields = _fields(f"/proc/{pid}/status")
+    """(current, peak) bytes that a process holds; zeros if unknown."""
+    fields = _kilobyte_fields(f"/proc/{pid}/status")
     return fields.get("VmRSS", 0.0), fields.get("VmHWM", 0.0)
 
 
-def room(pids, largest: float) -> bool:
-    """Whether another process of `largest` bytes fits beside those of `pids`, once they too have grown so large."""
-    still_to_come = sum(max(largest - resident_memory(pid)[0], 0.0) for pid in pids)
-    return available_memory() >= largest + still_to_come
+def room(pids: Sequence[int], peak: float) -> bool:
+    """Whether another process of `peak` bytes fits once the processes `pids` have grown to as many."""
+    growth = sum(max(peak - resident_memory(pid)[0], 0.0) for pid in pids)
+    return available_memory() >= peak + growth
 
 
 def _groups() -> list[pathlib.Path]:
-    """The control groups that limit this process: its own and those around it, as far as a container lets see."""
+    """The control groups that limit this process: its own and its ancestors, as far as a container shows them."""
     own = next((line[3:] for line in _lines("/proc/self/cgroup") if line.startswith("0::")), "/")
     folder = CGROUPS / own.strip("/")
     return [group for group in (folder, *folder.parents) if group == CGROUPS or CGROUPS in group.parents]
 
 
-def _cores_worth(group) -> float:
-    """The cores' time that a control group may take."""
-    most, period = (" ".join(_lines(group / "cpu.max")) or "max 1").split()
-    return float("inf") if most == "max" else float(most) / float(period)
+def _cpu_quota(group: pathlib.Path) -> float:
+    """Cores' worth of time that a control group may use."""
+    quota, period = (" ".join(_lines(group / "cpu.max")) or "max 1").split()
+    return UNLIMITED if quota == "max" else float(quota) / float(period)
 
 
-def _left_to(group) -> float:
-    """The memory that a control group may still take; the cache of files in it is there for the taking."""
-    most, used = (" ".join(_lines(group / f"memory.{name}")) for name in ("max", "current"))
+def _memory_left(group: pathlib.Path) -> float:
+    """Bytes that a control group may still take; its inactive file cache counts as free, because it can be dropped."""
+    limit, used = (" ".join(_lines(group / f"memory.{name}")) for name in ("max", "current"))
     cache = dict(line.split() for line in _lines(group / "memory.stat")).get("inactive_file", 0)
-    return float(most) - float(used) + float(cache) if most.isdigit() and used.isdigit() else float("inf")
+    return float(limit) - float(used) + float(cache) if limit.isdigit() and used.isdigit() else UNLIMITED
 
 
-def _fields(path) -> dict:
-    """The "Name:  123 kB" lines of a file of /proc, in bytes."""
+def _kilobyte_fields(path) -> dict[str, float]:
+    """The lines "Name:  123 kB" of a file of /proc, in bytes."""
     words = [line.replace(":", " ").split() for line in _lines(path) if line.endswith(" kB")]
     return {name: 1024.0 * float(number) for name, number, _ in words}
 
 
 def _lines(path) -> list[str]:
-    """Those of a file; none if it cannot be read."""
+    """The lines of a file; none if it cannot be read."""
     try:
         return pathlib.Path(path).read_text().splitlines()
     except OSError:
