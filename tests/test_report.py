@@ -203,15 +203,15 @@ def test_the_page_of_a_whole_sweep(tmp_path):
     text = page_of(write_sweep(tmp_path / "sweep"))
     assert "\\- is unset" in text
     assert "3 variants, 15 runs, 15 finished;" in text and "not compared" not in text
-    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     last = text.split("## Last and best")[1].split("##")[0]
     assert "| b | 5 | **0.6020** | **0.7020** | **0.6120** | **0.7120** |" in last
     assert "| c | 5 | <ins>0.2021</ins> | <ins>0.3021</ins> |" in last and "| a | 5 | 0.2020 | 0.3020 |" in last
     assert "| objective.name |" in text and "| b | b |" in text
-    assert rows["better than →"] and "1.00\\*\\* (1.00 – 1.00)" in text
     assert "| 12.0 | 12.0 – 12.0 | 3.00 | 400 | 33 | - |" in text  # 4 steps of 3 s, 100 tokens each
-    assert "| better | worse | difference of means | p | p after Holm |" in text
-    assert "| b | a | 0.4000 | 0.0079 | 0.024 |" in text and "| b | c | 0.3999 | 0.0079 | 0.024 |" in text
+    assert "| better | worse | difference of means | P(improvement) | 95 % | p | p after Holm |" in text
+    assert "| b | a | 0.4000 | 1.00 | 1.00 – 1.00 | **0.0079** | **0.024** |" in text
+    assert "| b | c | 0.3999 | 1.00 | 1.00 – 1.00 | **0.0079** | **0.024** |" in text
+    assert re.search(r"\| c \| a \| 0.0001 \| 0.\d\d \| 0.\d\d – 0.\d\d \| (0.\d+) \| \1 \|", text)
     assert "2 of 3 pairs of variants differ significantly" in text and "for all 3 pairs leaves 2." in text
 
 
@@ -219,7 +219,7 @@ def test_three_seeds_are_too_few_and_it_is_said(tmp_path):
     text = page_of(write_sweep(tmp_path / "sweep", seeds=3))
     assert "0 of 3 pairs of variants differ significantly" in text
     assert "With 3 runs a variant nothing can be significant at 5 %" in text and "p is 0.1 at the least." in text
-    assert "| better | worse |" not in text
+    assert re.search(r"\| b \| a \| 0.4000 \| 1.00 \| 1.00 – 1.00 \| 0.1 \| 0.3 \|", text)
 
 
 def test_what_is_unfinished_or_cut_short_is_shown(tmp_path):
@@ -326,7 +326,11 @@ def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):
     rows.write_text(rows.read_text().replace("countdown", "sorting"))
     text = page_of(tmp_path)
     assert "held-out tasks that not all variants were evaluated on, left out: countdown, sorting" in text
-    assert "| a | 1 | **0.3000** | - | **0.3000** | - |" in text and "| a |  | 1.00 |" in text and "nan" not in text
+    assert (
+        "| a | 1 | **0.3000** | - | **0.3000** | - |" in text
+        and "| a | b | 0.1000 | 1.00 | - | 1 | 1 |" in text
+        and "nan" not in text
+    )
     assert "With 1 run a variant nothing can be significant" in text
 
 

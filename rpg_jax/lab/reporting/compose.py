@@ -49,7 +49,8 @@ def document(title: str, found: list[runs.Run], experiments=()) -> list:
     blocks = [Heading(title, 1), Text(tables.summary(comparison, variants)), *([Bullets(notes)] if notes else [])]
     several_variants = len(comparison.variants) > 1
     if several_variants:
-        blocks += [Heading("What is significant"), Text(verdict(comparison)), *tables.significant_pairs(comparison)]
+        blocks += [Heading("What is significant"), Text(verdict(comparison)), tables.pairs(comparison)]
+        blocks += [Text(tables.PAIRS)]
     blocks += [
         Heading("Training curves"),
         Figure("curves", figures.curves(comparison), tables.CURVES),
@@ -65,8 +66,6 @@ def document(title: str, found: list[runs.Run], experiments=()) -> list:
             Figure("intervals", intervals, tables.INTERVALS),
             tables.interquartile_means(comparison),
         ]
-    if several_variants:
-        blocks += [Heading("Probability of improvement"), tables.improvements(comparison), Text(tables.IMPROVEMENTS)]
     blocks += tables.responses(variants)
     blocks += [Heading("Training"), Figure("dynamics", dynamics, tables.DYNAMICS)] if dynamics else []
     blocks += [Heading("Cost"), tables.costs(variants), Text(tables.COSTS)]

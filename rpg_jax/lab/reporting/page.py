@@ -2,7 +2,7 @@
 
 import re
 import urllib.parse
-from typing import NamedTuple
+from collections import namedtuple
 
 import jinja2
 from markupsafe import Markup
@@ -11,38 +11,15 @@ CUT = 240  # characters of a response that are shown without unfolding it
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # untrained policies write such characters, and HTML forbids them
 
 
-class Heading(NamedTuple):
-    text: str
-    level: int = 2
-
-
-class Text(NamedTuple):
-    text: str
-
-
-class Quote(NamedTuple):
-    text: str  # of a model or a data set: may be long
-
-
-class Bullets(NamedTuple):
-    lines: list[str]
-
-
-class Cell(NamedTuple):
-    text: str
-    mark: str = ""  # best, second, quote, or nothing
-
-
-class Table(NamedTuple):
-    header: list[str]
-    rows: list[list]  # of Cells or strings
-
-
-class Figure(NamedTuple):
-    name: str  # of its file beside the Markdown
-    svg: str
-    caption: str
-
+# The blocks of a report. A table's header is strings, its rows are lists of strings or Cells; a Cell's mark is best,
+# second, quote or nothing. A quote is of a model or a data set, and may be long. A figure's name is that of its file.
+Heading = namedtuple("Heading", "text level", defaults=[2])
+Text = namedtuple("Text", "text")
+Quote = namedtuple("Quote", "text")
+Bullets = namedtuple("Bullets", "lines")
+Cell = namedtuple("Cell", "text mark", defaults=[""])
+Table = namedtuple("Table", "header rows")
+Figure = namedtuple("Figure", "name svg caption")
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 1180px; margin: 2em auto;
@@ -139,10 +116,8 @@ def _printable(value):
 
 def _html_cell(cell) -> Markup:
     text, mark = (cell, "") if isinstance(cell, str) else cell
-    if mark == "quote":
-        return Markup(CELLS[mark]).format(_cut(text))
     kind = "text" if not mark and len(text) > 40 else mark
-    return Markup(CELLS[kind]).format(text.replace(" – ", "\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}"))
+    return Markup(CELLS[kind]).format(_cut(text) if mark == "quote" else text.replace(" – ", "\xa0–\xa0"))
 
 
 def _cut(text: str) -> Markup:

@@ -25,9 +25,9 @@ LAST_AND_BEST = (
     "Mean over runs of held-out mean@k: at the step of comparison, and the best of the evaluations until then for each "
     "task on its own. Bold: best; underlined: second best. Without a number of runs: a run that ended earlier."
 )
-IMPROVEMENTS = (
-    "P(X > Y) + P(X = Y)/2 for a run of the row's variant and one of the column's, averaged over tasks, with its 95 % "
-    "interval. *: p < 0.05 in the permutation test; **: also after Holm's correction for all pairs."
+PAIRS = (
+    "P(improvement): P(X > Y) + P(X = Y)/2 for a run of the better and one of the worse variant, averaged over tasks, "
+    "with its 95 % interval. p: of the permutation test, alone and after Holm's correction for all pairs."
 )
 COSTS = (
     "Means over finished runs. Seconds: rollouts, rewards, log-probs, updates, evaluations. Wall seconds in all "
@@ -105,37 +105,14 @@ def _interval(estimate, decimals) -> str:
     return "-" if np.isnan(estimate.low) else f"{estimate.low:.{decimals}f} – {estimate.high:.{decimals}f}"
 
 
-def significant_pairs(comparison) -> list:
-    """A table of the pairs that differ significantly; nothing where none does."""
-    pairs = comparison.pairs[comparison.pairs["p"] < SIGNIFICANT].sort_values("p", kind="stable")
+def pairs(comparison) -> Table:
+    """Every two variants, the better one first; p below 5 % in bold."""
     rows = [
-        [better, worse, f"{pair.gap:.4f}", spelled(pair.p), spelled(pair.holm)]
-        for (better, worse), pair in pairs.iterrows()
+        [*names, f"{pair.gap:.4f}", f"{pair.chance:.2f}", _interval(pair, 2)]
+        + [Cell(spelled(p), "best" if p < SIGNIFICANT else "") for p in (pair.p, pair.holm)]
+        for names, pair in comparison.pairs.sort_values("p", kind="stable").iterrows()
     ]
-    return [Table(["better", "worse", "difference of means", "p", "p after Holm"], rows)] if rows else []
-
-
-def improvements(comparison) -> Table:
-    names, rows = comparison.variants, []
-    pairs = comparison.pairs
-    for name in names:
-        cells = []
-        for other in names:
-            if name == other:
-                cells.append("")
-            elif (name, other) in pairs.index:
-                pair = pairs.loc[(name, other)]
-                cells.append(_chance(pair, pair.chance, pair.low, pair.high))
-            else:
-                pair = pairs.loc[(other, name)]
-                cells.append(_chance(pair, 1 - pair.chance, 1 - pair.high, 1 - pair.low))
-        rows.append([name, *cells])
-    return Table(["better than →", *names], rows)
-
-
-def _chance(pair, value, low, high) -> str:
-    stars = "*" * sum(p < SIGNIFICANT for p in (pair.p, pair.holm))
-    return f"{value:.2f}{stars}" + ("" if np.isnan(low) else f" ({low:.2f} – {high:.2f})")
+    return Table(["better", "worse", "difference of means", "P(improvement)", "95 %", "p", "p after Holm"], rows)
 
 
 def costs(variants) -> Table:
