@@ -24,8 +24,6 @@ from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum
 from rpg_jax.training.phases import CompilationCounter
 from rpg_jax.types import Reference, TrainState
 
-# TensorStore's callbacks may find Orbax's event loop closed after a read that failed.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8", "bool")
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -1,9 +1,10 @@
-"""Checkpoints that notice damage: Orbax writes them, a checksum per leaf says whether what came back is what went in.
+"""Checkpoints that notice damage: Orbax writes them, and a checksum per leaf tells whether the same bits came back.
 
 Orbax makes a save atomic and asynchronous, but hands back flipped bits without a word. So every step holds, beside its
 arrays, a JSON record with each leaf's name, shape, dtype and checksum, the caller's own values, and a digest of itself.
 """
 
+import asyncio
 import errno
 import hashlib
 import json
@@ -18,8 +19,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
-
-from rpg_jax.storage import late_reports
 
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
 _STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
@@ -206,8 +205,9 @@ class Checkpoints:
         self._check_fit(step, record["leaves"], wanted)
         like = {name: _stored(leaf) for name, leaf in wanted.items()}
         folder = self.directory / str(step) / "state"
+        request = ocp.args.PyTreeRestore(like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
         with _reader(like) as reader:
-            data = _read("arrays", lambda: reader.restore(folder, args=ocp.args.StandardRestore(like)))
+            data = _read("arrays", lambda: reader.restore(folder, args=request))
         sums = _checksums(data)
         altered = [name for name, (_, expected) in record["leaves"].items() if sums[name] != expected]
         if altered:
@@ -249,14 +249,35 @@ class Checkpoints:
             raise OSError(code, os.strerror(code), str(self.directory)) from error
 
 
-def _reader(like) -> ocp.Checkpointer:
-    """Reads leaves without Orbax's barriers: in one, processes would wait for another that found its part damaged.
+class _PatientHandler(ocp.type_handlers.ArrayHandler):
+    """Reads leaves side by side as Orbax does; when one fails, waits for the others before the failure is raised.
 
-    As little at once as the largest leaf allows: by default the whole checkpoint would lie in host memory twice.
+    Orbax closes its event loop at the first failure. Each of TensorStore's threads that then reports on another leaf
+    to the closed loop would print a traceback.
+    """
+
+    async def deserialize(self, infos, args=None):
+        earlier = asyncio.all_tasks()
+        try:
+            return await super().deserialize(infos, args)
+        finally:
+            while unfinished := asyncio.all_tasks() - earlier:
+                await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+def _reader(like: dict) -> ocp.Checkpointer:
+    """Orbax's reader of {leaf name: ShapeDtypeStruct}, without its barriers and with a limit on host memory.
+
+    Inside a barrier, processes would wait for another that found its part damaged. By default Orbax holds the whole
+    checkpoint in host memory twice; here it reads at once as little as the largest leaf allows.
     """
     alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
-    largest = max((math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in like.values()), default=0)
-    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone, restore_concurrent_gb=1 + largest // 10**9)
+    largest = max((math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in like.values()), default=0)  # bytes
+    handler = ocp.PyTreeCheckpointHandler(
+        multiprocessing_options=alone,
+        restore_concurrent_gb=1 + largest // 10**9,
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, _PatientHandler())),
+    )
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
@@ -321,12 +342,9 @@ def _read(what, call):
     """Calls on every process; DamagedCheckpoint on all of them when it fails on one, whatever it raises there."""
     result = failure = None
     try:
-        with late_reports.ignored():
-            result = call()
+        result = call()
     except Exception as error:
         failure = _one_line(error)
-    if failure:
-        late_reports.forget()
     if not multihost_utils.process_allgather(np.array(failure is None)).all():
         raise DamagedCheckpoint(f"its {what} cannot be read ({failure or 'on another process'})")
     return result
