@@ -1,7 +1,7 @@
 """Checkpoints that notice damage: Orbax writes them, and a checksum per leaf tells whether the same bits came back.
 
-Orbax makes a save atomic and asynchronous, but hands back flipped bits without a word. So every step holds, beside its
-arrays, a JSON record with each leaf's name, shape, dtype and checksum, the caller's own values, and a digest of itself.
+Orbax saves atomically and in the background, but it does not detect flipped bits. Every step therefore holds, beside
+its arrays, a JSON record with each leaf's name, shape, dtype and checksum, the caller's values, and its own digest.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,45 +22,46 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
+_KEEP_BEST = 1  # checkpoints with the highest metric that stay beside the newest ones
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
 _STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
 
-# What goes wrong in Orbax's threads reaches callers as an exception; its own accounts of it are pages of tracebacks.
+# A failure in one of Orbax's threads reaches the caller as an exception. Orbax also logs it, as pages of tracebacks.
 for _name in ("absl", "asyncio"):
     logging.getLogger(_name).addFilter(lambda record: "/orbax/" not in record.pathname + record.getMessage())
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint on disk that is not what was saved."""
+    """The checkpoint on disk differs from what was saved, or cannot be read."""
 
 
 def _mix(word):
-    """A bijection of uint32 under which neighbors part (the finalizer of MurmurHash3)."""
+    """The finalizer of MurmurHash3: a bijection of uint32 that maps nearby words far apart."""
     word = (word ^ (word >> 16)) * np.uint32(0x85EBCA6B)
     word = (word ^ (word >> 13)) * np.uint32(0xC2B2AE35)
     return word ^ (word >> 16)
 
 
 @jax.jit
-def checksum(x):
+def checksum(x: jax.Array) -> jax.Array:
     """A u32[] over the bits of `x`, an array of any shape of booleans, integers or floats.
 
-    The sum over words of a bijection of their bits, keyed by the global index, modulo 2**32: independent of the order
-    of summation, and so of sharding, mesh and process count. A change in one word always changes it; any other change
-    goes unseen with probability 2**-32.
+    Each word is mixed with its index in the global array, and the results are added modulo 2**32. Addition commutes,
+    so the checksum does not depend on sharding, mesh or process count. Mixing is a bijection, so a change in one word
+    always changes the sum; a change in several words is missed with probability 2**-32.
     """
-    x = jax.device_put(x, jax.memory.Space.Device)  # an offloaded optimizer's lies in the hosts' memory
-    words = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _WORD[x.dtype.itemsize])
-    index = jnp.zeros(words.shape, jnp.uint32)
+    x = jax.device_put(x, jax.memory.Space.Device)  # an offloaded optimizer state lies in host memory
+    words = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _WORD[x.dtype.itemsize])  # [..., 2] of f64
+    index = jnp.zeros(words.shape, jnp.uint32)  # of each word in row-major order
     for axis, size in enumerate(words.shape):
         index = index * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     return jnp.sum(_mix(words.astype(jnp.uint32) ^ _mix(index)), dtype=jnp.uint32)
 
 
 class Checkpoints:
-    """The checkpoints of one run, a folder a step: the newest `keep_last` and the `keep_best` with the highest metric.
+    """The checkpoints of one run, one folder per step: the newest `keep_last` and the one with the highest metric.
 
-    Every process of a job makes the same calls. Usable as a context manager; leaving it waits for the save under way.
+    Every process of a job makes the same calls. Usable as a context manager; leaving it waits for the running save.
 
     Args:
       directory: local path or bucket URL; made when it does not exist.
@@ -67,30 +70,30 @@ class Checkpoints:
       OSError: here, in `save` or in `close`, when the disk is full or read-only; earlier checkpoints stay as they were.
     """
 
-    def __init__(self, directory, keep_last: int = 2, keep_best: int = 1):
-        if keep_last < 1 or keep_best < 0:
-            raise ValueError(f"keep_last is {keep_last} and keep_best {keep_best}; at least 1 and 0 are needed")
+    def __init__(self, directory, keep_last: int = 2):
+        if keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}; at least 1 is needed")
         self.directory = epath.Path(directory).expanduser()
         if "://" not in str(directory):
             self.directory = epath.Path(os.path.abspath(self.directory))
-        self._keep_last, self._keep_best = keep_last, keep_best
+        self._keep_last = keep_last
         self._resumed_from, self._saved = None, False
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self,
-            # Made in the background, a folder that cannot be made leaves threads that wait five minutes for it.
+            # If a folder that is made in the background cannot be made, threads wait five minutes for it.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
         self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options)
         self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
 
-    def save(self, step: int, state, extra: dict, metric: float | None = None, wait: bool = False) -> None:
-        """Copies `state` off the device and writes it in the background; `wait` returns when it is safe on disk.
+    def save(self, step: int, state: Any, extra: dict, metric: float | None = None, wait: bool = False) -> None:
+        """Copies `state` off the device and writes it in the background; with `wait`, returns when it is on disk.
 
-        After a `restore`, the first save also deletes what is newer than the restored step: damaged or abandoned.
+        The first save after a `restore` also deletes the steps newer than the restored one, damaged or abandoned ones.
 
         Args:
           state: pytree of arrays; may be donated as soon as this returns.
-          extra: JSON values to get back from `restore`.
+          extra: JSON values that `restore` gives back.
           metric: ranks checkpoints; higher is better. None or NaN never counts as best.
         """
         arrays = {name: _data(jnp.asarray(x)) for name, x in _named(state).items()}
@@ -105,15 +108,15 @@ class Checkpoints:
         if wait:
             self._storage(self._manager.wait_until_finished)
 
-    def restore(self, like, step: int | None = None):
-        """The newest checkpoint that is whole, or that of `step`.
+    def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict] | None:
+        """The newest undamaged checkpoint, or that of `step`.
 
         Args:
-          like: the pytree that was saved, of arrays or `ShapeDtypeStruct`; leaves come back with its shardings.
+          like: the pytree that was saved, of arrays or `ShapeDtypeStruct`; leaves are restored to its shardings.
 
         Returns:
-          (step, state, extra), or None when nothing was saved. Each damaged checkpoint that was passed over is
-          reported in one line on stderr.
+          (step, state, extra), or None when nothing was saved. Each damaged checkpoint that was skipped is reported in
+          one line on stderr.
 
         Raises:
           ValueError: `like` has other leaves, shapes or dtypes than the checkpoint; `step` does not exist.
@@ -121,10 +124,10 @@ class Checkpoints:
         """
         self._storage(self._manager.wait_until_finished)
         wanted, structure = _named(like), jax.tree.structure(like)
-        known = sorted(self._manager.all_steps(), reverse=True)
-        if step is not None and step not in known:
-            raise ValueError(f"{self.directory} has no checkpoint of step {step}; it has {known[::-1]}")
-        for candidate in known if step is None else [step]:
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        if step is not None and step not in steps:
+            raise ValueError(f"{self.directory} has no checkpoint of step {step}; it has {steps[::-1]}")
+        for candidate in steps if step is None else [step]:
             try:
                 arrays, extra = self._load(candidate, wanted)
                 self._resumed_from = candidate
@@ -133,35 +136,35 @@ class Checkpoints:
                 damage = str(error)
             if step is None and jax.process_index() == 0:
                 print(f"warning: checkpoint {candidate} in {self.directory} is damaged: {damage}", file=sys.stderr)
-        if known:
-            which = f"each of the {len(known)} checkpoints" if step is None else f"checkpoint {step}"
+        if steps:
+            which = f"each of the {len(steps)} checkpoints" if step is None else f"checkpoint {step}"
             raise DamagedCheckpoint(
                 f"{which} in {self.directory} is damaged (step {candidate}: {damage}); mend the storage and try again, "
                 f"or move the folder away to start over"
             )
-        for words in map(_stored, wanted.values()):  # compile the checksums now rather than in the middle of the run
+        for words in map(_stored, wanted.values()):  # compile the checksums now, not at the run's first save
             zeros = jnp.zeros(words.shape, words.dtype, device=words.sharding.with_memory_kind("device"))
             checksum(jax.device_put(zeros, words.sharding))
         return None
 
     def latest_step(self) -> int | None:
-        """The newest step saved, not counting those newer than a restored one."""
+        """The newest step; after a `restore`, steps newer than the restored one do not count."""
         return max(self._steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The step with the highest metric, the newest of equals; None when no checkpoint has one."""
+        """The step with the highest metric, the newest of equal ones; None when no checkpoint has a metric."""
         return max(self._ranked(self._steps()), key=self._rank, default=None)
 
     def leaves(self, step: int) -> dict[str, str]:
-        """{leaf name: "dtype[shape]"} of what a step holds. Raises DamagedCheckpoint."""
+        """{leaf name: "dtype[shape]"} of a step's arrays. Raises DamagedCheckpoint."""
         return {name: description for name, (description, _) in self._record(step)["leaves"].items()}
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether some host of the job was told to stop; ask every step, on every process, with the same `step`."""
+        """Whether some host of the job was told to stop; every process asks at every step, with the same `step`."""
         return self._manager.reached_preemption(step)
 
     def close(self) -> None:
-        """Waits for the save under way and lets go of Orbax's threads."""
+        """Waits for the running save and ends Orbax's threads."""
         self._storage(self._manager.close)
 
     def __enter__(self):
@@ -171,9 +174,9 @@ class Checkpoints:
         self.close()
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
-        """Orbax's preservation policy: which checkpoints stay once the newest one is safe."""
+        """Orbax's preservation policy: which checkpoints stay once the newest one is on disk."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        best = sorted(self._ranked(steps), key=self._rank, reverse=True)[: self._keep_best]
+        best = sorted(self._ranked(steps), key=self._rank, reverse=True)[:_KEEP_BEST]
         return [step in best or step in steps[-self._keep_last :] for step in steps]
 
     def _steps(self):
@@ -200,7 +203,7 @@ class Checkpoints:
         return record
 
     def _load(self, step, wanted):
-        """(leaves in the order of `wanted`, extra). Raises DamagedCheckpoint, and ValueError when it does not fit."""
+        """(leaves in the order of `wanted`, extra). Raises DamagedCheckpoint, or ValueError when leaves differ."""
         record = self._record(step)
         self._check_fit(step, record["leaves"], wanted)
         like = {name: _stored(leaf) for name, leaf in wanted.items()}
@@ -216,18 +219,18 @@ class Checkpoints:
         return [_restored(data[name], leaf) for name, leaf in wanted.items()], record["extra"]
 
     def _check_fit(self, step, saved, wanted):
-        """Raises ValueError, naming the leaf, when a whole checkpoint is not of `wanted`'s structure."""
+        """Raises ValueError, naming the leaf, when an undamaged checkpoint has other leaves than `wanted`."""
         for name in sorted(saved.keys() | wanted.keys()):
-            there = saved[name][0] if name in saved else "absent"
-            here = _describe(wanted[name]) if name in wanted else "absent"
-            if there != here:
+            on_disk = saved[name][0] if name in saved else "absent"
+            expected = _describe(wanted[name]) if name in wanted else "absent"
+            if on_disk != expected:
                 raise ValueError(
-                    f"checkpoint {step} in {self.directory} does not fit: leaf {name} is {there}, {here} is wanted; "
-                    f"use the config it was made with, or another folder"
+                    f"checkpoint {step} in {self.directory} does not fit: leaf {name} is {on_disk}, {expected} is "
+                    f"wanted; use the config it was made with, or another folder"
                 )
 
     def _discard_leftovers(self):
-        """Before a save: deletes steps newer than the restored one, and once what killed saves left behind."""
+        """Before a save: deletes steps newer than the restored one and, the first time, leftovers of killed saves."""
         if self._resumed_from is not None:
             for newer in sorted(set(self._manager.all_steps()) - set(self._steps())):
                 self._storage(self._manager.delete, newer)
@@ -239,7 +242,7 @@ class Checkpoints:
         self._saved = True
 
     def _storage(self, call, *args, **kwargs):
-        """Calls, and turns whatever a full or read-only disk makes Orbax raise into the OSError it is."""
+        """Calls; whatever Orbax raises on a full or read-only disk becomes an OSError with the disk's errno."""
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -282,21 +285,21 @@ def _reader(like: dict) -> ocp.Checkpointer:
 
 
 def saved_steps(directory) -> list[int]:
-    """The steps of a folder, in order, of which every file has been written; none if it does not exist.
+    """The completely written steps of a folder, in order; none if it does not exist.
 
-    Changes nothing: for a look at what another process saves.
+    Reads only, so that one process can watch what another saves.
     """
     return sorted(ocp.utils.checkpoint_steps(directory))
 
 
-def _named(tree) -> dict:
+def _named(tree: Any) -> dict[str, Any]:
     """{"path/of/leaf": leaf}, in the tree's order."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _checksums(arrays: dict) -> dict[str, int]:
-    """One after the other: XLA's CPU client hangs when many programs are under way."""
+    """Computed one after the other, because XLA's CPU client hangs when many programs run at once."""
     return {name: int(checksum(x)) for name, x in arrays.items()}
 
 
@@ -305,12 +308,12 @@ def _is_key(x) -> bool:
 
 
 def _data(x):
-    """The array that is stored for a leaf: itself, or a PRNG key's words."""
+    """The array that is stored for a leaf: the leaf itself, or the words of a PRNG key."""
     return jax.random.key_data(x) if _is_key(x) else x
 
 
 def _stored(like) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding of `_data` of a leaf; the first device when it does not say."""
+    """Shape, dtype and sharding of `_data` of a leaf; on the first device when the leaf names no sharding."""
     words = jax.eval_shape(_data, like)
     sharding = getattr(like, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding)
@@ -328,18 +331,18 @@ def _describe(x) -> str:
 
 
 def _sealed(record: dict) -> dict:
-    """The record as JSON gives it back, with a digest of its other entries."""
+    """The record with a digest of its other entries, as it reads after a round trip through JSON."""
     body = json.dumps({k: v for k, v in record.items() if k != "digest"}, sort_keys=True)
     return json.loads(body) | {"digest": hashlib.sha256(body.encode()).hexdigest()}
 
 
-def _one_line(error, width=200) -> str:
+def _one_line(error: Exception) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= width else f"{text[:width]}..."
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _read(what, call):
-    """Calls on every process; DamagedCheckpoint on all of them when it fails on one, whatever it raises there."""
+def _read(what: str, call: Callable):
+    """The result of `call`, or DamagedCheckpoint on every process when it raises anything on one of them."""
     result = failure = None
     try:
         result = call()
@@ -351,7 +354,7 @@ def _read(what, call):
 
 
 def _storage_errno(error) -> int | None:
-    """The errno of a storage failure anywhere in an exception's causes; TensorStore and gRPC give it as text only."""
+    """The errno of a storage failure among an exception's causes; TensorStore and gRPC mention it as text only."""
     while error is not None:
         for code in _STORAGE_ERRORS:
             if getattr(error, "errno", None) == code or os.strerror(code).lower() in str(error).lower():
