@@ -1,6 +1,6 @@
-"""What a run writes while it goes: JSON lines, TensorBoard, wandb when asked for, and progress for whoever watches.
+"""What a run writes while it trains: JSON lines, TensorBoard, optionally wandb, and progress on stderr.
 
-Only the first process of a job writes. After a resume every log goes on from the restored step.
+Only the first process of a job writes. After a resume every log continues from the restored step.
 """
 
 import contextlib
@@ -11,15 +11,17 @@ import pathlib
 import sys
 import time
 import uuid
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-LINE_SECONDS = 2.0  # the shortest time between two lines of progress in a pipe
+LINE_SECONDS = 2.0  # the least time between two progress lines where stderr is no terminal
 
 
-def jsonable(value):
+def jsonable(value: Any) -> Any:
     """`value` as plain JSON: NumPy and JAX scalars and arrays become numbers and lists, non-finite numbers null."""
     if isinstance(value, dict):
         return {str(key): jsonable(item) for key, item in value.items()}
@@ -32,13 +34,13 @@ def jsonable(value):
     return value
 
 
-def write_json_atomic(path, obj) -> None:
-    """Writes `obj` as indented JSON; a reader, or a kill, sees the old file or the new one and nothing between."""
-    write_text_atomic(pathlib.Path(path), json.dumps(jsonable(obj), indent=2, allow_nan=False) + "\n")
+def write_json_atomic(path, value: Any) -> None:
+    """Writes `value` as indented JSON, with `write_text_atomic`."""
+    write_text_atomic(path, json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
 def read_jsonl(path) -> tuple[list[dict], int]:
-    """(rows, lines dropped): a last line that a kill cut short is dropped and counted; a missing file has no rows.
+    """(rows, number of lines dropped): 1 when a kill cut the last line short, else 0. A missing file has no rows.
 
     Raises:
       ValueError: another line is not a JSON object; names the file and the line.
@@ -62,19 +64,19 @@ def read_jsonl(path) -> tuple[list[dict], int]:
 class RunLog:
     """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, TensorBoard events, wandb.
 
-    Opening it cuts the JSON lines back to `resume_step`: later rows, and a last line that was cut short, are of steps
-    that will be computed again. A run that starts at step 0 starts with empty logs.
+    Opening it deletes the rows after `resume_step`, and an incomplete last line, because those steps will be computed
+    again. A run that starts at step 0 starts with empty logs.
 
     Args:
       workdir: the run's folder; exists.
-      resume_step: the step that was restored, 0 for a new run.
-      config: settings for wandb's own record.
+      resume_step: the restored step, 0 for a new run.
+      config: settings that wandb records.
       tensorboard: whether to write events under `workdir/tensorboard`.
-      wandb: project name, or None for no wandb. The id in `workdir/wandb_id` makes a resumed run the same run.
-      process_index: of this process among the job's; only 0 writes.
+      wandb: project name, or None for no wandb. The id in `workdir/wandb_id` makes a resumed run the same wandb run.
+      process_index: index of this process in the job; only process 0 writes.
 
     Raises:
-      ValueError: wandb was asked for and is not installed; a log holds a broken line.
+      ValueError: `wandb` is set and the package is not installed; a log holds a broken line.
     """
 
     def __init__(self, workdir, resume_step: int, config: dict, tensorboard=True, wandb=None, process_index=None):
@@ -96,8 +98,8 @@ class RunLog:
             folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step else 0
             self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge))
 
-    def write(self, row: dict, samples=(), heldout=()) -> None:
-        """Appends one row, a dict with an integer `step`, and its samples; on disk when this returns.
+    def write(self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = ()) -> None:
+        """Appends one row, a dict with an integer `step`, and the step's responses, and flushes the files.
 
         `samples` are dicts of training responses, `heldout` of responses to held-out problems.
         """
@@ -116,7 +118,7 @@ class RunLog:
             self._wandb.log({"step": row["step"], **numbers})
 
     def progress(self, label: str, start: int, total: int) -> "Progress":
-        """A `Progress` of this process: silent where nothing is written."""
+        """A `Progress` that is silent on processes that write no logs."""
         return Progress(label, start, total, process_index=self._process)
 
     def close(self) -> None:
@@ -134,9 +136,9 @@ class RunLog:
 
 
 class Progress:
-    """Progress on stderr, as a context manager: a bar on a terminal, plain lines at most every two seconds in a pipe.
+    """Progress on stderr, as a context manager: a bar on a terminal, else a plain line at most every two seconds.
 
-    Call it with the steps done and the numbers to show: `progress(done, reward=0.3)`.
+    Call it with the number of steps done and the numbers to show: `progress(done, reward=0.3)`.
     """
 
     def __init__(self, label: str, start: int, total: int, process_index=None):
@@ -158,10 +160,10 @@ class Progress:
         now = time.monotonic()
         if self._process or (now - self._last < LINE_SECONDS and done < self._total):
             return
-        self._last, spent = now, now - self._begin
-        left = spent * (self._total - done) / max(done - self._start, 1)
+        self._last, elapsed = now, now - self._begin
+        remaining = elapsed * (self._total - done) / max(done - self._start, 1)
         text = "".join(f" | {name} {value}" for name, value in shown.items())
-        times = f"{tqdm.format_interval(spent)} gone, about {tqdm.format_interval(left)} left"
+        times = f"{tqdm.format_interval(elapsed)} gone, about {tqdm.format_interval(remaining)} left"
         print(f"{self._label} {done}/{self._total}{text} | {times}", file=sys.stderr, flush=True)
 
     def __exit__(self, *_):
@@ -169,8 +171,9 @@ class Progress:
             self._bar.close()
 
 
-def write_text_atomic(path, text):
-    """Puts `text` in place of a file's contents, durably."""
+def write_text_atomic(path, text: str) -> None:
+    """Replaces a file's contents durably; readers, and a kill, see the old file or the new one, never a part."""
+    path = pathlib.Path(path)
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("w") as file:
         file.write(text)
@@ -180,7 +183,7 @@ def write_text_atomic(path, text):
 
 
 def _cut_back(path, step):
-    """Drops the rows after `step`, all of them at step 0, and an unfinished last line."""
+    """Deletes the rows after `step`, all of them if it is 0, and an incomplete last line."""
     rows, dropped = read_jsonl(path)
     kept = [row for row in rows if row["step"] <= step] if step else []
     if dropped or len(kept) < len(rows):

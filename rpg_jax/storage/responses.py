@@ -1,29 +1,31 @@
-"""The responses of an evaluation on disk: written as they come, read back when it goes on."""
+"""The responses of an evaluation on disk: written as they are sampled, read back when the evaluation is resumed."""
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
+from rpg_jax.data.problems import Problem
 from rpg_jax.storage.logs import read_jsonl, write_json_atomic, write_text_atomic
 from rpg_jax.training.evaluation import Answered
 
 
 class ResponseLog:
-    """`responses.jsonl`, one object a response, and `settings.json`, what they were made with.
+    """`responses.jsonl`, one object per response, and `settings.json`, the settings they were sampled with.
 
-    Opening it reads what an interrupted evaluation left and cuts it back to whole problems.
+    Opening it reads what an interrupted evaluation left and deletes the responses of incompletely answered problems.
 
     Args:
       folder: made with the first response.
-      settings: JSON values, with `k`; those under which responses of one file may stand together.
-      problems: to be answered, in the order of `answered`.
+      settings: JSON values, `k` among them, that must be equal for all responses of one file.
+      problems: those to be answered; `answered` keeps their order.
 
     Raises:
       ValueError: the folder holds responses made with other settings, or a broken line.
     """
 
-    def __init__(self, folder, settings: dict, problems):
+    def __init__(self, folder, settings: dict, problems: Sequence[Problem]):
         self._file, self._problems = pathlib.Path(folder) / "responses.jsonl", problems
         self._k, self._done = settings["k"], {}
         self._record, self._settings = self._file.with_name("settings.json"), json.loads(json.dumps(settings))
@@ -32,39 +34,40 @@ class ResponseLog:
             rows, dropped = read_jsonl(self._file)
             self._done = from_rows(rows, problems, self._k)
             if dropped or len(rows) > self._k * len(self._done):
-                kept = [row for one in self._done.values() for row in to_rows(one)]
+                kept = [row for answered in self._done.values() for row in to_rows(answered)]
                 write_text_atomic(self._file, "".join(json.dumps(row) + "\n" for row in kept))
 
-    def missing(self) -> list:
-        """The problems that have no responses yet."""
+    def missing(self) -> list[Problem]:
+        """The problems without responses."""
         return [problem for problem in self._problems if _name(problem) not in self._done]
 
     def answered(self) -> list[Answered]:
-        """What there is, in the order of the problems."""
+        """The answered problems, in the order of the problems."""
         return [self._done[_name(problem)] for problem in self._problems if _name(problem) in self._done]
 
-    def write(self, one: Answered) -> None:
-        """Appends a problem's responses; on disk when this returns."""
-        if not self._done:  # nothing is left behind by an evaluation that never begins
+    def write(self, answered: Answered) -> None:
+        """Appends a problem's responses and closes the file."""
+        if not self._done:  # an evaluation that fails before its first response leaves no folder
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomic(self._record, self._settings)
-        self._done[_name(one.problem)] = one
+        self._done[_name(answered.problem)] = answered
         with self._file.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in to_rows(one))
+            file.writelines(json.dumps(row) + "\n" for row in to_rows(answered))
 
 
-def to_rows(one: Answered) -> list[dict]:
-    """One JSON object a response."""
-    shared = dict(problem=one.problem.id, task=one.problem.task, prompt=one.problem.prompt, answer=one.problem.answer)
-    columns = zip(one.texts, one.correct, one.lengths, one.finished, strict=True)
+def to_rows(answered: Answered) -> list[dict]:
+    """One JSON object per response."""
+    problem = answered.problem
+    shared = dict(problem=problem.id, task=problem.task, prompt=problem.prompt, answer=problem.answer)
+    columns = zip(answered.texts, answered.correct, answered.lengths, answered.finished, strict=True)
     return [
         shared | dict(sample=sample, response=text, correct=float(right), tokens=int(length), finished=bool(finished))
         for sample, (text, right, length, finished) in enumerate(columns)
     ]
 
 
-def from_rows(rows: list[dict], problems, k: int) -> dict:
-    """(task, id) -> Answered, for those problems of which all k responses are among `rows`."""
+def from_rows(rows: list[dict], problems: Sequence[Problem], k: int) -> dict[tuple[str, int], Answered]:
+    """{(task, id): Answered} of the problems that have all k responses among `rows`."""
     groups, done = {}, {}
     for row in rows:
         groups.setdefault((row["task"], row["problem"]), {})[row["sample"]] = row
