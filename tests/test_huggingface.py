@@ -243,7 +243,7 @@ def test_any_shard_of_any_tensor(data, transposed, rows, columns, tmp_path_facto
     stored = tensor_files._header(file)["x"]
     found = tensor_files.read("x", stored, shards, transposed)
     for shard in shards:
-        part = found[tensor_files.key(shard, wanted.shape)]
+        part = found[tensor_files.shard_bounds(shard, wanted.shape)]
         np.testing.assert_array_equal(part, wanted[shard])
         assert part.flags.c_contiguous and part.ctypes.data % 64 == 0
 

@@ -336,18 +336,13 @@ def _sealed(record: dict) -> dict:
     return json.loads(body) | {"digest": hashlib.sha256(body.encode()).hexdigest()}
 
 
-def _one_line(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
 def _read(what: str, call: Callable):
     """The result of `call`, or DamagedCheckpoint on every process when it raises anything on one of them."""
     result = failure = None
     try:
         result = call()
     except Exception as error:
-        failure = _one_line(error)
+        failure = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if not multihost_utils.process_allgather(np.array(failure is None)).all():
         raise DamagedCheckpoint(f"its {what} cannot be read ({failure or 'on another process'})")
     return result

@@ -1,12 +1,13 @@
-"""Safetensors files of a model on the host: what lies where, blocks of rows into arrays, and arrays into files.
+"""Safetensors files of a model on the host: tensors and their places, shards of a tensor into arrays, and writing.
 
-Files are read and written directly. The safetensors package, which still validates every header here, maps them into
+The safetensors package validates every header. Data is read and written directly, because the package maps files into
 memory: its copies ran at a quarter of the speed, and mapped pages count as this process's memory.
 """
 
 import json
 import math
 import pathlib
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import ml_dtypes
@@ -17,26 +18,29 @@ from rpg_jax.models.huggingface import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-_WORDS = {2: np.uint16, 4: np.uint32}  # NumPy copies plain integers faster than dtypes it does not know
-_ROWS = 64  # read or written at a time: a block that stays in cache while it is transposed
-_CHUNK = 1 << 20  # bytes compared at a time
-_ALIGNMENT = 64  # bytes; JAX on CPU then uses the memory in place
+_WORDS = {2: np.uint16, 4: np.uint32}  # by item size; NumPy copies its own integers faster than ml_dtypes
+_ROWS = 64  # read or written at once: a block of them stays in cache while it is transposed
+_CHUNK = 1 << 20  # bytes compared at once
+_ALIGNMENT = 64  # bytes; JAX on CPU uses memory with this alignment without a copy
+
+
+Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each dimension of a shard
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies on disk."""
+    """A tensor's place on disk."""
 
     file: pathlib.Path
     offset: int  # of its first byte in the file
-    code: str  # safetensors' name of its dtype
+    code: str  # its dtype, as safetensors names it
     shape: tuple[int, ...]
 
 
 def contents(directory) -> tuple[dict[str, Stored], list[str]]:
-    """Every tensor of the model in a folder, and what is wrong with its index, one fault a string.
+    """{name: Stored} of the model in a folder, and the mistakes in its index, one string each.
 
     Raises:
-      OSError: the folder holds no safetensors, or its index names files that are not there.
+      OSError: the folder holds no safetensors, or its index names files that do not exist.
       ValueError: a file is truncated or corrupt; names it.
     """
     directory = pathlib.Path(directory)
@@ -67,75 +71,78 @@ def contents(directory) -> tuple[dict[str, Stored], list[str]]:
         for name in header
         if index.get(name) != file
     ]
-    found = {name: stored for header in headers.values() for name, stored in header.items()}
-    return found | {name: headers[file][name] for name, file in index.items() if name in headers[file]}, faults
+    tensors = {name: stored for header in headers.values() for name, stored in header.items()}
+    return tensors | {name: headers[file][name] for name, file in index.items() if name in headers[file]}, faults
 
 
-def read(name: str, stored: Stored, shards, transposed: bool) -> dict:
-    """Parts of a tensor, or of its transpose, each in an array of its own; the file's rows are read once.
+def read(name: str, stored: Stored, shards: Iterable[tuple[slice, ...]], transposed: bool) -> dict[Bounds, np.ndarray]:
+    """Shards of a tensor, or of its transpose, each in an array of its own; each row of the file is read once.
 
     Args:
-      shards: tuples of slices, one a dimension of the result; equal ones are read once.
+      shards: a slice for each dimension of the result; equal shards share one array.
 
     Returns:
-      {shard as `key` gives it: array in the dtype on disk, rows contiguous}.
+      {bounds of the shard: array in the dtype on disk, rows contiguous}.
+
+    Raises:
+      ValueError: the file ends within the tensor.
     """
     dtype, shape = DTYPES[stored.code], stored.shape[::-1] if transposed else stored.shape
     words = _WORDS[dtype.itemsize]
-    out = {key(shard, shape): None for shard in shards}
-    for bounds in out:
-        out[bounds] = _empty([stop - start for start, stop in bounds], words)
-    rows, width = stored.shape[0], math.prod(stored.shape[1:])
+    arrays = {}
+    for bounds in {shard_bounds(shard, shape) for shard in shards}:
+        arrays[bounds] = _empty([stop - start for start, stop in bounds], words)
+    rows, width = stored.shape[0], math.prod(stored.shape[1:])  # on disk: [rows, ...], width numbers in a row
     step = _ROWS if width > 1 else rows
     with stored.file.open("rb", buffering=0) as file:
         for first in range(0, rows, step):
             last = min(first + step, rows)
-            takers = [bounds for bounds in out if _overlap(bounds[-1 if transposed else 0], first, last)]
-            if not takers:
+            wanted = [bounds for bounds in arrays if _overlap(bounds[-1 if transposed else 0], first, last)]
+            if not wanted:
                 continue
-            block = np.empty((last - first, *stored.shape[1:]), words)
+            block = np.empty((last - first, *stored.shape[1:]), words)  # rows first..last of the file
             file.seek(stored.offset + first * width * dtype.itemsize)
             if file.readinto(block.reshape(-1).view(np.uint8)) != block.nbytes:
                 raise ValueError(f"{stored.file} ends within tensor {name}; copy the file again")
-            for bounds in takers:
-                theirs = bounds[::-1] if transposed else bounds
-                (start, _), others = theirs[0], theirs[1:]
-                low, high = _overlap(theirs[0], first, last)
-                part = block[(slice(low - first, high - first), *(slice(*bound) for bound in others))]
+            for bounds in wanted:
+                row_bound, *other_bounds = bounds[::-1] if transposed else bounds  # in the orientation of the file
+                low, high = _overlap(row_bound, first, last)
+                part = block[(slice(low - first, high - first), *(slice(*bound) for bound in other_bounds))]
+                filled = slice(low - row_bound[0], high - row_bound[0])
                 if transposed:
-                    out[bounds][:, low - start : high - start] = part.T
+                    arrays[bounds][:, filled] = part.T
                 else:
-                    out[bounds][low - start : high - start] = part
-    return {bounds: array.view(dtype) for bounds, array in out.items()}
+                    arrays[bounds][filled] = part
+    return {bounds: array.view(dtype) for bounds, array in arrays.items()}
 
 
-def equal(one: Stored, other: Stored) -> bool:
-    """Whether two tensors hold the same bytes, compared without holding either."""
-    if (one.code, one.shape) != (other.code, other.shape):
+def equal(left: Stored, right: Stored) -> bool:
+    """Whether two tensors hold the same bytes, compared chunk by chunk."""
+    if (left.code, left.shape) != (right.code, right.shape):
         return False
-    left = math.prod(one.shape) * DTYPES[one.code].itemsize
-    with one.file.open("rb") as first, other.file.open("rb") as second:
-        first.seek(one.offset)
-        second.seek(other.offset)
-        while left > 0:
-            chunk = min(left, _CHUNK)
-            if first.read(chunk) != second.read(chunk):
+    remaining = math.prod(left.shape) * DTYPES[left.code].itemsize  # bytes
+    with left.file.open("rb") as left_file, right.file.open("rb") as right_file:
+        left_file.seek(left.offset)
+        right_file.seek(right.offset)
+        while remaining > 0:
+            chunk = min(remaining, _CHUNK)
+            if left_file.read(chunk) != right_file.read(chunk):
                 return False
-            left -= chunk
+            remaining -= chunk
     return True
 
 
-def key(shard, shape) -> tuple:
-    """A tuple of slices as ((start, stop), ...)."""
+def shard_bounds(shard: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
+    """A tuple of slices as ((start, stop), ...), which can be a key."""
     return tuple(part.indices(size)[:2] for part, size in zip(shard, shape, strict=True))
 
 
-def write(file, tensors) -> int:
-    """Writes a safetensors file; returns its bytes of tensors.
+def write(file, tensors: list[tuple[str, np.dtype, tuple[int, ...], Callable[[], np.ndarray]]]) -> int:
+    """Writes a safetensors file; returns the bytes of its tensors.
 
     Args:
-      tensors: [(name, dtype, shape, make)]; `make() -> array`, which may be a transposed view, is called when the
-        tensor's turn comes.
+      tensors: [(name, dtype, shape, make)]; `make()` is called when the tensor is written, and its array may be a
+        transposed view.
     """
     codes = {dtype: code for code, dtype in DTYPES.items()}
     header, offset = {"__metadata__": {"format": "pt"}}, 0
@@ -144,7 +151,7 @@ def write(file, tensors) -> int:
         header[name] = {"dtype": codes[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # tensors then begin at a multiple of 8 bytes
     with open(file, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for _, _, _, make in tensors:
@@ -155,8 +162,8 @@ def write(file, tensors) -> int:
     return offset
 
 
-def _header(file) -> dict[str, Stored]:
-    """The tensors of one file; ValueError that names it when it is not whole."""
+def _header(file: pathlib.Path) -> dict[str, Stored]:
+    """The tensors of one file; raises ValueError that names a truncated or corrupt file."""
     try:
         with safetensors.safe_open(file, "np"):
             pass
@@ -175,13 +182,13 @@ def _header(file) -> dict[str, Stored]:
 
 
 def _overlap(bound, first, last):
-    """The part of rows first..last that lies within a bound, or None."""
+    """The part of first..last that lies within a bound, or None."""
     low, high = max(bound[0], first), min(bound[1], last)
     return (low, high) if low < high else None
 
 
 def _empty(shape, words):
-    """An array of integers at an address that JAX can use in place."""
+    """An array of integers, aligned so that JAX on CPU uses its memory without a copy."""
     size = math.prod(shape) * np.dtype(words).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

@@ -1,7 +1,7 @@
-"""Weights of a model from disk into sharded arrays and back: Hugging Face's safetensors, and Orbax.
+"""Weights of a model from disk into sharded arrays and back, as Hugging Face safetensors or as an Orbax checkpoint.
 
-Tensors stream: one is read on the host, only what this process's devices hold of it, while the one before is put on
-them in the dtype it has on disk and written, cast, into its layer of the stacked leaf.
+Loading is a stream of tensors. While the host reads the next one, of which it needs only the shards of this process,
+the previous one goes to the devices in its dtype on disk and is cast into its layer of the stacked leaf.
 """
 
 import concurrent.futures
@@ -9,7 +9,9 @@ import functools
 import json
 import pathlib
 import re
+from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,30 +24,30 @@ from rpg_jax.storage import tensor_files
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
 
-ORBAX = "weights"  # the subfolder of one that `convert` wrote; a single checkpoint
-_IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # a constant that old exports kept
+ORBAX = "weights"  # the subfolder with the one checkpoint that `save_orbax` writes
+_IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # a constant that old exports contain
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def load(directory, shapes):
+def load(directory, shapes: Any) -> Any:
     """The weights in a folder as a tree like `shapes`; every process of a job calls it and reads its own shards.
 
     Args:
-      directory: one in Hugging Face's format, or one that `save_orbax` wrote.
-      shapes: the training tree (layers stacked on axis 0) of ShapeDtypeStruct with shardings (the first device where
-        they have none); weights are cast to its dtypes.
+      directory: a folder in Hugging Face's format, or one that `save_orbax` wrote.
+      shapes: the training tree (layers stacked on axis 0) of ShapeDtypeStruct with shardings (the first device for
+        leaves without one); weights are cast to its dtypes.
 
     Raises:
-      ValueError, OSError: the folder or a file cannot be read; all tensors that are missing, unexpected, of another
-        shape or of an unsupported dtype, in one error; a tensor that holds NaN or infinity.
+      ValueError, OSError: the folder or a file cannot be read; tensors are missing, unexpected, of another shape or of
+        an unsupported dtype (one error names all of them); a tensor holds NaN or infinity.
     """
     leaves = _named(shapes)
     arrays = (_load_orbax if is_orbax(directory) else _load_safetensors)(pathlib.Path(directory), leaves)
     return jax.tree.structure(shapes).unflatten(arrays[name] for name in leaves)
 
 
-def with_stored_dtypes(directory, shapes):
-    """`shapes` with the dtypes that the weights in a folder have. Raises as `load` does for what it sees."""
+def with_stored_dtypes(directory, shapes: Any) -> Any:
+    """`shapes` with the dtypes of the weights in a folder. Checks names and shapes, and raises as `load` does."""
     directory, leaves, dtypes = pathlib.Path(directory), _named(shapes), {}
     if is_orbax(directory):
         dtypes = {name: dtype for name, (dtype, _) in _check_orbax(directory, leaves).items()}
@@ -59,31 +61,31 @@ def with_stored_dtypes(directory, shapes):
 
 
 def is_orbax(directory) -> bool:
-    """Whether a folder is one that `save_orbax` wrote."""
+    """Whether `save_orbax` wrote the folder."""
     return (pathlib.Path(directory) / ORBAX).is_dir()
 
 
-def tensor_count(params) -> int:
-    """How many tensors a training tree is in Hugging Face's format."""
+def tensor_count(params: Any) -> int:
+    """The number of tensors of a training tree in Hugging Face's format."""
     return len(_places(_named(params)))
 
 
-def save_orbax(directory, params) -> None:
-    """Writes a tree of arrays into a folder, in the dtypes they have."""
+def save_orbax(directory, params: Any) -> None:
+    """Writes a tree of arrays into a folder, in their dtypes."""
     with Checkpoints(pathlib.Path(directory) / ORBAX) as checkpoints:
         checkpoints.save(0, params, {}, wait=True)
 
 
-def save_safetensors(directory, params, max_shard_bytes: float) -> None:
-    """Writes a training tree as `model.safetensors`, or, when it is larger, as numbered files with an index.
+def save_safetensors(directory, params: Any, max_shard_bytes: float) -> None:
+    """Writes a training tree as `model.safetensors`, or, when it needs several files, as numbered ones with an index.
 
     Args:
-      directory: exists.
+      directory: an existing folder.
       params: fully addressable arrays, float32, float16 or bfloat16.
-      max_shard_bytes: a file's most bytes of tensors; a larger tensor has a file of its own.
+      max_shard_bytes: the most bytes of tensors in a file; a larger tensor gets a file of its own.
     """
     directory, leaves = pathlib.Path(directory), _named(params)
-    groups, filled, done = [[]], 0, 0
+    groups, filled, done = [[]], 0, 0  # tensors of each file, bytes in the last file, tensors written
     with Progress("writing tensors", 0, len(_places(leaves))) as progress:
 
         def make(place):
@@ -111,7 +113,7 @@ def save_safetensors(directory, params, max_shard_bytes: float) -> None:
     (directory / tensor_files.INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _named(tree) -> dict:
+def _named(tree: Any) -> dict[str, Any]:
     return {parallel.leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -119,53 +121,53 @@ def _places(leaves):
     return places({name: leaf.shape for name, leaf in leaves.items()})
 
 
-# What is checked before anything is read.
+# Checks of names, shapes and dtypes, before any data is read.
 
 
 def _check_orbax(directory, leaves):
-    """{leaf: (dtype, shape)} on disk, after checking that the leaves are those wanted."""
+    """{leaf: (dtype, shape)} on disk, after checking names and shapes."""
     with Checkpoints(directory / ORBAX) as checkpoints:
         if checkpoints.latest_step() is None:
             raise ValueError(f"{directory / ORBAX} holds no weights; convert the model again")
         described = checkpoints.leaves(checkpoints.latest_step())
-    found = {name: (text.split("[")[0], json.loads(text[text.index("[") :])) for name, text in described.items()}
-    found = {name: (jnp.dtype(dtype), tuple(shape)) for name, (dtype, shape) in found.items()}
-    wanted = {name: leaf.shape for name, leaf in leaves.items()}
-    _refuse(directory, _differences(wanted, {name: shape for name, (_, shape) in found.items()}))
-    return found
+    stored = {}
+    for name, text in described.items():  # such as "bfloat16[2, 3]"
+        dtype, bracket, shape = text.partition("[")
+        stored[name] = jnp.dtype(dtype), tuple(json.loads(bracket + shape))
+    expected = {name: leaf.shape for name, leaf in leaves.items()}
+    _refuse(directory, _differences(expected, {name: shape for name, (_, shape) in stored.items()}))
+    return stored
 
 
 def _check_safetensors(directory, leaves):
-    """{tensor: Stored}, after checking that the tensors are those wanted."""
+    """{tensor: Stored}, after checking names, shapes and dtypes."""
     stored, faults = tensor_files.contents(directory)
     stored = {name: entry for name, entry in stored.items() if not _IGNORED.search(name)}
-    wanted = {name: place.shape for name, place in _places(leaves).items()}
-    spare = _HEAD not in wanted and stored.get(_HEAD)  # tied, and yet saved: harmless when it is the same matrix
-    if spare:
-        del stored[_HEAD]
-    faults += _differences(wanted, {name: entry.shape for name, entry in stored.items()})
+    expected = {name: place.shape for name, place in _places(leaves).items()}
+    tied_head = _HEAD not in expected and stored.pop(_HEAD, None)  # saved although tied: harmless if the same matrix
+    faults += _differences(expected, {name: entry.shape for name, entry in stored.items()})
     unknown = [f"{name} ({entry.code})" for name, entry in stored.items() if entry.code not in tensor_files.DTYPES]
     if unknown:
-        known = ", ".join(tensor_files.DTYPES)
-        faults.append(f"{len(unknown)} of a dtype that is not supported (known: {known}): {', '.join(unknown)}")
+        supported = ", ".join(tensor_files.DTYPES)
+        faults.append(f"{len(unknown)} of a dtype that is not supported (known: {supported}): {', '.join(unknown)}")
     _refuse(directory, faults)
-    if spare and not tensor_files.equal(spare, stored[_EMBEDDING]):
+    if tied_head and not tensor_files.equal(tied_head, stored[_EMBEDDING]):
         raise ValueError(
-            f"{spare.file}: {_HEAD} differs from {_EMBEDDING} though config.json ties them; "
+            f"{tied_head.file}: {_HEAD} differs from {_EMBEDDING} though config.json ties them; "
             f"set tie_word_embeddings to false, or drop the tensor"
         )
     return stored
 
 
-def _differences(wanted, found):
-    """Names missing, unexpected and of another shape; one string each, for those that there are."""
+def _differences(expected: dict[str, tuple], stored: dict[str, tuple]) -> list[str]:
+    """The names that are missing, unexpected or of another shape, one string for each of these kinds that occurs."""
     lists = {
-        "missing": [name for name in wanted if name not in found],
-        "unexpected": [name for name in found if name not in wanted],
+        "missing": [name for name in expected if name not in stored],
+        "unexpected": [name for name in stored if name not in expected],
         "of another shape": [
-            f"{name} is {list(found[name])}, {list(shape)} expected"
-            for name, shape in wanted.items()
-            if name in found and tuple(found[name]) != tuple(shape)
+            f"{name} is {list(stored[name])}, {list(shape)} expected"
+            for name, shape in expected.items()
+            if name in stored and tuple(stored[name]) != tuple(shape)
         ],
     }
     return [f"{len(names)} {what}: {', '.join(names)}" for what, names in lists.items() if names]
@@ -181,43 +183,44 @@ def _refuse_not_finite(finite, name, place):
         raise ValueError(f"{place}: {name} holds NaN or infinity (or overflows its dtype); take another checkpoint")
 
 
-# Onto the devices.
+# Loading onto the devices.
 
 
 def _load_orbax(directory, leaves):
-    found = _check_orbax(directory, leaves)
+    stored = _check_orbax(directory, leaves)
     like = {
-        name: jax.ShapeDtypeStruct(leaf.shape, found[name][0], sharding=_sharding(leaf))
+        name: jax.ShapeDtypeStruct(leaf.shape, stored[name][0], sharding=_sharding(leaf))
         for name, leaf in leaves.items()
     }
     with Checkpoints(directory / ORBAX) as checkpoints:
         _, arrays, _ = checkpoints.restore(like)
-    for name, leaf in leaves.items():  # one by one: each frees what it was cast from
+    for name, leaf in leaves.items():  # one by one: casting a leaf frees its stored array
         arrays[name], finite = _cast(arrays[name], leaf.dtype)
         _refuse_not_finite(finite, name, directory / ORBAX)
     return arrays
 
 
 def _load_safetensors(directory, leaves):
-    stored, found, arrays = _check_safetensors(directory, leaves), _places(leaves), {}
+    stored, placement, arrays = _check_safetensors(directory, leaves), _places(leaves), {}
 
     def read(name):
-        place, sharding = found[name], _layer_sharding(leaves[found[name].leaf], found[name])
+        place = placement[name]
+        sharding = _layer_sharding(leaves[place.leaf], place)
         shape = place.shape[::-1] if place.transposed else place.shape
         shards = sharding.addressable_devices_indices_map(shape).values()
         parts = tensor_files.read(name, stored[name], shards, place.transposed)
-        return name, shape, sharding, lambda shard: parts[tensor_files.key(shard, shape)]
+        return name, shape, sharding, lambda shard: parts[tensor_files.shard_bounds(shard, shape)]
 
     unchecked = None
-    with Progress("loading tensors", 0, len(found)) as progress:
-        for done, (name, *parts) in enumerate(_ahead(read, found)):
-            place, leaf = found[name], leaves[found[name].leaf]
+    with Progress("loading tensors", 0, len(placement)) as progress:
+        for done, (name, *parts) in enumerate(_ahead(read, placement)):
+            place, leaf = placement[name], leaves[placement[name].leaf]
             if place.layer == 0:
                 arrays[place.leaf] = _maker(leaf.shape, leaf.dtype, _sharding(leaf))()
             tensor = jax.make_array_from_callback(*parts)
             write = _writer(leaf.dtype, _sharding(leaf))
             arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.layer)
-            if unchecked is not None:  # the one before: asking at once would wait for the write
+            if unchecked is not None:  # the previous tensor: this one's check would wait for its write
                 _refuse_not_finite(*unchecked)
             unchecked = finite, name, stored[name].file
             progress(done + 1)
@@ -225,8 +228,8 @@ def _load_safetensors(directory, leaves):
     return arrays
 
 
-def _ahead(function, items):
-    """`function` of each item in order, of the next one in a thread while the caller works on this one."""
+def _ahead(function, items: Iterable) -> Iterator:
+    """`function` of each item in order; a thread computes the next result while the caller uses the current one."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         upcoming = None
         for item in items:
@@ -241,7 +244,7 @@ def _sharding(leaf):
 
 
 def _layer_sharding(leaf, place):
-    """Of one tensor, in our orientation, such that writing it into the leaf moves nothing between devices."""
+    """The sharding of one tensor, in our orientation, with which writing it into the leaf moves no data."""
     sharding = _sharding(leaf)
     if place.layer is None or not isinstance(sharding, NamedSharding):
         return sharding
@@ -258,7 +261,7 @@ def _maker(shape, dtype, sharding):
 def _writer(dtype, sharding):
     """The jitted `write(leaf, tensor, layer) -> (leaf, whether the tensor is finite)`; the leaf is donated.
 
-    Without a layer, the tensor in its dtype is the leaf.
+    Where `layer` is None, the tensor, cast, is the leaf.
     """
 
     def write(leaf, tensor, layer):
@@ -272,12 +275,12 @@ def _writer(dtype, sharding):
 
 @partial(jax.jit, static_argnums=1)
 def _cast(x, dtype):
-    """(x in a dtype, whether all of it is finite there)."""
+    """(x cast to a dtype, whether all of the result is finite)."""
     x = x.astype(dtype)
-    return x, jnp.isfinite(jnp.max(jnp.abs(x)))  # a NaN is the maximum; six times as fast as asking each element
+    return x, jnp.isfinite(jnp.max(jnp.abs(x)))  # max keeps a NaN; six times as fast as isfinite of all
 
 
 @jax.jit
 def _taken(leaf, layer):
-    """One layer of a stacked leaf, or the leaf."""
+    """One layer of a stacked leaf, or the whole leaf when `layer` is None."""
     return leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)

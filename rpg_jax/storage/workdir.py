@@ -1,8 +1,8 @@
-"""A run's folders: the workdir with its logs, and where its checkpoints are, which may be a bucket.
+"""A run's folders: the workdir with its logs, and the folder of its checkpoints, which may be a bucket.
 
-Checkpoints lie in the workdir unless `--checkpoint_dir` names another place. That place then has all that it takes to
-go on without the workdir, or to follow the run from another machine: `config.json`, `warm_start/`, `checkpoints/` and,
-at the end, `summary.json`. The workdir keeps copies of the files, and the place's name in a file `checkpoint_dir`.
+Checkpoints lie in the workdir unless `--checkpoint_dir` names another folder. That folder then holds all that is needed
+to resume without the workdir, or to watch the run from another machine: `config.json`, `warm_start/`, `checkpoints/`
+and, at the end, `summary.json`. The workdir keeps copies of the files, and a file `checkpoint_dir` names the folder.
 """
 
 import contextlib
@@ -21,17 +21,20 @@ from rpg_jax.storage.settings import as_json, changes, edited, flatten
 RECORD = "checkpoint_dir"
 BUCKETS = ("gs://", "s3://")
 
-logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its accounts of what it also raises are pages of tracebacks
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs pages of tracebacks for errors that it also raises
 
 
-def open_workdir(path, config: ConfigDict, accept_change: bool, given=None) -> tuple[pathlib.Path, epath.Path]:
+def open_workdir(path, config: ConfigDict, accept_change: bool, flag=None) -> tuple[pathlib.Path, epath.Path]:
     """Makes the workdir and the folder of its checkpoints, writes `config.json` into both, and returns both.
 
-    Raises ValueError when a run of another config is there and `accept_change` is false, or when the folder cannot be
-    written.
+    Args:
+      accept_change: whether a run that is there already may go on with another config.
+      flag: the value of --checkpoint_dir, if any.
+
+    Raises ValueError for a run of another config, or a folder that cannot be written.
     """
     path, settings = pathlib.Path(path), as_json(config)
-    text, folder = json.dumps(settings, indent=2) + "\n", checkpoint_dir(path, given)
+    text, folder = json.dumps(settings, indent=2) + "\n", checkpoint_dir(path, flag)
     with _reachable(folder, "written"):
         begun = has_begun(folder) and (folder / "config.json").exists()
     if begun and not accept_change:
@@ -45,7 +48,7 @@ def open_workdir(path, config: ConfigDict, accept_change: bool, given=None) -> t
 
 
 def check_shared(folder, config: ConfigDict) -> None:
-    """Raises ValueError on a process that does not see what the first one wrote into the folder of checkpoints."""
+    """Raises ValueError on a process that does not see the config that process 0 wrote into the folder."""
     file = epath.Path(folder) / "config.json"
     if not file.exists() or json.loads(file.read_text()) != as_json(config):
         raise ValueError(
@@ -54,19 +57,19 @@ def check_shared(folder, config: ConfigDict) -> None:
         )
 
 
-def checkpoint_dir(path, given=None) -> epath.Path:
-    """Where the checkpoints of the run in a workdir are: as given, else as recorded, else in the workdir.
+def checkpoint_dir(path, flag=None) -> epath.Path:
+    """The folder of the checkpoints of the run in a workdir: of --checkpoint_dir, else as recorded, else the workdir.
 
-    Raises ValueError when another place is given than where the run saves already.
+    Raises ValueError when the flag names another folder than the one in which the run saves already.
     """
-    record, own = pathlib.Path(path) / RECORD, _resolved(path)
-    known = record.read_text().strip() if record.exists() else own if has_begun(path) else None
-    if given and known and _resolved(given) != known:
+    record, workdir = pathlib.Path(path) / RECORD, _resolved(path)
+    current = record.read_text().strip() if record.exists() else workdir if has_begun(path) else None
+    if flag and current and _resolved(flag) != current:
         raise ValueError(
-            f"the checkpoints of {path} are in {known}, not in --checkpoint_dir={given}; leave the flag out, or give "
+            f"the checkpoints of {path} are in {current}, not in --checkpoint_dir={flag}; leave the flag out, or give "
             f"another --workdir"
         )
-    return epath.Path(_resolved(given) if given else known or own)
+    return epath.Path(_resolved(flag) if flag else current or workdir)
 
 
 def has_begun(folder) -> bool:
@@ -76,13 +79,13 @@ def has_begun(folder) -> bool:
 
 
 def write(folder, name: str, text: str) -> None:
-    """Writes a file, in a folder that is made if need be; readers see all of it or nothing."""
+    """Writes a file and makes its folder; readers see the whole file or none."""
     folder = epath.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if "://" in str(folder):  # an object of a bucket appears whole
+    if "://" in str(folder):  # a bucket shows an object only when it is complete
         (folder / name).write_text(text)
     else:
-        write_text_atomic(pathlib.Path(folder) / name, text)
+        write_text_atomic(folder / name, text)
 
 
 def read_config(path) -> ConfigDict:
@@ -102,7 +105,7 @@ def read_config(path) -> ConfigDict:
 
 @contextlib.contextmanager
 def _reachable(folder, action: str):
-    """Where a folder that may be a bucket is first touched: each storage library has errors of its own for it."""
+    """Any error of a storage library as one ValueError; for the first access to a folder that may be a bucket."""
     try:
         yield
     except ImportError as error:
@@ -113,7 +116,7 @@ def _reachable(folder, action: str):
 
 
 def _resolved(folder) -> str:
-    """The one name of a folder: absolute, or a bucket's URL without a slash at its end."""
+    """A folder's absolute path, or a bucket's URL without a slash at its end."""
     folder = str(folder)
     if "://" not in folder:
         return os.path.abspath(os.path.expanduser(folder))
