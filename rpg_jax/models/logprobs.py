@@ -107,7 +107,7 @@ def _backward(model, measure, chunk, saved, d_values):
         return d_head, _join(d_hidden, hidden.shape[1])
 
     shared, rows = (_used(mask, chunk), temperature), (hidden, tokens, mask, d_values)
-    d_head, d_hidden = model.per_shard(on_shard, _narrow(model, head), shared, rows, sums=head)
+    d_head, d_hidden = model.per_shard(on_shard, _narrow(model, head), shared, rows)
     return d_head, d_hidden, None
 
 

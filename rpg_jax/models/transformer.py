@@ -108,9 +108,9 @@ class Model:
     """A model's shape and how to compute it; holds no arrays, and hashes, so that it can be a static argument.
 
     `attention(q, k, v[, segment_ids]) -> out` is the training attention; `constrain(array, name) -> array` pins
-    activations to a mesh and `per_shard(function, weights, shared, rows, sums=None)` runs a function on each data
-    shard's rows (`parallel.make_constrain`, `parallel.make_per_shard`). All are injected. `dtype` is that of the
-    computation; parameters are float32 unless cast by the caller.
+    activations to a mesh and `per_shard(function, weights, shared, rows)` runs a function on each data shard's rows
+    (`parallel.make_constrain`, `parallel.make_per_shard`). All are injected. `dtype` is that of the computation;
+    parameters are float32 unless the caller casts them.
     """
 
     config: ModelConfig
@@ -119,7 +119,7 @@ class Model:
     remat: str = "none"
     attention: Callable = causal_attention
     constrain: Callable = lambda array, name: array
-    per_shard: Callable = lambda function, weights, shared, rows, sums=None: function(weights, shared, rows)
+    per_shard: Callable = lambda function, weights, shared, rows: function(weights, shared, rows)
 
     def __post_init__(self):
         if self.remat not in REMAT_POLICIES:

@@ -1,4 +1,7 @@
-"""The device mesh, how host arrays become global ones on it, and how a process reads its rows back."""
+"""The device mesh, global arrays from each process's host arrays, and each process's rows of a global array."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,18 +15,20 @@ MICROBATCHES = PartitionSpec(None, ROW_AXES)  # [microbatch, row, ...]
 REPLICATED = PartitionSpec()
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, slices: int = 1, devices=None) -> Mesh:
-    """A (data, fsdp, tensor) mesh over all devices; one axis may be -1 and takes what is left.
-
-    Args:
-      slices: groups of devices, joined by the data center's network only: `data` is laid over them, so that no other
-        axis crosses it. 1 leaves the order to JAX.
-      devices: those of `jax.devices()` if None.
+def make_mesh(
+    data: int = -1, fsdp: int = 1, tensor: int = 1, slices: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A (data, fsdp, tensor) mesh over all devices; one size may be -1 and takes the remaining devices.
 
     Axes are Auto: Linen embeddings fail under the Explicit ones that `jax.make_mesh` defaults to.
 
+    Args:
+      slices: the number of TPU slices, which only the data center's network joins: the `data` axis is laid over them,
+        so that no other axis crosses that network. 1 leaves the order of devices to JAX.
+      devices: `jax.devices()` if None.
+
     Raises:
-      ValueError: the sizes make no mesh of these devices.
+      ValueError: the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes, there = [data, fsdp, tensor], f"there are {len(devices)} ({devices[0].device_kind})"
@@ -41,14 +46,14 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, slices: int = 1, d
     return Mesh(_arranged(sizes, slices, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _arranged(sizes, slices, devices):
-    """Devices in the shape of the mesh, neighbors in its last axes near each other."""
+def _arranged(sizes, slices, devices) -> np.ndarray:
+    """Devices [data, fsdp, tensor], with neighbors along the last axes physically near each other."""
     if slices == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    found = len({getattr(device, "slice_index", 0) for device in devices})
-    if slices != found:
+    actual = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices != actual:
         raise ValueError(
-            f"mesh.slices is {slices} and the {len(devices)} devices are in {found}; set mesh.slices={found}"
+            f"mesh.slices is {slices} and the {len(devices)} devices are in {actual}; set mesh.slices={actual}"
         )
     if sizes[0] % slices:
         raise ValueError(f"mesh.slices={slices} does not divide mesh.data={sizes[0]}, the axis laid over slices")
@@ -57,12 +62,12 @@ def _arranged(sizes, slices, devices):
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Into how many parts `ROWS` splits the rows of a batch."""
+    """The number of parts into which `ROWS` splits the rows of a batch."""
     return int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
 
 
 def check_rows(mesh: Mesh, counts: dict[str, int]) -> None:
-    """Raises ValueError for the first count of rows, by its config key, that the mesh's data x fsdp does not divide."""
+    """Raises ValueError for the first of {config key: count of rows} that the mesh's data x fsdp does not divide."""
     shards = row_shards(mesh)
     for name, count in counts.items():
         if count % shards:
@@ -73,20 +78,20 @@ def check_rows(mesh: Mesh, counts: dict[str, int]) -> None:
             )
 
 
-def to_global(mesh: Mesh, spec: PartitionSpec, tree):
-    """Each process's share of host arrays as global arrays; every leaf is split along `spec`."""
+def to_global(mesh: Mesh, spec: PartitionSpec, tree: Any) -> Any:
+    """Global arrays, split along `spec`, from the host arrays of this process's share."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), tree)
 
 
 def local_rows(array: jax.Array) -> np.ndarray:
-    """The rows of an array, split along `ROWS`, that this process's devices hold, in their order: what it gave."""
+    """The rows, in order, of an array split along `ROWS` that this process's devices hold; inverts `to_global`."""
     parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
 def mesh_of(array: jax.Array) -> Mesh:
-    """The mesh that an array lies on; a mesh of its one device for an array that was not laid out on any."""
+    """The mesh of an array; a mesh of its one device for an array without a NamedSharding."""
     if isinstance(array.sharding, NamedSharding):
         return array.sharding.mesh
     return make_mesh(devices=list(array.devices()))

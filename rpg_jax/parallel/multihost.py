@@ -1,6 +1,6 @@
-"""Many processes, one job: how a process joins, what processes tell each other, and how one leaves.
+"""A job of several processes: joining it, exchanging values between processes, and leaving it.
 
-Whatever exchanges is called by every process of the job, in the same order. A process alone is a job of one.
+Every process of the job calls each function that exchanges values, in the same order. A single process is a job of one.
 """
 
 import contextlib
@@ -11,99 +11,92 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jax._src.distributed import global_state
 from jax.experimental.multihost_utils import process_allgather
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax.parallel.mesh import ROWS
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-HEARTBEAT_SECONDS = 10  # of silence, after which a process counts as lost and the others are ended
-LEAVE_SECONDS = 5  # that a process which failed waits for the others to end as well
-CHUNK = 1 << 16  # bytes exchanged at a time: one shape, compiled once
+HEARTBEAT_SECONDS = 10  # without a heartbeat for so long, a process counts as lost and JAX ends the others
+LEAVE_SECONDS = 5  # how long a process that failed waits for the others to end
+CHUNK = 1 << 16  # bytes exchanged at once: a single shape, compiled once
 
 
-def identity(environment) -> dict | None:
-    """What the environment says of this process: the arguments of `jax.distributed.initialize`, or None.
+def identity(environment: Mapping[str, str]) -> dict | None:
+    """The arguments of `jax.distributed.initialize` from the environment; None if it sets none of the variables.
 
     Raises:
-      ValueError: one of the three variables is missing or makes no sense.
+      ValueError: one of the three variables is missing or invalid.
     """
-    given = {name: environment[name] for name in (ADDRESS, COUNT, INDEX) if environment.get(name)}
-    if not given:
+    values = {name: environment[name] for name in (ADDRESS, COUNT, INDEX) if environment.get(name)}
+    if not values:
         return None
-    if missing := [name for name in (ADDRESS, COUNT, INDEX) if name not in given]:
-        raise ValueError(f"{', '.join(given)} set and {', '.join(missing)} not: a process of a job needs all three")
-    address = re.fullmatch(r"\S+:(\d{1,5})", given[ADDRESS])
+    if missing := [name for name in (ADDRESS, COUNT, INDEX) if name not in values]:
+        raise ValueError(f"{', '.join(values)} set and {', '.join(missing)} not: a process of a job needs all three")
+    address = re.fullmatch(r"\S+:(\d{1,5})", values[ADDRESS])
     if not address or not 0 < int(address[1]) < 65536:
-        raise ValueError(f"{ADDRESS}={given[ADDRESS]}: expected HOST:PORT of process 0, a port from 1 to 65535")
+        raise ValueError(f"{ADDRESS}={values[ADDRESS]}: expected HOST:PORT of process 0, a port from 1 to 65535")
     for name, least in ((COUNT, 1), (INDEX, 0)):
-        if not given[name].isdecimal() or int(given[name]) < least:
-            raise ValueError(f"{name}={given[name]}: expected a whole number of at least {least}")
-    count, index = int(given[COUNT]), int(given[INDEX])
+        if not values[name].isdecimal() or int(values[name]) < least:
+            raise ValueError(f"{name}={values[name]}: expected a whole number of at least {least}")
+    count, index = int(values[COUNT]), int(values[INDEX])
     if index >= count:
         raise ValueError(f"{INDEX}={index} is out of range: with {COUNT}={count}, ids are 0 to {count - 1}")
-    return dict(
-        coordinator_address=given[ADDRESS],
-        num_processes=count,
-        process_id=index,
-        cluster_detection_method="deactivate",
-    )
+    job = dict(coordinator_address=values[ADDRESS], num_processes=count, process_id=index)
+    return job | dict(cluster_detection_method="deactivate")
 
 
 def initialize(detect: bool, wait_seconds: float) -> None:
-    """Joins the job that the environment names, before any other use of JAX; does nothing where it names none.
+    """Joins the job that the environment names, before any other use of JAX; does nothing if it names none.
 
     Args:
-      detect: ask the cluster (TPU pod, SLURM, Kubernetes, MPI) where the environment variables are not set.
-      wait_seconds: for the coordinator and all processes to come; after it, one line and exit status 2.
+      detect: whether to ask the cluster (TPU pod, SLURM, Kubernetes, MPI) if the environment variables are not set.
+      wait_seconds: how long to wait for the coordinator and all processes; after that, one line and exit status 2.
 
     Raises:
-      ValueError: the environment makes no sense, or `detect` found no cluster.
+      ValueError: the environment is invalid, or `detect` found no cluster.
     """
     arguments = identity(os.environ)
     if arguments is None and not detect:
         return
-    # SIGTERM stays with the program: a process that was told to stop tells the others, see `any_process`.
+    # The program handles SIGTERM itself: a process that receives one tells the others (`any_process`).
     jax.config.update("jax_enable_preemption_service", False)
-    timer = threading.Timer(wait_seconds, _give_up, [wait_seconds])  # where the wait ends, JAX would abort in C++
+    # JAX aborts the process in C++ when its own time limit ends, so this one is shorter.
+    timer = threading.Timer(wait_seconds, _give_up, [wait_seconds, arguments])
     timer.start()
     try:
-        jax.distributed.initialize(
-            **arguments or {},
-            initialization_timeout=int(wait_seconds) + 60,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=60,
-        )
+        limits = dict(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=60)
+        jax.distributed.initialize(**arguments or {}, initialization_timeout=int(wait_seconds) + 60, **limits)
     except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"no job to join: {error} Set {ADDRESS}, {COUNT} and {INDEX}, or start on a TPU pod or under SLURM"
-        ) from error
+        mend = f"Set {ADDRESS}, {COUNT} and {INDEX}, or start on a TPU pod or under SLURM"
+        raise ValueError(f"no job to join: {error} {mend}") from error
     finally:
         timer.cancel()
 
 
-def _give_up(wait_seconds):
-    address, index = global_state.coordinator_address, global_state.process_id
-    host, _, port = str(address).rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-        found = f"the coordinator at {address} was reached by process {index}, but not all processes of the job came"
-    except (OSError, ValueError):
-        found = f"process {index} could not reach the coordinator at {address}"
-    print(
-        f"error: {found} within {wait_seconds:g} s; start every process, or raise --coordinator_timeout",
-        file=sys.stderr,
-        flush=True,
-    )
+def _give_up(wait_seconds: float, arguments: dict | None):
+    if arguments is None:  # JAX does not publish the coordinator that it asked the cluster for
+        reason = "not all processes of the job that the cluster names came"
+    else:
+        address, index = arguments["coordinator_address"], arguments["process_id"]
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+            reason = f"process {index} reached the coordinator at {address}, but not all processes of the job came"
+        except OSError:
+            reason = f"process {index} could not reach the coordinator at {address}"
+    mend = "start every process, or raise --coordinator_timeout"
+    print(f"error: {reason} within {wait_seconds:g} s; {mend}", file=sys.stderr, flush=True)
     os._exit(2)
 
 
 def leave(status: int) -> None:
-    """Ends this process with `status`, although others may never come to the end that JAX waits for."""
+    """Ends this process with `status`, without waiting for long for the other processes, as JAX would."""
     if jax.distributed.is_initialized():
         thread = threading.Thread(target=jax.distributed.shutdown, daemon=True)
         thread.start()
@@ -115,7 +108,7 @@ def leave(status: int) -> None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that logs, prints and writes what is written once."""
+    """Whether this is process 0, the only one that logs, prints and writes shared files."""
     return jax.process_index() == 0
 
 
@@ -124,10 +117,10 @@ def any_process(flag: bool) -> bool:
     return bool(process_allgather(np.array(flag)).any())
 
 
-def gather(value) -> list:
-    """The JSON values that the processes gave, in the order of processes."""
+def gather(value: Any) -> list:
+    """The JSON values of all processes, in the order of processes."""
     data = json.dumps(value).encode()
-    data = struct.pack(">q", len(data)) + data
+    data = struct.pack(">q", len(data)) + data  # the length, then the text
 
     def part(start):
         return process_allgather(np.frombuffer(data[start : start + CHUNK].ljust(CHUNK, b"\0"), np.uint8))
@@ -139,43 +132,40 @@ def gather(value) -> list:
     return [json.loads(row[8:end].tobytes()) for row, end in zip(rows, ends, strict=True)]
 
 
-def row_indices(mesh, count: int) -> np.ndarray:
-    """i64[N], ascending: which of the `count` rows of a batch this process's devices hold."""
+def row_indices(mesh: Mesh, count: int) -> np.ndarray:
+    """i64[N], ascending: those of the `count` rows of a batch that this process's devices hold."""
     held = NamedSharding(mesh, ROWS).addressable_devices_indices_map((count,))
     return np.unique(np.concatenate([np.arange(count)[index] for index in held.values()]))
 
 
-def gather_rows(rows, values) -> list:
-    """JSON values of all rows of a batch, of which this process has those of `rows` (see `row_indices`)."""
-    everyones = gather([[int(row), value] for row, value in zip(rows, values, strict=True)])
-    return [value for _, value in sorted({row: value for pairs in everyones for row, value in pairs}.items())]
+def gather_rows(rows: Sequence[int], values: Sequence) -> list:
+    """The JSON values of all rows of a batch; this process gives those of its `rows` (see `row_indices`)."""
+    processes = gather([[int(row), value] for row, value in zip(rows, values, strict=True)])
+    by_row = {row: value for pairs in processes for row, value in pairs}
+    return [by_row[row] for row in sorted(by_row)]
 
 
 @contextlib.contextmanager
-def together():
-    """What is raised inside on one process is raised on all: as it is there, as a ValueError that quotes it elsewhere.
+def together() -> Iterator[None]:
+    """An exception on one process is raised on all: the same one there, a ValueError that quotes it on the others.
 
-    Nothing inside may exchange.
+    No code inside may exchange values between processes.
     """
     failure = None
     try:
         yield
     except Exception as error:
         failure = error
-    said = gather(failure and " ".join(str(failure).split()))
+    messages = gather(failure and " ".join(str(failure).split()))
     if failure is not None:
         raise failure
-    for process, text in enumerate(said):
-        if text is not None:
-            raise ValueError(f"process {process}: {text}")
+    for process, message in enumerate(messages):
+        if message is not None:
+            raise ValueError(f"process {process}: {message}")
 
 
 def check_same(settings: dict) -> None:
-    """Raises ValueError on every process, naming each difference, when processes have other settings than the first.
-
-    Args:
-      settings: flat, with JSON values.
-    """
+    """Raises ValueError on every process if a process has other flat settings than process 0; names all differences."""
     first, *others = gather(settings)
     differences = [
         f"process {process} has {key}={other.get(key)!r}, process 0 {first.get(key)!r}"
@@ -184,7 +174,5 @@ def check_same(settings: dict) -> None:
         if first.get(key) != other.get(key)
     ]
     if differences:
-        raise ValueError(
-            f"the processes of this job were started differently: {'; '.join(differences)}; "
-            f"start all of them with one config, one version of the code and the same data"
-        )
+        mend = "start all of them with one config, one version of the code and the same data"
+        raise ValueError(f"the processes of this job were started differently: {'; '.join(differences)}; {mend}")

@@ -1,27 +1,30 @@
-"""Sharding is tables: names of parameters and activations to PartitionSpecs, and what runs shard by shard."""
+"""Tables that map parameters and activations to PartitionSpecs, and functions that run on each data shard."""
 
 import functools
 import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rpg_jax.parallel.mesh import REPLICATED, ROW_AXES, ROWS
 
-# Training: ZeRO-style over fsdp, Megatron-style over tensor. The first entry that matches the end of a leaf's path
-# counts; optimizer moments carry their parameter's path and so its spec. `layers` leaves have a leading layer axis.
-TRAINING = (
+Table = tuple[tuple[str, PartitionSpec], ...]  # the first pattern that matches the end of a leaf's path decides
+# Training: ZeRO-style over fsdp, Megatron-style over tensor. Leaves of `layers` have a leading layer axis. Paths of
+# optimizer moments end with their parameter's path, so they have its spec.
+TRAINING: Table = (
     (r"embed/embedding", PartitionSpec("tensor", "fsdp")),
     (r"head/kernel", PartitionSpec("fsdp", "tensor")),
     (r"layers/(q|k|v|gate|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
     (r"layers/(q|k|v)/bias", PartitionSpec(None, "tensor")),
     (r"layers/(o|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
-    (r"kv_heads", PartitionSpec("tensor")),  # no parameter: heads are whole on a device (`check_model`)
+    (r"kv_heads", PartitionSpec("tensor")),  # no parameter: a head is never split (`check_model`)
 )
 
-# Sampling: layers are unstacked (`layers/3/q/kernel`); weights are whole but for tensor parallelism.
-SAMPLING = (
+# Sampling: layers are unstacked (`layers/3/q/kernel`), and weights are split over tensor only.
+SAMPLING: Table = (
     (r"embed/embedding", PartitionSpec("tensor", None)),
     (r"head/kernel", PartitionSpec(None, "tensor")),
     (r"layers/\d+/(q|k|v|gate|up)/kernel", PartitionSpec(None, "tensor")),
@@ -29,31 +32,31 @@ SAMPLING = (
     (r"layers/\d+/(o|down)/kernel", PartitionSpec("tensor", None)),
 )
 
-# Activations that a model pins: batches stay split by rows, and what lies between two projections by tensor.
+# Activations: batches stay split by rows; heads and MLP, between two projections, are also split over tensor.
 ACTIVATIONS = {
-    "lookup": PartitionSpec("data", None, "fsdp"),  # [rows, T, hidden], as the embedding lies: an all-to-all away from
+    "lookup": PartitionSpec("data", None, "fsdp"),  # [rows, T, hidden], like the embedding; one all-to-all to the next
     "residual": PartitionSpec(ROW_AXES, None, None),  # [rows, T, hidden]
     "heads": PartitionSpec(ROW_AXES, None, "tensor", None),  # [rows, T, heads, head_dim]
     "mlp": PartitionSpec(ROW_AXES, None, "tensor"),  # [rows, T, mlp]
 }
 
 
-def leaf_name(path) -> str:
+def leaf_name(path: tuple) -> str:
     """A tree path as `layers/q/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def spec_of(path, table) -> PartitionSpec:
-    """The table's entry for a leaf; what it does not name is replicated."""
+def spec_of(path: tuple, table: Table) -> PartitionSpec:
+    """The table's spec of a leaf; leaves that it does not name are replicated."""
     name = leaf_name(path)
     return next((spec for pattern, spec in table if re.search(rf"(^|/){pattern}$", name)), REPLICATED)
 
 
-def shardings(mesh: Mesh, tree, table=TRAINING):
-    """The NamedSharding of every leaf of a tree of arrays or shapes; what the table does not name is replicated.
+def shardings(mesh: Mesh, tree: Any, table: Table = TRAINING) -> Any:
+    """The NamedSharding of every leaf of a tree of arrays or shapes; leaves that `table` does not name are replicated.
 
     Raises:
-      ValueError: a mesh axis does not divide a dimension; the sizes named are those that would do for the whole tree.
+      ValueError: a mesh axis does not divide a dimension; the message names sizes that divide the whole tree.
     """
     split = [
         (leaf_name(path), leaf.shape, axis, size)
@@ -64,22 +67,22 @@ def shardings(mesh: Mesh, tree, table=TRAINING):
     for name, shape, axis, size in split:
         if size % mesh.shape[axis]:
             common = math.gcd(*(size for *_, other, size in split if other == axis))
-            do = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+            divisors = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
             raise ValueError(
                 f"{name} {tuple(shape)}: mesh.{axis}={mesh.shape[axis]} does not divide {size}; for this model "
-                f"mesh.{axis} may be {do}"
+                f"mesh.{axis} may be {divisors}"
             )
     return jax.tree_util.tree_map_with_path(lambda path, _: NamedSharding(mesh, spec_of(path, table)), tree)
 
 
-def check_model(mesh: Mesh, model) -> None:
+def check_model(mesh: Mesh, model: Any) -> None:
     """Raises ValueError, as `shardings` does, for a mesh that does not divide a model's parameters or its KV heads."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shardings(mesh, shapes | {"kv_heads": jax.ShapeDtypeStruct((model.config.kv_heads,), int)})
 
 
-def _without(spec, axes) -> PartitionSpec:
-    """A spec with other axes only."""
+def _without(spec: PartitionSpec, axes) -> PartitionSpec:
+    """The spec without some mesh axes."""
 
     def kept(entry):
         names = entry if isinstance(entry, tuple) else (entry,)
@@ -89,37 +92,36 @@ def _without(spec, axes) -> PartitionSpec:
 
 
 @functools.cache
-def make_constrain(mesh: Mesh):
-    """Builds the `constrain(array, name)` of a `Model`, which pins an activation of that name to the mesh.
+def make_constrain(mesh: Mesh) -> Callable[[jax.Array, str], jax.Array]:
+    """Builds the `constrain(array, name)` of a `Model`, which pins an activation to its spec in `ACTIVATIONS`.
 
-    Inside `over_rows` arrays are a shard's own rows, and the axes over which it is one are left out.
+    Inside `over_rows` an array holds one shard's rows, so the axes that split rows are left out of the spec.
     """
 
     def constrain(array, name):
-        here = jax.sharding.get_abstract_mesh()
-        spec, where = ACTIVATIONS[name], mesh
-        if here.manual_axes:
-            spec, where = _without(spec, here.manual_axes), here
-        return jax.lax.with_sharding_constraint(array, NamedSharding(where, spec))
+        current, sharding = jax.sharding.get_abstract_mesh(), NamedSharding(mesh, ACTIVATIONS[name])
+        if current.manual_axes:
+            sharding = NamedSharding(current, _without(sharding.spec, current.manual_axes))
+        return jax.lax.with_sharding_constraint(array, sharding)
 
     return constrain
 
 
-def over_rows(mesh: Mesh, function, in_specs, out_specs):
-    """`function` run on each data shard's own rows; `tensor` stays with the compiler, collectives may name ROW_AXES."""
+def over_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """A shard_map of `function` over ROW_AXES, which its collectives may name; the compiler partitions `tensor`."""
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(ROW_AXES), check_vma=False
     )
 
 
 @functools.cache
-def make_per_shard(mesh: Mesh):
-    """Builds the `per_shard(function, weights, shared, rows, sums=None)` of a `Model`.
+def make_per_shard(mesh: Mesh) -> Callable:
+    """Builds the `per_shard(function, weights, shared, rows)` of a `Model`.
 
-    It runs `function(weights, shared, rows) -> (partial sums, values)` on each data shard's own rows. `weights`, a part
-    of the training tree, are gathered over the shards first, once. `sums`, a tree like them, tells what the partial
-    sums are: they are added up over the shards at the end, and laid out as the weights are. What is split over `tensor`
-    stays so. Neither can be differentiated.
+    It runs `function(weights, shared, rows) -> (partial sums, values)` on each data shard's rows. `weights`, a part of
+    the training tree, are gathered over the data shards once, before that. The partial sums, a tree like `weights` or
+    an empty one, are added over the shards afterwards and laid out like the weights. Arrays that are split over
+    `tensor` stay so. The result cannot be differentiated.
     """
 
     def pin(tree, spec):
@@ -129,7 +131,7 @@ def make_per_shard(mesh: Mesh):
 
         return jax.tree_util.tree_map_with_path(pin_leaf, tree)
 
-    def per_shard(function, weights, shared, rows, sums=None):
+    def per_shard(function, weights, shared, rows):
         def local(weights, shared, rows):
             sums, values = function(weights, shared, rows)
             return jax.tree.map(lambda leaf: leaf[None, None], sums), values
@@ -137,8 +139,9 @@ def make_per_shard(mesh: Mesh):
         weights = pin(weights, lambda spec: _without(spec, ROW_AXES))
         run = over_rows(mesh, local, (REPLICATED, REPLICATED, ROWS), (PartitionSpec(*ROW_AXES), ROWS))
         parts, values = run(weights, shared, rows)  # parts [data, fsdp, ...]
-        # Not by collectives inside, which make whole what is split over an axis that is left to the compiler.
+        # Summed outside of shard_map: a collective inside would gather what the compiler has split over tensor.
         parts = pin(parts, lambda spec: PartitionSpec(*ROW_AXES, *_without(spec, ROW_AXES)))
+        # Reduce-scatter over fsdp, then all-reduce over data: leaves [data, ...], then [...].
         scattered = pin(jax.tree.map(lambda leaf: leaf.sum(1), parts), lambda spec: PartitionSpec("data", *spec))
         return pin(jax.tree.map(lambda leaf: leaf.sum(0), scattered), lambda spec: spec), values
 
