@@ -1,4 +1,4 @@
-"""Decoder-only transformers: shapes, the forward pass, and log-probabilities of given tokens."""
+"""Decoder-only transformers: shapes, the forward pass, and log-probabilities of a batch's tokens."""
 
 from rpg_jax.models.config import SIZES, ModelConfig, named, parameter_count
 from rpg_jax.models.logprobs import token_logprobs, token_logprobs_and_entropy

@@ -1,21 +1,23 @@
-"""Attention functions to inject into the model: arrays to arrays, queries grouped by the KV head that they share."""
+"""Causal attention in plain JAX, with grouped queries: B rows, T tokens, H query heads, K KV heads of dimension D."""
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-SAVED = "attention"  # what the remat policy of that name keeps: all that the backward pass reads but q, k and v
-MIN_BLOCK, MAX_BLOCKS = 40, 8  # columns a query block has at least, and blocks a sequence is cut into at most
+SAVED = "attention"  # the remat policy of that name saves what the backward pass reads, except q, k and v
+MIN_BLOCK, MAX_BLOCKS = 40, 8  # the fewest tokens in a query block, and the most blocks in a sequence
 
 
-def causal_attention(query, key, value, segment_ids=None):
-    """Each token attends to itself and to those before it, of its own segment where there are several in a row.
+def causal_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None = None
+) -> jax.Array:
+    """Attention of each token to itself and to the earlier tokens of its segment.
 
-    Queries go in blocks, each against its prefix of keys only, so that most of the upper triangle is never computed.
+    A block of queries reads only its prefix of keys, so most of the upper triangle of scores is never computed.
 
     Args:
       query: [B, T, H, D]; key, value: [B, T, K, D] with H a multiple of K.
-      segment_ids: i32[B, T]; a segment's tokens stand together. None: a row is one segment.
+      segment_ids: i32[B, T]; a segment's tokens are contiguous. None: each row is one segment.
 
     Returns:
       [B, T, H, D] in query's dtype; scores and sums are at least float32.
@@ -23,29 +25,28 @@ def causal_attention(query, key, value, segment_ids=None):
     batch, length, heads, dim = query.shape
     kv_heads = key.shape[2]
     group = heads // kv_heads
-    query = query.reshape(batch, length, kv_heads, group, dim).transpose(0, 2, 3, 1, 4)
-    key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
+    query = query.reshape(batch, length, kv_heads, group, dim).transpose(0, 2, 3, 1, 4)  # [B, K, G, T, D]
+    key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)  # [B, K, T, D]
     block = -(-length // min(max(length // MIN_BLOCK, 1), MAX_BLOCKS))
     mixed = []
     for start in range(0, length, block):
         stop = min(start + block, length)
-        rows = query[:, :, :, start:stop].reshape(batch, kv_heads, -1, dim)
-        visible = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)
-        if segment_ids is not None:
+        rows = query[:, :, :, start:stop].reshape(batch, kv_heads, -1, dim)  # [B, K, G * block, D]
+        visible = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)  # [block, stop]
+        if segment_ids is not None:  # [B, 1, block, stop]
             visible = visible & (segment_ids[:, None, start:stop, None] == segment_ids[:, None, None, :stop])
-        visible = jnp.concatenate([visible] * group, -2)
+        visible = jnp.concatenate([visible] * group, -2)  # [..., G * block, stop]
         out = softmax_mix(rows, key[:, :, :stop], value[:, :, :stop], visible)
         mixed.append(out.reshape(batch, kv_heads, group, -1, dim))
-    return jnp.concatenate(mixed, 3).transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
+    return jnp.concatenate(mixed, 3).transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)  # [B, T, H, D]
 
 
 @jax.custom_vjp
-def softmax_mix(query, key, value, visible):
-    """softmax(query keyᵀ / √D) value with the division delayed until after the value product.
+def softmax_mix(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array) -> jax.Array:
+    """softmax(query keyᵀ / √D) value, divided by the softmax's sum after the product with the values.
 
-    Exponentials, weighted sum, then one division of an [X, D] array instead of one of the [X, S] weights: the same
-    number. The gradient is written out so that it reuses the exponentials and never transposes an [X, S] array, which
-    on CPU took most of the time of a training step.
+    This divides an [X, D] array instead of the [X, S] weights. The gradient is written out to reuse the exponentials
+    and to avoid transposing an [X, S] array, which took most of the time of a training step on CPU.
 
     Args:
       query: [B, K, X, D]; key, value: [B, K, S, D].
@@ -58,12 +59,12 @@ def softmax_mix(query, key, value, visible):
 
 
 def _mix_forward(query, key, value, visible):
-    scores = _batched_dot(query, key, 3, 3) * query.shape[-1] ** -0.5
+    scores = _batched_dot(query, key, 3, 3) * query.shape[-1] ** -0.5  # [B, K, X, S]
     scores = jnp.where(visible, scores, -jnp.inf)
     weights = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
     total = weights.sum(-1, keepdims=True)
     weights = weights.astype(value.dtype)
-    out = (_batched_dot(weights, value, 3, 2) / total).astype(query.dtype)
+    out = (_batched_dot(weights, value, 3, 2) / total).astype(query.dtype)  # [B, K, X, D]
     weights, total, out = checkpoint_name((weights, total, out), SAVED)
     return out, (query, key, value, weights, total, out)
 
@@ -71,9 +72,9 @@ def _mix_forward(query, key, value, visible):
 def _mix_backward(saved, d_out):
     query, key, value, weights, total, out = saved
     scale = query.shape[-1] ** -0.5
-    d_mixed = d_out / total
+    d_mixed = d_out / total  # [B, K, X, D]
     d_weights = _batched_dot(d_mixed.astype(value.dtype), value, 3, 3) - (d_mixed * out).sum(-1, keepdims=True)
-    d_scores = (weights * d_weights).astype(query.dtype)  # hidden entries have weight 0
+    d_scores = (weights * d_weights).astype(query.dtype)  # [B, K, X, S]; 0 where not visible
     d_query = _batched_dot(d_scores, key, 3, 2) * scale
     d_key = _batched_dot(query, d_scores, 2, 2).swapaxes(2, 3) * scale
     d_value = _batched_dot(d_mixed.astype(value.dtype), weights, 2, 2).swapaxes(2, 3)

@@ -1,36 +1,38 @@
-"""Fused attention for TPUs and NVIDIA GPUs behind the signature of `causal_attention`, and the choice among them.
+"""Fused attention for TPUs and NVIDIA GPUs with the signature of `causal_attention`, and the choice among them.
 
 Every function here maps (query [B, T, H, D], key [B, T, K, D], value [B, T, K, D], segment_ids i32[B, T] or None) to
-[B, T, H, D]: causal, within segments, softmax in float32, H a multiple of K. None of them forms a [T, T] array in
-memory. The kernels are JAX's own; what is ours is the padding they need and where they run on a mesh.
+[B, T, H, D]: causal, within segments, softmax in float32, H a multiple of K, no [T, T] array in memory. The kernels are
+JAX's own; this module pads their inputs and runs them on a mesh.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from rpg_jax.models.attention import SAVED, causal_attention
 
 BLOCKS = (512, 256, 128)  # tokens of a splash block; the first that divides the padded length
 LANES = 128  # lengths are padded to a multiple of it
-CUDNN_HEAD = 8, 128  # cuDNN takes heads of a multiple of 8, at most 128
-PLATFORM = {"splash": "tpu", "pallas_gpu": "gpu", "cudnn": "gpu"}  # which a kernel is written for
+CUDNN_HEAD = 8, 128  # cuDNN needs a head dimension that is a multiple of 8, at most 128
+PLATFORM = {"splash": "tpu", "pallas_gpu": "gpu", "cudnn": "gpu"}  # of each kernel
 NAMES = ("auto", "blockwise", *PLATFORM)
 
 
-def make_attention(name, mesh, spec, *, dtype, head_dim, pack=False):
-    """The attention function of a setting, for one mesh.
+def make_attention(
+    name: str, mesh: Mesh, spec: PartitionSpec, *, dtype: jnp.dtype, head_dim: int, pack: bool = False
+) -> Callable:
+    """The attention function that model.attention names, for one mesh.
 
     Args:
-      name: one of `NAMES`. "auto" is splash on TPU; on GPU, where cuDNN takes the heads, cuDNN for rows of one sequence
-        and Pallas for packed ones; else blockwise.
-      mesh: the platform of its devices decides.
+      name: one of `NAMES`. "auto" is splash on TPU; on GPU, if cuDNN supports the heads, cuDNN for rows of one sequence
+        and Pallas for packed rows; else blockwise.
       spec: PartitionSpec of [B, T, H, D] arrays; a kernel runs on each device's own rows and heads.
       dtype, head_dim: of the model; pack: whether rows may hold several sequences.
 
-    Raises ValueError for an unknown name, a kernel of another platform, and heads or rows that cuDNN does not take.
+    Raises ValueError for an unknown name, a kernel of another platform, and heads or rows that cuDNN does not support.
     """
     platform = mesh.devices.flat[0].platform
     fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % CUDNN_HEAD[0] == 0 and head_dim <= CUDNN_HEAD[1]
@@ -57,8 +59,8 @@ def make_attention(name, mesh, spec, *, dtype, head_dim, pack=False):
     return on_mesh(kernel, mesh, spec) if kernel else causal_attention
 
 
-@functools.cache  # the same function for the same mesh: models that hold it stay equal
-def on_mesh(kernel, mesh, spec):
+@functools.cache  # the same function for the same mesh, so that models that hold it are equal
+def on_mesh(kernel: Callable, mesh: Mesh, spec: PartitionSpec) -> Callable:
     """A kernel as a function of global arrays: each device computes its own rows and heads."""
 
     def attention(query, key, value, segment_ids=None):
@@ -70,13 +72,13 @@ def on_mesh(kernel, mesh, spec):
 
 
 def _padded(multiple, segment_ids, *arrays):
-    """The arrays with their length, axis 1, padded at the end, where causality hides it from every real token."""
+    """Pads axis 1, the length, at the end, where causality hides the padding from every token."""
     extra = -arrays[0].shape[1] % multiple
     arrays = [jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in arrays]
     return *arrays, None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (0, extra)))
 
 
-def splash(query, key, value, segment_ids=None, *, interpret=False):
+def splash(query, key, value, segment_ids=None, *, interpret: bool = False) -> jax.Array:
     """The TPU splash kernel of `jax.experimental.pallas.ops.tpu`, with causal blocks skipped."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
@@ -94,12 +96,12 @@ def splash(query, key, value, segment_ids=None, *, interpret=False):
         interpret=interpret,
     )
     ids = None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids)
-    heads_first = [x.swapaxes(1, 2) for x in (query, key, value)]
+    heads_first = [x.swapaxes(1, 2) for x in (query, key, value)]  # [B, H or K, T, D]
     return jax.vmap(kernel)(*heads_first, ids).swapaxes(1, 2)[:, :length]
 
 
-def pallas_gpu(query, key, value, segment_ids=None, *, interpret=False):
-    """The Triton kernel of `jax.experimental.pallas.ops.gpu`, which has no grouped queries: KV heads are repeated."""
+def pallas_gpu(query, key, value, segment_ids=None, *, interpret: bool = False) -> jax.Array:
+    """The Triton kernel of `jax.experimental.pallas.ops.gpu`; it lacks grouped queries, so KV heads are repeated."""
     from jax.experimental.pallas.ops.gpu import attention as kernels
 
     length, heads, dim = query.shape[1:]
@@ -109,13 +111,13 @@ def pallas_gpu(query, key, value, segment_ids=None, *, interpret=False):
     return out[:, :length]
 
 
-def cudnn(query, key, value):
-    """cuDNN's flash attention; rows of one sequence, padded at the end."""
+def cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """cuDNN's flash attention, for rows of one sequence that are padded at the end."""
     return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
 
 
-def cudnn_or_pallas(query, key, value, segment_ids=None):
-    """cuDNN, the faster one, where it can: it knows no segments."""
+def cudnn_or_pallas(query, key, value, segment_ids=None) -> jax.Array:
+    """cuDNN, the faster kernel, for rows of one sequence; Pallas for segments, which cuDNN does not support."""
     if segment_ids is None:
         return cudnn(query, key, value)
     return pallas_gpu(query, key, value, segment_ids)

@@ -1,4 +1,4 @@
-"""Shapes of decoder-only transformers: one dataclass, the sizes we name, and how many parameters they have."""
+"""Shapes of decoder-only transformers: one dataclass, named sizes, and the number of parameters."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ class ModelConfig:
     qk_norm: bool = False  # Qwen3: RMSNorm over each head of q and k
     qkv_bias: bool = False  # Qwen2.5: biases on q, k and v
     tied_embeddings: bool = True
-    max_length: int = 32768  # longest sequence, in tokens, that positions are meant for
+    max_length: int = 32768  # longest sequence, in tokens, that the positions support
     rope_scaling: rope.Linear | rope.Llama3 | rope.Yarn | None = None
 
     def __post_init__(self):
@@ -39,7 +39,7 @@ _qwen25 = dict(qkv_bias=True, rope_theta=1e6)
 _llama3 = dict(rope_theta=5e5, norm_epsilon=1e-5, max_length=8192)
 
 SIZES = {
-    # The embedded default, and the two sizes that benchmarks compare with other systems.
+    # The size of the quickstart, and the two sizes of the benchmarks against other systems.
     "tiny": ModelConfig(512, 128, 384, 4, 4, 2, 32, qk_norm=True, rope_theta=1e4, max_length=1024),
     "m1": ModelConfig(512, 128, 384, 4, 4, 2, 32, **_qwen3),
     "m2": ModelConfig(151936, 256, 768, 4, 8, 4, 32, **_qwen3),
@@ -62,7 +62,7 @@ def named(name: str) -> ModelConfig:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Number of parameters, from shapes alone."""
+    """Number of parameters."""
     hidden, query, key = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
     attention = 2 * hidden * query + 2 * hidden * key
     attention += config.qkv_bias * (query + 2 * key) + config.qk_norm * 2 * config.head_dim

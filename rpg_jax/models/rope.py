@@ -1,7 +1,7 @@
-"""Rotary frequencies and the scalings that stretch them to longer contexts, as `transformers` computes them.
+"""Rotary frequencies and the scalings that extend them to longer contexts, as `transformers` computes them.
 
-Field names are those of `rope_scaling` in a `config.json`. All arithmetic on frequencies is float32, like theirs: at
-position 30,000 a last bit is a visible angle.
+Field names are those of `rope_scaling` in a `config.json`. Frequencies are computed in float32, as in transformers,
+because at position 30,000 their last bit changes angles visibly.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def _check(scaling):
-    """Every number of a scaling is finite and positive."""
+    """Raises ValueError unless every number of a scaling is finite and positive."""
     for field in dataclasses.fields(scaling):
         value = getattr(scaling, field.name)
         if field.type is bool or value is None and field.default is None:
@@ -32,13 +32,13 @@ class Linear:
     def __post_init__(self):
         _check(self)
 
-    def scaled(self, frequency, theta):
+    def scaled(self, frequency: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
         return frequency / np.float32(self.factor), 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3:
-    """Long waves divided by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
+    """Frequencies of long waves divided by `factor`, of short ones kept, of those between interpolated (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -53,7 +53,7 @@ class Llama3:
                 f"({self.high_freq_factor})"
             )
 
-    def scaled(self, frequency, theta):
+    def scaled(self, frequency: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
         old, low, high = self.original_max_position_embeddings, self.low_freq_factor, self.high_freq_factor
         wavelength = 2 * math.pi / frequency
         long = wavelength > old / low
@@ -65,10 +65,10 @@ class Llama3:
 
 @dataclasses.dataclass(frozen=True)
 class Yarn:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071): a ramp between kept and divided frequencies; cos and sin grow too.
+    """YaRN (Peng et al. 2023, arXiv 2309.00071): a ramp between kept and divided frequencies; cos and sin are scaled.
 
-    `attention_factor` multiplies cos and sin; None is the paper's 0.1 ln(factor) + 1. `truncate` rounds the ends of the
-    ramp to whole dimensions.
+    `attention_factor` multiplies cos and sin; None means the paper's 0.1 ln(factor) + 1. `truncate` rounds the ends of
+    the ramp to whole dimensions.
     """
 
     factor: float
@@ -81,11 +81,11 @@ class Yarn:
     def __post_init__(self):
         _check(self)
 
-    def scaled(self, frequency, theta):
+    def scaled(self, frequency: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
         half = len(frequency)
 
         def dimension(rotations):
-            """Where a wave turns `rotations` times over the original context."""
+            """The dimension of the wave that turns `rotations` times over the original context."""
             turns = self.original_max_position_embeddings / (rotations * 2 * math.pi)
             return 2 * half * math.log(turns) / (2 * math.log(theta))
 
@@ -99,8 +99,8 @@ class Yarn:
         return mixed, yarn_mscale(self.factor) if self.attention_factor is None else self.attention_factor
 
 
-def yarn_mscale(factor, mscale=1.0) -> float:
-    """YaRN's growth of attention logits, 0.1 mscale ln(factor) + 1; none for a factor of at most 1."""
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's scale of attention logits, 0.1 mscale ln(factor) + 1; 1 for a factor of at most 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -108,8 +108,8 @@ SCALINGS = {"linear": Linear, "llama3": Llama3, "yarn": Yarn}
 
 
 @functools.lru_cache
-def frequencies(head_dim: int, theta: float, scaling: Linear | Llama3 | Yarn | None):
-    """(f32[head_dim / 2] radians a position, what cos and sin are multiplied by); for each pair of a head's entries."""
+def frequencies(head_dim: int, theta: float, scaling: Linear | Llama3 | Yarn | None) -> tuple[np.ndarray, float]:
+    """(f32[head_dim / 2], radians per position of each pair of a head's entries; the factor of cos and sin)."""
     frequency = 1 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
     frequency, factor = scaling.scaled(frequency, theta) if scaling else (frequency, 1.0)
     return frequency.astype(np.float32), factor
