@@ -1,7 +1,7 @@
-"""What Hugging Face calls our shapes and parameters: `config.json` to and from `ModelConfig`, and tensor names.
+"""Hugging Face's format: `config.json` to and from `ModelConfig`, and the names of tensors.
 
-Supported are the decoders whose forward pass is ours: Qwen2 and Qwen2.5, dense Qwen3, Llama. What a checkpoint asks for
-beyond that (sliding windows, other biases, quantized weights) is refused, never approximated.
+The supported decoders have the forward pass of `Model`: Qwen2 and Qwen2.5, dense Qwen3, Llama. A checkpoint that needs
+more (sliding windows, other biases, quantized weights) is refused, never approximated.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import pathlib
 from rpg_jax.models import rope
 from rpg_jax.models.config import ModelConfig
 
-# Architecture -> what sets it apart here, and what transformers assumes for keys that its config.json may lack.
+# Architecture -> its traits here, and the values that transformers assumes for keys missing from config.json.
 _COMMON = dict(rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=False)
 ARCHITECTURES = {
     "Qwen2ForCausalLM": (
@@ -28,7 +28,12 @@ ARCHITECTURES = {
     ),
 }
 
-# Our leaf -> their tensor; {} is the layer. Their matrices are [out, in], ours (leaves named kernel) [in, out].
+# Their key -> our field, of integers.
+SHAPE = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "intermediate_size": "mlp_size"}
+SHAPE |= {"num_hidden_layers": "layers", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads"}
+SHAPE |= {"head_dim": "head_dim", "max_position_embeddings": "max_length"}
+
+# Our leaf -> their tensor; {} is the layer. Their matrices are [out, in]; ours, the leaves named kernel, are [in, out].
 TENSORS = {
     "embed/embedding": "model.embed_tokens.weight",
     "layers/attention_norm/scale": "model.layers.{}.input_layernorm.weight",
@@ -52,34 +57,39 @@ TENSORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in our tree: a leaf, or one layer of a stacked leaf, perhaps transposed."""
+    """A tensor's place in our tree: a leaf, or one layer of a stacked leaf, perhaps transposed."""
 
     leaf: str
     layer: int | None
     transposed: bool
-    shape: tuple[int, ...]  # the tensor's own, as Hugging Face stores it
+    shape: tuple[int, ...]  # as Hugging Face stores the tensor
 
 
 def places(leaf_shapes: dict[str, tuple[int, ...]]) -> dict[str, Place]:
-    """{tensor name: Place} of a training tree given as {leaf name: shape}, layers stacked; a layer's tensors adjoin."""
-    found = {}
+    """{tensor name: Place} of a training tree, {leaf name: shape} with stacked layers; ordered layer by layer."""
+    tensors = {}
     for leaf, shape in leaf_shapes.items():
         stacked, transposed = leaf.startswith("layers/"), leaf.endswith("/kernel")
-        own = tuple(shape[1:] if stacked else shape)
+        single = tuple(shape[1:] if stacked else shape)  # of one layer
         for layer in range(shape[0]) if stacked else [None]:
             name = TENSORS[leaf].format(layer)
-            found[name] = Place(leaf, layer, transposed, own[::-1] if transposed else own)
+            tensors[name] = Place(leaf, layer, transposed, single[::-1] if transposed else single)
     leaves = list(TENSORS)
-    before = lambda place: (place.leaf == "head/kernel", -1 if place.layer is None else place.layer)  # noqa: E731
-    return dict(sorted(found.items(), key=lambda item: (*before(item[1]), leaves.index(item[1].leaf))))
+
+    def order(item):
+        place = item[1]
+        layer = -1 if place.layer is None else place.layer
+        return place.leaf == "head/kernel", layer, leaves.index(place.leaf)
+
+    return dict(sorted(tensors.items(), key=order))
 
 
 def read_config(directory) -> ModelConfig:
-    """The shape of a checkpoint, from `config.json` as transformers 4 and 5 write it.
+    """The shape of a checkpoint, from its `config.json` of transformers 4 or 5.
 
     Raises:
       OSError: there is no such file.
-      ValueError: it is not JSON, lacks a key, or asks for something we do not have; names the file and the key.
+      ValueError: it is not JSON, lacks a key, or needs something unsupported; names the file and the key.
     """
     file = pathlib.Path(directory) / "config.json"
     raw = read_json(file)
@@ -90,7 +100,7 @@ def read_config(directory) -> ModelConfig:
 
 
 def read_json(file) -> dict:
-    """A JSON object from a file; OSError when it is not there, ValueError that names it when it is not one."""
+    """The JSON object in a file. Raises OSError if there is no file, ValueError if it holds anything else."""
     file = pathlib.Path(file)
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; expected a folder with a model in Hugging Face's format")
@@ -104,13 +114,13 @@ def read_json(file) -> dict:
 
 
 def config_json(config: ModelConfig) -> dict:
-    """`config.json` of a shape, without a dtype or token ids, that transformers 4 and 5 both read.
+    """The `config.json` of a shape, for transformers 4 and 5, without a dtype or token ids.
 
-    Raises ValueError for a shape that is of no known architecture.
+    Raises ValueError for a shape that no architecture has.
     """
-    kind = dict(qk_norm=config.qk_norm, qkv_bias=config.qkv_bias)
-    known = (name for name, (traits, _) in ARCHITECTURES.items() if kind.items() <= traits.items())
-    architecture = next(known, None)
+    traits = dict(qk_norm=config.qk_norm, qkv_bias=config.qkv_bias)
+    matching = (name for name, (others, _) in ARCHITECTURES.items() if traits.items() <= others.items())
+    architecture = next(matching, None)
     if architecture is None:
         raise ValueError(f"no architecture of {', '.join(ARCHITECTURES)} has both qk_norm and qkv_bias")
     scaling = {"rope_type": "default"}
@@ -121,15 +131,8 @@ def config_json(config: ModelConfig) -> dict:
     return {
         "architectures": [architecture],
         "model_type": ARCHITECTURES[architecture][0]["model_type"],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.mlp_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
+        **{key: getattr(config, field) for key, field in SHAPE.items()},
         "hidden_act": "silu",
-        "max_position_embeddings": config.max_length,
         "rms_norm_eps": config.norm_epsilon,
         "tie_word_embeddings": config.tied_embeddings,
         "rope_theta": config.rope_theta,
@@ -148,19 +151,12 @@ def _config(raw: dict) -> ModelConfig:
     raw = {"head_dim": hidden // max(heads, 1), "num_key_value_heads": heads} | raw
     theta, scaling = _rope(raw)
     return ModelConfig(
-        vocab_size=_integer(raw, "vocab_size"),
-        hidden_size=hidden,
-        mlp_size=_integer(raw, "intermediate_size"),
-        layers=_integer(raw, "num_hidden_layers"),
-        heads=heads,
-        kv_heads=_integer(raw, "num_key_value_heads"),
-        head_dim=_integer(raw, "head_dim"),
+        **{field: _integer(raw, key) for key, field in SHAPE.items()},
         rope_theta=theta,
         norm_epsilon=_number(raw, "rms_norm_eps"),
         qk_norm=traits["qk_norm"],
         qkv_bias=traits["qkv_bias"],
         tied_embeddings=bool(raw["tie_word_embeddings"]),
-        max_length=_integer(raw, "max_position_embeddings"),
         rope_scaling=scaling,
     )
 
@@ -177,12 +173,11 @@ def _architecture(raw):
 
 
 def _refuse_what_we_lack(raw):
-    """Raises ValueError for a setting under which the forward pass is another than ours."""
-    expected = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
-    expected["partial_rotary_factor"] = (1.0,)
-    for key, values in expected.items():
-        if raw.get(key, values[0]) not in values:
-            raise ValueError(f"{key} is {raw[key]!r}; only {values[0]!r} is supported")
+    """Raises ValueError for a setting that changes the forward pass."""
+    expected = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
+    for key, value in expected.items():
+        if raw.get(key, value) != value:
+            raise ValueError(f"{key} is {raw[key]!r}; only {value!r} is supported")
     for key in ("quantization_config", "compression_config"):
         if key in raw:
             method = raw[key].get("quant_method") if isinstance(raw[key], dict) else raw[key]
@@ -198,39 +193,39 @@ def _refuse_what_we_lack(raw):
 
 def _rope(raw):
     """(theta, scaling or None), from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
-    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        raise ValueError(f"rope scaling is {given!r}; expected one object with rope_type for all layers")
-    given = {key: value for key, value in given.items() if value is not None}
-    theta = _number({"rope_theta": raw["rope_theta"]} | given, "rope_theta")
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(f"partial_rotary_factor is {given['partial_rotary_factor']!r}; only 1.0 is supported")
-    kind = given.get("rope_type", given.get("type", "default"))
+    rotary = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(rotary, dict) or any(isinstance(value, dict) for value in rotary.values()):
+        raise ValueError(f"rope scaling is {rotary!r}; expected one object with rope_type for all layers")
+    rotary = {key: value for key, value in rotary.items() if value is not None}
+    theta = _number({"rope_theta": raw["rope_theta"]} | rotary, "rope_theta")
+    if rotary.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor is {rotary['partial_rotary_factor']!r}; only 1.0 is supported")
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind == "default":
         return theta, None
     if kind not in rope.SCALINGS:
         raise ValueError(f"rope type {kind!r} is not supported; known: default, {', '.join(rope.SCALINGS)}")
     longest = _integer(raw, "max_position_embeddings")
-    original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or longest
-    given["original_max_position_embeddings"] = original
+    original = raw.get("original_max_position_embeddings") or rotary.get("original_max_position_embeddings") or longest
+    rotary["original_max_position_embeddings"] = original
     if kind == "yarn":
-        given |= _yarn_defaults(given, longest)
+        rotary |= _yarn_defaults(rotary, longest)
     fields = dataclasses.fields(rope.SCALINGS[kind])
-    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in rotary]
     if missing:
         raise ValueError(f"rope scaling {kind} lacks {', '.join(missing)}")
-    return theta, rope.SCALINGS[kind](**{f.name: given[f.name] for f in fields if f.name in given})
+    return theta, rope.SCALINGS[kind](**{f.name: rotary[f.name] for f in fields if f.name in rotary})
 
 
-def _yarn_defaults(given, longest):
-    """`factor` from the two lengths, and `attention_factor` from DeepSeek's mscale keys, where they are not given."""
-    factor = given.get("factor", longest / _number(given, "original_max_position_embeddings"))
-    found = {"factor": factor}
-    mscale, all_dims = given.get("mscale"), given.get("mscale_all_dim")
-    if "attention_factor" not in given and mscale and all_dims:
-        grown = rope.yarn_mscale(_number(found, "factor"), mscale), rope.yarn_mscale(factor, all_dims)
-        found["attention_factor"] = grown[0] / grown[1]
-    return found
+def _yarn_defaults(rotary, longest):
+    """`factor`, by default the ratio of the two lengths, and `attention_factor` if DeepSeek's mscale keys define it."""
+    factor = rotary.get("factor", longest / _number(rotary, "original_max_position_embeddings"))
+    defaults = {"factor": factor}
+    mscale, all_dims = rotary.get("mscale"), rotary.get("mscale_all_dim")
+    if "attention_factor" not in rotary and mscale and all_dims:
+        numerator = rope.yarn_mscale(_number(defaults, "factor"), mscale)
+        defaults["attention_factor"] = numerator / rope.yarn_mscale(factor, all_dims)
+    return defaults
 
 
 def _integer(raw, key) -> int:

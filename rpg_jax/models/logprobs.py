@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens without a [B, T, V] array: the one place that shifts tokens against predictions.
+"""Log-probabilities of a batch's tokens without a [B, T, V] array: the one place that aligns tokens and predictions.
 
-The vocabulary projection, log-softmax and gather go chunk by chunk along T and are recomputed in the backward pass, so
+The vocabulary projection, log-softmax and gather are computed in chunks along T and recomputed in the backward pass, so
 the largest temporary is [B, chunk, V]. Chunks in which no row has a response token are skipped.
 """
 
@@ -9,15 +9,19 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from rpg_jax.models.transformer import Model
 
-def token_logprobs(model, params, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64):
+
+def token_logprobs(
+    model: Model, params: dict, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk: int = 64
+) -> jax.Array:
     """log p(tokens[b, t] | tokens[b, :t]) at a temperature, where `mask` is true; 0 elsewhere.
 
     Args:
       model: a `Model`; params: its tree.
       tokens: i32[B, T]; mask: bool[B, T] (column 0 has no context and gives 0).
-      positions, segment_ids: i32[B, T], for rows of several sequences; a sequence's first token must not be masked in.
-      temperature: logits are divided by it; a traced scalar is fine, and a constant to gradients.
+      positions, segment_ids: i32[B, T], for rows of several sequences; `mask` is false at a sequence's first token.
+      temperature: logits are divided by it; may be a traced scalar, and gets no gradient.
       chunk: columns per step; memory, not values, depend on it.
 
     Returns:
@@ -27,13 +31,13 @@ def token_logprobs(model, params, tokens, mask, *, positions=None, segment_ids=N
 
 
 def token_logprobs_and_entropy(
-    model, params, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64
-):
-    """As `token_logprobs`, with the entropy [B, T] in nats of each position's distribution."""
+    model: Model, params: dict, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk: int = 64
+) -> tuple[jax.Array, jax.Array]:
+    """As `token_logprobs`, and the entropy [B, T] in nats of each token's distribution."""
     return _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, _logprob_and_entropy)
 
 
-def _logprob(logits, targets):
+def _logprob(logits, targets):  # [..., V], [...] -> [...]
     picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
     return (picked - jax.nn.logsumexp(logits, -1),)
 
@@ -56,12 +60,12 @@ def _chunked(model, params, tokens, mask, positions, segment_ids, temperature, c
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _by_chunks(model, measure, chunk, head, hidden, constants):
-    """Measures hidden [B, T, D] in chunks of columns, skipping those without a token; a tuple of [B, T].
+    """A tuple of [B, T] from hidden [B, T, D], measured chunk by chunk; chunks without a token are skipped.
 
-    The backward pass is written out because autodiff of a `cond` in a `scan` keeps one copy of the vocabulary matrix a
-    chunk. It recomputes a chunk's logits and adds to one gradient of the matrix, which skipped chunks leave alone. On
-    a mesh each data shard goes through its own rows: the matrix is gathered once before all chunks and its gradient
-    added up over the shards once after them, not once a chunk.
+    The backward pass is written out because autodiff of a `cond` in a `scan` keeps one copy of the vocabulary matrix
+    per chunk. It recomputes each chunk's logits and adds to one gradient of the matrix, which skipped chunks leave
+    unchanged. On a mesh each data shard computes its own rows: the matrix is gathered once before all chunks, and its
+    gradient is summed over the shards once after them.
     """
     tokens, mask, temperature = constants
 
@@ -69,7 +73,7 @@ def _by_chunks(model, measure, chunk, head, hidden, constants):
         used, temperature = shared
 
         def step(_, part):
-            used, hidden, tokens, mask = part
+            used, hidden, tokens, mask = part  # bool[], [B, chunk, D], [B, chunk], [B, chunk]
             measured = partial(_measured, model, measure, tokens, mask, temperature)
             skipped = lambda *args: _zeros_of(measured, *args)  # noqa: E731
             return None, jax.lax.cond(used, measured, skipped, head, hidden)
@@ -96,9 +100,9 @@ def _backward(model, measure, chunk, saved, d_values):
             used, hidden, tokens, mask, d_values = part
 
             def measured(d_head):
-                _, back = jax.vjp(partial(_measured, model, measure, tokens, mask, temperature), narrow, hidden)
-                more, d_hidden = back(d_values)
-                return jax.tree.map(lambda total, more: total + more.astype(total.dtype), d_head, more), d_hidden
+                _, pullback = jax.vjp(partial(_measured, model, measure, tokens, mask, temperature), narrow, hidden)
+                d_chunk, d_hidden = pullback(d_values)
+                return jax.tree.map(lambda total, d: total + d.astype(total.dtype), d_head, d_chunk), d_hidden
 
             return jax.lax.cond(used, measured, lambda d_head: (d_head, jnp.zeros_like(hidden)), d_head)
 
@@ -115,12 +119,12 @@ _by_chunks.defvjp(_forward, _backward)
 
 
 def _narrow(model, head):
-    """The vocabulary matrix in the compute dtype: what the projection reads, and all that has to be gathered."""
+    """The vocabulary matrix in the compute dtype, in which it is gathered and multiplied."""
     return jax.tree.map(lambda x: x.astype(model.dtype), head)
 
 
 def _used(mask, chunk):
-    """Whether any row has a token in a chunk: bool[chunks]. Of all shards' rows, so that all skip the same ones."""
+    """bool[chunks], whether any row of any shard has a token in a chunk, so that all shards skip the same chunks."""
     return _split(mask, chunk).any((1, 2))
 
 

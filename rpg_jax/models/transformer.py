@@ -1,8 +1,8 @@
 """The decoder-only transformer (Qwen3, Qwen2.5 and Llama shapes) as functions of a plain parameter tree.
 
-Linen names the parameters of one block; everything around it is plain JAX. The tree has one layout, `{"embed",
-"layers", "final_norm"[, "head"]}` with every leaf of "layers" stacked along a leading layer axis. Training scans over
-that axis; sampling unstacks it once per rollout (`unstack_layers`) and unrolls, as training may for few layers.
+One block is a Linen module; everything around it is plain JAX. The tree is `{"embed", "layers", "final_norm"[,
+"head"]}`, and every leaf of "layers" is stacked along a leading layer axis. Training scans over that axis; sampling
+unstacks it once per rollout (`unstack_layers`) and unrolls the layers, as training may when there are few.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from rpg_jax.models.config import ModelConfig
 
 _kernel = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
-# What a layer keeps for its backward pass beside its input [T, hidden]; the rest is computed again. In numbers a token,
+# What a layer saves for its backward pass beside its input [T, hidden]; the rest is recomputed. Numbers saved per token,
 # with Q = heads * head_dim and K = kv_heads * head_dim:
-#   none       everything: about 8 hidden + 5 mlp + 4 Q + 4 K and as "attention"
-#   dots       outputs of products with weights: 2 hidden + 2 mlp + Q + 2 K; attention is computed again
-#   attention  what attention's backward pass reads: Q + heads under splash, heads * T / 2 or so under blockwise
-#   offload    as dots, in host memory: no device memory, and two transfers a step over the host's bus
+#   none       everything: about 8 hidden + 5 mlp + 4 Q + 4 K, plus those of "attention"
+#   dots       outputs of products with weights: 2 hidden + 2 mlp + Q + 2 K; attention is recomputed
+#   attention  what attention's backward pass reads: Q + heads with splash, about heads * T / 2 with blockwise
+#   offload    those of dots, in host memory: no device memory, but two transfers per step to and from the host
 #   full       nothing
 REMAT_POLICIES = {
     "none": None,
@@ -36,10 +36,10 @@ REMAT_POLICIES = {
 
 
 @jax.custom_vjp
-def project(x, kernel):
-    """x [..., I] times kernel [I, O].
+def project(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x [..., I] times kernel [I, O], to [..., O].
 
-    The kernel's gradient is formed as [I, O]; autodiff's [O, I] would first transpose the larger array of the MLP.
+    The kernel's gradient is computed as [I, O]; autodiff computes [O, I] and so transposes the larger array of the MLP.
     """
     return x @ kernel
 
@@ -58,20 +58,20 @@ def _dot_general(x, kernel, dimensions, precision=None):
     return project(x, kernel)
 
 
-def rotate(x, positions, frequency, factor):
+def rotate(x: jax.Array, positions: jax.Array, frequency, factor: float) -> jax.Array:
     """Rotary position embedding in the half-split convention of Hugging Face.
 
     x [B, T, H, D], positions i32[B, T] or i32[1, T]; frequency f32[D / 2] and factor are those of `rope.frequencies`.
     """
     half = x.shape[-1] // 2
-    angle = positions[..., None, None].astype(jnp.float32) * frequency
+    angle = positions[..., None, None].astype(jnp.float32) * frequency  # [B or 1, T, 1, D / 2]
     cos, sin = jnp.cos(angle) * factor, jnp.sin(angle) * factor
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 
 class Block(nn.Module):
-    """One pre-norm layer. `attend(q, k, v) -> (out, anything)` decides what queries see and where k and v are kept."""
+    """One pre-norm layer. `attend(q, k, v) -> (out, kept)` computes attention and may keep k and v in a cache."""
 
     config: ModelConfig
     dtype: jnp.dtype
@@ -87,25 +87,25 @@ class Block(nn.Module):
         q = dense(config.heads * config.head_dim, use_bias=config.qkv_bias, name="q")(h)
         k = dense(config.kv_heads * config.head_dim, use_bias=config.qkv_bias, name="k")(h)
         v = dense(config.kv_heads * config.head_dim, use_bias=config.qkv_bias, name="v")(h)
-        q, k, v = (z.reshape(*batch_and_time, -1, config.head_dim) for z in (q, k, v))
+        q, k, v = (z.reshape(*batch_and_time, -1, config.head_dim) for z in (q, k, v))  # [B, T, H or K, D]
         if config.qk_norm:
             q, k = norm(name="q_norm")(q), norm(name="k_norm")(k)
         turns = rope.frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         q, k = rotate(q, positions, *turns), rotate(k, positions, *turns)
         q, k, v = (self.constrain(z, "heads") for z in (q, k, v))
         attended, kept = attend(q, k, v)
-        attended = attended.reshape(*batch_and_time, -1)
+        attended = attended.reshape(*batch_and_time, -1)  # [B, T, H * D]
         x = self.constrain(x + dense(config.hidden_size, use_bias=False, name="o")(attended), "residual")
 
         h = norm(name="mlp_norm")(x)
-        gated = nn.silu(dense(config.mlp_size, use_bias=False, name="gate")(h))
+        gated = nn.silu(dense(config.mlp_size, use_bias=False, name="gate")(h))  # [B, T, mlp]
         h = self.constrain(gated * dense(config.mlp_size, use_bias=False, name="up")(h), "mlp")
         return self.constrain(x + dense(config.hidden_size, use_bias=False, name="down")(h), "residual"), kept
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model's shape and how to compute it; holds no arrays, and hashes, so that it can be a static argument.
+    """A model's shape and how to compute it. It holds no arrays and is hashable, so it can be a static argument.
 
     `attention(q, k, v[, segment_ids]) -> out` is the training attention; `constrain(array, name) -> array` pins
     activations to a mesh and `per_shard(function, weights, shared, rows)` runs a function on each data shard's rows
@@ -125,14 +125,14 @@ class Model:
         if self.remat not in REMAT_POLICIES:
             raise ValueError(f"unknown remat policy {self.remat!r}; known: {', '.join(REMAT_POLICIES)}")
 
-    def init(self, key):
-        """Random float32 parameters, `layers` stacked along axis 0. Jit it with out_shardings to make them sharded."""
+    def init(self, key: jax.Array) -> dict:
+        """Random float32 parameters, `layers` stacked along axis 0; jit with out_shardings makes them sharded."""
         config, norm = self.config, {"scale": jnp.ones(self.config.hidden_size)}
         embed_key, layer_key, head_key = jax.random.split(key, 3)
-        # As large as what a layer adds to it: much smaller, and a token is drowned out by the first layers' outputs.
+        # As large as a layer's output: the first layers' outputs would drown out a much smaller embedding.
         embedding = nn.initializers.normal(config.hidden_size**-0.5)
         x, positions = jnp.zeros((1, 1, config.hidden_size)), jnp.zeros((1, 1), jnp.int32)
-        block = Block(config, self.dtype, lambda array, name: array)  # one row cannot be split over a mesh
+        block = Block(config, self.dtype, lambda array, name: array)  # no sharding: a mesh cannot split one row
 
         def init_layer(key):
             return block.init(key, x, positions, lambda q, k, v: (q, None))["params"]
@@ -147,27 +147,27 @@ class Model:
         return params
 
     @property
-    def block(self):
+    def block(self) -> Block:
         return Block(self.config, self.dtype, self.constrain)
 
-    def embed(self, params, tokens):
+    def embed(self, params: dict, tokens: jax.Array) -> jax.Array:
         """[B, T] token ids to [B, T, hidden] in the compute dtype."""
         x = jnp.take(params["embed"]["embedding"], tokens, axis=0).astype(self.dtype)
         return self.constrain(self.constrain(x, "lookup"), "residual")
 
-    def normalize(self, params, x):
-        """The final RMSNorm: what the vocabulary projection reads."""
+    def normalize(self, params: dict, x: jax.Array) -> jax.Array:
+        """The final RMSNorm of [B, T, hidden], before the vocabulary projection."""
         norm = nn.RMSNorm(epsilon=self.config.norm_epsilon, dtype=self.dtype)
         return norm.apply({"params": params["final_norm"]}, x)
 
-    def hidden(self, params, tokens, positions=None, segment_ids=None):
+    def hidden(self, params: dict, tokens: jax.Array, positions=None, segment_ids=None) -> jax.Array:
         """Final hidden states for training: tokens i32[B, T] -> [B, T, hidden], causal, no vocabulary projection.
 
-        Rows that hold several sequences come with positions and segment_ids i32[B, T]: no token sees another segment.
-        `params` may be unstacked already (`unstack_layers`): then the layers are unrolled whatever `scan` says.
+        Rows of several sequences need positions and segment_ids i32[B, T]; no token attends to another segment. With
+        unstacked `params` (`unstack_layers`) the layers are unrolled, whatever `scan` says.
         """
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None]  # one row: a table of angles, not one a sequence
+            positions = jnp.arange(tokens.shape[1])[None]  # [1, T]: one table of angles for all rows
 
         attention = self.attention if segment_ids is None else partial(self.attention, segment_ids=segment_ids)
 
@@ -186,16 +186,16 @@ class Model:
                 x, _ = layer(x, layer_params)
         return self.normalize(params, x)
 
-    def cached(self, params, tokens, positions, attend):
+    def cached(self, params: dict, tokens, positions, attend: Callable) -> tuple[jax.Array, list]:
         """One pass for sampling, unrolled over the layers of an unstacked tree.
 
         Args:
           params: the tree of `unstack_layers`.
           tokens, positions: i32[B, T].
-          attend: (layer index, q, k, v) -> (out, kept); owns the KV cache.
+          attend: (layer index, q, k, v) -> (out, kept); reads and writes the KV cache.
 
         Returns:
-          final hidden states [B, T, hidden] and the list of what `attend` kept, one a layer.
+          final hidden states [B, T, hidden], and a list of what `attend` kept in each layer.
         """
         x, kept = self.embed(params, tokens), []
         for index, layer_params in enumerate(params["layers"]):
@@ -203,7 +203,7 @@ class Model:
             kept.append(keep)
         return self.normalize(params, x), kept
 
-    def logits(self, params, hidden):
+    def logits(self, params: dict, hidden: jax.Array) -> jax.Array:
         """Vocabulary projection: [..., hidden] -> [..., vocab], at least float32."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
         if self.config.tied_embeddings:
@@ -213,13 +213,13 @@ class Model:
         return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=wide)
 
 
-def unstack_layers(params):
-    """The same weights with `layers` as a list of per-layer trees; its transpose is one concatenation per leaf."""
+def unstack_layers(params: dict) -> dict:
+    """The same weights with `layers` as a list of per-layer trees; its gradient is one concatenation per leaf."""
     leaves, treedef = jax.tree.flatten(params["layers"])
     layers = [treedef.unflatten(slices) for slices in zip(*(jnp.unstack(leaf) for leaf in leaves), strict=True)]
     return {**params, "layers": layers}
 
 
-def stack_layers(params):
+def stack_layers(params: dict) -> dict:
     """The inverse of `unstack_layers`."""
     return {**params, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["layers"])}
