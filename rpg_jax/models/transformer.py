@@ -19,7 +19,7 @@ from rpg_jax.models.config import ModelConfig
 
 _kernel = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
-# What a layer saves for its backward pass beside its input [T, hidden]; the rest is recomputed. Numbers saved per token,
+# What a layer saves for its backward pass beside its input [T, hidden]; the rest is recomputed. Numbers per token,
 # with Q = heads * head_dim and K = kv_heads * head_dim:
 #   none       everything: about 8 hidden + 5 mlp + 4 Q + 4 K, plus those of "attention"
 #   dots       outputs of products with weights: 2 hidden + 2 mlp + Q + 2 K; attention is recomputed

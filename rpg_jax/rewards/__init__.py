@@ -1,4 +1,4 @@
-"""Rewards on the host: verifiers and rules, a pool for functions that may die, shaping. Nothing here imports JAX."""
+"""Rewards on the host: verifiers, rules, worker processes for other functions, shaping. Nothing here imports JAX."""
 
 from rpg_jax.rewards.answer import boxed_answer, final_answer, stated_answer
 from rpg_jax.rewards.rules import RULES, voted_answer

@@ -2,34 +2,34 @@ r"""Where a response states its answer: its last `Answer: ...` line, or its last
 
 import re
 
-_TAIL = 300  # characters at the end of a response in which the answer is looked for
+_TAIL = 300  # characters at the end of a response that may state the answer
 _LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]*)", re.IGNORECASE)
 _WRAPPING = "$*` \t"
 
 _MARKER = re.compile(r"answer[\s*_]*[:：]", re.IGNORECASE)
-# What follows it: a line of text, perhaps after a line that only opens a display or bold type.
+# The text after the marker: one line, perhaps after a line that only opens displayed mathematics or bold type.
 _STATED = re.compile(r"\s*(?:(?:\\\[|\$\$?|\*\*)[ \t]*[\r\n]\s*)?([^\r\n]+)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text
 
 
 def final_answer(response: str) -> str | None:
-    """The text after the last `Answer:` within the final 300 characters, normalized, or None without one.
+    """The normalized text after the last `Answer:` within the final 300 characters, or None; for generated tasks.
 
-    For the generated tasks. Normalizing strips white space, dollar signs, asterisks, backticks and a full stop around
-    it, and makes inner white space single spaces.
+    Normalizing strips white space, dollar signs, asterisks, backticks and a full stop around the text, and replaces
+    inner white space by single spaces.
     """
-    found = _LINE.findall(response[-_TAIL:])
-    if not found:
+    lines = _LINE.findall(response[-_TAIL:])
+    if not lines:
         return None
-    text = found[-1].strip(_WRAPPING).removesuffix(".").strip(_WRAPPING)
+    text = lines[-1].strip(_WRAPPING).removesuffix(".").strip(_WRAPPING)
     return " ".join(text.split()) or None
 
 
 def stated_answer(response: str) -> str | None:
-    """What follows the last `Answer:` (in any case) that anything follows, within the final 300 characters; raw text.
+    """The raw text after the last `Answer:` (in any case) with text after it, within the final 300 characters.
 
-    As in DAPO's rule (verl, `math_dapo`) the text may begin on a later line and ends with its line. Theirs reads
-    `Answer: 5 Answer: 6` as one answer, and `**Answer**: 5` and a display's opening line as none.
+    As in DAPO's rule (verl, `math_dapo`) the text may begin on a later line and ends with its line. DAPO's rule reads
+    `Answer: 5 Answer: 6` as one answer, and finds none in `**Answer**: 5` or after a line that opens a display.
     """
     tail = response[-_TAIL:]
     for marker in reversed(list(_MARKER.finditer(tail))):
@@ -46,7 +46,7 @@ def boxed_answer(response: str) -> str | None:
 
 
 def braced(text: str, start: int) -> str | None:
-    """What stands between the brace at `start` and the one that closes it; None if none does."""
+    """The text between the brace at `start` and its closing brace; None if it is never closed."""
     depth = 0
     for match in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(match[0], 0)

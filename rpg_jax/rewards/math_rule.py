@@ -1,7 +1,7 @@
-r"""Mathematical equivalence of answers by math-verify; to be called in a worker process, which alone imports sympy.
+r"""Mathematical equivalence of answers by math-verify; called in a worker process only, because it imports sympy.
 
-Sympy hangs, crashes and eats memory on some inputs: the worker's limits are what bounds it, so that math-verify's own
-time limits (signals, which cannot interrupt a long integer power) are off.
+Sympy hangs, crashes and exhausts memory on some inputs. The worker's limits bound it; math-verify's own time limits are
+off, because they are signals, which cannot interrupt a long integer power.
 """
 
 import logging
@@ -15,21 +15,20 @@ try:
 except ImportError as error:
     raise ImportError(f"math-verify cannot be imported ({error}); pip install math-verify") from None
 
-logging.disable(logging.WARNING)  # a note on every worker that the time limits are off
-_LATEX = [LatexExtractionConfig()]  # not its other parser, which evaluates the text as Python
+logging.disable(logging.WARNING)  # each worker would log that the time limits are off
+_LATEX = [LatexExtractionConfig()]  # the other parser evaluates the text as Python
 _LONGEST = 1000  # characters of an answer that sympy is asked about
-_HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # integers that would never be finished
-_WORD = re.compile(
-    r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}"
-)  # no product of variables: cat, but not the word taco, is a t c
+_HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
+# A word, not a product of variables: `cat` may be a product, `taco` is a word.
+_WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|arcsin|arccos|arctan)(?![A-Za-z])")
 
 
 def math_verify(prompt: str, response: str, answer: str, task: str) -> bool:
     r"""Whether the response's last `Answer:` line, or else its last \boxed{...}, is equivalent to the answer.
 
-    Answers with the same normal form (the DAPO rule's) are, without asking sympy. Both are looked for in the final 300
-    characters.
+    Both must be within the final 300 characters. Answers with the same normal form (the DAPO rule's) are equivalent
+    without asking sympy.
     """
     stated = stated_answer(response)
     stated = boxed_answer(response) if stated is None else stated
@@ -45,7 +44,7 @@ def math_verify(prompt: str, response: str, answer: str, task: str) -> bool:
 
 
 def _is_sentence(text):
-    """Whether words stand between numbers: math-verify would take them, and all that follows, for a unit."""
+    """Whether a word stands between numbers; math-verify would read it, and the text after it, as a unit."""
     return any(
         re.search("[0-9]", text[: word.start()]) and re.search("[0-9]", text[word.end() :])
         for word in _WORD.finditer(text)
@@ -57,5 +56,5 @@ def _parsed(text):
     return parse(f"${text}$", _LATEX, parsing_timeout=None)
 
 
-if not verify(_parsed("1/2"), _parsed("0.5"), timeout_seconds=None):  # also loads what is loaded on first use
+if not verify(_parsed("1/2"), _parsed("0.5"), timeout_seconds=None):  # also triggers lazy imports
     raise ImportError("math-verify does not find 1/2 equal to 0.5; pip install math-verify")

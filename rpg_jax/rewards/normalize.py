@@ -1,8 +1,8 @@
-r"""Normal forms of mathematical answers, so that answers are compared as text.
+r"""Normal forms of mathematical answers, so that answers can be compared as text.
 
 The rules are those of Minerva (Lewkowycz et al. 2022, arXiv 2206.14858, appendix D), as DAPO's reward (verl,
-`math_dapo`) uses them, with what is wrong there put right; each departure is named where it is made. Values are not
-computed: `1/2` and `0.5` differ here, and are what `math_verify` is for. Every step takes time linear in the text.
+`math_dapo`) uses them, with their errors corrected; "DAPO" in the comments names each difference. Values are not
+computed: `1/2` and `0.5` differ here, and `math_verify` compares them. Every step takes time linear in the text.
 """
 
 import functools
@@ -32,11 +32,11 @@ _UNIT = (
     r"|gm|pounds?|hours?|minutes?|seconds?|days?|weeks?|months?|years?|dollars?|cents?|degrees?|percent|ways?|integers?"
     r"|points?|digits?|meals?|edges?|students?|people|(?:children ?)?tickets|multiples"
 )
-# Theirs cuts units out of words too (`sue` from `issue`), and leaves their powers.
+# DAPO also cuts units out of words (`sue` from `issue`), and keeps their powers.
 _UNITS = re.compile(rf"(?<![\\A-Za-z])(?:{_UNIT})(?![A-Za-z]){_POWER}")
 
-# Applied in this order, on text whose white space is single spaces. Patterns never begin with a repetition that could
-# start again inside its own match: that keeps them linear.
+# Applied in this order, on text whose white space is single spaces. Matching takes linear time because no pattern begins
+# with a repetition that could start again inside its own match.
 _TO_LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -46,17 +46,20 @@ _TO_LATEX = [
         (r"(?<!\\)\\\$", ""),
         (r"(?<!\\)\\[()\[\]]|\$\$", "$"),
         (r"\.\$", "$"),
-        (rf"(?<=[^ $({{\[,=]) ?{_FONT}\{{ ?[msgh] ?\}}{_POWER}", " "),  # units of one letter, which only \text tells
+        (
+            rf"(?<=[^ $({{\[,=]) ?{_FONT}\{{ ?[msgh] ?\}}{_POWER}",
+            " ",
+        ),  # units of one letter, recognizable by \text only
         (rf",? ?{_FONT}\{{ ?and ?\}}", ","),
         (rf"{_FONT}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 "),
-        (r"\\overline ?\{([A-Za-z]+)\}", r"\1"),  # of a segment; theirs makes 0.\overline{3} into 0.3 too
+        (r"\\overline ?\{([A-Za-z]+)\}", r"\1"),  # of a segment; DAPO also makes 0.\overline{3} 0.3
         (r" +", " "),
     ]
 ]
 _TO_PLAIN = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        # Theirs cuts `a ` and `an ` off the ends of words and out of `a + b`.
+        # DAPO cuts `a ` and `an ` off the ends of words and out of `a + b`.
         (r"(?<![\\A-Za-z])(?:[Aa]n?|[Tt]he) (?!or |and )(?=[A-Za-z]{2})", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:leq?|leqslant)(?![A-Za-z])", "<="),
@@ -80,13 +83,13 @@ _TO_PLAIN = [
 _TO_TEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        # TeX's arguments without braces; theirs makes \frac1{72} into \frac{1}{{}72}.
+        # TeX's arguments without braces; DAPO makes \frac1{72} \frac{1}{{}72}.
         (r"\\(frac|sqrt) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\\\1{\2}"),
         (r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\1{\2}"),
         (r"\\frac (?=\{)", r"\\frac"),
         (r"(\\frac\{[^{}]*\}) (?=\{)", r"\1"),
         (r"([\^_]) ?(-?[0-9]+|[A-Za-z])", r"\1{\2}"),  # x^2 is x^{2}
-        (r"([0-9]) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),  # theirs reads 3 1/2 as 31/2
+        (r"([0-9]) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),  # DAPO reads 3 1/2 as 31/2
         (r" +", " "),
     ]
 ]
@@ -98,7 +101,7 @@ _TO_TEXT = [
         (r"\\[lc]?dots(?![A-Za-z])", "..."),
         (r'"', ""),
         (r"(?<![0-9.,])([0-9]{1,3}(?: [0-9]{3})+)(?! ?[0-9])", lambda match: match[1].replace(" ", "")),
-        (r"(?<![0-9]) | (?![0-9])", ""),  # all spaces but those between digits: theirs reads 5 6 as 56
+        (r"(?<![0-9]) | (?![0-9])", ""),  # all spaces except between digits: DAPO reads 5 6 as 56
         (r"(?<![0-9A-Za-z}])\.(?=[0-9])", "0."),
         (r"(?<=[0-9])\.0+(?![0-9])", ""),
         (r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"),
@@ -112,22 +115,22 @@ _TITLE = re.compile(r"(?<![\\A-Za-z])[A-Z][a-z]{2,}")  # Yes is yes; N and n, AB
 _GROUPED = re.compile(r"(?<![0-9.,(\[])[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])")
 _STRUCTURE = re.compile(r"\\begin|\\end|[()\[\]{}]|,|(?<![\\A-Za-z])or(?![A-Za-z])|(?<![<>!])=")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_ALSO = re.compile(r"[0-9]|\bor\b")  # beside a formula, these say that it is not the whole answer
+_ALSO = re.compile(r"[0-9]|\bor\b")  # text beside a formula with one of these is part of the answer
 _AROUND = " *`_\"'"
 
 
 def same(prediction: str, answer: str) -> bool:
-    """Whether two answers have a normal form in common. An answer that normalizes to nothing equals none."""
+    """Whether two answers share a normal form. An answer with an empty normal form equals no answer."""
     return not _forms(answer).isdisjoint(_forms(prediction, last=True))
 
 
 def canonical(text: str) -> str | None:
-    """One name for all answers that normalize alike, by which votes are counted; None for nothing."""
+    """The shortest normal form of an answer, under which its votes are counted; None for an empty answer."""
     return min(_forms(text, last=True), key=lambda form: (len(form), form), default=None)
 
 
 def latex(text: str) -> str:
-    """An answer as LaTeX without delimiters, boxes, fonts, units and shorthand: what a parser may be given."""
+    """An answer as LaTeX without delimiters, boxes, fonts, units and shorthand, for a parser."""
     text = " ".join(_characters(text).split()).strip(_AROUND)
     text = _rewrite(_formula(_rewrite(text, _TO_LATEX)), _TO_PLAIN)
     bare = _UNITS.sub(" ", text)
@@ -137,7 +140,7 @@ def latex(text: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _forms(text: str, last: bool = False) -> frozenset[str]:
-    """Normal forms, one for each reading of the commas (1,000 is one number or two), and of equations if `last`."""
+    """Normal forms, one for each reading of commas (1,000 is one number or two) and, if `last`, of equations."""
     plain = latex(text)
     readings = {_right_sides(plain, last=False)}
     if last and not re.search(r"\bor\b", plain):  # `x = 5 or x = 6` is not 6
@@ -159,7 +162,7 @@ def _rewrite(text, rules):
 
 
 def _characters(text: str) -> str:
-    """Unicode as ASCII and LaTeX where it has a meaning there; invisible characters are dropped."""
+    """The text with Unicode mathematics as ASCII or LaTeX, and without invisible characters."""
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda match: "^{" + unicodedata.normalize("NFKC", match[0]) + "}", text)
         text = _ROOT.sub(r"\\sqrt{\1}", _VULGAR.sub(r" \g<0>", text)).replace("º", "°")
@@ -169,9 +172,9 @@ def _characters(text: str) -> str:
 
 
 def _formula(text: str) -> str:
-    r"""The one \boxed{...} or $...$ of a sentence; without its delimiters all of the text, if it has other answers too.
+    r"""The only \boxed{...} or $...$ of a sentence; if the text has other answers, all of it without delimiters.
 
-    Theirs keeps the first of several, so that `$5$ or $6$` is 5.
+    DAPO keeps the first of several, so that `$5$ or $6$` is 5.
     """
     if text.count(r"\boxed") == 1:
         start = text.index(r"\boxed")
@@ -186,10 +189,10 @@ def _formula(text: str) -> str:
 
 
 def _right_sides(text: str, last: bool) -> str:
-    """The text without the left sides of its equations: up to the last one if `last`, else in each item of its list.
+    """The text after its last equals sign if `last`, else the list without the left sides of its items.
 
-    In lists theirs keeps the last right side alone, so that x=1,y=2 is x=5,y=2. And it reduces every equation to its
-    right side; one with operators and variables on its left, such as x^2+y^2=5, is kept here.
+    An equation with operators and variables on its left, such as x^2+y^2=5, is kept in a list. DAPO reduces every
+    equation to its right side, and a list to the last right side, so that x=1,y=2 equals x=5,y=2.
     """
     kept, start, begin, depth = [], 0, 0, 0
     for match in _STRUCTURE.finditer(text):

@@ -1,4 +1,4 @@
-"""Worker processes that call a reward function, each under a warden that leaves nothing of it behind."""
+"""Worker processes that call a reward function, each under a warden that ends whatever the function started."""
 
 import json
 import os
@@ -20,11 +20,11 @@ _MOST_PROCESSES = 64  # that a worker may have started
 
 
 class Failure(Exception):
-    """Why a sample has no score."""
+    """The reason why a sample has no score."""
 
 
 class Pool:
-    """`workers` processes, each of which answers one question at a time and is replaced when it dies or hangs."""
+    """`workers` processes, each of which scores one sample at a time and is replaced when it dies or hangs."""
 
     def __init__(self, where, name, workers, timeout_seconds, memory_mb):
         """Starts the workers; `where` is a Python file or a module, which holds the function `name`.
@@ -43,7 +43,7 @@ class Pool:
             raise
 
     def map(self, questions: Sequence[list]) -> tuple[np.ndarray, dict[int, str]]:
-        """The function's values f32[N] for N lists of arguments, 0 where it failed, and why for those that failed."""
+        """The function's values f32[N] for N lists of arguments, 0 for failures, and {index: reason} of failures."""
         values, failures = np.zeros(len(questions), np.float32), {}
         queue = SimpleQueue()
         for index in [*range(len(questions)), *[None] * len(self._workers)]:
@@ -68,7 +68,7 @@ class Pool:
 
 class _Worker:
     def __init__(self, where, name, timeout_seconds, memory_mb):
-        python = [sys.executable, "-P"]  # our folder is not on the path of the function's imports
+        python = [sys.executable, "-P"]  # -P: the function cannot import the modules of this folder by accident
         worker = [*python, str(_HERE / "worker.py"), where, name, str(memory_mb)]
         self._command = [*python, str(_HERE / "warden.py"), str(_MOST_PROCESSES), *worker]
         path = [str(_HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -86,7 +86,7 @@ class _Worker:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # an interrupt from the keyboard is ours to pass on
+            start_new_session=True,  # an interrupt from the keyboard reaches this process only
             env=self._environment,
             bufsize=0,
         )
@@ -102,7 +102,7 @@ class _Worker:
         return self._exchange(json.dumps(question).encode() + b"\n", self._timeout)
 
     def _exchange(self, question: bytes, seconds: float) -> float:
-        """Writes a question and returns the value in the next line that comes; without a value the worker is ended."""
+        """Writes a question and returns the value in the next line; a worker that gives no line in time is ended."""
         deadline, reply = time.monotonic() + seconds, b""
         stdin, stdout = self._process.stdin, self._process.stdout
         with selectors.DefaultSelector() as selector:
@@ -122,7 +122,7 @@ class _Worker:
                     try:
                         question = question[os.write(stdin.fileno(), question[: 1 << 16]) :]
                     except BrokenPipeError:
-                        question = b""  # it died; its last line says of what
+                        question = b""  # it died; its last line gives the reason
                     if not question:
                         selector.unregister(stdin)
         try:
@@ -137,7 +137,7 @@ class _Worker:
         raise Failure(message["error"])
 
     def stop(self):
-        """Ends the process and its descendants, if it runs."""
+        """Ends the process, if it runs, and its descendants."""
         process, self._process = self._process, None
         if process is None:
             return

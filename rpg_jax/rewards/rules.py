@@ -1,4 +1,4 @@
-r"""Rules for answers to mathematical problems: (response, answer) -> bool, total and bounded in steps."""
+r"""Rules for answers to mathematical problems: (response, answer) -> bool, without exceptions, in bounded steps."""
 
 from rpg_jax.rewards.answer import boxed_answer, stated_answer
 from rpg_jax.rewards.normalize import canonical, same
@@ -17,9 +17,9 @@ def boxed(response: str, answer: str) -> bool:
 
 
 def voted_answer(response: str) -> str | None:
-    """What a response votes for in maj@k: the answer that it states, else its last box, normalized; None is no vote."""
-    found = stated_answer(response) or boxed_answer(response)
-    return None if found is None else canonical(found)
+    """A response's vote in maj@k: the answer that it states, else its last box, normalized; None for no vote."""
+    answer = stated_answer(response) or boxed_answer(response)
+    return None if answer is None else canonical(answer)
 
 
 RULES = {"dapo": dapo, "boxed": boxed}

@@ -1,4 +1,4 @@
-"""Scoring responses: rules in this process, functions that may hang or die in worker processes."""
+"""Scoring responses: rules run in this process, functions that may hang or die in worker processes."""
 
 import dataclasses
 import pathlib
@@ -10,14 +10,14 @@ from rpg_jax.rewards.pool import Failure, Pool
 from rpg_jax.rewards.rules import RULES, dapo
 from rpg_jax.rewards.verifiers import VERIFIERS
 
-_MODULES = {"math_verify": "rpg_jax.rewards.math_rule"}  # functions of ours that need a worker
+_MODULES = {"math_verify": "rpg_jax.rewards.math_rule"}  # the project's own functions that need a worker
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What a call of `Scorer.score` returns: N verdicts and the failures among them."""
+    """N verdicts of `Scorer.score`, and the failures among them."""
 
-    correct: np.ndarray  # f32[N], 1 right, 0 wrong, between is partial credit; 0 where the function failed
+    correct: np.ndarray  # f32[N], 1 right, 0 wrong, partial credit between; 0 where the function failed
     failures: list[str]  # one line for each sample whose scoring failed, naming its problem
 
 
@@ -26,8 +26,8 @@ class Scorer:
 
     A user's function, `NAME(prompt: str, response: str, answer: str, task: str) -> float in 0..1`, and `math_verify`
     run in `workers` processes. A call that raises, hangs, dies, takes too much memory, starts too many processes or
-    returns anything else fails its sample: it counts as wrong and is reported, and its worker is replaced if need be.
-    Close the scorer, or use it in a `with`: then no process that it or a function started is left.
+    returns anything else fails its sample: the sample counts as wrong and is reported, and a worker that died or hangs
+    is replaced. `close`, or the end of a `with`, ends every process that the scorer or a function started.
     """
 
     def __init__(self, function=None, workers=2, timeout_seconds=10.0, memory_mb=4096, max_failures=0.25):
@@ -71,13 +71,10 @@ class Scorer:
         if self._pool is None:
             verdicts = [self._rule(problem.task)(response, problem.answer) for problem, response in items]
             return Scores(np.array(verdicts, np.float32), [])
-        correct, failures = self._pool.map(
-            [[problem.prompt, response, problem.answer, problem.task] for problem, response in items]
-        )
-        lines = [
-            f"problem {items[index][0].id} ({items[index][0].task}): reward function {failure}"
-            for index, failure in failures.items()
-        ]
+        questions = [[problem.prompt, response, problem.answer, problem.task] for problem, response in items]
+        correct, failures = self._pool.map(questions)
+        failed = [(items[index][0], reason) for index, reason in failures.items()]
+        lines = [f"problem {problem.id} ({problem.task}): reward function {reason}" for problem, reason in failed]
         if len(lines) > self._max_failures * len(items):
             raise RuntimeError(
                 f"reward function {self._function!r} failed on {len(lines)} of {len(items)} samples, more than "

@@ -1,7 +1,7 @@
-"""Rules that decide whether a response is right, one a task.
+"""Rules that decide whether a response is correct, one per task.
 
-Each is `(response, answer) -> bool`, where `answer` is the JSON that the task's generator wrote. They are total (any
-response gives a verdict, never an exception) and bounded in steps, not in seconds: the text alone decides.
+Each is `(response, answer) -> bool`, where `answer` is the JSON of the task's generator. No response raises an
+exception, and steps, not seconds, are bounded, so that the verdict depends on the text alone.
 """
 
 import json
@@ -13,20 +13,20 @@ from rpg_jax.rewards.answer import final_answer
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _EXPRESSION_TOKEN = re.compile(r" ?([0-9]{1,10}|[-+*/()])")
-_MAX_TOKENS = 64  # of an expression; numbers of 10 digits keep every value under 3,000 bits
+_MAX_TOKENS = 64  # of an expression; with numbers of 10 digits every value stays under 3,000 bits
 _MAX_DEPTH = 16
 
 
 def arithmetic(response: str, answer: str) -> bool:
-    """The final answer is the integer that `answer` holds."""
+    """Whether the final answer is the integer in `answer`."""
     text = final_answer(response)
     return text is not None and bool(_INTEGER.fullmatch(text)) and int(text) == json.loads(answer)
 
 
 def countdown(response: str, answer: str) -> bool:
-    """The final answer is an expression of + - * / and parentheses that equals the target exactly.
+    """Whether the final answer is an expression of + - * / and parentheses that equals the target exactly.
 
-    Each given number may be used at most once, and no other number. `answer` is {"numbers": [...], "target": ...}.
+    It may use each of the numbers at most once, and no other number. `answer` is {"numbers": [...], "target": ...}.
     """
     text, goal = final_answer(response), json.loads(answer)
     parsed = evaluate(text) if text is not None else None
@@ -37,7 +37,7 @@ def countdown(response: str, answer: str) -> bool:
 
 
 def word(response: str, answer: str) -> bool:
-    """The final answer is the comma-separated word that `answer` holds; spaces do not count."""
+    """Whether the final answer is the comma-separated word in `answer`; spaces are ignored."""
     text = final_answer(response)
     return text is not None and text.replace(" ", "") == json.loads(answer)
 
@@ -46,28 +46,24 @@ VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "sorting": word, 
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
-    """The exact value of an expression and the numbers in it, or None if it is not one.
+    """The exact value of an expression and the numbers in it, or None for any other text.
 
     Grammar, with at most 64 tokens (single spaces between them allowed) and 16 nested parentheses:
         sum     = product (("+" | "-") product)*
         product = factor (("*" | "/") factor)*
         factor  = digits{1..10} | "(" sum ")"
-    Division by zero makes it no expression.
+    An expression that divides by zero gives None.
     """
     tokens = _tokens(expression)
     try:
         value, rest = _sum(tokens, 0)
-    except (_NoExpression, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError):
         return None
     return (value, [int(token) for token in tokens if token.isdigit()]) if not rest else None
 
 
-class _NoExpression(Exception):
-    pass
-
-
 def _tokens(expression: str) -> list[str]:
-    """The tokens, or [] (which no rule accepts) when some text is none or there are too many."""
+    """The tokens, or [], which no rule accepts, for other text or too many tokens."""
     tokens, end = [], 0
     while end < len(expression):
         match = _EXPRESSION_TOKEN.match(expression, end)
@@ -101,4 +97,4 @@ def _factor(tokens, depth):
         value, tokens = _sum(tokens[1:], depth + 1)
         if tokens and tokens[0] == ")":
             return value, tokens[1:]
-    raise _NoExpression
+    raise ValueError("no expression")

@@ -1,12 +1,12 @@
 """Runs a command and ends everything that it started: the parent process of a reward worker.
 
-Run as a script, `python warden.py MOST_PROCESSES COMMAND...`. The command shares its standard streams. When it ends,
-when it has more than MOST_PROCESSES descendants, on SIGTERM, or when the other end of its standard input closes
-(whoever started it has died), every descendant is killed and {"dead": why} is written as a line of JSON.
+Run as a script, `python warden.py MOST_PROCESSES COMMAND...`. The command inherits its standard streams. The warden
+kills every descendant and writes {"dead": reason} as a line of JSON when the command ends, when there are more than
+MOST_PROCESSES descendants, on SIGTERM, or when its standard input closes, because then the trainer has died.
 
-On Linux it adopts orphans (PR_SET_CHILD_SUBREAPER) and finds its descendants in /proc, so that one that left the
-session does not escape; a limit on processes by rlimit would count the user's other processes and not bind root.
-Elsewhere only the command's process group is killed. It imports the standard library alone.
+On Linux it adopts orphans (PR_SET_CHILD_SUBREAPER) and finds its descendants in /proc, so that a process that left the
+session does not escape. A limit by rlimit would count the user's other processes and would not apply to root. On other
+systems only the command's process group is killed. It imports the standard library only.
 """
 
 import contextlib
@@ -20,35 +20,35 @@ import sys
 import time
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LOOK_MILLISECONDS = 100  # between two counts of the descendants
+_LOOK_MILLISECONDS = 100  # between two counts of descendants
 
 
 def main(most, *command):
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    worker, why = None, "stopped"
+    worker, reason = None, "stopped"
     try:
-        worker = subprocess.Popen(command, start_new_session=True)  # a kill of its own group does not reach us
-        why = _watch(worker.pid, int(most))
+        worker = subprocess.Popen(command, start_new_session=True)  # it cannot kill the warden with its own group
+        reason = _watch(worker.pid, int(most))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if worker is not None:
             _signal(worker.pid, signal.SIGKILL, os.killpg)
         _end_descendants()
         with contextlib.suppress(OSError):
-            os.write(1, json.dumps({"dead": why}).encode() + b"\n")
+            os.write(1, json.dumps({"dead": reason}).encode() + b"\n")
 
 
 def _watch(worker: int, most: int) -> str:
-    """Waits until there is a reason to end everything, and returns it."""
+    """Waits until there is a reason to end all processes, and returns it."""
     ended, wake = os.pipe()
     for end in (ended, wake):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     poll = select.poll()
-    poll.register(0, 0)  # tells only when the other end is closed
+    poll.register(0, 0)  # reports only that the other end was closed
     poll.register(ended, select.POLLIN)
     family = _Family()
     while True:
@@ -66,16 +66,16 @@ def _watch(worker: int, most: int) -> str:
 
 
 def _reap(worker):
-    """Collects every child that has ended; the worker's status if it was among them."""
-    found = None
+    """Reaps every child that has ended; returns the worker's status if it was among them."""
+    status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found = ended[1] if ended[0] == worker else found
-    return found
+            status = ended[1] if ended[0] == worker else status
+    return status
 
 
 class _Family:
-    """The living descendants of this process: found once each, since a stranger never becomes one."""
+    """The living descendants of this process. Other processes are looked at once: they never become descendants."""
 
     def __init__(self):
         self.alive, self._strangers = set(), set()
@@ -88,15 +88,15 @@ class _Family:
         self.alive &= listed
         self._strangers &= listed
         parents = {pid: _parent(pid) for pid in listed - self.alive - self._strangers}
-        known = self.alive | {os.getpid()}
-        while born := {pid for pid, parent in parents.items() if parent in known} - self.alive:
-            self.alive |= born
-            known = born
+        ancestors = self.alive | {os.getpid()}
+        while children := {pid for pid, parent in parents.items() if parent in ancestors} - self.alive:
+            self.alive |= children
+            ancestors = children
         self._strangers |= parents.keys() - self.alive
 
 
 def _parent(pid: int) -> int:
-    """The parent of a living process; 0 for one that has ended."""
+    """The parent's id of a living process; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, parent = file.read().rpartition(b")")[2].split()[:2]
@@ -106,7 +106,7 @@ def _parent(pid: int) -> int:
 
 
 def _end_descendants():
-    """Stops all descendants, so that none can start another, then kills them, until none is left."""
+    """Stops all descendants, so that none can start another, then kills them; repeats until none is left."""
     while True:
         family, stopped = _Family(), set()
         family.look()

@@ -1,8 +1,8 @@
 """A worker process of the pool: calls a reward function, one line of JSON in and one out.
 
-Run as a script, `python worker.py WHERE NAME MEMORY_MB`, where WHERE is a Python file or the name of a module; it
-imports the standard library alone, so it starts in a few hundredths of a second. The first line out tells whether the
-function could be loaded.
+Run as a script, `python worker.py WHERE NAME MEMORY_MB`, where WHERE is a Python file or the name of a module. It
+imports the standard library only, to start within a few hundredths of a second. Its first line of output says whether
+the function could be loaded.
 """
 
 import importlib
@@ -47,7 +47,7 @@ def judge(function, arguments) -> dict:
 def main(where, name, memory_mb):
     questions, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the user's input() gets nothing
-    os.dup2(2, 1)  # and prints go to stderr
+    os.dup2(2, 1)  # the user's prints go to stderr
     limit = int(memory_mb) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -55,7 +55,7 @@ def main(where, name, memory_mb):
     worker = os.getpid()
 
     def reply(message):
-        if os.getpid() != worker:  # a fork of the user's that returned
+        if os.getpid() != worker:  # the user's function has forked, and the child returned too
             os._exit(0)
         replies.write(json.dumps(message) + "\n")
         replies.flush()
