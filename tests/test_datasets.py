@@ -144,7 +144,8 @@ def test_processes_share_one_order_over_a_prepared_set_and_resume_by_cursor(trai
         rows = np.arange(n).reshape(processes, share)
         shares = [p.id for stream, some in zip(streams, rows, strict=True) for p in stream.next(n, some)]
         assert shares == [problem.id for problem in whole.next(n)]
-    resumed = data.ProblemStream(train, seed, cursor=streams[0].get_state())
+    resumed = data.ProblemStream(train, seed)
+    resumed.set_state(streams[0].get_state())
     assert [p.id for p in resumed.next(n)] == [p.id for p in whole.next(n)]
 
 

@@ -1,13 +1,14 @@
 """A worker process that renders one chat template: a line of JSON in, a line of JSON out.
 
-Run as a script, `python chat_worker.py CPU_SECONDS MEMORY_MB`, by `rpg_jax.data.chat`. The first line in is the
-template as a JSON string, every other one the variables of a rendering; each answer is {"text": string} or
-{"error": string}. Templates come with weights, from anywhere, and are programs: the sandbox refuses what reaches
-outside, and the limits of this process bound what any one of them can take, however it tries.
+Run as a script, `python chat_worker.py CPU_SECONDS MEMORY_MB`, by `rpg_jax.data.chat`. The first input line is the
+template as a JSON string, every other line the variables of a rendering; each reply is {"text": string} or
+{"error": string}. Templates are programs that come with weights from anywhere. The sandbox refuses access to anything
+outside of the template, and the limits of this process (CPU time, memory, no files, no processes) hold in any case;
+reward workers, whose functions are the user's own code and may use files and processes, have a mechanism of their own.
 """
 
 import datetime
-import encodings.unicode_escape  # noqa: F401  Jinja imports this and jinja2.debug late, when no file can be opened
+import encodings.unicode_escape  # noqa: F401  Jinja imports it and jinja2.debug when files are forbidden
 import json
 import resource
 import signal
@@ -18,11 +19,11 @@ import jinja2.debug
 import jinja2.ext
 import jinja2.sandbox
 
-LONGEST = 1 << 22  # characters of a rendering
+LONGEST = 1 << 22  # most characters of a rendering
 
 
 class Generation(jinja2.ext.Extension):
-    """The tag {% generation %} … {% endgeneration %}, which tells transformers what assistants wrote: no effect."""
+    """The tag {% generation %} … {% endgeneration %}, which marks assistants' text for transformers: no effect."""
 
     tags = {"generation"}
 
@@ -36,10 +37,10 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's `namespace` without names that Python itself looks up, as in transformers."""
+    """Jinja's `namespace` without names that begin with an underscore, as in transformers."""
 
     def __init__(*args, **attributes):
-        self, *pairs = args  # so that an attribute may be called `self`
+        self, *pairs = args  # an attribute may then be called `self`
         jinja2.utils.Namespace.__init__(self)
         for name, value in dict(*pairs, **attributes).items():
             self[name] = value
@@ -51,7 +52,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox that says at once what it refuses, where Jinja's own may give an empty text."""
+    """A sandbox that raises an error for a refused attribute, where Jinja's may give an empty text."""
 
     def unsafe_undefined(self, obj, attribute):
         raise jinja2.exceptions.SecurityError(
@@ -67,33 +68,33 @@ def environment() -> Environment:
         "raise_exception": _raise_exception,
         "strftime_now": lambda form: datetime.datetime.now().strftime(form),
         "namespace": Namespace,
-        "dict": lambda *pairs, **items: dict(*pairs, **items),  # the class has unbound methods that change a mapping
+        "dict": lambda *pairs, **items: dict(*pairs, **items),  # not the class, whose unbound methods change mappings
     }
     return made
 
 
 def main(seconds: str, memory_mb: str):
-    time.tzset()  # reads its file now
+    time.tzset()  # reads its file before files are forbidden
     for name, limit in [("AS", int(memory_mb) << 20), ("NOFILE", 0), ("NPROC", 0), ("CORE", 0)]:
         kind = getattr(resource, f"RLIMIT_{name}")
         allowed = resource.getrlimit(kind)[1]
         limit = limit if allowed == resource.RLIM_INFINITY else min(limit, allowed)
         resource.setrlimit(kind, (limit, limit))
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # meant for the trainer, which closes our input when it leaves
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # meant for the trainer, which closes this process's input on exit
         signal.signal(ignored, signal.SIG_IGN)
     template = None
     for line in sys.stdin:
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + int(seconds) + 1, most))
-        given = json.loads(line)
+        request = json.loads(line)  # the template, then variables
         try:
             if template is None:
-                template, text = environment().from_string(given), ""
+                template, text = environment().from_string(request), ""
             else:
-                text = template.render(given)
+                text = template.render(request)
             if len(text) > LONGEST:
                 raise jinja2.TemplateError(f"its text has {len(text):,} characters, more than {LONGEST:,}")
-            text.encode()  # half of a surrogate pair, which JSON can hold, is no character: no tokenizer takes it
+            text.encode()  # raises for half of a surrogate pair, which JSON can hold and no tokenizer accepts
             reply = {"text": text}
         except BaseException as error:
             reply = {"error": _describe(error, memory_mb)}
@@ -101,7 +102,7 @@ def main(seconds: str, memory_mb: str):
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    """Not Jinja's own filter, which escapes HTML."""
+    """Replaces Jinja's own filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Sets of problems for training and evaluation: prepared folders or raw files, rendered and within the limit."""
+"""Sets of problems for training and evaluation, from prepared folders or raw files; prompts rendered and measured."""
 
 import dataclasses
 import functools
@@ -13,33 +13,34 @@ from rpg_jax.data import problems
 from rpg_jax.data.folding import fold
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import open_source
+from rpg_jax.data.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Sets:
-    """A tokenizer and the splits "train" and "heldout", with the interface of `Prepared`."""
+    """A tokenizer and the splits "train" and "heldout", with the same interface as `Prepared`."""
 
-    tokenizer: object
+    tokenizer: Tokenizer
     splits: dict[str, grain.MapDataset]
 
     def problems(self, split: str) -> grain.MapDataset:
-        """The `Problem`s of a split, prompts rendered, as they are indexed; none if no set was given for it."""
+        """The `Problem`s of a split, each rendered when it is indexed; empty if the split has no set."""
         return self.splits[split]
 
 
 def load(
-    train=None, heldout=(), *, tokenizer, max_prompt: int, overlong="drop", template_options=None, log=print
+    train=None, heldout=(), *, tokenizer: Tokenizer, max_prompt: int, overlong="drop", template_options=None, log=print
 ) -> Sets:
-    """Opens real sets for a model: chat messages rendered, prompts measured.
+    """Opens real sets for a model: renders chat messages and measures prompts.
 
     Args:
       train: a folder made by `rpg_jax.prepare`, or a source that it reads, folded as by its defaults.
-      heldout: several of these, also as one string with commas between them.
+      heldout: several of these, or one string with commas between them.
       tokenizer: has `render(messages, **options) -> str` and `encode_prompt(text) -> ids`.
       max_prompt: the most tokens of a rendered prompt.
       overlong: "drop" leaves out longer prompts and logs how many; "refuse" raises.
       template_options: further arguments of the chat template.
-      log: called with one line about what was left out, and about held-out problems that are trained on.
+      log: called with one line about dropped prompts, and one about held-out problems that are trained on.
 
     Raises:
       ValueError: a set cannot be read, is empty, or has no problem within the limit; two held-out sets share a name.
@@ -66,22 +67,20 @@ def load(
 
 
 def messages(problem: Problem) -> list[dict]:
-    """The chat messages in a real set's problem.
-
-    Raises:
-      ValueError: there are none, so that the problem is not of a folder that `rpg_jax.prepare` made.
-    """
+    """The chat messages of a real set's problem; raises ValueError if the prompt is no JSON list."""
     try:
-        found = json.loads(problem.prompt)
+        chat = json.loads(problem.prompt)
     except ValueError:
-        found = None
-    if not isinstance(found, list):
+        chat = None
+    if not isinstance(chat, list):
         raise ValueError("its prompt is not JSON of chat messages; make the folder with rpg_jax.prepare")
-    return found
+    return chat
 
 
-def prompt_lengths(rows: Sequence[Problem], tokenizer, options: dict, where: Callable[[int], str]) -> np.ndarray:
-    """Tokens i64[N] of the rendered prompts; `where(i)` names a problem whose prompt cannot be rendered."""
+def prompt_lengths(
+    rows: Sequence[Problem], tokenizer: Tokenizer, options: dict, where: Callable[[int], str]
+) -> np.ndarray:
+    """i64[N], tokens of each rendered prompt. Raises ValueError that begins with `where(i)` if rendering fails."""
     lengths = []
     for i, problem in enumerate(rows):
         try:
@@ -95,7 +94,7 @@ def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[
     """Indices of the prompts of at most `max_prompt` tokens.
 
     Raises:
-      ValueError: none is; or one is not and `overlong` is "refuse".
+      ValueError: no prompt is short enough, or one is too long and `overlong` is "refuse".
     """
     if max_prompt < 1 or overlong not in ("drop", "refuse"):
         raise ValueError(f"max_prompt={max_prompt}, overlong={overlong!r}: expected at least 1, and drop or refuse")
@@ -115,7 +114,7 @@ def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[
 
 
 def _fit(tokenizer, max_prompt, overlong, options, log, title):
-    """One set: (its rendered problems within the limit, their messages as JSON, the names of its tasks)."""
+    """(rendered problems of a set within the limit, their messages as JSON, the names of its tasks)."""
     rows, source, where = _open(pathlib.Path(title))
     lengths = prompt_lengths(rows, tokenizer, options, where)
     kept = within(lengths, max_prompt, overlong, where)
@@ -134,7 +133,7 @@ def _fit(tokenizer, max_prompt, overlong, options, log, title):
 
 
 def _open(path):
-    """(all problems, what to read them from later, index -> where it stands) of a prepared folder or a raw file."""
+    """(all problems, a sequence that reads them again, index -> its place) of a prepared folder or a raw file."""
     if not path.is_dir():
         folded = fold([open_source(str(path))])
         return folded.problems, folded.problems, folded.origins.__getitem__

@@ -1,4 +1,4 @@
-"""Records become problems: checked, under the template, repeated ones folded, each with an id of its own."""
+"""From records to problems: checks, prompt template, one problem for repeated rows, unique ids."""
 
 import dataclasses
 import decimal
@@ -13,16 +13,16 @@ from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import Source, lacking, pick
 from rpg_jax.data.templates import paper
 
-_SHOWN = 40  # characters of an answer in a message
+_SHOWN = 40  # characters of an answer in an error
 
 
 @dataclasses.dataclass(frozen=True)
 class Folded:
-    """The distinct problems of some sources in the order of their first rows."""
+    """The distinct problems of several sources, in the order of their first rows."""
 
     problems: list[Problem]  # prompt: JSON of the chat messages, [{"role": …, "content": …}, …]
-    origins: list[str]  # "FILE, row 3", where each was first
-    read: int  # rows
+    origins: list[str]  # the first row of each problem, "FILE, row 3"
+    read: int  # number of rows
     contradicted: int  # problems left out because their rows disagree on the answer
 
     def repeats(self) -> int:
@@ -33,23 +33,23 @@ def fold(
     sources: Iterable[Source],
     template: Callable[[str], str] = paper,
     name: str | None = None,
-    conflicts="refuse",
+    conflicts: str = "refuse",
     progress: Callable[[int], None] = lambda done: None,
 ) -> Folded:
-    """Reads sources to their end. Rows with the same messages are one problem; memory grows with the problems alone.
+    """Reads sources to their end. Rows with the same messages are one problem; memory grows with problems, not rows.
 
     Args:
-      template: makes one user message of a problem that is text; chat messages stay as they are.
-      name: the problems' task; the name of the source they were first met in if None.
+      template: makes a user message of a problem that is text; chat messages are not changed.
+      name: the problems' task; if None, the name of the source with a problem's first row.
       conflicts: "refuse" raises when the same messages come with different answers; "drop" leaves the problem out.
-      progress: called with the rows read so far, now and then.
+      progress: called with the number of rows read, every 4,096 rows.
 
     Raises:
       ValueError: naming the file, the row and the column of a value that is missing, null, empty or of a wrong type,
         or both rows of contradicting answers; or no row at all.
     """
     sources = list(sources)
-    found, contradictions, read = {}, {}, 0
+    distinct, contradictions, read = {}, {}, 0  # {messages: (task, solution, answer, first row)}
     for source in sources:
         for number, record in source.records:
             read += 1
@@ -57,14 +57,14 @@ def fold(
                 progress(read)
             messages = _column(source, number, record, "problem", lambda value: _messages(value, template))
             answer = _column(source, number, record, "answer", _answer)
-            known = found.get(messages)
-            if known is None:
+            earlier = distinct.get(messages)
+            if earlier is None:
                 solution = _column(source, number, record, "solution", _text) or ""
-                found[messages] = (name or source.name, solution, answer, source.where(number))
-            elif known[2] != answer:
-                contradictions.setdefault(messages, (*known[2:], answer, source.where(number)))
+                distinct[messages] = (name or source.name, solution, answer, source.where(number))
+            elif earlier[2] != answer:
+                contradictions.setdefault(messages, (*earlier[2:], answer, source.where(number)))
     progress(read)
-    if not found:
+    if not distinct:
         raise ValueError(f"{', '.join(source.title for source in sources)}: holds no rows")
     if contradictions and conflicts == "refuse":
         first, origin, second, other = next(iter(contradictions.values()))
@@ -73,20 +73,20 @@ def fold(
             f"({len(contradictions)} such problems); mend them, or leave them out by rpg_jax.prepare --conflicts=drop"
         )
     for messages in contradictions:
-        del found[messages]
-    if not found:
+        del distinct[messages]
+    if not distinct:
         raise ValueError(f"{sources[0].title}: no problems are left, the answers of all contradict each other")
     prompts = [
         json.dumps([{"role": role, "content": content} for role, content in messages], ensure_ascii=False)
-        for messages in found
+        for messages in distinct
     ]
-    rows = zip(_ids(prompts), prompts, found.values(), strict=True)
+    rows = zip(_ids(prompts), prompts, distinct.values(), strict=True)
     problems = [Problem(i, task, prompt, solution, answer) for i, prompt, (task, solution, answer, _) in rows]
-    return Folded(problems, [origin for *_, origin in found.values()], read, len(contradictions))
+    return Folded(problems, [origin for *_, origin in distinct.values()], read, len(contradictions))
 
 
 def _column(source, number, record, kind, convert):
-    """The converted value of a record's column; None for a solution that is not there."""
+    """The converted value of a record's column; None for a missing solution."""
     path, value = pick(record, source.fields[kind])
     if value is None and kind == "solution":
         return None
@@ -101,12 +101,12 @@ def _column(source, number, record, kind, convert):
 
 
 def _messages(value, template):
-    """Messages as ((role, content), …) of a problem that is text or a list of chat messages."""
+    """((role, content), …) of a problem that is text or a list of chat messages."""
     if isinstance(value, (str, bytes)):
         problem = _filled(_text(value))
         return (("user", template(problem)),)
     if isinstance(value, dict) and all(isinstance(value.get(key), list) for key in ("role", "content")):
-        pairs = zip(value["role"], value["content"], strict=True)  # TFDS stores a sequence of dicts so
+        pairs = zip(value["role"], value["content"], strict=True)  # TFDS stores a sequence of dicts as a dict of lists
         value = [{"role": role, "content": content} for role, content in pairs]
     if not isinstance(value, list):
         raise ValueError(f"is {type(value).__name__}; expected text, or a list of messages with role and content")
@@ -146,14 +146,14 @@ def _text(value) -> str:
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, str):
-        value.encode()  # half a surrogate pair has no encoding, on disk or as tokens
+        value.encode()  # raises for half of a surrogate pair, which cannot be stored
         return value
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, decimal.Decimal)):
         raise ValueError(f"is {type(value).__name__}; expected text or a number")
     if isinstance(value, numbers.Integral):
         return str(int(value))
     if isinstance(value, float) and not value.is_integer() and float(np.float32(value)) == value:
-        value = np.float32(value)  # of a 32-bit column: 0.1 there is not the 0.10000000149011612 of 64 bits
+        value = np.float32(value)  # a value of a 32-bit column: 0.1, not its 64-bit 0.10000000149011612
     exact = decimal.Decimal(str(value))
     if not exact.is_finite():
         raise ValueError(f"is {value}; expected text or a finite number")
@@ -162,7 +162,7 @@ def _text(value) -> str:
 
 
 def _ids(prompts):
-    """Stable 31-bit ids: a hash of each prompt, the next free number where two collide."""
+    """Stable 31-bit ids: a hash of each prompt, or the next free number if two collide."""
     taken = set()
     for prompt in prompts:
         number = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=4).digest()) >> 1

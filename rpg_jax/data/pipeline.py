@@ -1,4 +1,4 @@
-"""From problems to arrays: one global order with one cursor, and rows of tokens. NumPy only."""
+"""From problems to NumPy arrays: one global order of problems with one cursor, and rows of tokens."""
 
 from collections.abc import Sequence
 
@@ -6,71 +6,76 @@ import grain
 import numpy as np
 
 from rpg_jax.data.problems import Problem
+from rpg_jax.data.tokenizer import Tokenizer
 
 
 class ProblemStream:
     """An endless, seeded, globally shuffled order of problems, of which each process reads its share.
 
-    The order depends on the source and the seed alone, with a new shuffle every epoch. All processes hold the same
-    cursor, the number of problems given to all of them together: it is the whole state, so a run may resume on
-    another number of processes. (Grain's iterator state is per process and does not allow that.)
+    The order depends on the source and the seed only, with a new shuffle every epoch. The state is one cursor, the
+    number of problems that all processes have read together, so a run may resume with another number of processes.
+    (Grain's iterator state belongs to one process and does not allow that.)
     """
 
-    def __init__(self, source, seed: int, cursor=0):
-        """`source` is a sequence or grain.MapDataset of problems; `seed` is in 0..2**32 - 1."""
+    def __init__(self, source: Sequence[Problem] | grain.MapDataset, seed: int):
+        """`seed` is in 0..2**32 - 1; raises ValueError for an empty source."""
         dataset = source if isinstance(source, grain.MapDataset) else grain.MapDataset.source(source)
         if not len(dataset):
             raise ValueError("the problem source is empty")
         self._order = dataset.shuffle(seed).repeat()
-        self._cursor = cursor
+        self._cursor = 0
 
-    def next(self, n: int, rows=None) -> list[Problem]:
-        """The next `n` problems of the global order; only those at `rows`, a process's share of 0..n-1, if given."""
+    def next(self, n: int, rows: Sequence[int] | None = None) -> list[Problem]:
+        """Those of the next `n` problems of the global order at `rows`, a process's share of 0..n-1; all if None."""
         start = self._cursor
         self._cursor += n
         return [self._order[start + int(row)] for row in (range(n) if rows is None else rows)]
 
     def get_state(self) -> int:
-        """The cursor: problems given out so far, over all processes."""
+        """The cursor: the number of problems read so far, over all processes."""
         return self._cursor
 
     def set_state(self, cursor: int) -> None:
         self._cursor = int(cursor)
 
 
-def prompt_rows(problems: Sequence[Problem], tokenizer, length: int, key="prompt_length"):
+def prompt_rows(
+    problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key: str = "prompt_length"
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows of prompts (`encode_prompt`), padded on the right.
 
     Args:
-      length: tokens in a row. key: the config key of that limit, for the error.
+      length: tokens in a row; key: the config key of that limit, for the error.
 
     Returns:
       (tokens i32[P, length], mask bool[P, length], problem ids i32[P]).
 
     Raises:
-      ValueError: naming the first problem whose prompt is longer.
+      ValueError: a prompt is longer; names the first such problem.
     """
     rows = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
     tokens, lengths = _pad(rows, problems, "prompt", length, tokenizer.pad_id, key)
     return tokens, np.arange(length) < lengths[:, None], np.array([p.id for p in problems], np.int32)
 
 
-def supervised_rows(problems: Sequence[Problem], tokenizer, length: int, key="sequence_length"):
-    """Rows prompt ++ worked solution + EOS, padded on the right.
+def supervised_rows(
+    problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key: str = "sequence_length"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows prompt ++ worked solution ++ EOS, padded on the right.
 
     Returns:
       (tokens i32[B, length], response_mask bool[B, length]); the mask is true on the solution and its EOS.
 
     Raises:
-      ValueError: naming the first problem that does not fit in `length` tokens, and `key`.
+      ValueError: a row is longer than `length` tokens; names the first such problem, and `key`.
     """
     prompts = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
     solutions = [[*tokenizer.encode(problem.solution), tokenizer.eos_id] for problem in problems]
     rows = [prompt + solution for prompt, solution in zip(prompts, solutions, strict=True)]
     tokens, lengths = _pad(rows, problems, "prompt and solution", length, tokenizer.pad_id, key)
     starts = np.array([len(prompt) for prompt in prompts])
-    column = np.arange(length)
-    return tokens, (column >= starts[:, None]) & (column < lengths[:, None])
+    column = np.arange(length)  # [T]
+    return tokens, (column >= starts[:, None]) & (column < lengths[:, None])  # [B, T]
 
 
 def _pad(rows, problems, what, length, pad_id, key):

@@ -1,4 +1,4 @@
-"""Preparation: problems and tokenizer made once for given settings and kept under a name that their content decides."""
+"""Preparation: problems and tokenizer, made once and cached in a folder named by a hash of settings and source."""
 
 import dataclasses
 import functools
@@ -25,23 +25,23 @@ class Prepared:
         return SentencePieceTokenizer(self.path / "tokenizer.model")
 
     def problems(self, split: str) -> grain.MapDataset:
-        """The `Problem`s of "train" or "heldout" in the order they were made in, read from disk as they are indexed."""
+        """The `Problem`s of "train" or "heldout" in the order of generation, read from disk when they are indexed."""
         return grain.MapDataset.source(problems.read(self.path, split)).map(problems.to_problem)
 
 
 def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, vocab_size, log=print) -> Prepared:
-    """Generates problems and trains the tokenizer, or finds both where an earlier call left them.
+    """Generates problems and trains the tokenizer, or opens the folder in which an earlier call stored both.
 
     Args:
       directory: the cache; the result lies in a subfolder named by a hash of the settings and of this package's source.
-      tasks: family name -> difficulty keys that differ from the family's defaults.
-      train_size, heldout_size: problems of each task.
+      tasks: {family: difficulty keys that differ from the family's defaults}.
+      train_size, heldout_size: the number of problems of each task.
       seed: of the problems, 0..2**32 - 1.
-      vocab_size: the tokenizer's largest vocabulary; simple texts fill less of it.
-      log: called with one line when something had to be made.
+      vocab_size: the most tokens of the vocabulary; simple texts need fewer.
+      log: called with one line when the folder was made.
 
     Raises:
-      ValueError: for an unknown task or key, or settings under which a split cannot be filled. Nothing is left then.
+      ValueError: for an unknown task or key, or settings under which a split cannot be filled; leaves no folder.
     """
     tasks = {name: check_difficulty(name, dict(difficulty)) for name, difficulty in sorted(tasks.items())}
     settings = dict(tasks=tasks, train_size=train_size, heldout_size=heldout_size, seed=seed, vocab_size=vocab_size)
@@ -58,7 +58,7 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
     try:
         problems.publish(splits, files, path)
     except OSError:
-        if not path.exists():  # else another process was first, with an equal result
+        if not path.exists():  # otherwise another process was first, with an equal result
             raise
     prepared = Prepared(path)
     counts = ", ".join(f"{len(rows)} {split}" for split, rows in splits.items())
@@ -68,6 +68,6 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
 
 
 def _source() -> str:
-    """The text of every file of this package: a change to a generator makes another dataset."""
+    """The text of every file of this package, so that a changed generator makes another folder."""
     folder = pathlib.Path(__file__).parent
     return "".join(file.read_text() for file in sorted(folder.rglob("*.py")))

@@ -1,4 +1,4 @@
-"""Problems, and their life on disk: TFDS ArrayRecord datasets with the splits `train` and `heldout`."""
+"""Problems, generated, and on disk as TFDS ArrayRecord datasets with the splits `train` and `heldout`."""
 
 import contextlib
 import dataclasses
@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import uuid
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -16,19 +17,19 @@ from rpg_jax.data.tasks import SPLITS, draw
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One problem, as its generator made it or a real set holds it."""
+    """One problem, generated or of a real set."""
 
-    id: int  # unique in a dataset, 31 bits: it keys the noise of the problem's responses
-    task: str  # family of generated problems, or name of the set
-    prompt: str  # what the model reads; on disk, a real set keeps the JSON of its chat messages instead
-    solution: str  # worked, ends with the line `Answer: ...`; of a real set as it comes, perhaps empty
-    answer: str  # what the verifier needs: JSON of a generated problem, ground truth of a real one
+    id: int  # unique in a dataset, 31 bits; part of the random key of the problem's responses
+    task: str  # family of generated problems, or name of the real set
+    prompt: str  # the model's input; on disk, JSON of the chat messages of a real set's problem
+    solution: str  # worked, ends with the line `Answer: ...`; of a real set unchanged, perhaps empty
+    answer: str  # for the verifier: JSON of a generated problem, ground truth of a real one
 
 
 def generate(tasks: dict[str, dict], train_size: int, heldout_size: int, seed: int) -> dict[str, list[Problem]]:
     """Splits of `train_size` and `heldout_size` distinct problems *of each task*, tasks interleaved.
 
-    Ids count up from 0 through both splits. A task's problems depend on its own name, difficulty and the seed alone.
+    Ids count from 0 through both splits. A task's problems depend only on its name, its difficulty and the seed.
     """
     if not tasks:
         raise ValueError("no tasks given")
@@ -50,7 +51,7 @@ class Problems(tfds.core.GeneratorBasedBuilder):
     """The TFDS builder of problems."""
 
     VERSION = tfds.core.Version("1.0.0")
-    url_infos = None  # no downloads, no checksums: TFDS 4.9.10 looks for them with a package it does not require
+    url_infos = None  # no downloads: TFDS 4.9.10 would look for checksums with a package it does not require
 
     def __init__(self, splits: dict[str, list[Problem]], **kwargs):
         self._splits = splits
@@ -64,7 +65,7 @@ class Problems(tfds.core.GeneratorBasedBuilder):
             features=tfds.features.FeaturesDict(
                 {"id": np.int32, "task": text, "prompt": text, "solution": text, "answer": text}
             ),
-            disable_shuffling=True,  # Grain shuffles; on disk the order is that given
+            disable_shuffling=True,  # Grain shuffles; the order on disk is that of the input
         )
 
     def _split_generators(self, dl_manager):
@@ -83,7 +84,7 @@ def write(splits: dict[str, list[Problem]], directory) -> None:
 
 
 def publish(splits: dict[str, list[Problem]], files: dict[str, bytes], path) -> None:
-    """Makes the folder `path` of a dataset and other files: whole, or not at all. It may exist if it is empty."""
+    """Makes the folder `path` of a dataset and other files, completely or not at all; it may exist if it is empty."""
     path = pathlib.Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
@@ -97,8 +98,8 @@ def publish(splits: dict[str, list[Problem]], files: dict[str, bytes], path) -> 
         shutil.rmtree(building, ignore_errors=True)
 
 
-def read(directory, split: str):
-    """A random-access sequence of the records of one split: `source[i]` is a dict; see `to_problem`."""
+def read(directory, split: str) -> Sequence[dict]:
+    """The records of one split, read when they are indexed; see `to_problem`."""
     path = f"{directory}/problems/{Problems.VERSION}"
     return tfds.builder_from_directory(path).as_data_source(split=split)
 

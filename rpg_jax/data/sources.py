@@ -1,7 +1,6 @@
-"""Files and TFDS names as streams of records: dicts that hold at least the columns asked for.
+"""Files and TFDS datasets as streams of records: dicts with at least the requested columns.
 
-Columns are named by dotted paths: `reward_model.ground_truth` is a key of a struct, `final_answer.0` the first item of
-a list.
+Dotted paths name columns: `reward_model.ground_truth` is a key of a struct, `final_answer.0` the first item of a list.
 """
 
 import codecs
@@ -10,10 +9,11 @@ import difflib
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-# What is wanted of a record -> where it may be, the first that is there: the paper's format, then common ones.
+# Field -> columns that may hold it, of which the first that exists is read: the paper's format, then common ones.
 FIELDS = {
     "problem": ("prompt", "problem", "question"),  # chat messages, or the problem as text
     "answer": ("reward_model.ground_truth", "answer", "ground_truth"),
@@ -27,10 +27,10 @@ class Source:
     """One opened source, to be read once."""
 
     title: str  # as the user gave it
-    name: str  # of the set: the file's stem, or the TFDS name
+    name: str  # name of the set: the file's stem, or the TFDS name
     unit: str  # "row", counted from 0, or "line", counted from 1
-    total: int  # units to read
-    fields: dict[str, tuple[str, ...]]  # FIELDS, or what the user chose; without columns that are nowhere in it
+    total: int  # number of units
+    fields: dict[str, tuple[str, ...]]  # FIELDS or the user's choice, without columns that no record has
     records: Iterator[tuple[int, dict]]  # (row or line number, record)
 
     def where(self, number: int) -> str:
@@ -38,11 +38,11 @@ class Source:
 
 
 def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS, data_dir=None) -> Source:
-    """Opens FILE.parquet, FILE.jsonl, or tfds:NAME[/CONFIG][:SPLIT] (on disk under `data_dir`; split "train" if unset).
+    """Opens FILE.parquet, FILE.jsonl, or tfds:NAME[/CONFIG][:SPLIT] (on disk under `data_dir`; by default "train").
 
     Raises:
-      ValueError: the source is of no known kind, cannot be read, or lacks a column: names both. Reading the records
-        raises it too, with the row or line.
+      ValueError: the source is of an unknown kind, cannot be read, or lacks a column; names source and column. Reading
+        the records raises it too, with the row or line.
       FileNotFoundError: there is no such file.
     """
     if title.startswith("tfds:"):
@@ -56,8 +56,8 @@ def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS, data_di
     return openers[path.suffix.lower()](path, title, fields)
 
 
-def pick(record: dict, paths: Sequence[str]):
-    """(path, value) of the first of `paths` that the record has; (None, None) if it has none of them."""
+def pick(record: dict, paths: Sequence[str]) -> tuple[str | None, Any]:
+    """(path, value) of the first of `paths` that the record has; (None, None) if it has none."""
     for path in paths:
         try:
             return path, _dig(record, path)
@@ -67,7 +67,7 @@ def pick(record: dict, paths: Sequence[str]):
 
 
 def lacking(where: str, kind: str, paths: Sequence[str], record: dict) -> ValueError:
-    """The error of a record, or of a file whose records look like it, without a column that is needed."""
+    """The error for a record, or a file of such records, without a required column."""
     return ValueError(
         f"{where}: no column {' or '.join(paths)} for the {kind}; there are {', '.join(_names(record)) or 'none'}; "
         f"name one with --{kind}_field of rpg_jax.prepare"
@@ -75,7 +75,7 @@ def lacking(where: str, kind: str, paths: Sequence[str], record: dict) -> ValueE
 
 
 def _names(record):
-    """Dotted paths of a record's leaves and lists."""
+    """The dotted paths of a record's leaves and lists."""
     for key, value in record.items():
         if isinstance(value, dict) and value:
             yield from (f"{key}.{below}" for below in _names(value))
@@ -84,7 +84,7 @@ def _names(record):
 
 
 def _dig(value, path):
-    """The value at a dotted path; None below a null. Raises LookupError where there is nothing."""
+    """The value at a dotted path, or None below a null. Raises LookupError if the path does not exist."""
     if isinstance(value, dict) and path in value:
         return value[path]
     head, _, rest = path.partition(".")
@@ -103,35 +103,37 @@ def _open_parquet(path, title, fields):
 
     broken = (pa.ArrowException, OSError, UnicodeDecodeError)
     try:
-        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # else it keeps all that was read
+        file = pq.ParquetFile(
+            path, pre_buffer=False, buffer_size=1 << 20
+        )  # the default keeps all that was read in memory
     except broken as error:
         raise ValueError(f"{title}: not a whole parquet file ({error})") from error
     tree = {field.name: _tree(field.type) for field in file.schema_arrow}
     stored = {kind: {path: _stored(tree, path) for path in paths} for kind, paths in fields.items()}
-    found = {kind: tuple(filter(paths.get, paths)) for kind, paths in stored.items()}
+    present = {kind: tuple(filter(paths.get, paths)) for kind, paths in stored.items()}
     for kind in ("problem", "answer"):
-        if not found[kind]:
+        if not present[kind]:
             raise lacking(title, kind, fields[kind], tree)
-    wanted = sorted({stored[kind][path] for kind, paths in found.items() for path in paths})
+    columns = sorted({stored[kind][path] for kind, paths in present.items() for path in paths})
 
     def records():
         number = 0
-        batches = file.iter_batches(_BATCH, columns=wanted)  # one batch at a time, whatever the row groups
+        batches = file.iter_batches(_BATCH, columns=columns)  # one batch at a time, whatever the row groups
         while True:
             try:
                 rows = next(batches).to_pylist()
             except StopIteration:
                 return
             except broken as error:
-                raise ValueError(f"{title}, from row {number} on, columns {', '.join(wanted)}: {error}") from error
+                raise ValueError(f"{title}, from row {number} on, columns {', '.join(columns)}: {error}") from error
             yield from enumerate(rows, number)
             number += len(rows)
 
-    return Source(title, path.stem, "row", file.metadata.num_rows, found, records())
+    return Source(title, path.stem, "row", file.metadata.num_rows, present, records())
 
 
 def _tree(kind):
-    """An Arrow type as the record it makes: a dict for a struct, an empty list for a list, None for a leaf."""
+    """The structure of an Arrow type's values: a dict for a struct, an empty list for a list, None for a leaf."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -140,7 +142,7 @@ def _tree(kind):
 
 
 def _stored(tree, path):
-    """What to read of a parquet file to have `path`: what lies in a list comes with the list. None if not there."""
+    """The parquet column with `path`, a whole list for an item of a list; None if the path does not exist."""
     if path in tree:
         return path
     head, _, rest = path.partition(".")
@@ -179,12 +181,12 @@ def _open_tfds(title, fields, data_dir):
     name = full.split("/")[0]
     folder = str(data_dir or tfds.core.constants.DATA_DIR)
     try:
-        builder = read_only_builder.builder_from_files(full, data_dir=folder)  # from disk alone: no code, no network
-    except Exception as error:  # whatever TFDS trips over, the mend is the same
-        known = {path.name for path in pathlib.Path(folder).glob("*") if path.is_dir()}
-        near = difflib.get_close_matches(name, known | set(tfds.list_builders(with_community_datasets=False)), 1, 0.5)
+        builder = read_only_builder.builder_from_files(full, data_dir=folder)  # from disk only: no code, no network
+    except Exception as error:  # TFDS raises many kinds; the mend is the same for all
+        present = {path.name for path in pathlib.Path(folder).glob("*") if path.is_dir()}
+        near = difflib.get_close_matches(name, present | set(tfds.list_builders(with_community_datasets=False)), 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
-        held = ", ".join(sorted(known)) or "nothing"
+        held = ", ".join(sorted(present)) or "nothing"
         raise ValueError(
             f"{title}: no TFDS dataset {full!r} in {folder}, which holds {held}{hint}; make it there by "
             f"`tfds build {name} --file_format=array_record`, or give --data_dir"
@@ -208,7 +210,7 @@ def _open_tfds(title, fields, data_dir):
 
 
 def _listed(value):
-    """A TFDS value with lists in place of arrays, and its sequences of dicts, which are stored as a dict of arrays."""
+    """A TFDS value with lists instead of arrays; a sequence of dicts stays the dict of lists that TFDS makes of it."""
     if isinstance(value, dict):
         return {key: _listed(item) for key, item in value.items()}
     return [_listed(item) for item in value] if isinstance(value, (np.ndarray, list)) and np.ndim(value) else value

@@ -1,4 +1,4 @@
-"""From a raw problem to what the user says: a function of one string, by name."""
+"""Prompt templates by name: functions from the text of a problem to the user's message."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ def paper(problem: str) -> str:
 
 
 def none(problem: str) -> str:
-    """The problem as it is."""
+    """The problem, unchanged."""
     return problem
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: SentencePiece models, one of them trained here, and Hugging Face folders, behind one interface."""
+"""Tokenizers with one interface: SentencePiece models, which can be trained here, and Hugging Face folders."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ import sentencepiece
 
 from rpg_jax.data import tokenizer_files
 
-# Always tokens of their own, so that a digit or letter is the same token wherever it stands. U+2581 is a space.
+# Always separate tokens, so that a digit or letter next to them keeps its token. U+2581 stands for a space.
 _SPACE = "\u2581"
 _SYMBOLS = ["\n", _SPACE, *"+-*/()=,;<>"]
 _PAD, _BOS, _EOS, _UNKNOWN = range(4)
@@ -20,28 +20,28 @@ _BYTES = 256
 
 
 class Tokenizer(Protocol):
-    """The interface of both kinds."""
+    """The interface of both kinds of tokenizer."""
 
     vocab_size: int  # largest id + 1
     bos_id: int | None
     eos_id: int
-    pad_id: int  # eos_id where the tokenizer has none
+    pad_id: int  # eos_id if the tokenizer has none
     stop_ids: tuple[int, ...]  # the ids that end a response, eos_id first
 
     def encode(self, text: str) -> list[int]:
         """The ids of text as text, without special tokens."""
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids that a prompt's row starts with.
+        """The ids of a prompt.
 
-        The special tokens of a rendered chat template are recognized, and none is added. Other text gets BOS before it
-        where the tokenizer wants one.
+        Special tokens in a rendered chat template are recognized, and none is added. Other text gets BOS in front if
+        the tokenizer asks for one.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text without special tokens; never raises.
 
-        Ids beyond the vocabulary are skipped, and bytes that are not UTF-8 (a character cut in two) become U+FFFD.
+        Ids beyond the vocabulary are skipped, and bytes that are not UTF-8 (part of a character) become U+FFFD.
         """
 
     def render(self, messages: list[dict], **options) -> str:
@@ -51,8 +51,8 @@ class Tokenizer(Protocol):
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """A byte-pair model of at most `vocab_size` tokens, as the bytes of its file; the same bytes for the same texts.
 
-    Digits are split, and what the texts lack falls back to bytes, so that every string has an encoding. Raises
-    ValueError when `vocab_size` cannot hold bytes, symbols and every character of the texts.
+    Digits are separate tokens, and characters missing from the texts are encoded as bytes, so that every string has an
+    encoding. Raises ValueError if `vocab_size` is too small for bytes, symbols and every character of the texts.
     """
     lines = [line for text in texts for line in text.split("\n") if line]
     characters = set("".join(lines)) - set(_SYMBOLS) - {" "}
@@ -89,37 +89,37 @@ def load_tokenizer(path, template: str | None = None) -> Tokenizer:
     """The tokenizer of a folder (`tokenizer.json`, else a SentencePiece `.model`) or of one such file.
 
     Args:
-      template: instead of the folder's chat template: "plain", the messages' contents each ended by a newline, for
-        models without one; or a file with a Jinja template.
+      template: replaces the folder's chat template: "plain", the messages' contents each ended by a newline, for models
+        without one; or a file with a Jinja template.
 
     Raises:
-      ValueError: naming the file that is missing, damaged, or at odds with the vocabulary.
+      ValueError: a file is missing, damaged, or contradicts the vocabulary; names the file.
     """
     path = pathlib.Path(path)
     if path.is_dir():
         models = [path / "tokenizer.json", path / "tokenizer.model", *sorted(path.glob("*.model"))]
-        found = next((model for model in models if model.exists()), None)
-        if found is None:
+        model = next((model for model in models if model.exists()), None)
+        if model is None:
             raise ValueError(f"{path}: no tokenizer there; expected tokenizer.json or a SentencePiece tokenizer.model")
-        path = found
+        path = model
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     return kind(path, template)
 
 
 class _Tokenizer:
-    """What both kinds share: ids by name from the files of the folder, and its chat template."""
+    """Shared by both kinds: ids by name from the files of the folder, and its chat template."""
 
     def _read_folder(self, path: pathlib.Path, named: dict[str, str], template: str | None):
-        """Sets ids and template. `named` is what the vocabulary file itself says of special tokens."""
+        """Sets ids and template; `named` has the special tokens of the vocabulary file. Returns all special tokens."""
         folder = self._folder = path.parent
-        found, special = tokenizer_files.special_tokens(folder, self._id)
-        named = named | found
+        of_folder, special = tokenizer_files.special_tokens(folder, self._id)
+        named = named | of_folder
         self.bos_id, eos_id, pad_id = (self._id(named.get(f"{name}_token", "")) for name in ("bos", "eos", "pad"))
         self.stop_ids = tokenizer_files.stop_ids(folder, eos_id, self.vocab_size)
         self.eos_id = self.stop_ids[0]
         self.pad_id = self.eos_id if pad_id is None else pad_id
         self._chat = tokenizer_files.chat_template(folder, named, template)
-        self._complete = self._chat is not None and template != "plain"  # rendered text holds BOS where it wants one
+        self._complete = self._chat is not None and template != "plain"  # rendered text contains BOS
         return sorted({*named.values(), *special})
 
     def render(self, messages: list[dict], **options) -> str:
@@ -144,8 +144,8 @@ class SentencePieceTokenizer(_Tokenizer):
             self.vocab_size = self._model.vocab_size()
         except RuntimeError as error:
             raise ValueError(f"{path}: not a SentencePiece model, or cut short: {error}") from error
-        own = {"bos": self._model.bos_id(), "eos": self._model.eos_id(), "pad": self._model.pad_id()}
-        named = {f"{name}_token": self._model.id_to_piece(id) for name, id in own.items() if id >= 0}
+        ids = {"bos": self._model.bos_id(), "eos": self._model.eos_id(), "pad": self._model.pad_id()}
+        named = {f"{name}_token": self._model.id_to_piece(id) for name, id in ids.items() if id >= 0}
         special = self._read_folder(path, named, template)
         self._special = re.compile(f"({'|'.join(map(re.escape, sorted(special, key=len, reverse=True)))})")
         self._special_ids = {self._id(token) for token in special}
@@ -155,7 +155,7 @@ class SentencePieceTokenizer(_Tokenizer):
     def encode(self, text: str) -> list[int]:
         if self._space_as_bytes is None:
             return self._model.encode(text)
-        first, *rest = text.split(_SPACE)  # SentencePiece would read the character as a space
+        first, *rest = text.split(_SPACE)  # SentencePiece would encode U+2581 as a space
         ids = self._model.encode(first)
         for part in rest:
             ids += self._space_as_bytes + self._model.encode(part)
@@ -184,15 +184,15 @@ class HuggingFaceTokenizer(_Tokenizer):
         with _reading(path):
             self._model = _parse(tokenizer_files.read_text(path))
             self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-            begin = self._model.encode("").ids  # what the file's post-processor puts around every text
+            begin = self._model.encode("").ids  # the tokens that the file's post-processor adds to every text
         special = self._read_folder(path, {}, template)
-        known = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
-        self._model.add_special_tokens([token for token in special if token not in known])
+        marked = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
+        self._model.add_special_tokens([token for token in special if token not in marked])
         self._before = [] if self._complete else [id for id in begin if id == self.bos_id]
 
     @functools.cached_property
     def _literal(self):
-        """The same tokenizer, blind to special tokens in the text."""
+        """The same tokenizer, but it encodes special tokens in the text as plain text."""
         model = _parse(self._model.to_str())
         model.encode_special_tokens = True
         return model
@@ -214,14 +214,14 @@ def _parse(text: str):
     import tokenizers
 
     model = tokenizers.Tokenizer.from_str(text)
-    model.no_truncation()  # what the last training run used is kept in the file
+    model.no_truncation()  # the file keeps the settings of the last training run
     model.no_padding()
     return model
 
 
 @contextlib.contextmanager
 def _reading(path):
-    """What the library says of a file becomes a ValueError: it raises bare Exceptions and, from Rust, panics."""
+    """Turns any error of the library, bare Exceptions and panics of Rust, into a ValueError that names the file."""
     try:
         yield
     except (ValueError, KeyboardInterrupt):

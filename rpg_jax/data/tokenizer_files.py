@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about a tokenizer beside its vocabulary: special tokens, stop ids, chat template."""
+"""A Hugging Face folder's settings of a tokenizer beside the vocabulary: special tokens, stop ids, chat template."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 
 
 def read_text(path: pathlib.Path) -> str:
-    """The text of a file; raises ValueError where there is none or it is not UTF-8."""
+    """The text of a file; raises ValueError if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -21,7 +21,7 @@ def read_text(path: pathlib.Path) -> str:
 
 
 def read_json(path: pathlib.Path) -> dict:
-    """The JSON object in a file, {} where there is no file; raises ValueError for anything else."""
+    """The JSON object in a file, {} if there is no file; raises ValueError for anything else."""
     if not path.exists():
         return {}
     try:
@@ -36,19 +36,19 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def special_tokens(folder: pathlib.Path, token_to_id: Callable[[str], int | None]) -> tuple[dict[str, str], list[str]]:
-    """Special tokens of `special_tokens_map.json` and, over it, `tokenizer_config.json`.
+    """Special tokens of `special_tokens_map.json` and `tokenizer_config.json`; the latter has precedence.
 
     Returns:
-      ({"bos_token": "<s>", …} of the named ones, every one in a list).
+      ({"bos_token": "<s>", …} of the named tokens, list of all tokens).
 
     Raises:
-      ValueError: for one that is no string or AddedToken, or that the vocabulary lacks, with its file and key.
+      ValueError: a token is neither string nor AddedToken, or is not in the vocabulary; names its file and key.
     """
     named, extra = {}, {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        found = read_json(folder / file)
-        named |= {key: (found[key], file) for key in _NAMED if found.get(key) is not None}
-        extra |= {key: (found[key], file) for key in _EXTRA if found.get(key) is not None}
+        settings = read_json(folder / file)
+        named |= {key: (settings[key], file) for key in _NAMED if settings.get(key) is not None}
+        extra |= {key: (settings[key], file) for key in _EXTRA if settings.get(key) is not None}
     for key, (tokens, file) in extra.items():
         if not isinstance(tokens, (list, dict)):
             raise ValueError(f"{folder / file}: {key} is {tokens!r:.60}, expected a list of tokens")
@@ -74,7 +74,7 @@ def stop_ids(folder: pathlib.Path, eos_id: int | None, vocab_size: int) -> tuple
     """The tokenizer's EOS, if it has one, and the `eos_token_id` of `generation_config.json`, else of `config.json`.
 
     Raises:
-      ValueError: for one outside the vocabulary, or where there is none at all.
+      ValueError: an id is outside the vocabulary, or there is none.
     """
     stops = [] if eos_id is None else [eos_id]
     for file in ("generation_config.json", "config.json"):
@@ -95,13 +95,13 @@ def stop_ids(folder: pathlib.Path, eos_id: int | None, vocab_size: int) -> tuple
 
 
 def chat_template(folder: pathlib.Path, variables: dict[str, str], template=None) -> ChatTemplate | None:
-    """The chat template of a folder, as transformers finds it, or None where it has none.
+    """The chat template of a folder, found as transformers does, or None if it has none.
 
     Args:
-      variables: the named special tokens. template: "plain" (`chat.PLAIN`) or a Jinja file to use instead.
+      variables: the named special tokens; template: "plain" (`chat.PLAIN`) or a Jinja file to use instead.
 
     Raises:
-      ValueError: for a template that does not compile, or a file that holds none, with the file.
+      ValueError: a template does not compile, or a file holds none; names the file.
     """
     if template == "plain":
         return ChatTemplate(PLAIN, "template plain", variables)

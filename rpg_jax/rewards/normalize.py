@@ -35,8 +35,8 @@ _UNIT = (
 # DAPO also cuts units out of words (`sue` from `issue`), and keeps their powers.
 _UNITS = re.compile(rf"(?<![\\A-Za-z])(?:{_UNIT})(?![A-Za-z]){_POWER}")
 
-# Applied in this order, on text whose white space is single spaces. Matching takes linear time because no pattern begins
-# with a repetition that could start again inside its own match.
+# Applied in this order, on text whose white space is single spaces. Matching takes linear time because no pattern
+# begins with a repetition that could start again inside its own match.
 _TO_LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
