@@ -1,6 +1,6 @@
 """From problems to NumPy arrays: one global order of problems with one cursor, and rows of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import grain
 import numpy as np
@@ -25,7 +25,7 @@ class ProblemStream:
         self._order = dataset.shuffle(seed).repeat()
         self._cursor = 0
 
-    def next(self, n: int, rows: Sequence[int] | None = None) -> list[Problem]:
+    def next(self, n: int, rows: Iterable[int] | None = None) -> list[Problem]:
         """Those of the next `n` problems of the global order at `rows`, a process's share of 0..n-1; all if None."""
         start = self._cursor
         self._cursor += n
@@ -39,9 +39,7 @@ class ProblemStream:
         self._cursor = int(cursor)
 
 
-def prompt_rows(
-    problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key: str = "prompt_length"
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def prompt_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key: str = "prompt_length") -> tuple:
     """Rows of prompts (`encode_prompt`), padded on the right.
 
     Args:
@@ -58,9 +56,7 @@ def prompt_rows(
     return tokens, np.arange(length) < lengths[:, None], np.array([p.id for p in problems], np.int32)
 
 
-def supervised_rows(
-    problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key: str = "sequence_length"
-) -> tuple[np.ndarray, np.ndarray]:
+def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key="sequence_length") -> tuple:
     """Rows prompt ++ worked solution ++ EOS, padded on the right.
 
     Returns:

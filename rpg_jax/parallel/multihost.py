@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -138,7 +138,7 @@ def row_indices(mesh: Mesh, count: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(count)[index] for index in held.values()]))
 
 
-def gather_rows(rows: Sequence[int], values: Sequence) -> list:
+def gather_rows(rows: Iterable[int], values: Iterable) -> list:
     """The JSON values of all rows of a batch; this process gives those of its `rows` (see `row_indices`)."""
     processes = gather([[int(row), value] for row, value in zip(rows, values, strict=True)])
     by_row = {row: value for pairs in processes for row, value in pairs}
