@@ -13,6 +13,7 @@ JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set. The first one
 from absl import flags
 from ml_collections import config_flags
 
+from rpg_jax.lab.reporting.training_curves import training_figure
 from rpg_jax.parallel import multihost
 from rpg_jax.run import cli, train
 
@@ -29,7 +30,7 @@ flags.DEFINE_float(
 
 
 def main(options):
-    return train.main(options)
+    return train.main(options, draw=training_figure)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from rpg_jax.run.figures import training_figure
+from rpg_jax.lab.reporting.training_curves import training_figure
 
 TITLES = [
     "Held-out accuracy", "Training reward", "Entropy", "Response length", "KL to the behavior policy", "Clip fraction",
@@ -112,5 +112,5 @@ def test_two_sizes_of_k_are_told_apart(draw):
 
 
 def test_matplotlib_is_imported_only_to_draw():
-    command = "import sys, rpg_jax.run.figures; sys.exit('matplotlib' in sys.modules)"
+    command = "import sys, rpg_jax.lab.reporting.training_curves; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", command], check=True)

@@ -1,3 +1,3 @@
 """From a config to a run: `build` (the parts), `states` (fresh and restored), `warm_start`, `train`; around them `cli`
-(the wrapper of commands), `job` (processes), `watchdog`, `profile`, `summary` and `figures`.
+(the wrapper of commands), `job` (processes), `watchdog`, `profile` and `summary`.
 """

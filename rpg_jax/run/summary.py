@@ -1,12 +1,13 @@
 """What a finished run says of itself: `summary.json` and `figures/training.png`, both from `metrics.jsonl`."""
 
 import importlib.metadata
+import pathlib
 import platform
 import re
+from collections.abc import Callable
 
 import jax
 
-from rpg_jax.run.figures import training_figure
 from rpg_jax.storage.logs import read_jsonl, write_json_atomic
 from rpg_jax.training.evaluation import ALL
 
@@ -19,8 +20,8 @@ def accuracies(row: dict) -> dict:
     return {match[1]: (row[key], row[f"{key}_low"], row[f"{key}_high"]) for key, match in means.items() if match}
 
 
-def write_summary(path, totals: dict) -> dict:
-    """Writes both files into a run's folder and returns the summary."""
+def write_summary(path: pathlib.Path, totals: dict, draw: Callable[[list[dict], pathlib.Path], None]) -> dict:
+    """Writes both files into a run's folder and returns the summary; `draw(rows, file)` draws the figure."""
     rows, _ = read_jsonl(path / "metrics.jsonl")
     evaluated = [row for row in rows if accuracies(row)]
     before, after = accuracies(evaluated[0]), accuracies(evaluated[-1])
@@ -40,7 +41,6 @@ def write_summary(path, totals: dict) -> dict:
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in PACKAGES},
     }
-    (path / "figures").mkdir(exist_ok=True)
-    training_figure(rows, path / "figures" / "training.png")
+    draw(rows, path / "figures" / "training.png")
     write_json_atomic(path / "summary.json", summary)
     return summary

@@ -17,8 +17,11 @@ from rpg_jax.training import loop
 from rpg_jax.training.phases import phase
 
 
-def main(options) -> int:
-    """Trains as the flags of `rpg_jax.train` say; the exit status: 0, or that of a run which was told to stop."""
+def main(options, draw) -> int:
+    """Trains as the flags of `rpg_jax.train` say; the exit status: 0, or that of a run which was told to stop.
+
+    `draw(rows, file)` draws the figure of a finished run from the rows of its `metrics.jsonl`.
+    """
     with cli.door():
         if options.config is None or options.workdir is None:
             raise ValueError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
@@ -33,8 +36,12 @@ def main(options) -> int:
             job.check_same_data(run.data)
             path, folder = open_workdir(options, config)
         with cli.in_words(), run.scorer:
-            finished = train(config, run, path, folder, window, should_stop)
-    return 0 if finished else cli.PREEMPTED
+            totals = train(config, run, path, folder, window, should_stop)
+            if totals is None:
+                return cli.PREEMPTED
+            if multihost.is_first():
+                finish(path, folder, totals, draw)
+    return 0
 
 
 def open_workdir(options, config):
@@ -49,8 +56,8 @@ def open_workdir(options, config):
     return pathlib.Path(path), epath.Path(folder)
 
 
-def train(config, run, path, folder, window, should_stop) -> bool:
-    """Warm start, RL, figure and summary; returns False when it was told to stop before the end.
+def train(config, run, path, folder, window, should_stop) -> dict | None:
+    """Warm start and RL; returns the run's totals (`loop.new_totals`), None when it was told to stop before the end.
 
     Logs go into `path`, checkpoints into `folder`; RL steps in `window` are traced.
     """
@@ -63,7 +70,7 @@ def train(config, run, path, folder, window, should_stop) -> bool:
             with phase("warm start"):
                 params, seconds = warm_start.warm_started(config, run, folder / "warm_start", should_stop)
             if params is None:
-                return False
+                return None
             with phase("state"):
                 state = jax.block_until_ready(states.build_state(run, params))
             restored = 0, state, {"cursor": 0, "totals": loop.new_totals(seconds)}
@@ -75,11 +82,14 @@ def train(config, run, path, folder, window, should_stop) -> bool:
                 traced=partial(profile.traced, window=window, folder=path / "profile"),
             )  # fmt: skip
             state, _, finished = loop.run(parts, run.loop, state, start, extra["totals"])
-    if finished and multihost.is_first():
-        summary = write_summary(path, extra["totals"])
-        workdir.write(folder, "summary.json", (path / "summary.json").read_text())  # ends `evaluate --watch`
-        print(
-            f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%} "
-            f"in {summary['wall_seconds']:.0f} s; see {path}/summary.json and {path}/figures/training.png"
-        )
-    return finished
+    return extra["totals"] if finished else None
+
+
+def finish(path, folder, totals, draw) -> None:
+    """Writes the summary and the figure of a finished run."""
+    summary = write_summary(path, totals, draw)
+    workdir.write(folder, "summary.json", (path / "summary.json").read_text())  # ends `evaluate --watch`
+    print(
+        f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%} "
+        f"in {summary['wall_seconds']:.0f} s; see {path}/summary.json and {path}/figures/training.png"
+    )
