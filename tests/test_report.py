@@ -402,7 +402,9 @@ def write_responses(folder, responses):
     """Held-out responses {step: response} to one problem, in a run's folder."""
     shared = dict(problem=7, task="arithmetic", prompt="1+<b>1</b>\n", answer="2")
     rows = [shared | dict(step=n, response=text, correct=float("2" in text)) for n, text in responses.items()]
-    (folder / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "prob')
+    (folder / "heldout.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 8}\n{"step": 9, "prob'
+    )
 
 
 def test_responses_to_a_held_out_problem_at_the_start_halfway_and_at_the_end(tmp_path):

@@ -49,23 +49,15 @@ def document(title: str, found: list[runs.Run], experiments=()) -> list:
     blocks = [Heading(title, 1), Text(tables.summary(comparison, variants)), *([Bullets(notes)] if notes else [])]
     several_variants = len(comparison.variants) > 1
     if several_variants:
-        blocks += [Heading("What is significant"), Text(verdict(comparison)), tables.pairs(comparison)]
-        blocks += [Text(tables.PAIRS)]
-    blocks += [
-        Heading("Training curves"),
-        Figure("curves", figures.curves(comparison), tables.CURVES),
-        Heading("Last and best"),
-        tables.last_and_best(comparison),
-        Text(tables.LAST_AND_BEST),
-        *tables.published(comparison, {name: match for name, match in matches.items() if match}),
-    ]
+        text = Text(verdict(comparison))
+        blocks += [Heading("What is significant"), text, tables.pairs(comparison), Text(tables.PAIRS)]
+    blocks += [Heading("Training curves"), Figure("curves", figures.curves(comparison), tables.CURVES)]
+    blocks += [Heading("Last and best"), tables.last_and_best(comparison), Text(tables.LAST_AND_BEST)]
+    blocks += tables.published(comparison, {name: match for name, match in matches.items() if match})
     if several_variants or max(comparison.runs.values()) > 1:
         intervals = figures.intervals(comparison.iqms(comparison.last()))
-        blocks += [
-            Heading("Interquartile means"),
-            Figure("intervals", intervals, tables.INTERVALS),
-            tables.interquartile_means(comparison),
-        ]
+        blocks += [Heading("Interquartile means"), Figure("intervals", intervals, tables.INTERVALS)]
+        blocks += [tables.interquartile_means(comparison)]
     blocks += tables.responses(variants)
     blocks += [Heading("Training"), Figure("dynamics", dynamics, tables.DYNAMICS)] if dynamics else []
     blocks += [Heading("Cost"), tables.costs(variants), Text(tables.COSTS)]

@@ -54,9 +54,8 @@ def _draw_curves(axes, step, tables):
         axis.fill_between(table.index, table["low"], table["high"], color=BAND, edgecolor=INK, linewidth=0.6)
         for start, end in itertools.pairwise(table.itertuples()):
             style = "-" if start.runs == end.runs == most else "--"
-            axis.plot(
-                [start.Index, end.Index], [start.value, end.value], color=INK, linewidth=1.8, linestyle=style
-            )  # fmt: skip
+            segment = [start.Index, end.Index], [start.value, end.value]
+            axis.plot(*segment, color=INK, linewidth=1.8, linestyle=style)
         axis.plot(table.index, table["value"], color=INK, marker="o", markersize=3.5, linestyle="none")
         title = textwrap.fill(f"{name} ({most} run{'s' * (most > 1)})", MOST_LETTERS)
         axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
@@ -124,9 +123,8 @@ def _series(runs, key, bands) -> pd.DataFrame | None:
     logged = {str(run.path): run.metrics[key].dropna() for run in runs if key in run.metrics}
     smooth = {
         path: values.rolling(2 * (len(values) // 20) + 1, center=True, min_periods=1).mean()
-        for path, values in logged.items()
-        if len(values)
-    }
+        for path, values in logged.items() if len(values)
+    }  # fmt: skip
     return iqm_curve(pd.concat(smooth, names=["run"]).to_frame(), bands) if smooth else None
 
 

@@ -18,6 +18,7 @@ LOG = "metrics.jsonl"
 SEED = re.compile(r"seed[-_]?\d+")
 SCORE = re.compile(r"eval/(.+)/mean@(\d+)")
 ALL = "all"  # every problem of every task, counted once
+HELDOUT = {"task", "problem", "prompt", "response", "correct"}  # of a row of heldout.jsonl
 PHASES = ("rollout", "reward", "experience", "update", "evaluation")
 
 
@@ -121,7 +122,8 @@ def read(path) -> Run:
     config, (rows, lost) = read_json(path / "config.json"), read_rows(path / LOG)
     numbers = [{key: _number(value) for key, value in row.items() if key != "step"} for row in rows.values()]
     metrics = pd.DataFrame(numbers, index=pd.Index(rows, dtype="int64", name="step"), dtype="float64")
-    heldout, _ = read_lines(path / "heldout.jsonl")
+    rows, _ = read_lines(path / "heldout.jsonl")
+    heldout = [row for row in rows if HELDOUT <= row.keys() and isinstance(row["response"], str)]
     return Run(
         path, None if config is None else flatten(config), metrics, lost, heldout, read_json(path / "summary.json")
     )

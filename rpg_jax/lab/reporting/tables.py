@@ -48,9 +48,8 @@ def notes(comparison, variants) -> list[str]:
     """What limits the comparison, a line each."""
     lines = [f"not comparable in {line}" for line in incomparable({v.name: v.settings for v in variants if v.settings})]
     if comparison.partial:
-        lines.append(
-            f"held-out tasks that not all variants were evaluated on, left out: {', '.join(comparison.partial)}"
-        )
+        names = ", ".join(comparison.partial)
+        lines.append(f"held-out tasks that not all variants were evaluated on, left out: {names}")
     left_out = sum(len(variant.runs) for variant in variants) - sum(comparison.runs.values())
     if left_out:
         lines.append(f"{_count(left_out, 'run')} not compared, for no evaluation at step {comparison.step}: see Runs")
@@ -84,11 +83,9 @@ def last_and_best(comparison) -> Table:
 
 def _interleaved(last, best) -> pd.DataFrame:
     """Columns "TASK last", "TASK best" of each task and, of more than one, of their mean."""
-    tables = {"last": last, "best": best}
-    tables = {
-        kind: t.assign(**{"mean of tasks": t.mean(axis=1)}) if t.shape[1] > 1 else t for kind, t in tables.items()
-    }
-    return pd.DataFrame({f"{task} {kind}": t[task] for task in tables["last"] for kind, t in tables.items()})
+    if last.shape[1] > 1:
+        last, best = (scores.assign(**{"mean of tasks": scores.mean(axis=1)}) for scores in (last, best))
+    return pd.DataFrame({f"{t} {kind}": scores[t] for t in last for kind, scores in (("last", last), ("best", best))})
 
 
 def interquartile_means(comparison) -> Table:
