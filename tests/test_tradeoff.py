@@ -9,16 +9,16 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 from rpg_jax.exact import Target, every_sequence, targets
 from rpg_jax.exact.enumeration import Problem, token_logprobs
-from rpg_jax.lab.tradeoff import figures as tradeoff_figures
+from rpg_jax.lab.tradeoff import figures, tables
 from rpg_jax.lab.tradeoff import measure as tradeoff
-from rpg_jax.lab.tradeoff import tables as tradeoff_tables
 from rpg_jax.lab.tradeoff.groups import measure_groups
 from rpg_jax.lab.tradeoff.measure import Form, Grid
-from rpg_jax.lab.tradeoff.moments import DIRECTIONS, kl, measurer, situations, with_settings
+from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, kl, measurer, situations, with_settings
 from rpg_jax.objectives import make
 
 DISTANCES = (0.0, 0.05, 1.0)
@@ -106,22 +106,22 @@ def test_moments_are_those_of_every_sample(where, level):
     spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
     assert spread > 0 and np.sum((mean + own) ** 2) > 1e-6
     expected = dict(
-        bias=np.sum((mean + own) ** 2),
-        sequence_bias=np.sum((mean + whole) ** 2),
+        bias_squared=np.sum((mean + own) ** 2),
+        sequence_bias_squared=np.sum((mean + whole) ** 2),
         variance=spread,
-        size=own @ own,
-        sequence_size=whole @ whole,
+        gradient_squared=own @ own,
+        sequence_gradient_squared=whole @ whole,
         cosine=-(mean @ own) / np.sqrt(mean @ mean * (own @ own)),
-        scale=-(mean @ own) / (mean @ mean),
+        best_scale=-(mean @ own) / (mean @ mean),
     )
     for name, value in expected.items():
         assert getattr(moments, name).ravel()[index] == pytest.approx(value, rel=1e-9), name
     if level == "sequence":
         with jax.enable_x64():
             w = np.exp((token_logprobs(SPACE, problem.policy) - token_logprobs(SPACE, problem.behavior)).sum(1))
-        assert moments.effective.ravel()[index] == pytest.approx(1 / (probability @ w**2), rel=1e-9)
+        assert moments.effective_sample_size.ravel()[index] == pytest.approx(1 / (probability @ w**2), rel=1e-9)
         dead = probability @ ~gradients.any(axis=1)
-        assert moments.dead.ravel()[index] == pytest.approx(dead) and 0 < dead < 1
+        assert moments.dead_mass.ravel()[index] == pytest.approx(dead) and 0 < dead < 1
 
 
 def test_draws_agree_with_the_error_of_n_samples(where):
@@ -134,28 +134,28 @@ def test_draws_agree_with_the_error_of_n_samples(where):
         target = ascent(problem, "token", "urkl", 0.3)
     counts = np.random.default_rng(0).multinomial(n, probability / probability.sum(), size=draws)
     errors = ((counts @ gradients / n + target) ** 2).sum(axis=1) / (target @ target)
-    expected = tradeoff_tables.error(moments, [n])[0].ravel()[index]
+    expected = tables.error(moments, n).ravel()[index]
     assert abs(errors.mean() - expected) < 4 * errors.std() / math.sqrt(draws) and errors.std() < expected
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_clips_are_unbiased_at_old_and_pay_beyond(where, level):
     exact = measured(where, level, beta=0.3)
-    assert (exact.bias < 1e-24 * exact.size).all() and not exact.dead.any()
-    assert (np.abs(exact.effective[0] - 1) < 1e-12).all() and (exact.effective[2] < 0.99).all()
+    assert (exact.bias_squared < 1e-24 * exact.gradient_squared).all() and not exact.dead_mass.any()
+    assert (np.abs(exact.effective_sample_size[0] - 1) < 1e-12).all() and (exact.effective_sample_size[2] < 0.99).all()
     for clip in ("rpg", "truncate", "dual"):
         clipped = measured(where, level, clip=clip, beta=0.3)
-        assert (clipped.bias[0] < 1e-24 * clipped.size[0]).all()
-        assert (clipped.bias[2] > 1e-6 * clipped.size[2]).all()
+        assert (clipped.bias_squared[0] < 1e-24 * clipped.gradient_squared[0]).all()
+        assert (clipped.bias_squared[2] > 1e-6 * clipped.gradient_squared[2]).all()
         # N* is where the two errors meet.
-        star = tradeoff_tables.crossing(clipped, exact)
+        star = tables.crossing(clipped, exact)
         at = (star > 0) & np.isfinite(star)
         for n in star[at][:3]:
             here = np.nonzero(star == n)
-            ours, theirs = (tradeoff_tables.error(m, [n])[0][here] for m in (clipped, exact))
+            ours, theirs = (tables.error(m, n)[here] for m in (clipped, exact))
             assert ours == pytest.approx(theirs, rel=1e-9)
         assert at.any()
-    assert np.isinf(tradeoff_tables.crossing(exact, exact)).all()
+    assert np.isinf(tables.crossing(exact, exact)).all()
 
 
 def test_traced_numbers_are_the_objective_of_those_numbers(where):
@@ -184,10 +184,10 @@ def test_each_advantage_is_as_published(pairs):
     where, results = pairs
     for beta in (0.2, 0.0):
         alone = results["leave_one_out", False, beta]
-        assert alone.bias == pytest.approx(np.zeros(where.shape), abs=1e-24)
+        assert alone.bias_squared == pytest.approx(np.zeros(where.shape), abs=1e-24)
     mean = results["group_mean", False, 0.0]  # scaled by (G − 1) / G, turned nowhere
     assert mean.scale == pytest.approx(np.full(where.shape, 2.0))
-    assert mean.bias == pytest.approx(np.full(where.shape, 1 / 4))
+    assert mean.bias_squared == pytest.approx(np.full(where.shape, 1 / 4))
     # GPG divides by the share of groups that tell: as dynamic sampling does, but for the KL part.
     rescaled, dynamic = (results[(*key, 0.0)] for key in (("rescaled_group_mean", False), ("group_mean", True)))
     assert (dynamic.scale < 1.9).all() and rescaled.scale == pytest.approx(dynamic.scale)
@@ -227,21 +227,27 @@ def test_a_group_s_moments_are_those_of_every_ordered_draw(where_of_groups, name
         moments = ours[name, dynamic, beta]
         spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
         assert moments.variance.ravel()[3] == pytest.approx(group * spread / size, rel=1e-9)
-        assert moments.bias.ravel()[3] == pytest.approx(np.sum((mean + target) ** 2) / size, rel=1e-9)
+        assert moments.bias_squared.ravel()[3] == pytest.approx(np.sum((mean + target) ** 2) / size, rel=1e-9)
+
+
+def interval(values):
+    """(median, low, high) of values."""
+    frame = pd.DataFrame({"all": 0, "x": values})
+    return tuple(tables.median_interval(frame, ["all"], ["x"]).iloc[0])
 
 
 def test_the_interval_is_the_bootstrap_s():
     values = np.random.default_rng(0).normal(size=41)
-    median, low, high = tradeoff_tables.median_interval(values)
+    median, low, high = interval(values)
     drawn = np.median(np.random.default_rng(1).choice(values, size=(20000, 41)), axis=1)
     assert median == np.median(values)
     # Percentiles of the resampled medians are values of the sample, one step apart where a draw falls on an edge.
     order = np.sort(values)
     for ours, theirs in ((low, np.quantile(drawn, 0.025)), (high, np.quantile(drawn, 0.975))):
         assert abs(np.searchsorted(order, ours) - np.searchsorted(order, theirs)) <= 1
-    assert tradeoff_tables.median_interval(np.array([3.0])) == (3.0, 3.0, 3.0)
+    assert interval([3.0]) == (3.0, 3.0, 3.0)
     many = np.arange(10001.0)  # its median's rank deviates by half the root of the count
-    assert tradeoff_tables.median_interval(many) == (5000, pytest.approx(5000 - 98, abs=1), pytest.approx(5098, abs=1))
+    assert interval(many) == (5000, pytest.approx(5000 - 98, abs=1), pytest.approx(5098, abs=1))
 
 
 @pytest.fixture(scope="module")
@@ -250,40 +256,39 @@ def result():
 
 
 def test_rows_are_whole_and_add_up(result):
-    rows = tradeoff_tables.rows(result)
+    medians = tables.tradeoff(result)
     # levels × (2 unclipped + 3 rpg + 3 truncate + 3 dual) × directions × distances × samples
-    assert len(rows) == 2 * 11 * 3 * 2 * 2
-    keys = [tuple(row[k] for k in (*Form._fields, "direction", "kl", "samples")) for row in rows]
-    assert len(set(keys)) == len(keys)
-    for row in rows:
-        assert row["mse_low"] <= row["mse"] <= row["mse_high"] and row["variance"] > 0
-        if row["clip"] == "none":
-            assert row["bias_squared"] < 1e-24 and row["n_star"] is None
+    assert len(medians) == 2 * 11 * 3 * 2 * 2
+    assert not medians.duplicated([*Form._fields, "direction", "kl", "samples"]).any()
+    assert ((medians.mse_low <= medians.mse) & (medians.mse <= medians.mse_high) & (medians.variance > 0)).all()
+    unclipped = medians[medians["clip"] == "none"]
+    assert (unclipped.bias_squared < 1e-24).all() and unclipped.n_star.isna().all()
 
 
 def test_without_a_divergence_algorithm_2_is_the_dual_clip(where):
     ours, theirs = (measured(where, clip=clip, beta=0.0) for clip in ("rpg", "dual"))
-    assert ours.bias[2].min() > 0 and ours.variance == pytest.approx(theirs.variance, rel=1e-9)
+    assert ours.bias_squared[2].min() > 0 and ours.variance == pytest.approx(theirs.variance, rel=1e-9)
 
 
 def test_best_epsilon_is_the_least_and_ties_go_to_no_clip(result):
-    rows = tradeoff_tables.rows(result)
-    for line in tradeoff_tables.best_epsilon(result):
+    medians = tables.tradeoff(result)
+    best = tables.best_epsilon(medians)
+    assert len(best) == 2 * 3 * 3 * 2 * 2  # levels × clips × directions × distances × samples
+    for line in best.to_dict("records"):
         keys = ("level", "beta", "direction", "kl", "samples")
-        others = [
-            row["mse"] for row in rows if all(row[k] == line[k] for k in keys) and row["clip"] in (line["clip"], "none")
-        ]
-        assert line["mse"] == pytest.approx(min(others), rel=1e-8) and line["mse"] <= line["mse_unclipped"]
+        others = medians[(medians[[*keys]] == [line[k] for k in keys]).all(axis=1)]
+        others = others[others["clip"].isin([line["clip"], "none"])]
+        assert line["mse"] == pytest.approx(others.mse.min(), rel=1e-8) and line["mse"] <= line["mse_unclipped"]
         if line["mse"] == line["mse_unclipped"]:
-            assert line["epsilon_high"] is None
+            assert math.isnan(line["epsilon_high"])
 
 
 def test_token_weights_vary_less_and_are_biased_for_sequences(result):
-    lines = [x for x in tradeoff_tables.levels(result) if x["clip"] == "none" and x["kl"] == 1.0]
-    assert lines
-    for line in lines:
-        assert line["token_effective_sample_size"] > line["sequence_effective_sample_size"]
-        assert line["token_bias_squared"] > 1e-6 and line["sequence_bias_squared"] < 1e-24
+    pairs = tables.levels(result)
+    pairs = pairs[(pairs["clip"] == "none") & (pairs.kl == 1.0)]
+    assert len(pairs)
+    assert (pairs.token_effective_sample_size > pairs.sequence_effective_sample_size).all()
+    assert (pairs.token_bias_squared > 1e-6).all() and (pairs.sequence_bias_squared < 1e-24).all()
 
 
 def test_figures_of_the_least_grid(tmp_path):
@@ -293,17 +298,20 @@ def test_figures_of_the_least_grid(tmp_path):
     with jax.enable_x64():
         where = situations(every_sequence("", 2, 1), 1, (0.0,))
     moments = [measured(where, f.level, clip=f.clip, beta=0.0) for f in forms]
-    result = tradeoff.Tradeoff(least, forms, moments, np.zeros(where.shape), {})
-    assert len(tradeoff_figures.draw(result, tmp_path)) == 5 and len(list(tmp_path.iterdir())) == 5
+    result = tradeoff.Tradeoff(least, tradeoff.of_forms(least, where, zip(forms, moments, strict=True)))
+    assert len(figures.draw(result, tables.all_tables(result), tmp_path)) == 5 and len(list(tmp_path.iterdir())) == 5
 
 
 def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result, tmp_path):
     mine = make("rpg", clip="rpg", beta=0.1, reduction="constant")
     ours = tradeoff.measure_objective(SMALL, "_a$b$_{.py:mine", mine, Target("token", "urkl", 0.1))
-    index = next(i for i, f in enumerate(result.forms) if (f.clip, f.level, f.beta) == ("rpg", "token", 0.1))
-    for a, b in zip(ours.moments[0], result.moments[index], strict=True):
-        assert a == pytest.approx(b, rel=1e-9, abs=1e-25)
-    tradeoff_figures.draw(ours, tmp_path)  # its name is no formula
+    built_in = result.table[(result.table["clip"] == "rpg") & (result.table.level == "token")]
+    built_in = built_in[(built_in.beta == 0.1) & (built_in.clip_low == SMALL.epsilons[0][0])]
+    own = ours.table[ours.table["clip"] == "-"]
+    assert len(own) == len(built_in)
+    for name in Moments._fields:
+        assert own[name].to_numpy() == pytest.approx(built_in[name].to_numpy(), rel=1e-9, abs=1e-25)
+    figures.draw(ours, tables.all_tables(ours), tmp_path)  # its name is no formula
 
 
 @pytest.mark.parametrize(

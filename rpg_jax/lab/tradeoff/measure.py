@@ -1,14 +1,17 @@
-"""A grid of clips, bounds, betas, levels and estimators, and their exact moments by distance (docs/method.md 8)."""
+"""A grid of clips, bounds, betas, levels and estimators, and their exact moments as one table (docs/method.md 8)."""
 
+import functools
 import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import jax
 import numpy as np
+import pandas as pd
 
 from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
-from rpg_jax.lab.tradeoff.groups import GroupMoments, measure_groups
+from rpg_jax.lab.tradeoff.groups import measure_groups
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, Situations, measurer, situations, with_settings
 from rpg_jax.objectives import CLIPS, make
 from rpg_jax.objectives.advantages import ADVANTAGES
@@ -26,18 +29,20 @@ class Grid(NamedTuple):
     vocab: int = 3
     length: int = 4
     problems: int = 100
-    distances: tuple = (1e-3, 1e-2, 1e-1, 1.0)  # KL(behavior || policy), nats a sequence
-    samples: tuple = (1, 4, 16, 64, 256, 1024, 4096)  # N
-    epsilons: tuple = ((0.2, 0.28), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.8, 0.8))  # (low, high)
-    ceilings: tuple = (3.0, 10.0)  # c
-    betas: tuple = (0.01, 0.1, 0.0)
-    divergences: tuple = ("urkl",)
+    distances: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)  # KL(behavior || policy), nats a sequence
+    samples: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 4096)  # N
+    epsilons: tuple[tuple[float, float], ...] = (  # (low, high)
+        (0.2, 0.28), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.8, 0.8),
+    )  # fmt: skip
+    ceilings: tuple[float, ...] = (3.0, 10.0)  # clip_c
+    betas: tuple[float, ...] = (0.01, 0.1, 0.0)
+    divergences: tuple[str, ...] = ("urkl",)
     group: int = 4  # G of the group baselines
     seed: int = 0
 
 
 class Form(NamedTuple):
-    """One line of the grid; None where a clip has no such bound."""
+    """One objective of the grid; None where a clip has no such bound."""
 
     objective: str
     divergence: str
@@ -51,24 +56,49 @@ class Form(NamedTuple):
 
     @property
     def family(self) -> tuple:
-        """What forms have in common that differ in numbers only; beta = 0 drops the divergence, so is not one."""
+        """Shared by forms that differ in numbers only, which one compiled program measures.
+
+        beta = 0 is a family of its own, because `make` drops the divergence there.
+        """
         return (*self[:5], self.beta == 0)
 
 
 class Tradeoff(NamedTuple):
-    """Everything measured."""
+    """Everything measured.
+
+    table: a row for each form, direction, distance and problem. Columns: the fields of `Form` (NaN for None),
+      `direction`, `kl` (behavior || policy), `problem`, `kl_back` (policy || behavior), and the fields of `Moments`.
+    groups: a row for each advantage, use of dynamic sampling, beta, direction, distance and problem, with the fields
+      of `GroupMoments`; None for an objective of the user's.
+    """
 
     grid: Grid
-    forms: list[Form]
-    moments: list[Moments]  # of each form
-    kl_back: np.ndarray  # f64[distances, directions, problems], KL(policy || behavior)
-    groups: dict[tuple[str, bool, float], GroupMoments]  # empty for an objective of the user's
+    table: pd.DataFrame
+    groups: pd.DataFrame | None = None
 
-    def unclipped(self, form: Form) -> Moments:
-        """Of the exact loss with the same target."""
-        wanted = (form.divergence, form.level, form.beta)
-        rows = (i for i, f in enumerate(self.forms) if f.clip == "none" and (f.divergence, f.level, f.beta) == wanted)
-        return self.moments[next(rows)]
+    @property
+    def forms(self) -> pd.DataFrame:
+        """A row for each form that was measured."""
+        return self.table[list(Form._fields)].drop_duplicates()
+
+
+def long_table(grid: Grid, measured: Iterable[tuple[Mapping, Mapping]]) -> pd.DataFrame:
+    """A row for each pair in `measured`, direction, distance and problem.
+
+    measured: pairs of labels (column -> value) and numbers (column -> f64[distances, directions, problems]).
+    """
+    names = ("direction", "kl", "problem")
+    situation = pd.MultiIndex.from_product((DIRECTIONS, grid.distances, range(grid.problems)), names=names)
+    frames = [
+        situation.to_frame(index=False).assign(
+            **{name: math.nan if value is None else value for name, value in labels.items()},
+            **{name: np.swapaxes(values, 0, 1).ravel() for name, values in numbers.items()},
+        )
+        for labels, numbers in measured
+    ]
+    table = pd.concat(frames, ignore_index=True)
+    text = table.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes]]
+    return table.astype(dict.fromkeys(text, "category"))  # groupby and merge take a fifth of the time
 
 
 def built_in_forms(grid: Grid) -> list[Form]:
@@ -88,7 +118,7 @@ def built_in_forms(grid: Grid) -> list[Form]:
     return forms
 
 
-def check(grid: Grid, forms: int):
+def check(grid: Grid, forms: int) -> None:
     """Raises ValueError if the grid is empty, has values out of range, or is too large to enumerate."""
     for name in ("distances", "samples", "epsilons", "ceilings", "betas", "divergences"):
         if not getattr(grid, name):
@@ -111,8 +141,9 @@ def check(grid: Grid, forms: int):
         size = math.inf
     spelled = f"{grid.vocab}^{grid.length} sequences of {grid.length} tokens in {cells:,} situations"
     if size > SEQUENCE_LIMIT:
+        tokens = f"{size:.3g}" if math.isfinite(size) else "over 1e+308"
         raise ValueError(
-            f"a grid too large to enumerate: {spelled} have {_spelled(size)} tokens; the limit is "
+            f"a grid too large to enumerate: {spelled} have {tokens} tokens; the limit is "
             f"{SEQUENCE_LIMIT:.3g}: lower --vocab, --length, --problems or the number of --distances"
         )
     if size * forms > WORK_LIMIT:
@@ -123,12 +154,8 @@ def check(grid: Grid, forms: int):
         )
 
 
-def _spelled(size: float) -> str:
-    return f"{size:.3g}" if math.isfinite(size) else "over 1e+308"
-
-
-def check_groups(grid: Grid):
-    """Raises ValueError if groups are too many to enumerate; `check` has seen that the sequences are not."""
+def check_groups(grid: Grid) -> None:
+    """Raises ValueError if groups are too many to enumerate; `check` has already limited the sequences."""
     cells = grid.problems * len(grid.distances) * len(DIRECTIONS)
     sequences = grid.vocab**grid.length
     size = (grid.group + 1) * sequences * grid.length * cells * len(ADVANTAGES) * len(_group_betas(grid))
@@ -149,39 +176,54 @@ def measure(grid: Grid) -> Tradeoff:
     forms = built_in_forms(grid)
     check(grid, len(forms))
     check_groups(grid)
-    losses = {form: _loss(form) for form in forms}  # all are checked before any is measured
+    losses = [make(reduction="constant", **_settings(form)) for form in forms]  # all are checked before any is measured
     with jax.enable_x64():
         where = _situations(grid)
         groups = measure_groups(where, grid.group, _group_betas(grid))
-        measurers, moments = {}, []
-        for form, loss in losses.items():
+        measurers, measured = {}, []
+        for form, loss in zip(forms, losses, strict=True):
             if form.family not in measurers:
-                build = lambda numbers, loss=loss: with_settings(loss, numbers)  # noqa: E731
+                build = functools.partial(with_settings, loss)
                 measurers[form.family] = measurer(where, build, form.level, form.divergence)
-            moments.append(measurers[form.family](_numbers(form), form.beta))
-        return Tradeoff(grid, forms, moments, _shaped(where), groups)
+            numbers = {name: value for name in NUMBERS if (value := getattr(form, name)) is not None}
+            measured.append((form, measurers[form.family](numbers, form.beta)))
+    by_group = [
+        (dict(advantage=name, dynamic_sampling=dynamic, group=grid.group, beta=beta), moments._asdict())
+        for (name, dynamic, beta), moments in groups.items()
+    ]
+    return Tradeoff(grid, of_forms(grid, where, measured), long_table(grid, by_group))
 
 
-def measure_objective(grid: Grid, name: str, objective, target: Target) -> Tradeoff:
+def measure_objective(grid: Grid, name: str, objective: Callable, target: Target) -> Tradeoff:
     """A user's objective, and beside it the unclipped loss of the same target; in float64.
 
     Raises:
       ValueError: see `check`.
     """
     divergence = target.divergence or "urkl"  # any, at beta = 0
-    mine = Form(name, divergence, "-", "-", target.level, target.beta, None, None, None)
+    user = Form(name, divergence, "-", "-", target.level, target.beta, None, None, None)
     exact = Form("rpg", divergence, "reinforce", "none", target.level, target.beta, None, None, None)
     check(grid, 2)
     with jax.enable_x64():
         where = _situations(grid)
-        loss = make(
-            "rpg", divergence=divergence, level=target.level, beta=target.beta, z_old=target.z, reduction="constant"
-        )
-        moments = [
-            measurer(where, lambda _, f=f: f, target.level, divergence, target.z)({}, target.beta)
-            for f in (objective, loss)
-        ]
-        return Tradeoff(grid, [mine, exact], moments, _shaped(where), {})
+        losses = (objective, make(reduction="constant", z_old=target.z, **_settings(exact)))
+        measured = []
+        for form, loss in zip((user, exact), losses, strict=True):
+            measure = measurer(where, lambda _, loss=loss: loss, target.level, divergence, target.z)
+            measured.append((form, measure({}, target.beta)))
+    return Tradeoff(grid, of_forms(grid, where, measured))
+
+
+def of_forms(grid: Grid, where: Situations, measured: Iterable[tuple[Form, Moments]]) -> pd.DataFrame:
+    """`Tradeoff.table` of the moments of forms."""
+    kl_back = np.asarray(where.kl_back).reshape(where.shape)
+    return long_table(grid, ((f._asdict(), {"kl_back": kl_back, **m._asdict()}) for f, m in measured))
+
+
+def _settings(form: Form) -> dict:
+    """The arguments of `make`."""
+    settings = form._asdict()
+    return {"name": settings.pop("objective"), **settings}
 
 
 def _situations(grid: Grid) -> Situations:
@@ -189,19 +231,6 @@ def _situations(grid: Grid) -> Situations:
     return situations(space, grid.problems, grid.distances, grid.seed)
 
 
-def _shaped(where: Situations):
-    return np.asarray(where.kl_back).reshape(where.shape)
-
-
-def _group_betas(grid: Grid) -> tuple:
+def _group_betas(grid: Grid) -> tuple[float, ...]:
     """The largest, at which the scale of rewards matters most, and 0."""
     return tuple(dict.fromkeys((max(grid.betas), 0.0)))
-
-
-def _loss(form: Form):
-    settings = form._asdict()
-    return make(settings.pop("objective"), reduction="constant", **settings)
-
-
-def _numbers(form: Form) -> dict:
-    return {name: value for name in NUMBERS if (value := getattr(form, name)) is not None}

@@ -1,13 +1,15 @@
 """The first two moments of a loss's gradient, summed over every sequence, at policies a given KL from the behavior.
 
 One sample is one sequence x of the behavior policy mu, and its gradient is f = Σ_t g_t ∇log policy_t with g = dL/dlogp.
-With m = E_mu[f]: the bias of any average of samples is m + ∇J, and the variance of an average of N is
-(E_mu|f|² − |m|²) / N (docs/method.md 8). Gradients are in the policy's table of logits, and norms are of all of it.
+With m = E_mu[f], an average of any number of samples has the bias m + ∇J, and an average of N samples has the variance
+(E_mu|f|² − |m|²) / N (docs/method.md 8). Gradients are taken in the policy's table of logits [H, V], norms over all
+of it. Shapes: S situations, P problems, N sequences, T tokens, H histories, V tokens to choose from.
 """
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,64 +26,63 @@ class Situations(NamedTuple):
     """Every problem at every distance in every direction; S counts [distances, DIRECTIONS, problems] row-major."""
 
     space: Space
-    shape: tuple  # (distances, directions, problems)
+    shape: tuple[int, int, int]  # (distances, directions, problems)
     problem: Problem  # leading axis S; the reference is the behavior policy
     kl_back: jax.Array  # f64[S], KL(policy || behavior)
 
 
 class Moments(NamedTuple):
-    """Of one loss in every situation, each f64[distances, directions, problems]; gaps and norms are squared."""
+    """Of one loss in every situation, each f64[distances, directions, problems]; J is that of the loss's own level."""
 
-    bias: np.ndarray  # |m + ∇J|², J of the loss's own level
-    sequence_bias: np.ndarray  # against the sequence-level J
+    bias_squared: np.ndarray  # |m + ∇J|²
+    sequence_bias_squared: np.ndarray  # the same against the sequence-level J
     variance: np.ndarray  # of one sample, the trace of the covariance
-    size: np.ndarray  # |∇J|²
-    sequence_size: np.ndarray
+    gradient_squared: np.ndarray  # |∇J|²
+    sequence_gradient_squared: np.ndarray  # of the sequence-level J
     cosine: np.ndarray  # between −m and ∇J
-    scale: np.ndarray  # the s that brings s·m nearest to −∇J
-    dead: np.ndarray  # share of mu's tokens that give no gradient
-    effective: np.ndarray  # 1 / E_mu[w²] of what the level weights: tokens, or sequences
+    best_scale: np.ndarray  # the s that brings s·m nearest to −∇J
+    dead_mass: np.ndarray  # share of mu's tokens that give no gradient
+    effective_sample_size: np.ndarray  # 1 / E_mu[w²] of what the level weights: tokens, or sequences
 
 
-def situations(space: Space, count: int, distances, seed: int = 0) -> Situations:
+def situations(space: Space, count: int, distances: Sequence[float], seed: int = 0) -> Situations:
     """Random behavior policies with rewards ±1, half and half, moved until KL(behavior || policy) is each distance.
 
-    Logits are standard normal; advantages are R − E_mu[R], one a sequence: an exact baseline.
+    Logits are standard normal. Advantages are R − E_mu[R], one a sequence: the baseline is exact.
     """
     rng = np.random.default_rng(seed)
-    behavior, anywhere = rng.normal(size=(2, count, space.histories, space.vocab))
+    behavior, anywhere = rng.normal(size=(2, count, space.histories, space.vocab))  # [P, H, V] each
     half = np.where(np.arange(len(space.mask)) % 2, 1.0, -1.0)
-    reward = jnp.asarray(np.stack([rng.permutation(half) for _ in range(count)]))
+    reward = jnp.asarray(np.stack([rng.permutation(half) for _ in range(count)]))  # [P, N]
 
     @jax.jit
-    def prepare(behavior, reward):  # advantages [P, N, T] and the reward's ascent [P, H, V]
-        probability = jax.vmap(lambda x: jnp.exp(token_logprobs(space, x).sum(axis=1)))(behavior)
+    def prepare(behavior, reward):
+        probability = jax.vmap(lambda x: jnp.exp(token_logprobs(space, x).sum(axis=1)))(behavior)  # [P, N]
         advantage = reward - jnp.sum(probability * reward, axis=1, keepdims=True)
-        advantage = jnp.broadcast_to(advantage[:, :, None], (count, *space.mask.shape))
+        advantage = jnp.broadcast_to(advantage[:, :, None], (count, *space.mask.shape))  # [P, N, T]
         problem = Problem(behavior, behavior, behavior, advantage)
         gain = jax.grad(lambda x, p: targets.sequence_parts(space, x, p, 1.0, ())["reward"])
         return problem, jax.vmap(gain)(behavior, problem)
 
     problem, ascent = prepare(behavior, reward)
-    directions = jnp.stack([ascent, anywhere, -ascent])
-
     shape = (len(distances), len(DIRECTIONS), count)
 
-    def spread(x):  # [P, ...] -> [S, ...]
-        return jnp.broadcast_to(x, (*shape[:2], *x.shape)).reshape(-1, *x.shape[1:])
+    def spread(x, *leading):  # repeats x along new leading axes until they are those of `shape`, then flattens them
+        return jnp.broadcast_to(x, (*leading, *x.shape)).reshape(-1, *x.shape[len(shape) - len(leading) :])
 
-    directions = jnp.broadcast_to(directions, (len(distances), *directions.shape)).reshape(-1, *behavior.shape[1:])
-    problem = jax.tree.map(spread, problem)
-    far = jnp.repeat(jnp.asarray(distances, jnp.float64), shape[1] * shape[2])
-    move = functools.partial(move_to, space)
-    policy = jax.jit(jax.vmap(move))(problem.behavior, directions, far)
-    back = jax.jit(jax.vmap(functools.partial(kl, space)))(policy, problem.behavior)
-    return Situations(space, shape, problem._replace(policy=policy), back)
+    direction = spread(jnp.stack([ascent, anywhere, -ascent]), shape[0])  # [S, H, V]
+    problem = jax.tree.map(lambda x: spread(x, *shape[:2]), problem)
+    distance = jnp.repeat(jnp.asarray(distances, jnp.float64), shape[1] * shape[2])  # [S]
+    policy = jax.jit(jax.vmap(functools.partial(move_to, space)))(problem.behavior, direction, distance)
+    kl_back = jax.jit(jax.vmap(functools.partial(kl, space)))(policy, problem.behavior)
+    return Situations(space, shape, problem._replace(policy=policy), kl_back)
 
 
 @functools.partial(jax.jit, static_argnames=("space", "level", "divergence", "z"))
-def exact_gradients(space: Space, problem: Problem, level: str, divergence: str, z: float = 1.0):
-    """∇ of the reward part and of the divergence, each [S, H, V]: ∇J = reward − beta·divergence."""
+def exact_gradients(
+    space: Space, problem: Problem, level: str, divergence: str, z: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """∇ of the reward part and of the divergence, each f64[S, H, V]: ∇J = reward − beta·divergence."""
 
     def one(problem):
         gradient = jax.jacrev(lambda x: targets.PARTS[level](space, x, problem, z, (divergence,)))(problem.policy)
@@ -90,10 +91,10 @@ def exact_gradients(space: Space, problem: Problem, level: str, divergence: str,
     return in_chunks(one, problem, space.mask.size)
 
 
-def in_chunks(function, arguments, size: int):
+def in_chunks(function: Callable, arguments: Any, size: int) -> Any:
     """jax.vmap(function) over the leading axis of a tree, as many at once as make CHUNK if each has `size` numbers.
 
-    A divisor of the axis, for a rest would be compiled a second time.
+    The chunk's length divides the axis, because a remainder would be compiled a second time.
     """
     count = len(jax.tree.leaves(arguments)[0])
     batch = next(n for n in range(max(1, min(count, CHUNK // size)), 0, -1) if count % n == 0)
@@ -102,7 +103,9 @@ def in_chunks(function, arguments, size: int):
     return jax.tree.map(lambda x: x.reshape(count, *x.shape[2:]), results)
 
 
-def measurer(situations: Situations, build, level: str, divergence: str, z: float = 1.0):
+def measurer(
+    situations: Situations, build: Callable, level: str, divergence: str, z: float = 1.0
+) -> Callable[[Mapping[str, float], float], Moments]:
     """(settings, beta) -> `Moments`, compiled once for every value of the settings.
 
     Args:
@@ -111,72 +114,74 @@ def measurer(situations: Situations, build, level: str, divergence: str, z: floa
     """
     space, problem = situations.space, situations.problem
     own = exact_gradients(space, problem, level, divergence, z)
-    whole = exact_gradients(space, problem, "sequence", divergence, z)
+    sequence = exact_gradients(space, problem, "sequence", divergence, z)
 
     @jax.jit
-    def run(settings, beta, problem, own, whole):
+    def run(settings, beta, problem, own, sequence):
         objective = build(settings)
 
         def one(arguments):
-            problem, own, whole = arguments
-            coefficient = coefficients(objective, space, problem)
-            return _moments(space, level, problem, coefficient, own[0] - beta * own[1], whole[0] - beta * whole[1])
+            problem, own, sequence = arguments
+            gradients = own[0] - beta * own[1], sequence[0] - beta * sequence[1]
+            return _moments(space, level, problem, coefficients(objective, space, problem), *gradients)
 
-        return in_chunks(one, (problem, own, whole), space.mask.size)
+        return in_chunks(one, (problem, own, sequence), space.mask.size)
 
     def measure(settings, beta) -> Moments:
-        moments = jax.device_get(run(settings, beta, problem, own, whole))
+        moments = jax.device_get(run(settings, beta, problem, own, sequence))
         return Moments(*(x.reshape(situations.shape) for x in moments))
 
     return measure
 
 
-def with_settings(objective, settings: dict):
+def with_settings(objective, settings: Mapping):
     """An objective of `make` with other numbers (beta, clip_low, clip_high, clip_c), which may be traced."""
     return dataclasses.replace(objective, surrogate=functools.partial(objective.surrogate, **settings))
 
 
-def coefficients(objective, space: Space, problem: Problem):
-    """dL/dlogp [N, T] of one problem; each sequence is a batch of its own, [1, T], with denominator=1."""
+def coefficients(objective: Callable, space: Space, problem: Problem) -> jax.Array:
+    """dL/dlogp f64[N, T] of one problem; each sequence is a batch of its own, [1, T], with denominator=1."""
 
     def loss(*row):
         logp, behavior, reference, advantage, mask = (x[None] for x in row)
         return objective(logp, behavior, advantage, mask, reference_logp=reference, denominator=1.0)[0]
 
-    logs = (token_logprobs(space, x) for x in problem[:3])
-    return jax.vmap(jax.grad(loss))(*logs, problem.advantage, jnp.asarray(space.mask))
+    logps = (token_logprobs(space, x) for x in problem[:3])
+    return jax.vmap(jax.grad(loss))(*logps, problem.advantage, jnp.asarray(space.mask))
 
 
-def steepness(space: Space, policy):
-    """|∇log p(token)|² [N, T] for logits [H, V].
+def score_norms_squared(space: Space, policy: jax.Array) -> jax.Array:
+    """|∇log p(token)|², f64[N, T], for logits f64[H, V].
 
-    A sequence's tokens follow different histories, hence different rows: a sum's squared norm is the sum of theirs.
+    The tokens of a sequence follow different histories, hence move different rows of the table: the squared norm of
+    a sum over them is the sum of theirs.
     """
     p = jax.nn.softmax(policy)
     return (1 - 2 * p + jnp.sum(p**2, axis=1, keepdims=True))[space.history, space.token]
 
 
-def _moments(space: Space, level, problem: Problem, coefficient, own, whole) -> Moments:
-    """Of one problem; coefficient [N, T], own and whole [H, V] the exact gradients."""
-    behavior = token_logprobs(space, problem.behavior)
+def _moments(space: Space, level: str, problem: Problem, coefficient, own, sequence) -> Moments:
+    """Of one problem; coefficient [N, T], own and sequence [H, V] the exact gradients of the two levels."""
+    behavior = token_logprobs(space, problem.behavior)  # [N, T]
     logp, pull_back = jax.vjp(functools.partial(token_logprobs, space), problem.policy)
-    probability = jnp.exp(jnp.sum(behavior, axis=1, keepdims=True))
-    (mean,) = pull_back(probability * coefficient)
-    second = jnp.sum(probability * jnp.where(space.mask, coefficient**2 * steepness(space, problem.policy), 0))
-    tokens = probability * space.mask
+    probability = jnp.exp(jnp.sum(behavior, axis=1, keepdims=True))  # [N, 1]
+    (mean,) = pull_back(probability * coefficient)  # [H, V]
+    norms = score_norms_squared(space, problem.policy)
+    second = jnp.sum(probability * jnp.where(space.mask, coefficient**2 * norms, 0))
+    tokens = probability * space.mask  # [N, T]
     if level == "token":
-        squared = jnp.sum(tokens * jnp.exp(2 * (logp - behavior))) / jnp.sum(tokens)
+        weight_squared = jnp.sum(tokens * jnp.exp(2 * (logp - behavior))) / jnp.sum(tokens)
     else:
-        squared = jnp.sum(probability[:, 0] * jnp.exp(2 * jnp.sum(logp - behavior, axis=1)))
-    product, square = -jnp.sum(mean * own), jnp.sum(mean**2)
+        weight_squared = jnp.sum(probability[:, 0] * jnp.exp(2 * jnp.sum(logp - behavior, axis=1)))
+    product, mean_squared = -jnp.sum(mean * own), jnp.sum(mean**2)
     return Moments(
-        bias=jnp.sum((mean + own) ** 2),
-        sequence_bias=jnp.sum((mean + whole) ** 2),
-        variance=jnp.maximum(second - square, 0),
-        size=jnp.sum(own**2),
-        sequence_size=jnp.sum(whole**2),
-        cosine=product / jnp.sqrt(square * jnp.sum(own**2)),
-        scale=product / square,
-        dead=jnp.sum(tokens * (coefficient == 0)) / jnp.sum(tokens),
-        effective=1 / squared,
+        bias_squared=jnp.sum((mean + own) ** 2),
+        sequence_bias_squared=jnp.sum((mean + sequence) ** 2),
+        variance=jnp.maximum(second - mean_squared, 0),
+        gradient_squared=jnp.sum(own**2),
+        sequence_gradient_squared=jnp.sum(sequence**2),
+        cosine=product / jnp.sqrt(mean_squared * jnp.sum(own**2)),
+        best_scale=product / mean_squared,
+        dead_mass=jnp.sum(tokens * (coefficient == 0)) / jnp.sum(tokens),
+        effective_sample_size=1 / weight_squared,
     )

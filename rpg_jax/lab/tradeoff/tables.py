@@ -1,17 +1,23 @@
-"""What the moments of a grid say: medians over problems with intervals, the error of N samples, and in words.
+"""What the moments of a grid say: medians over problems with intervals, the error of N samples, the best bounds.
 
 Everything is relative to ∇J: a squared bias, variance or mean squared error of 1 is that of estimating zero.
 """
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import bdtrc  # (m, n, share): the chance of more than m of n
+import pandas as pd
+from scipy.special import bdtrc  # (m, n, share): the probability of more than m successes in n draws
 
 from rpg_jax.lab.tradeoff.measure import Form, Tradeoff
-from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments
 
 TINY = 1e-20  # relative squared bias of what is exact in float64; exact forms come out near 1e-30
+FORM = list(Form._fields)
+WHERE = ["direction", "kl"]
+TARGET = ["divergence", "level", "beta", *WHERE]  # which J, held at which policies
+BOUNDS = ["clip_low", "clip_high"]
+CHOICE = [name for name in FORM if name not in BOUNDS]  # a clip whose bounds are still to be chosen
 
 
 @functools.cache
@@ -26,194 +32,190 @@ def _ranks(count: int, level: float = 0.95) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def median_interval(values) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The median of the last axis (problems) and its 95 % percentile bootstrap interval, exactly."""
-    ordered = np.sort(np.asarray(values, np.float64), axis=-1)
-    low, high = _ranks(ordered.shape[-1])
-    with np.errstate(invalid="ignore"):
-        return np.median(ordered, axis=-1), ordered[..., low], ordered[..., high]
+def grouped(table: pd.DataFrame, keys: list[str]):
+    """`table.groupby(keys)` in order of appearance; a NaN among the keys (a bound that a clip lacks) is a value."""
+    return table.groupby(keys, sort=False, dropna=False, observed=True)
 
 
-def error(moments: Moments, samples, sequence: bool = False):
-    """Relative mean squared error of the mean of N samples, [N, distances, directions, problems].
+def median_interval(table: pd.DataFrame, keys: list[str], columns: list[str]) -> pd.DataFrame:
+    """The median over problems of each column, and as `_low`, `_high` its 95 % percentile bootstrap interval, exactly.
+
+    A row for each value of the keys, which are the index.
+    """
+    groups = grouped(table, keys)[columns]
+    count = int(groups.size().max())
+    low, high = (rank / max(1, count - 1) for rank in _ranks(count))
+    parts = {
+        "": groups.median(),
+        "_low": groups.quantile(low, interpolation="nearest"),
+        "_high": groups.quantile(high, interpolation="nearest"),
+    }
+    joined = pd.concat([part.add_suffix(suffix) for suffix, part in parts.items()], axis=1)
+    return joined[[column + suffix for column in columns for suffix in parts]]
+
+
+def error(moments, samples, sequence: bool = False):
+    """Relative mean squared error of the mean of N samples, of `Moments` or a table with their columns.
 
     Against the J of the loss's own level, or with `sequence` against the sequence-level one.
     """
-    bias, size = moments.bias, moments.size
+    bias, gradient = moments.bias_squared, moments.gradient_squared
     if sequence:
-        bias, size = moments.sequence_bias, moments.sequence_size
-    n = np.asarray(samples, np.float64).reshape(-1, *[1] * bias.ndim)
-    return (bias + moments.variance / n) / size
+        bias, gradient = moments.sequence_bias_squared, moments.sequence_gradient_squared
+    return (bias + moments.variance / samples) / gradient
 
 
-def crossing(biased: Moments, exact: Moments, sequence: bool = False):
+def crossing(biased, exact, sequence: bool = False):
     """N* = (V_exact − V_biased) / (|b_biased|² − |b_exact|²): the N below which the biased loss errs less.
 
-    0 if it never does, infinite if it always does.
+    0 if it never does, infinite if it always does. Both arguments as in `error`, of equal shape.
     """
-    which = "sequence_bias" if sequence else "bias"
-    cost = getattr(biased, which) - getattr(exact, which)
+    bias, gradient = "bias_squared", exact.gradient_squared
+    if sequence:
+        bias, gradient = "sequence_bias_squared", exact.sequence_gradient_squared
+    cost = getattr(biased, bias) - getattr(exact, bias)
     gain = exact.variance - biased.variance
-    size = exact.sequence_size if sequence else exact.size
-    unbiased, worse = cost <= TINY * size, gain < -1e-9 * exact.variance
+    unbiased, worse = cost <= TINY * gradient, gain < -1e-9 * exact.variance
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(unbiased, np.where(worse, 0.0, np.inf), np.maximum(gain, 0) / cost)
 
 
-def _interval_columns(name, values, index) -> dict:
-    median, low, high = values
-    return {name: float(median[index]), f"{name}_low": float(low[index]), f"{name}_high": float(high[index])}
+def _matching(table: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> pd.DataFrame:
+    """For each row of `table`, in its order, the first row of `others` with equal values in the columns `on`."""
+    return table[on].merge(others.drop_duplicates(on), on=on, how="left")
 
 
-def rows(result: Tradeoff) -> list[dict]:
-    """One for each form, direction, distance and N; medians over problems, with `_low` and `_high` of an interval."""
-    grid, table = result.grid, []
-    back = np.median(result.kl_back, axis=-1)
-    for form, moments in zip(result.forms, result.moments, strict=True):
-        exact = result.unclipped(form)
-        once = {
-            "bias_squared": median_interval(moments.bias / moments.size),
-            "variance": median_interval(moments.variance / moments.size),
-            "sequence_bias_squared": median_interval(moments.sequence_bias / moments.sequence_size),
-        }
-        if form.clip != "none":
-            once["n_star"] = median_interval(crossing(moments, exact))
-        single = {
-            "kl_back": back,
-            "effective_sample_size": np.median(moments.effective, axis=-1),
-            "dead_mass": np.median(moments.dead, axis=-1),
-            "cosine": np.median(moments.cosine, axis=-1),
-            "best_scale": np.median(moments.scale, axis=-1),
-        }
-        errors = error(moments, grid.samples)
-        better = (errors < error(exact, grid.samples)).mean(axis=-1)
-        each = {
-            "mse": median_interval(errors),
-            "sequence_mse": median_interval(error(moments, grid.samples, sequence=True)),
-        }
-        for j, direction in enumerate(DIRECTIONS):
-            for i, distance in enumerate(grid.distances):
-                fixed = form._asdict() | {"direction": direction, "kl": distance}
-                fixed |= {name: float(values[i, j]) for name, values in single.items()}
-                for name in ("bias_squared", "variance", "sequence_bias_squared", "n_star"):
-                    blank = dict.fromkeys((name, f"{name}_low", f"{name}_high"))
-                    fixed |= _interval_columns(name, once[name], (i, j)) if name in once else blank
-                for k, count in enumerate(grid.samples):
-                    line = fixed | {"samples": count}
-                    for name, values in each.items():
-                        line |= _interval_columns(name, values, (k, i, j))
-                    table.append(line | {"beats_unclipped": float(better[k, i, j])})
-    return table
+def _each_samples(once: pd.DataFrame, errors: list[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of `once` at every N, joined to the errors of each N; their index is that of `once` and `samples`."""
+    by_samples = pd.concat(errors)
+    samples = by_samples.index.unique("samples").to_frame(index=False)
+    return once.reset_index().merge(samples, how="cross").merge(by_samples.reset_index())
 
 
-def best_epsilon(result: Tradeoff) -> list[dict]:
+def tradeoff(result: Tradeoff) -> pd.DataFrame:
+    """A row for each form, direction, distance and N: medians over problems, with `_low`, `_high` of an interval."""
+    table, keys, on = result.table, [*FORM, *WHERE], [*TARGET, "problem"]
+    exact = _matching(table, table[table["clip"] == "none"], on)
+    relative = table.assign(
+        bias_squared=table.bias_squared / table.gradient_squared,
+        variance=table.variance / table.gradient_squared,
+        sequence_bias_squared=table.sequence_bias_squared / table.sequence_gradient_squared,
+        n_star=np.where(table["clip"] == "none", np.nan, crossing(table, exact)),
+    )
+    single = ["kl_back", "effective_sample_size", "dead_mass", "cosine", "best_scale"]
+    intervals = ["bias_squared", "variance", "sequence_bias_squared", "n_star"]
+    once = grouped(relative, keys)[single].median().join(median_interval(relative, keys, intervals))
+    errors = []
+    for n in result.grid.samples:
+        mse = error(table, n)
+        at = table[keys].assign(
+            samples=n,
+            mse=mse,
+            sequence_mse=error(table, n, sequence=True),
+            beats_unclipped=(mse < error(exact, n)).astype(float),
+        )
+        medians = median_interval(at, [*keys, "samples"], ["mse", "sequence_mse"])
+        errors.append(medians.join(grouped(at, [*keys, "samples"])["beats_unclipped"].mean()))
+    return _each_samples(once, errors)
+
+
+def best_epsilon(medians: pd.DataFrame) -> pd.DataFrame:
     """For each clip with bounds, beta, c, level, direction, distance and N: the bounds of least median error.
 
-    `none` competes: epsilon_low and epsilon_high are then None.
+    No clip at all competes: its epsilon_low and epsilon_high are NaN. Of equals, as where no ratio reaches a bound,
+    it wins.
+
+    Args:
+      medians: of `tradeoff`.
     """
-    grid, table = result.grid, []
-    choices = {}
-    for form, moments in zip(result.forms, result.moments, strict=True):
-        if form.clip_low is not None:
-            choices.setdefault(form._replace(clip_low=None, clip_high=None), []).append((form, moments))
-    for key, members in choices.items():
-        exact = result.unclipped(key)
-        candidates = [(form.clip_low, form.clip_high) for form, _ in members] + [(None, None)]
-        errors = np.stack([error(m, grid.samples) for m in [*(m for _, m in members), exact]])
-        medians = np.median(errors, axis=-1)  # [candidates, N, distances, directions]
-        better = (errors < errors[-1]).mean(axis=-1)
-        # Of equals, as where no bound is reached, no clip.
-        ties = medians <= medians.min(axis=0) * (1 + 1e-9)
-        winner = len(candidates) - 1 - np.argmax(ties[::-1], axis=0)
-        for j, direction in enumerate(DIRECTIONS):
-            for i, distance in enumerate(grid.distances):
-                for k, count in enumerate(grid.samples):
-                    best = winner[k, i, j]
-                    fixed = {name: value for name, value in key._asdict().items() if name not in _BOUNDS}
-                    low, high = candidates[best]
-                    table.append(
-                        fixed
-                        | {"direction": direction, "kl": distance, "samples": count}
-                        | {"epsilon_low": low, "epsilon_high": high, "mse": float(medians[best, k, i, j])}
-                        | {"mse_unclipped": float(medians[-1, k, i, j])}
-                        | {"beats_unclipped": float(better[best, k, i, j])}
-                    )
-    return table
+    keys, on = [*CHOICE, *WHERE, "samples"], [*TARGET, "samples"]
+    clipped = medians[medians.clip_low.notna()].reset_index(drop=True)
+    clipped["mse_unclipped"] = _matching(clipped, medians[medians["clip"] == "none"], on).mse
+    situations = clipped.drop_duplicates(keys)
+    unclipped = situations.assign(clip_low=np.nan, clip_high=np.nan, mse=situations.mse_unclipped, beats_unclipped=0.0)
+    candidates = pd.concat([clipped, unclipped])
+    least = grouped(candidates, keys)["mse"].transform("min") * (1 + 1e-9)
+    best = _matching(situations, candidates[candidates.mse <= least][::-1], keys)
+    best = best.rename(columns={"clip_low": "epsilon_low", "clip_high": "epsilon_high"})
+    return best[[*keys, "epsilon_low", "epsilon_high", "mse", "mse_unclipped", "beats_unclipped"]]
 
 
-_BOUNDS = ("clip_low", "clip_high")
-
-
-def levels(result: Tradeoff) -> list[dict]:
+def levels(result: Tradeoff) -> pd.DataFrame:
     """Token-level against sequence-level weighting of each form: errors against the sequence-level J."""
-    grid, table = result.grid, []
-    at = dict(zip(result.forms, result.moments, strict=True))
-    for form, token in at.items():
-        sequence = at.get(form._replace(level="sequence"))
-        if form.level != "token" or sequence is None:
-            continue
-        errors = [error(m, grid.samples, sequence=True) for m in (token, sequence)]
-        medians, better = [np.median(e, axis=-1) for e in errors], (errors[0] < errors[1]).mean(axis=-1)
-        floors = [np.median(m.sequence_bias / m.sequence_size, axis=-1) for m in (token, sequence)]
-        effective = [np.median(m.effective, axis=-1) for m in (token, sequence)]
-        meeting = np.median(crossing(token, sequence, sequence=True), axis=-1) if form.clip == "none" else None
-        for j, direction in enumerate(DIRECTIONS):
-            for i, distance in enumerate(grid.distances):
-                for k, count in enumerate(grid.samples):
-                    line = {name: value for name, value in form._asdict().items() if name != "level"}
-                    line |= {"direction": direction, "kl": distance, "samples": count}
-                    for name, values, index in (
-                        ("mse", medians, (k, i, j)),
-                        ("bias_squared", floors, (i, j)),
-                        ("effective_sample_size", effective, (i, j)),
-                    ):
-                        line |= {f"token_{name}": float(values[0][index]), f"sequence_{name}": float(values[1][index])}
-                    line["token_better"] = float(better[k, i, j])
-                    line["token_better_below"] = None if meeting is None else float(meeting[i, j])
-                    table.append(line)
-    return table
+    keys = [name for name in (*FORM, *WHERE) if name != "level"]
+    token = result.table[result.table.level == "token"].reset_index(drop=True)
+    sequence = result.table[result.table.level == "sequence"]
+    if token.empty or sequence.empty:
+        return pd.DataFrame()
+    sequence = _matching(token, sequence, [*keys, "problem"])
+    both = {"token": token, "sequence": sequence}
+    once = token[keys].assign(
+        **{f"{name}_bias_squared": x.sequence_bias_squared / x.sequence_gradient_squared for name, x in both.items()},
+        **{f"{name}_effective_sample_size": x.effective_sample_size for name, x in both.items()},
+        token_better_below=np.where(token["clip"] == "none", crossing(token, sequence, sequence=True), np.nan),
+    )
+    errors = []
+    for n in result.grid.samples:
+        mse = {f"{name}_mse": error(x, n, sequence=True) for name, x in both.items()}
+        better = (mse["token_mse"] < mse["sequence_mse"]).astype(float)
+        groups = grouped(token[keys].assign(samples=n, **mse, token_better=better), [*keys, "samples"])
+        errors.append(groups[list(mse)].median().join(groups["token_better"].mean()))
+    pairs = [f"{name}_{x}" for x in ("mse", "bias_squared", "effective_sample_size") for name in both]
+    medians = _each_samples(grouped(once, keys).median(), errors)
+    return medians[[*keys, "samples", *pairs, "token_better", "token_better_below"]]
 
 
-def group_rows(result: Tradeoff) -> list[dict]:
-    """One for each advantage, dynamic sampling or not, beta, direction and distance; medians over problems."""
-    table = []
-    for (name, dynamic, beta), moments in result.groups.items():
-        medians = {field: np.median(values, axis=-1) for field, values in moments._asdict().items()}
-        for j, direction in enumerate(DIRECTIONS):
-            for i, distance in enumerate(result.grid.distances):
-                fixed = {"advantage": name, "dynamic_sampling": dynamic, "group": result.grid.group, "beta": beta}
-                values = {field: float(value[i, j]) for field, value in medians.items()}
-                values = {"bias_squared": values.pop("bias")} | values
-                table.append(fixed | {"direction": direction, "kl": distance} | values)
-    return table
+def group_baselines(result: Tradeoff) -> pd.DataFrame:
+    """A row for each advantage, dynamic sampling or not, beta, direction and distance; medians over problems."""
+    if result.groups is None:
+        return pd.DataFrame()
+    keys = ["advantage", "dynamic_sampling", "group", "beta", *WHERE]
+    return grouped(result.groups.drop(columns="problem"), keys).median().reset_index()
 
 
-def spelled(form: Form) -> str:
-    """A form in a few words, without level and beta."""
-    if form.clip == "-":
-        return form.objective
-    if form.clip_low is None:
-        return "no clip"
-    ceiling = f", c {form.clip_c:g}" if form.clip_c else ""
-    return f"{form.clip} {bounds(form.clip_low, form.clip_high)}{ceiling}"
+def all_tables(result: Tradeoff) -> dict[str, pd.DataFrame]:
+    """Every table that the grid has data for, under the name of its CSV file."""
+    medians = tradeoff(result)
+    frames = {
+        "tradeoff": medians,
+        "best_epsilon": best_epsilon(medians),
+        "levels": levels(result),
+        "groups": group_baselines(result),
+    }
+    return {name: frame for name, frame in frames.items() if not frame.empty}
 
 
-def bounds(low, high) -> str:
-    """A clip's epsilon in a word: one number where its two bounds are equal, none where there is no clip."""
-    if high is None:
-        return "none"
-    return f"{high:g}" if low == high else f"{low:g}/{high:g}"
+def like_first(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """The rows that agree with the first one in these columns."""
+    return table.merge(table[columns].head(1), on=columns)
 
 
-def shown(result: Tradeoff, levels=("token", "sequence")) -> list[int]:
-    """Indices of the forms that tables and figures show: every clip at the first divergence, beta, epsilon and c.
+def unclipped_levels(levels: pd.DataFrame) -> pd.DataFrame:
+    """Of the rows of `levels`, those without a clip at the first divergence and beta."""
+    return like_first(levels[(levels["clip"] == "none") & (levels.estimator == "reinforce")], ["divergence", "beta"])
+
+
+def shown(table: pd.DataFrame, levels: Sequence[str] = ("token", "sequence")) -> pd.DataFrame:
+    """The rows that are printed and drawn: every clip at the first divergence, beta, epsilon and c.
 
     Unclipped, the two estimators have one gradient and share a line.
     """
-    seen, chosen = set(), []
-    for index, form in enumerate(result.forms):
-        key = (form.objective, form.clip, form.level)
-        if key not in seen and form.level in levels and form.divergence == result.forms[0].divergence:
-            seen.add(key)
-            chosen.append(index)
-    return chosen
+    at = table[(table.divergence == table.divergence.iloc[0]) & table.level.isin(levels)]
+    return at.merge(at.drop_duplicates(["objective", "clip", "level"])[FORM], on=FORM)
+
+
+def spelled(form) -> str:
+    """A form (a `Form` or a row with its columns) in a few words, without level and beta."""
+    if form.clip == "-":
+        return form.objective
+    if np.isnan(form.clip_low):
+        return "no clip"
+    ceiling = "" if np.isnan(form.clip_c) else f", c {form.clip_c:g}"
+    return f"{form.clip} {bounds(form.clip_low, form.clip_high)}{ceiling}"
+
+
+def bounds(low: float, high: float) -> str:
+    """A clip's epsilon in a word: one number where its two bounds are equal, none where there is no clip."""
+    if np.isnan(high):
+        return "none"
+    return f"{high:g}" if low == high else f"{low:g}/{high:g}"

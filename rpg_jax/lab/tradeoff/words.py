@@ -1,12 +1,15 @@
-"""The trade-off of a grid in a few small tables and sentences, for a terminal."""
+"""The trade-off of a grid for a terminal: a few small tables, each (header, rows of strings), and sentences."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
+import pandas as pd
 
 from rpg_jax.lab.tradeoff import tables
-from rpg_jax.lab.tradeoff.measure import Tradeoff
-from rpg_jax.lab.tradeoff.moments import DIRECTIONS
+
+Printed = tuple[tuple, list[tuple]]
+FIRST_CLIP = ["divergence", "clip", "beta", "clip_c"]
 
 
 def count(n: float) -> str:
@@ -20,187 +23,141 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _median(values):
-    return np.median(values, axis=-1)
-
-
-def clips(result: Tradeoff) -> tuple[tuple, list]:
-    """(header, rows): bias in percent of |∇J|, one sample's variance over |∇J|², and N*, at every distance."""
-    header = ("level", "clip", "direction", *(f"KL {d:g}: bias, variance, N*" for d in result.grid.distances))
-    rows = []
-    for index in tables.shown(result):
-        form, moments = result.forms[index], result.moments[index]
-        bias, variance = _median(moments.bias / moments.size), _median(moments.variance / moments.size)
-        star = _median(tables.crossing(moments, result.unclipped(form)))
-        for j, direction in enumerate(DIRECTIONS):
-            cells = []
-            for i in range(len(result.grid.distances)):
-                cell = f"{_share(bias[i, j])}, {variance[i, j]:.3g}"
-                cells.append(cell if form.clip == "none" else f"{cell}, {count(star[i, j])}")
-            rows.append((form.level, tables.spelled(form), direction, *cells))
-    return header, rows
-
-
-def best(result: Tradeoff, lines) -> tuple[tuple, list]:
-    """(header, rows): the bounds of least error of the first clip, at its first beta and c."""
-    first, rows = lines[0], {}
-    for line in lines:
-        if all(line[key] == first[key] for key in ("divergence", "clip", "beta", "clip_c")):
-            key = (line["level"], line["clip"], line["direction"], f"{line['kl']:g}")
-            rows.setdefault(key, []).append(tables.bounds(line["epsilon_low"], line["epsilon_high"]))
-    header = ("level", "clip", "direction", "KL", *(f"N={n:,}" for n in result.grid.samples))
-    return header, [(*key, *cells) for key, cells in rows.items()]
-
-
-def level(result: Tradeoff, lines) -> tuple[tuple, list]:
-    """(header, rows): unclipped token-level against sequence-level weighting, at the first beta."""
-    rows = {}
-    for line in lines:
-        if _plain(line, lines[0]):
-            rows[line["direction"], f"{line['kl']:g}"] = (
-                percent(line["token_effective_sample_size"]),
-                percent(line["sequence_effective_sample_size"]),
-                _share(line["token_bias_squared"]),
-                count(line["token_better_below"]),
-            )
-    header = ("direction", "KL", "effective tokens", "effective sequences", "token-level bias", "errs less below N")
-    return header, [(*key, *cells) for key, cells in rows.items()]
-
-
-def _plain(line, first) -> bool:
-    same = all(line[key] == first[key] for key in ("divergence", "beta"))
-    return same and (line["clip"], line["estimator"]) == ("none", "reinforce")
-
-
-def groups(lines) -> tuple[tuple, list]:
-    """(header, rows): advantages from a group, at the largest beta and distance, uphill."""
-    rows = []
-    for line in lines:
-        if _far(line, lines):
-            how = "yes" if line["dynamic_sampling"] else "no"
-            numbers = (f"{line[key]:.4g}" for key in ("scale", "cosine"))
-            rows.append(
-                (line["advantage"], how, _share(line["bias_squared"]), *numbers)
-                + (_share(line["residual"] ** 2), f"{line['variance']:.4g}")
-            )
-    header = ("advantage", "dynamic sampling", "bias", "best scale", "cosine", "bias after it", "variance")
-    return header, rows
-
-
-def _share(square: float) -> str:
+def root_percent(square: float) -> str:
+    """The root of a relative square, 0 where that is exact up to rounding."""
     return percent(math.sqrt(square)) if square > tables.TINY else "0"
 
 
-def _far(line, lines) -> bool:
-    most = {key: max(x[key] for x in lines) for key in ("beta", "kl")}
-    return line["direction"] == "uphill" and all(line[key] == value for key, value in most.items())
+def _spread(cells: Iterable[tuple[tuple, str]]) -> list[tuple]:
+    """(key, cell) pairs as one row a key: the key's words, then its cells."""
+    rows = {}
+    for key, cell in cells:
+        rows.setdefault(key, []).append(cell)
+    return [(*key, *row) for key, row in rows.items()]
 
 
-def finding_of_groups(lines) -> str:
-    """What a constant factor does not mend, at the largest beta and distance, uphill."""
-    far = [line for line in lines if _far(line, lines)]
+def clips(medians: pd.DataFrame) -> Printed:
+    """Bias in percent of |∇J|, one sample's variance over |∇J|², and N*, at every distance."""
+    at = tables.like_first(tables.shown(medians), ["samples"])  # none of the three depends on N
+    cells = []
+    for row in at.itertuples():
+        star = "" if row.clip == "none" else f", {count(row.n_star)}"
+        cell = f"{root_percent(row.bias_squared)}, {row.variance:.3g}{star}"
+        cells.append(((row.level, tables.spelled(row), row.direction), cell))
+    header = ("level", "clip", "direction", *(f"KL {kl:g}: bias, variance, N*" for kl in at.kl.unique()))
+    return header, _spread(cells)
 
-    def spelled(line):
-        return line["advantage"] + (" with dynamic sampling" if line["dynamic_sampling"] else "")
 
-    exact = [spelled(line) for line in far if line["bias_squared"] < tables.TINY]
-    rest = [
-        f"{spelled(line)} {_share(line['bias_squared'])} (then {_share(line['residual'] ** 2)})"
-        for line in far
-        if line["bias_squared"] >= tables.TINY
+def best(choices: pd.DataFrame) -> Printed:
+    """The bounds of least error of the first clip, at its first beta and c."""
+    at = tables.like_first(choices, FIRST_CLIP)
+    header = ("level", "clip", "direction", "KL", *(f"N={n:,}" for n in at.samples.unique()))
+    return header, _spread(
+        ((row.level, row.clip, row.direction, f"{row.kl:g}"), tables.bounds(row.epsilon_low, row.epsilon_high))
+        for row in at.itertuples()
+    )
+
+
+def levels(pairs: pd.DataFrame) -> Printed:
+    """Unclipped token-level against sequence-level weighting, at the first beta."""
+    header = ("direction", "KL", "effective tokens", "effective sequences", "token-level bias", "errs less below N")
+    return header, [
+        (row.direction, f"{row.kl:g}", percent(row.token_effective_sample_size))
+        + (percent(row.sequence_effective_sample_size), root_percent(row.token_bias_squared))
+        + (count(row.token_better_below),)
+        for row in tables.like_first(tables.unclipped_levels(pairs), ["samples"]).itertuples()
     ]
-    return (
-        f"Advantages from groups of {far[0]['group']}: exact are {', '.join(exact) or 'none'}. Biases at KL "
-        f"{far[0]['kl']:g} and beta {far[0]['beta']:g}, and what the best constant factor leaves of them: "
-        f"{', '.join(rest)}."
-    )
 
 
-def finding(result: Tradeoff) -> list[str]:
-    """What the numbers say, a sentence each; medians over problems."""
-    grid, sentences = result.grid, []
-    for index in tables.shown(result):
-        form, moments = result.forms[index], result.moments[index]
-        if form.clip == "none":
-            sentences.append(_of_weights(result, form.level, moments))
-            continue
-        star = _median(tables.crossing(moments, result.unclipped(form)))
-        bias, cosine = _median(moments.bias / moments.size), _median(moments.cosine)
-        if not (bias > tables.TINY).any():
-            sentences.append(f"{tables.spelled(form)}, {form.level} level: no bias at any distance of this grid.")
-            continue
-        each = [
-            f"{direction} {', '.join(count(n) for n in star[:, j])} (bias at most {_share(bias[:, j].max())}, "
-            f"cosine with ∇J at least {cosine[:, j].min():.2g})"
-            for j, direction in enumerate(DIRECTIONS)
-        ]
+def groups(baselines: pd.DataFrame) -> Printed:
+    """Advantages from a group, at the largest beta and distance, uphill."""
+    header = ("advantage", "dynamic sampling", "bias", "best scale", "cosine", "bias after it", "variance")
+    return header, [
+        (row.advantage, "yes" if row.dynamic_sampling else "no", root_percent(row.bias_squared), f"{row.scale:.4g}")
+        + (f"{row.cosine:.4g}", root_percent(row.residual**2), f"{row.variance:.4g}")
+        for row in _farthest(baselines).itertuples()
+    ]
+
+
+def _farthest(baselines: pd.DataFrame) -> pd.DataFrame:
+    most = (baselines.beta == baselines.beta.max()) & (baselines.kl == baselines.kl.max())
+    return baselines[most & (baselines.direction == "uphill")]
+
+
+def finding(frames: dict[str, pd.DataFrame]) -> list[str]:
+    """What the tables of `tables.all_tables` say, a sentence each; medians over problems."""
+    sentences = _of_clips(frames["tradeoff"])
+    if "best_epsilon" in frames:
+        sentences += _of_bounds(frames["best_epsilon"])
+    if "levels" in frames:
+        at = tables.like_first(tables.unclipped_levels(frames["levels"]), ["samples"])
         sentences.append(
-            f"{tables.spelled(form)}, {form.level} level, errs less than no clip only with fewer samples than, "
-            f"at KL {_joined(grid.distances)}: {'; '.join(each)}."
+            "Against the sequence-level objective, unclipped token-level weights err less than sequence-level ones only "
+            f"with fewer samples than {_ranges(at, 'direction', 'token_better_below')}; their bias is "
+            f"{root_percent(at.token_bias_squared.min())} to {root_percent(at.token_bias_squared.max())} of |∇J|."
         )
-        if form.clip == "-":
-            sentences.append(_of_turning(moments))
+    if "groups" in frames:
+        sentences.append(_of_groups(frames["groups"]))
     return sentences
 
 
-def _of_turning(moments) -> str:
-    cosine, scale = _median(moments.cosine), _median(moments.scale)
-    return (
-        f"Its expected gradient has a cosine of {cosine.min():.4g} to {cosine.max():.4g} with ∇J; multiplied by "
-        f"{scale.min():.4g} to {scale.max():.4g} it comes nearest."
-    )
+def _range(values) -> str:
+    ends = [f"{n:,.0f}" if n >= 10 or n == 0 else f"{n:.1f}" for n in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
 
 
-def _of_weights(result, level, moments) -> str:
-    effective, size = _median(moments.effective)[:, 0], _median(moments.variance / moments.size)[:, 0]
-    near, far = result.grid.distances[0], result.grid.distances[-1]
-    return (
-        f"Unclipped, {level} level: exact. Uphill from KL {near:g} to {far:g} its effective sample size goes from "
-        f"{percent(effective[0])} to {percent(effective[-1])}, one sample's variance from {size[0]:.3g} to "
-        f"{size[-1]:.3g} |∇J|²: with fewer samples than that, estimating zero errs less."
-    )
+def _ranges(table: pd.DataFrame, by: str, column: str) -> str:
+    """The range of a column for each value of another one, as "KL 1: 9.7 to 16"."""
+    name = "KL {:g}" if by == "kl" else "{}"
+    groups = tables.grouped(table, [by])[column]
+    return ", ".join(f"{_range(values)} ({name.format(key)})" for (key,), values in groups)
 
 
-def finding_of_bounds(lines) -> list[str]:
-    """From which N on no clip at all errs least, for the first clip at its first beta and c; a sentence a level."""
-    first, sentences = lines[0], []
-    kept = [x for x in lines if all(x[key] == first[key] for key in ("divergence", "clip", "beta", "clip_c"))]
-    for where in dict.fromkeys(x["level"] for x in kept):
-        each = []
-        for direction in DIRECTIONS:
-            at = [x for x in kept if (x["level"], x["direction"]) == (where, direction)]
-            ends = [_from(sorted((x["samples"], x["epsilon_high"]) for x in at if x["kl"] == d)) for d in _kls(at)]
-            each.append(f"{direction} {', '.join(ends)}")
-        sentences.append(
-            f"Whatever the bounds of clip {first['clip']}, {where} level, no clip at all errs least from N, "
-            f"at KL {_joined(_kls(kept))}: {'; '.join(each)}."
-        )
-    return sentences
-
-
-def _kls(lines) -> list:
-    return list(dict.fromkeys(x["kl"] for x in lines))
-
-
-def _joined(values) -> str:
-    return ", ".join(f"{value:g}" for value in values)
-
-
-def _from(choices) -> str:
-    """The N after which every choice is no clip, of ascending (N, epsilon)."""
-    clipped = [n for n, high in choices if high is not None]
-    free = [n for n, _ in choices if not clipped or n > clipped[-1]]
-    return f"{free[0]:,}" if free else f"over {choices[-1][0]:,}"
-
-
-def finding_of_levels(lines) -> list[str]:
-    """Token-level against sequence-level weighting, unclipped, a sentence a direction."""
+def _of_clips(medians: pd.DataFrame) -> list[str]:
     sentences = []
-    for direction in DIRECTIONS:
-        kept = [x for x in lines if x["direction"] == direction and _plain(x, lines[0])]
-        each = {x["kl"]: f"{count(x['token_better_below'])} (bias {_share(x['token_bias_squared'])})" for x in kept}
+    for _, at in tables.grouped(tables.like_first(tables.shown(medians), ["samples"]), tables.FORM):
+        form = next(at.itertuples())
+        subject, biased = f"{tables.spelled(form)}, {form.level} level", at[at.bias_squared > tables.TINY]
+        if form.clip == "none":
+            continue
+        if biased.empty:
+            sentences.append(f"{subject}: no bias at any distance of this grid.")
+            continue
         sentences.append(
-            f"Against the sequence-level objective, {direction}: token-level weights err less than sequence-level ones "
-            f"only with fewer samples than, at KL {_joined(each)}: {', '.join(each.values())}."
+            f"{subject}: where it is biased, it errs less than no clip only with fewer samples than N* = "
+            f"{_ranges(biased, 'kl', 'n_star')}; bias at most {root_percent(biased.bias_squared.max())} of |∇J|, "
+            f"cosine with ∇J at least {biased.cosine.min():.2g}."
         )
     return sentences
+
+
+def _of_bounds(choices: pd.DataFrame) -> list[str]:
+    """From which N on no clip at all errs least, for the first clip at its first beta and c; a sentence a level."""
+    at = tables.like_first(choices, FIRST_CLIP)
+    starts = []
+    for (level, direction, kl), row in tables.grouped(at, ["level", *tables.WHERE]):
+        last = row.samples[row.epsilon_high.notna()].max()  # NaN if no bounds ever err least
+        free = row.samples[~(row.samples <= last)]
+        starts.append((level, direction, kl, free.min() if len(free) else np.inf))
+    starts = pd.DataFrame(starts, columns=["level", *tables.WHERE, "start"])
+    return [
+        f"Whatever the bounds of clip {at['clip'].iloc[0]}, {level} level, no clip at all errs least from N = "
+        f"{_ranges(rows, 'direction', 'start')} samples on."
+        for (level,), rows in tables.grouped(starts, ["level"])
+    ]
+
+
+def _of_groups(baselines: pd.DataFrame) -> str:
+    """What a constant factor does not mend, at the largest beta and distance, uphill."""
+    far = _farthest(baselines)
+    names = far.advantage.astype(str) + np.where(far.dynamic_sampling, " with dynamic sampling", "")
+    biased = far.bias_squared >= tables.TINY
+    sentence = f"Advantages from groups of {far['group'].iloc[0]}: exact are {', '.join(names[~biased]) or 'none'}."
+    if biased.any():
+        residual = far.residual[biased] ** 2
+        sentence += (
+            f" At KL {far.kl.iloc[0]:g} and beta {far.beta.iloc[0]:g} the best constant factor leaves of the biases of "
+            f"the others {root_percent(residual.min())} ({names[residual.idxmin()]}) to "
+            f"{root_percent(residual.max())} ({names[residual.idxmax()]}) of |∇J|."
+        )
+    return sentence
