@@ -232,8 +232,7 @@ def test_a_group_s_moments_are_those_of_every_ordered_draw(where_of_groups, name
 
 def interval(values):
     """(median, low, high) of values."""
-    frame = pd.DataFrame({"all": 0, "x": values})
-    return tuple(tables.median_interval(frame, ["all"], ["x"]).iloc[0])
+    return tuple(tables.summary(pd.DataFrame({"all": 0, "x": values}), ["all"]).iloc[0, 1:])
 
 
 def test_the_interval_is_the_bootstrap_s():

@@ -4,7 +4,7 @@ Everything is relative to ∇J: a squared bias, variance or mean squared error o
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -37,21 +37,24 @@ def grouped(table: pd.DataFrame, keys: list[str]):
     return table.groupby(keys, sort=False, dropna=False, observed=True)
 
 
-def median_interval(table: pd.DataFrame, keys: list[str], columns: list[str]) -> pd.DataFrame:
-    """The median over problems of each column, and as `_low`, `_high` its 95 % percentile bootstrap interval, exactly.
+def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """A row for each value of the keys: of every other column the median over problems, of a bool its share.
 
-    A row for each value of the keys, which are the index.
+    With `_low` and `_high` it has the ends of each median's 95 % percentile bootstrap interval, exactly.
     """
-    groups = grouped(table, keys)[columns]
+    groups = grouped(table, keys)
+    values = [name for name in table if name not in keys]
+    shares = [name for name in values if table[name].dtype == bool]
+    medians = groups[[name for name in values if name not in shares]]
     count = int(groups.size().max())
     low, high = (rank / max(1, count - 1) for rank in _ranks(count))
-    parts = {
-        "": groups.median(),
-        "_low": groups.quantile(low, interpolation="nearest"),
-        "_high": groups.quantile(high, interpolation="nearest"),
-    }
-    joined = pd.concat([part.add_suffix(suffix) for suffix, part in parts.items()], axis=1)
-    return joined[[column + suffix for column in columns for suffix in parts]]
+    parts = [
+        medians.median(),
+        medians.quantile(low, interpolation="nearest").add_suffix("_low"),
+        medians.quantile(high, interpolation="nearest").add_suffix("_high"),
+        groups[shares].mean(),
+    ]
+    return pd.concat(parts, axis=1).reset_index()
 
 
 def error(moments, samples, sequence: bool = False):
@@ -85,38 +88,33 @@ def _matching(table: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> pd.Da
     return table[on].merge(others.drop_duplicates(on), on=on, how="left")
 
 
-def _each_samples(once: pd.DataFrame, errors: list[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of `once` at every N, joined to the errors of each N; their index is that of `once` and `samples`."""
-    by_samples = pd.concat(errors)
-    samples = by_samples.index.unique("samples").to_frame(index=False)
-    return once.reset_index().merge(samples, how="cross").merge(by_samples.reset_index())
+def _at_each_samples(table: pd.DataFrame, keys: list[str], samples: Sequence[int], errors: Callable) -> pd.DataFrame:
+    """`summary` of a table and, at every N, of the columns that errors(N) returns: a row for each key and N."""
+    at_each = [summary(table[keys].assign(samples=n, **errors(n)), [*keys, "samples"]) for n in samples]
+    return summary(table, keys).merge(pd.DataFrame({"samples": samples}), how="cross").merge(pd.concat(at_each))
 
 
 def tradeoff(result: Tradeoff) -> pd.DataFrame:
     """A row for each form, direction, distance and N: medians over problems, with `_low`, `_high` of an interval."""
-    table, keys, on = result.table, [*FORM, *WHERE], [*TARGET, "problem"]
-    exact = _matching(table, table[table["clip"] == "none"], on)
-    relative = table.assign(
+    table, keys = result.table, [*FORM, *WHERE]
+    exact = _matching(table, table[table["clip"] == "none"], [*TARGET, "problem"])
+    single = ["kl_back", "effective_sample_size", "dead_mass", "cosine", "best_scale"]
+    relative = table[[*keys, *single]].assign(
         bias_squared=table.bias_squared / table.gradient_squared,
         variance=table.variance / table.gradient_squared,
         sequence_bias_squared=table.sequence_bias_squared / table.sequence_gradient_squared,
         n_star=np.where(table["clip"] == "none", np.nan, crossing(table, exact)),
     )
-    single = ["kl_back", "effective_sample_size", "dead_mass", "cosine", "best_scale"]
-    intervals = ["bias_squared", "variance", "sequence_bias_squared", "n_star"]
-    once = grouped(relative, keys)[single].median().join(median_interval(relative, keys, intervals))
-    errors = []
-    for n in result.grid.samples:
+
+    def errors(n):
         mse = error(table, n)
-        at = table[keys].assign(
-            samples=n,
-            mse=mse,
-            sequence_mse=error(table, n, sequence=True),
-            beats_unclipped=(mse < error(exact, n)).astype(float),
-        )
-        medians = median_interval(at, [*keys, "samples"], ["mse", "sequence_mse"])
-        errors.append(medians.join(grouped(at, [*keys, "samples"])["beats_unclipped"].mean()))
-    return _each_samples(once, errors)
+        sequence_mse = error(table, n, sequence=True)
+        return {"mse": mse, "sequence_mse": sequence_mse, "beats_unclipped": mse < error(exact, n)}
+
+    medians = _at_each_samples(relative, keys, result.grid.samples, errors)
+    before, after = ("bias_squared", "variance", "sequence_bias_squared", "n_star"), ("mse", "sequence_mse")
+    before, after = ([x + end for x in names for end in ("", "_low", "_high")] for names in (before, after))
+    return medians[[*keys, *single, *before, "samples", *after, "beats_unclipped"]]
 
 
 def best_epsilon(medians: pd.DataFrame) -> pd.DataFrame:
@@ -154,14 +152,13 @@ def levels(result: Tradeoff) -> pd.DataFrame:
         **{f"{name}_effective_sample_size": x.effective_sample_size for name, x in both.items()},
         token_better_below=np.where(token["clip"] == "none", crossing(token, sequence, sequence=True), np.nan),
     )
-    errors = []
-    for n in result.grid.samples:
-        mse = {f"{name}_mse": error(x, n, sequence=True) for name, x in both.items()}
-        better = (mse["token_mse"] < mse["sequence_mse"]).astype(float)
-        groups = grouped(token[keys].assign(samples=n, **mse, token_better=better), [*keys, "samples"])
-        errors.append(groups[list(mse)].median().join(groups["token_better"].mean()))
+
+    def errors(n):
+        token_mse, sequence_mse = (error(x, n, sequence=True) for x in both.values())
+        return {"token_mse": token_mse, "sequence_mse": sequence_mse, "token_better": token_mse < sequence_mse}
+
     pairs = [f"{name}_{x}" for x in ("mse", "bias_squared", "effective_sample_size") for name in both]
-    medians = _each_samples(grouped(once, keys).median(), errors)
+    medians = _at_each_samples(once, keys, result.grid.samples, errors)
     return medians[[*keys, "samples", *pairs, "token_better", "token_better_below"]]
 
 
@@ -190,22 +187,28 @@ def like_first(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     return table.merge(table[columns].head(1), on=columns)
 
 
+def first_clip(choices: pd.DataFrame) -> pd.DataFrame:
+    """Of the rows of `best_epsilon`, those of the first clip at the first divergence, beta and c."""
+    return like_first(choices, ["objective", "divergence", "clip", "beta", "clip_c"])
+
+
 def unclipped_levels(levels: pd.DataFrame) -> pd.DataFrame:
     """Of the rows of `levels`, those without a clip at the first divergence and beta."""
     return like_first(levels[(levels["clip"] == "none") & (levels.estimator == "reinforce")], ["divergence", "beta"])
 
 
 def shown(table: pd.DataFrame, levels: Sequence[str] = ("token", "sequence")) -> pd.DataFrame:
-    """The rows that are printed and drawn: every clip at the first divergence, beta, epsilon and c.
+    """The rows that are printed and drawn, named by a `label`: every clip at the first divergence, beta, epsilon and c.
 
     Unclipped, the two estimators have one gradient and share a line.
     """
     at = table[(table.divergence == table.divergence.iloc[0]) & table.level.isin(levels)]
-    return at.merge(at.drop_duplicates(["objective", "clip", "level"])[FORM], on=FORM)
+    forms = at[FORM].drop_duplicates(["objective", "clip", "level"])
+    return at.merge(forms.assign(label=[_label(form) for form in forms.itertuples()]), on=FORM)
 
 
-def spelled(form) -> str:
-    """A form (a `Form` or a row with its columns) in a few words, without level and beta."""
+def _label(form) -> str:
+    """A form in a few words, without level and beta."""
     if form.clip == "-":
         return form.objective
     if np.isnan(form.clip_low):
