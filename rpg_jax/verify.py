@@ -34,11 +34,18 @@ flags.DEFINE_float("beta", None, "with --objective: its coefficient; default 0")
 flags.DEFINE_string("level", None, "with --objective: token or sequence; default token")
 flags.DEFINE_string("declares", None, "with --objective: what it claims to be; with a comma, on and off policy")
 flags.DEFINE_string("json", None, "file to write every measurement to")
-flags.adopt_module_key_flags(tradeoff)
+flags.DEFINE_bool(
+    "tradeoff", False, "bias, variance and mean squared error of the gradient instead: tables, CSV and figures"
+)
+flags.DEFINE_string("out", "runs/tradeoff", "with --tradeoff: folder of its CSV files and figures")
+for name, text in tradeoff.WHOLE.items():
+    flags.DEFINE_integer(name, tradeoff.default(name), f"with --tradeoff: {text}")
+for name, text in tradeoff.LISTS.items():
+    flags.DEFINE_list(name, tradeoff.default(name), f"with --tradeoff: {text}")
 
 
 def main(options):
-    return tradeoff.main(options) if tradeoff.asked() else verify.main(options)
+    return tradeoff.main(options) if tradeoff.asked(options) else verify.main(options)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def log_ratios(
 
 
 def scaled(beta: float, term: Callable[[], Array]) -> Array | float:
-    """beta·term(), and 0 where beta is 0: of a reference far away the term may be infinite."""
-    return beta * term() if beta else 0.0
+    """beta·term(), and 0 where beta is the number 0: of a reference far away the term may be infinite."""
+    return 0.0 if isinstance(beta, int | float) and not beta else beta * term()
 
 
 def regularizer(

@@ -5,15 +5,18 @@ import math
 import os
 import pathlib
 import tempfile
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 
+from rpg_jax.exact import contract_faults
+from rpg_jax.exact.verification import Case
 from rpg_jax.lab.tradeoff import figures, measure, tables, words
 from rpg_jax.lab.tradeoff.measure import Grid, Tradeoff
-from rpg_jax.run import cli
+from rpg_jax.run import cli, verify
 from rpg_jax.storage.logs import jsonable
 
 WHOLE = {  # flags of a whole number each, and what they mean
@@ -84,13 +87,23 @@ def _bounds(word: str) -> tuple[float, float]:
     return min(_number("epsilons", float, low), 1.0), _number("epsilons", float, low)
 
 
-def run(options: SimpleNamespace, case=None) -> Tradeoff:
-    """Measures the built-in forms, or an objective of the user's.
+def main(options: SimpleNamespace) -> None:
+    """--tradeoff, of the built-in forms or of --objective."""
+    started, output = time.monotonic(), verify.json_file(options)
+    case, faults = verify.chosen_case(options), []
+    if case is None:
+        result = measured(options)
+    else:
+        with verify.running(case.name):
+            faults, result = contract_faults(case.members[0][0]), measured(options, case)
+    report(options, result, output)
+    for fault in faults:
+        print(f"contract: {fault}")
+    print(f"Forms: {len(result.forms)}, in {time.monotonic() - started:.0f} s.")
 
-    Args:
-      case: has the objective's `name` and its `members`, pairs of an objective and its `Target`, the first of which is
-        measured; None for the built-in forms.
-    """
+
+def measured(options: SimpleNamespace, case: Case | None = None) -> Tradeoff:
+    """The trade-off of the built-in forms, or of an objective of the user's; `cli.Mistake` for flags without sense."""
     what, out = grid(options), pathlib.Path(options.out)
     nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not nearest.is_dir():
@@ -110,26 +123,21 @@ def run(options: SimpleNamespace, case=None) -> Tradeoff:
     return result
 
 
-def report(options: SimpleNamespace, result: Tradeoff, show: Callable, output: pathlib.Path | None = None) -> None:
-    """Prints tables and sentences, and writes CSV files and figures into --out.
-
-    Args:
-      show: (header, rows of strings) -> None, prints a table.
-      output: path of a JSON file to write everything to, or None.
-    """
+def report(options: SimpleNamespace, result: Tradeoff, output: pathlib.Path | None = None) -> None:
+    """Prints tables and sentences; writes CSV files and figures into --out, and all of it into `output` as JSON."""
     frames, folder = tables.all_tables(result), pathlib.Path(options.out)
     print("Bias (of |∇J|), variance of one sample (of |∇J|²), and N*: with fewer samples the clip lowers the error.")
-    show(*words.clips(frames["tradeoff"]))
+    verify.print_table(*words.clips(frames["tradeoff"]))
     if "best_epsilon" in frames:
         print("\nEpsilon (low/high) of least mean squared error:")
-        show(*words.best(frames["best_epsilon"]))
+        verify.print_table(*words.best(frames["best_epsilon"]))
     if "levels" in frames:
         print("\nToken-level against sequence-level weights, unclipped, held against the sequence-level objective:")
-        show(*words.levels(frames["levels"]))
+        verify.print_table(*words.levels(frames["levels"]))
     if "groups" in frames:
         where = f"uphill, KL {max(result.grid.distances):g}, beta {max(result.grid.betas):g}"
         print(f"\nAdvantages from a batch of one group of {result.grid.group}; {where}, token level, unclipped:")
-        show(*words.groups(frames["groups"]))
+        verify.print_table(*words.groups(frames["groups"]))
     sentences = words.finding(frames)
     print("\nWhat it says (medians over problems):", *sentences, sep="\n* ")
     with cli.door():

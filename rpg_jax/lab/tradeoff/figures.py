@@ -18,6 +18,7 @@ _STYLES = (
     ("#7a7a7a", (0, (1, 2)), "x"),
 )
 _INK, _GRID = "#222222", "#dddddd"
+_LINEAR, _LOG = {"value": "linear"}, {"value": "log"}
 
 
 def draw(result: Tradeoff, frames: dict[str, pd.DataFrame], folder: pathlib.Path) -> list[pathlib.Path]:
@@ -41,8 +42,8 @@ def draw(result: Tradeoff, frames: dict[str, pd.DataFrame], folder: pathlib.Path
     return [pathlib.Path(folder) / f"{name}.png" for name in figures]
 
 
-def _facets(table: pd.DataFrame, title: str, xlabel: str, height: float = 2.7):
-    """A figure and its axes [rows, columns].
+def _facets(table: pd.DataFrame, title: str, xlabel: str, x: dict, y: dict, height: float = 2.7):
+    """A figure and its axes [rows, columns]; x and y are the scales of the axes, as `Axes.set_xscale` takes them.
 
     Of the table, the columns `row` and `column` name a panel and `label` a line in it, through the points `x`, `y`, in
     a band from `low` to `high` where the table has them.
@@ -53,6 +54,9 @@ def _facets(table: pd.DataFrame, title: str, xlabel: str, height: float = 2.7):
     figure = Figure(figsize=(3.3 * len(columns) + 1.8, height * len(rows) + 1.0), dpi=110, layout="constrained")
     figure.suptitle(title, fontsize=11, color=_INK)
     axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex="col", sharey="row")
+    for axis in axes.flat:  # before anything is drawn: margins depend on the scale
+        axis.set_xscale(**x)
+        axis.set_yscale(**y)
     for (row, column, label), line in tables.grouped(table, ["row", "column", "label"]):
         axis, number = axes[rows.index(row), columns.index(column)], labels.index(label)
         color, style, marker = _STYLES[number % len(_STYLES)]
@@ -91,10 +95,9 @@ def _errors(result: Tradeoff, table: pd.DataFrame):
     curves["column"] = _named(curves.kl, "KL(old‖new) = {:g}")
     where = f"{table.level.iloc[0]} level, beta {table.beta.iloc[0]:g}"
     title = f"Mean squared error of N samples' mean gradient, over |∇J|²: {where}; median, 95 %"
-    figure, axes = _facets(curves.rename(columns={"y_low": "low", "y_high": "high"}), title, "N, samples")
+    curves = curves.rename(columns={"y_low": "low", "y_high": "high"})
+    figure, axes = _facets(curves, title, "N, samples", _LOG, _LOG)
     for axis in axes.flat:
-        axis.set_xscale("log")
-        axis.set_yscale("log")
         axis.axhline(1, color=_INK, linewidth=0.8, linestyle=(0, (1, 3)))  # estimating zero
     return figure
 
@@ -128,7 +131,7 @@ def _moments(swept: pd.DataFrame):
         for name, text in (("bias_squared", "squared bias (none where exact)"), ("variance", "variance"))
     )
     title = f"Squared bias and variance of one sample, over |∇J|²: token level, uphill, beta {swept.beta.iloc[0]:g}"
-    figure, axes = _facets(points, title, "epsilon (low/high)")
+    figure, axes = _facets(points, title, "epsilon (low/high)", _LINEAR, _LINEAR)
     for axis in axes[1]:
         axis.set_xticks(np.arange(len(bounds)), bounds, rotation=60)
     for row, (_, of_row) in zip(axes, tables.grouped(points, ["row"]), strict=True):
@@ -151,9 +154,8 @@ def _best(swept: pd.DataFrame, best: pd.DataFrame):
         label=_named(best.kl),
     )
     title = f"Epsilon of least error: clip {first['clip']}, beta {first.beta:g}, c {first.clip_c:g}"
-    figure, axes = _facets(points, title, "N, samples")
+    figure, axes = _facets(points, title, "N, samples", _LOG, _LINEAR)
     for axis in axes.flat:
-        axis.set_xscale("log")
         axis.set_yticks(np.arange(len(order)), order)
     return figure
 
@@ -172,8 +174,5 @@ def _levels(levels: pd.DataFrame):
     points = points.assign(row="relative error", column=points.direction)
     beta = levels.beta.iloc[0]
     title = f"Unclipped weights of tokens and of sequences: error against the sequence-level J, beta {beta:g}"
-    figure, axes = _facets(points, title, "KL(old‖new), nats", height=3.4)
-    for axis in axes.flat:
-        axis.set_xscale("symlog", linthresh=min(distances[distances > 0], default=1))
-        axis.set_yscale("log")
-    return figure
+    scale = {"value": "symlog", "linthresh": min(distances[distances > 0], default=1)}
+    return _facets(points, title, "KL(old‖new), nats", scale, _LOG, height=3.4)[0]
