@@ -1,8 +1,8 @@
-"""Every pytree that crosses a folder.
+"""The pytrees that pass between folders.
 
 One convention holds everywhere: column t describes token t, so `logp[b, t] = log p(tokens[b, t] | tokens[b, :t])`.
-A row is `prompt ++ response ++ padding`, aligned to column 0 and padded on the right: a token's position is its column,
-and causal attention alone keeps padding out of every valid token's context.
+A row is `prompt ++ response ++ padding`, aligned to column 0 and padded on the right. A token's position is therefore
+its column, and causal attention alone keeps padding out of every valid token's context.
 """
 
 import dataclasses
@@ -25,30 +25,32 @@ class Prompts:
     """P prompts of at most Tp tokens; answers and other metadata stay on the host."""
 
     tokens: jax.Array  # i32[P, Tp], padded on the right
-    mask: jax.Array  # bool[P, Tp], true on prompt tokens; at least one a row
-    problem: jax.Array  # i32[P], a problem's id: part of the key its responses are drawn with
+    mask: jax.Array  # bool[P, Tp], true on prompt tokens; at least one per row
+    problem: jax.Array  # i32[P], a problem's id: part of the random key of its responses
 
 
 @pytree
 class Rollout:
-    """B sampled responses with the log-probs of the distributions that made them. T = Tp + the largest response."""
+    """B sampled responses with their log-probs; T = Tp + the length limit of responses."""
 
     tokens: jax.Array  # i32[B, T]
     response_mask: jax.Array  # bool[B, T], true on response tokens up to and including the first stop token
-    sampler_logp: jax.Array  # f32[B, T], of the filtered and tempered distribution that was drawn from; 0 off the mask
-    model_logp: jax.Array  # f32[B, T], of the model at the training temperature, no filters; 0 off the mask
+    sampler_logp: jax.Array  # f32[B, T], of the filtered and tempered distribution that was sampled; 0 outside the mask
+    model_logp: jax.Array  # f32[B, T], of the model at the training temperature, no filters; 0 outside the mask
     problem: jax.Array  # i32[B]
-    sample: jax.Array  # i32[B], index of the response among its problem's
-    finished: jax.Array  # bool[B], whether a stop token ended it (false: cut at its length limit)
+    sample: jax.Array  # i32[B], index among the responses to its problem
+    finished: jax.Array  # bool[B], whether a stop token ended it (false: truncated at its length limit)
 
 
 @pytree
 class TrainBatch:
-    """What an update sees: B rows of T tokens, with everything but the current policy's log-probs precomputed."""
+    """The input of an update: B rows of T tokens, and everything but the current policy's log-probs."""
 
     tokens: jax.Array  # i32[B, T]
     response_mask: jax.Array  # bool[B, T]
-    behavior_logp: jax.Array  # f32[B, T], the policy that sampled, by the trainer and at the sampling temperature
+    behavior_logp: (
+        jax.Array
+    )  # f32[B, T], of the behaviour policy, by the trainer's forward pass at the sampling temperature
     reference_logp: jax.Array  # f32[B, T]
     advantage: jax.Array  # f32[B, 1] or f32[B, T]
     weight: jax.Array  # f32[B, T], constant correction per token (docs/method.md 5.3); ones when unused
@@ -56,7 +58,7 @@ class TrainBatch:
 
 @pytree
 class Reference:
-    """Bookkeeping of the reference policy; `params` is None when the reference is the behaviour policy itself."""
+    """State of the reference policy; `params` is None when the reference is the behaviour policy itself."""
 
     params: Params | None  # same tree as TrainState.params
     refreshed_at: jax.Array  # i32[], optimizer step of the last refresh
@@ -65,10 +67,10 @@ class Reference:
 
 @pytree
 class TrainState:
-    """All that a step reads and writes, arrays only."""
+    """Everything that an RL step reads and writes, arrays only."""
 
     step: jax.Array  # i32[], optimizer steps taken
     params: Params  # float32; under schedule-free the point y where gradients are taken
     opt_state: Any  # optax's
     reference: Reference
-    skipped: jax.Array  # i32[2], updates skipped as non-finite: in all, and in a row up to now
+    skipped: jax.Array  # i32[2], updates skipped as non-finite: in total, and consecutively until now

@@ -78,7 +78,9 @@ class Problems(tfds.core.GeneratorBasedBuilder):
 
 def write(splits: dict[str, list[Problem]], directory) -> None:
     """Writes the splits as a TFDS dataset `problems` under `directory`, quietly."""
-    with contextlib.redirect_stdout(io.StringIO()), _no_progress_bars():
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
+        tfds.display_progress_bar(False)
+        stack.callback(tfds.display_progress_bar, True)
         Problems(splits, data_dir=str(directory), file_format="array_record").download_and_prepare()
     shutil.rmtree(pathlib.Path(directory) / "downloads", ignore_errors=True)  # TFDS makes it, empty
 
@@ -108,12 +110,3 @@ def to_problem(record: dict) -> Problem:
     """A TFDS record as a `Problem`."""
     texts = {key: record[key].decode() for key in ("task", "prompt", "solution", "answer")}
     return Problem(id=int(record["id"]), **texts)
-
-
-@contextlib.contextmanager
-def _no_progress_bars():
-    tfds.display_progress_bar(False)
-    try:
-        yield
-    finally:
-        tfds.display_progress_bar(True)

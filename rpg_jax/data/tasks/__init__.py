@@ -1,7 +1,7 @@
-"""Task families: procedurally generated problems with difficulty knobs and worked solutions.
+"""Task families: procedurally generated problems with difficulty settings and worked solutions.
 
-A family is one entry of `TASKS`: a function that draws a problem and one that names it. To add a family, write both in
-a new file, list it here, and give `rpg_jax/rewards/verifiers.py` a verifier of the same name.
+A family is one entry of `TASKS`: a function that generates a problem, and one that gives its canonical form. To add a
+family, write both in a new file, list it here, and add a verifier of the same name to `rpg_jax/rewards/verifiers.py`.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from rpg_jax.data.tasks import arithmetic, countdown, rewriting, sorting
 
 SPLITS = ("train", "heldout")
-HELDOUT_SHARE = 8  # one problem in so many is held out
+HELDOUT_SHARE = 8  # one problem in eight is held out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Task:
     """A family of problems.
 
     `generate(rng, **difficulty) -> (prompt, solution, answer)`: three strings. The solution is worked step by step and
-    ends with the line `Answer: ...`; `answer` is JSON that holds what the verifier needs. Difficulty is keyword-only,
-    with defaults. `canonical(prompt) -> str` is equal for two prompts exactly when they pose the same problem.
+    ends with the line `Answer: ...`; `answer` is JSON for the verifier. Difficulty is keyword-only, with defaults.
+    `canonical(prompt) -> str` is equal for two prompts exactly when they pose the same problem.
     """
 
     generate: Callable[..., tuple[str, str, str]]
@@ -44,22 +44,22 @@ def defaults(name: str) -> dict:
 
 
 def check_difficulty(name: str, difficulty: dict) -> dict:
-    """The full difficulty of a family, given keys over its defaults; raises ValueError that names an unfit key."""
-    known = defaults(name)
+    """The full difficulty of a family, `difficulty` over its defaults; raises ValueError that names an invalid key."""
+    full = defaults(name)
     for key, value in difficulty.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        if key not in full:
+            near = difflib.get_close_matches(key, full, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(full)}"
             raise ValueError(f"task {name!r} has no difficulty key {key!r}; {hint}")
-        if type(value) is not type(known[key]):
-            raise ValueError(f"task {name!r}: {key}={value!r} must be of type {type(known[key]).__name__}")
+        if type(value) is not type(full[key]):
+            raise ValueError(f"task {name!r}: {key}={value!r} must be of type {type(full[key]).__name__}")
         if isinstance(value, int) and value < 0:
             raise ValueError(f"task {name!r}: {key}={value} must not be negative")
-    return known | difficulty
+    return full | difficulty
 
 
 def split_of(name: str, prompt: str) -> str:
-    """The split that a problem belongs to: a hash of its canonical form, so that no problem can be in both."""
+    """The split of a problem, by a hash of its canonical form, so that no problem can be in both splits."""
     digest = hashlib.blake2b(f"{name}\n{_task(name).canonical(prompt)}".encode(), digest_size=8).digest()
     return SPLITS[int.from_bytes(digest, "big") % HELDOUT_SHARE == 0]
 
@@ -72,21 +72,21 @@ def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str
     if count < 1:
         raise ValueError(f"task {name!r} would have no {split} problems: {split}_size={count} must be at least 1")
     task, difficulty = _task(name), check_difficulty(name, difficulty)
-    found, missed, patience = {}, 0, 2000 * HELDOUT_SHARE
-    while len(found) < count:
+    drawn, missed, patience = {}, 0, 2000 * HELDOUT_SHARE
+    while len(drawn) < count:
         problem = task.generate(rng, **difficulty)
         key = task.canonical(problem[0])
-        if key in found or split_of(name, problem[0]) != split:
+        if key in drawn or split_of(name, problem[0]) != split:
             missed += 1
             if missed > patience:
                 settings = ", ".join(f"{k}={v!r}" for k, v in difficulty.items())
                 raise ValueError(
-                    f"task {name!r} has only about {len(found)} {split} problems with {settings}, and "
+                    f"task {name!r} has only about {len(drawn)} {split} problems with {settings}, and "
                     f"{split}_size asks for {count}: ask for fewer or raise the difficulty"
                 )
         else:
-            found[key], missed = problem, 0
-    return list(found.values())
+            drawn[key], missed = problem, 0
+    return list(drawn.values())
 
 
 def _task(name: str) -> Task:

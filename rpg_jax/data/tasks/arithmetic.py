@@ -1,4 +1,4 @@
-"""Multi-step integer arithmetic, worked one operation a line.
+"""Multi-step integer arithmetic, worked one operation per line.
 
     Compute 7+5-8+9
     7+5=12
@@ -42,7 +42,7 @@ def generate(rng, *, steps=3, operand=9, maximum=20, operators="+-"):
 
 
 def canonical(prompt: str) -> str:
-    """The chain with each run of additions and subtractions, or of multiplications, sorted: they commute."""
+    """The chain with each run of additions and subtractions, or of multiplications, sorted, because they commute."""
     numbers, operators = re.findall(r"\d+", prompt), re.findall(r"[-+*]", prompt)
     operators.insert(0, "*" if operators[0] == "*" else "+")
     runs = itertools.groupby(zip(operators, numbers, strict=True), key=lambda step: step[0] == "*")

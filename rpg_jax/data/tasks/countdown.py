@@ -1,4 +1,4 @@
-"""Countdown: make a target from given numbers, each used at most once. Many answers are right.
+"""Countdown: make a target from given numbers, each used at most once. Many answers are correct.
 
     Make 17 from 9,3,8,4,1
     9+3=12
@@ -7,7 +7,7 @@
     Answer: 9+8
 
 The worked solution is a systematic search: pairs (or more) of the given numbers in their order, each with its value,
-until one hits. Every line is a small step from the line before, which a small model can learn.
+until one has the target's value. Every line is a small step from the previous one, which a small model can learn.
 """
 
 import itertools
@@ -22,9 +22,9 @@ def generate(rng, *, numbers=5, used=2, largest=9, maximum=99, operators="+-", a
 
     Args:
       rng: numpy Generator.
-      numbers: how many are given; used: how many the worked solution uses.
+      numbers: how many numbers the problem gives; used: how many of them the worked solution uses.
       operators: any of "+-*/", applied from left to right in the worked solution.
-      attempts: at most so many attempts miss before the one that hits.
+      attempts: the most attempts that miss before the one that hits.
 
     Raises:
       ValueError: for settings under which no problem exists.
@@ -35,8 +35,8 @@ def generate(rng, *, numbers=5, used=2, largest=9, maximum=99, operators="+-", a
     if not (largest and maximum):
         raise ValueError(f"task 'countdown': {largest=} and {maximum=} must be at least 1")
     for _ in range(200):
-        given = [int(n) for n in rng.integers(1, largest + 1, numbers)]
-        tries = list(itertools.islice(_tries(given, used, operators, maximum), attempts + 1))
+        available = [int(n) for n in rng.integers(1, largest + 1, numbers)]
+        tries = list(itertools.islice(_tries(available, used, operators, maximum), attempts + 1))
         values = [value for _, value in tries]
         hits = [i for i, value in enumerate(values) if value >= 1 and value not in values[:i]]
         if hits:
@@ -45,19 +45,19 @@ def generate(rng, *, numbers=5, used=2, largest=9, maximum=99, operators="+-", a
         raise ValueError(f"task 'countdown': {operators=} seldom reach a target in 1..{maximum=}; raise maximum")
     hit = hits[rng.integers(len(hits))]
     lines = "".join(f"{text}={value}\n" for text, value in tries[: hit + 1])
-    answer = json.dumps({"numbers": sorted(given), "target": values[hit]})
-    return f"Make {values[hit]} from {','.join(map(str, given))}\n", f"{lines}Answer: {tries[hit][0]}", answer
+    answer = json.dumps({"numbers": sorted(available), "target": values[hit]})
+    return f"Make {values[hit]} from {','.join(map(str, available))}\n", f"{lines}Answer: {tries[hit][0]}", answer
 
 
 def canonical(prompt: str) -> str:
-    """The target and the given numbers in order."""
-    target, *given = map(int, re.findall(r"\d+", prompt))
-    return f"{target} {sorted(given)}"
+    """The target and the sorted numbers."""
+    target, *numbers = map(int, re.findall(r"\d+", prompt))
+    return f"{target} {sorted(numbers)}"
 
 
-def _tries(given, used, operators, maximum):
+def _tries(available, used, operators, maximum):
     """(expression, value) of the chains over `used` numbers, in order, whose value is an integer in 0..maximum."""
-    for start, *rest in itertools.combinations(given, used):
+    for start, *rest in itertools.combinations(available, used):
         for choice in itertools.product(operators, repeat=used - 1):
             steps = list(zip(choice, rest, strict=True))
             value = chains.value(start, steps)
