@@ -449,7 +449,7 @@ with Checkpoints(sys.argv[1]) as checkpoints:
 
 
 def test_saved_on_one_mesh_and_restored_on_others(tmp_path):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", SHARDED, tmp_path], cwd=ROOT, env=environment, check=True)
 
 
@@ -496,7 +496,7 @@ def test_processes_agree_on_what_is_damaged(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     both = [
         subprocess.Popen(
             [sys.executable, "-c", TWO_PROCESSES, tmp_path, port, str(process)], cwd=ROOT, env=environment, text=True,

@@ -288,7 +288,7 @@ for axes in (dict(data=1, fsdp=2, tensor=2), dict(data=1, fsdp=4), dict(data=4))
 def test_every_device_of_a_mesh_gets_its_shards(tmp_path):
     raw = {**raw_config("qwen3"), "vocab_size": 40, "tie_word_embeddings": False}
     save(tmp_path, raw, random_tensors(raw, ml_dtypes.bfloat16), files=2)
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", SHARDED, tmp_path], cwd=ROOT, env=environment, check=True)
 
 

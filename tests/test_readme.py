@@ -56,7 +56,7 @@ def test_command(command, folder):
         r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
     )
     if "--tensor=2" in command:
-        environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+        environment["JAX_NUM_CPU_DEVICES"] = "2"
     # The set-up is that of whoever runs this suite.
     script = command if command.startswith("./launch") else f"set -e; {command}"
     done = subprocess.run(
