@@ -4,8 +4,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 
@@ -13,27 +11,18 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from processes import run, start
 
 from rpg_jax.run import build, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import Checkpoints
 
-ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = "--config=configs/quickstart.py:smoke"
 
 
-def command(module, *arguments):
-    return [sys.executable, "-m", f"rpg_jax.{module}", *map(str, arguments)]
-
-
-def run(module, *arguments, timeout=400):
-    return subprocess.run(
-        command(module, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
-    )
-
-
 def train_arguments(path, *more):
-    return CONFIG, f"--workdir={path}", f"--config.data.directory={path.parent / 'data'}", *more
+    """Of the smoke run, with a model whose layers are compiled as one."""
+    return CONFIG, f"--workdir={path}", f"--config.data.directory={path.parent / 'data'}", "--config.model.scan", *more
 
 
 def rows(path):
@@ -67,14 +56,6 @@ def finished(folder):
     done = run("train", *train_arguments(path))
     assert done.returncode == 0, done.stderr
     return path
-
-
-def assert_same_run(path, finished):
-    assert untimed(path) == untimed(finished)
-    assert (path / "heldout.jsonl").read_text() == (finished / "heldout.jsonl").read_text()
-    (step, state, cursor), (other_step, other_state, other_cursor) = final_state(path), final_state(finished)
-    assert (step, cursor) == (other_step, other_cursor)
-    jax.tree.map(np.testing.assert_array_equal, state, other_state)
 
 
 def test_a_run_leaves_what_it_promises(finished):
@@ -120,12 +101,17 @@ def test_training_again_does_nothing_more(finished):
     assert untimed(finished) == before
 
 
-def wait_for(path, found, process, seconds=300):
+def interrupted(path, number, reached, seconds=300):
+    """The exit status of a training process that is sent a signal once `reached(path)`."""
+    process, (_, errors) = start("train", *train_arguments(path))
     deadline = time.monotonic() + seconds
-    while not found(path):
-        assert process.poll() is None, process.communicate()
+    while not reached(path):
+        assert process.is_alive(), errors.read()
         assert time.monotonic() < deadline, "never came so far"
         time.sleep(0.02)
+    os.kill(process.pid, number)
+    process.join(120)
+    return process.exitcode
 
 
 def metrics_hold(count):
@@ -136,35 +122,21 @@ def metrics_hold(count):
     return found
 
 
-KILLS = {
-    "in the warm start": lambda path: (path / "warm_start" / "3").exists(),
-    "after the first evaluation": metrics_hold(1),
-    "after a step": metrics_hold(2),
-}
-
-
-@pytest.mark.parametrize("when", KILLS)
-def test_kill_and_resume_is_bit_exact(folder, finished, when):
-    path = folder / when.replace(" ", "_")
-    process = subprocess.Popen(command("train", *train_arguments(path)), cwd=ROOT, stderr=subprocess.DEVNULL)
-    wait_for(path, KILLS[when], process)
-    process.kill()
-    process.wait()
-    done = run("train", *train_arguments(path))
-    assert done.returncode == 0, done.stderr
-    assert_same_run(path, finished)
-
-
-def test_sigterm_saves_and_exits_75(folder, finished):
-    path = folder / "preempted"
-    process = subprocess.Popen(command("train", *train_arguments(path)), cwd=ROOT, stderr=subprocess.DEVNULL)
-    wait_for(path, metrics_hold(2), process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 75
+def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder, finished):
+    """kill -9 in the warm start, after the first evaluation and after a step, and SIGTERM after one, of one run."""
+    path = folder / "interrupted"
+    in_the_warm_start = lambda path: (path / "warm_start" / "3").exists()  # noqa: E731
+    assert interrupted(path, signal.SIGKILL, in_the_warm_start) == -signal.SIGKILL
+    assert interrupted(path, signal.SIGKILL, metrics_hold(1)) == -signal.SIGKILL
+    assert interrupted(path, signal.SIGTERM, metrics_hold(2)) == 75
     assert len(rows(path)) < 4
+    assert interrupted(path, signal.SIGKILL, metrics_hold(len(rows(path)) + 1)) == -signal.SIGKILL
     done = run("train", *train_arguments(path))
     assert done.returncode == 0, done.stderr
-    assert_same_run(path, finished)
+    assert untimed(path) == untimed(finished)
+    (step, state, cursor), (other_step, other_state, other_cursor) = final_state(path), final_state(finished)
+    assert (step, cursor) == (other_step, other_cursor)
+    jax.tree.map(np.testing.assert_array_equal, state, other_state)
 
 
 def test_evaluate(finished):
