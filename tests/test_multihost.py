@@ -406,9 +406,9 @@ def test_the_first_process_writes_the_samples(runs):
 def test_a_run_of_many_devices_is_read_on_few():
     config = quickstart.get_config("smoke")
     mesh = config.mesh.to_dict()
-    assert states.to_read(config).mesh.to_dict() == mesh  # which fits
+    assert states.for_inference(config).mesh.to_dict() == mesh  # which fits
     config.mesh.update(data=4, fsdp=8)
-    assert parallel.make_mesh(**states.to_read(config).mesh).devices.shape == (1, 1, 1)
+    assert parallel.make_mesh(**states.for_inference(config).mesh).devices.shape == (1, 1, 1)
 
 
 def test_a_folder_that_one_process_does_not_see(tmp_path):

@@ -164,7 +164,7 @@ def test_a_file_that_was_edited_is_another_setting_of_what_is_not_done(tmp_path)
     (path / "summary.json").touch()
     assert variants.check_begun(tmp_path, runs) == {f"{mine}:tempered has been edited": ["a/seed0"]}
     mine.unlink()
-    config = states.to_read(workdir.read_config(path))
+    config = states.for_inference(workdir.read_config(path))
     config.rollout.samples = 1
     assert build.build_objective(config).name == "reinforce"  # who evaluates a run has no need of its objective
 

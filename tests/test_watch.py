@@ -15,8 +15,9 @@ import contextlib, io, json, os, pathlib, shutil, signal, sys, threading, time
 import jax, jax.numpy as jnp
 from absl.testing import flagsaver
 from configs import quickstart
-from rpg_jax.run import build, cli, states
 from rpg_jax import evaluate
+from rpg_jax.run import build, cli, states
+from rpg_jax.run import evaluate as run_evaluate
 from rpg_jax.storage import workdir
 from rpg_jax.training import evaluation
 from rpg_jax.storage.checkpoints import Checkpoints
@@ -25,7 +26,7 @@ from rpg_jax.training.update import init_params
 root = pathlib.Path(sys.argv[1])
 place, history = root / "bucket", root / "run" / "evaluation" / "history.jsonl"
 screen = io.StringIO()
-evaluate.POLL_SECONDS = 0.05
+run_evaluate.POLL_SECONDS = 0.05
 
 def make_run():
     config = quickstart.get_config("smoke")

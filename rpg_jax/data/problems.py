@@ -3,11 +3,10 @@
 import contextlib
 import dataclasses
 import io
-import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -87,17 +86,24 @@ def write(splits: dict[str, list[Problem]], directory) -> None:
 
 def publish(splits: dict[str, list[Problem]], files: dict[str, bytes], path) -> None:
     """Makes the folder `path` of a dataset and other files, completely or not at all; it may exist if it is empty."""
+    with staged(path) as folder:
+        write(splits, folder)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
+
+@contextlib.contextmanager
+def staged(path) -> Iterator[pathlib.Path]:
+    """A new folder beside `path`, renamed to it at the end. If something fails before, the folder is removed."""
     path = pathlib.Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    folder = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
-        building.mkdir()
-        write(splits, building)
-        for name, content in files.items():
-            (building / name).write_bytes(content)
-        os.rename(building, path)
+        folder.mkdir()
+        yield folder
+        folder.rename(path)
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read(directory, split: str) -> Sequence[dict]:

@@ -1,3 +1,3 @@
-"""From a config to a run: `build` (the parts), `states` (fresh and restored), `warm_start`, `train`; around them `cli`
-(the wrapper of commands), `job` (processes), `watchdog`, `profile` and `summary`.
+"""From a config to a run. `build` makes the parts and `states` the state; `train`, `evaluate`, `prepare` and `convert`
+do the work of the commands; `cli` wraps commands, `job` joins processes, `summary` says how a run ended.
 """

@@ -25,8 +25,7 @@ from rpg_jax.types import TrainState
 
 
 def set_keys(section: ConfigDict, *without: str) -> dict:
-    """The keys of a section that are set, as keyword arguments. The flag --config.SECTION.KEY= unsets a key that holds
-    text, so empty text counts as unset."""
+    """The keys of a section that are set, as keyword arguments. The flag --config.SECTION.KEY= unsets a key."""
     return {name: value for name, value in section.to_dict().items() if value not in (None, "") and name not in without}
 
 
@@ -59,18 +58,10 @@ def build_settings(config: ConfigDict) -> dict:
     scale_named(config.reward.scale)
     rollout = RolloutSettings(**set_keys(config.rollout, "top_k", "top_p"))
     loop = LoopSettings(
-        steps=config.steps,
-        seed=config.seed,
-        prompts=config.rollout.prompts,
-        samples=config.rollout.samples,
-        minibatch_prompts=config.learner.minibatch_prompts,
-        microbatch_rows=config.learner.microbatch_rows,
-        epochs=config.learner.epochs,
-        pack=config.learner.pack,
-        evaluate_every=config.evaluation.every,
-        save_every=config.checkpoint.every,
-        most_skipped=config.checkpoint.most_skipped,
-    )
+        steps=config.steps, seed=config.seed, prompts=config.rollout.prompts, samples=config.rollout.samples,
+        evaluate_every=config.evaluation.every, save_every=config.checkpoint.every,
+        most_skipped=config.checkpoint.most_skipped, **set_keys(config.learner, "logprob_chunk"),
+    )  # fmt: skip
     objective = build_objective(config)
     updates = config.steps * config.learner.epochs * config.rollout.prompts // config.learner.minibatch_prompts
     optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=updates)
@@ -150,14 +141,9 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
         raise ValueError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
     tokenizer = data.load_tokenizer(folder, config.data.template)
     return data.load(
-        config.data.train,
-        config.data.heldout,
-        tokenizer=tokenizer,
-        max_prompt=config.rollout.max_prompt,
-        overlong=config.data.overlong,
-        template_options=set_keys(config.data.template_options),
-        log=log,
-    )
+        config.data.train, config.data.heldout, tokenizer=tokenizer, max_prompt=config.rollout.max_prompt,
+        overlong=config.data.overlong, template_options=set_keys(config.data.template_options), log=log,
+    )  # fmt: skip
 
 
 def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.Mesh, pack: bool = False) -> Model:
@@ -188,14 +174,9 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
     heads = parallel.sharding.ACTIVATIONS["heads"]
     attention = make_attention(config.model.attention, mesh, heads, dtype=dtype, head_dim=shape.head_dim, pack=pack)
     model = Model(
-        shape,
-        dtype=dtype,
-        scan=config.model.scan,
-        remat=config.model.remat,
-        attention=attention,
-        constrain=parallel.make_constrain(mesh),
-        per_shard=parallel.make_per_shard(mesh),
-    )
+        shape, dtype=dtype, scan=config.model.scan, remat=config.model.remat, attention=attention,
+        constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh),
+    )  # fmt: skip
     parallel.check_model(mesh, model)
     return model
 
@@ -224,55 +205,29 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
       shapes: the abstract state.
       services: the other fields of `Parts`: stream, checkpoints, log, traced.
     """
-    scoring = dict(
-        rows=config.learner.microbatch_rows,
-        temperature=config.rollout.temperature,
-        logprob_chunk=config.learner.logprob_chunk,
-    )
-    clip_norm, denominator = config.optimizer.clip_norm, loss_denominator(config, run.objective)
+    scoring = dict(rows=run.loop.microbatch_rows, temperature=run.rollout.temperature)
+    scoring["logprob_chunk"] = config.learner.logprob_chunk
+    denominator = loss_denominator(config, run.objective)
+    evaluate = make_evaluate(
+        run.model, run.data.tokenizer, run.scorer, run.mesh,
+        k=config.evaluation.k, temperature=config.evaluation.temperature, key=noise_key(config.seed, EVALUATION),
+        max_prompt=run.rollout.max_prompt, max_new=run.rollout.max_new, slots=run.rollout.slots,
+        rows=run.rollout.fresh_prompts,  # as in rollouts: with the same k both share one compiled program
+    )  # fmt: skip
     return Parts(
         sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),
         collect=make_collect(
-            run.model,
-            run.data.tokenizer,
-            run.scorer,
-            run.mesh,
-            run.rollout,
-            noise_key(config.seed, ROLLOUT),
-            should_stop,
-            scale=scale_named(config.reward.scale),
+            run.model, run.data.tokenizer, run.scorer, run.mesh, run.rollout, noise_key(config.seed, ROLLOUT),
+            should_stop, scale=scale_named(config.reward.scale),
         ),
         experience=make_experience(run.model, run.objective, run.optimizer, run.mesh, **scoring),
         update=make_update(
-            run.model,
-            run.objective,
-            run.optimizer,
-            run.mesh,
-            shapes,
-            clip_norm=clip_norm,
-            denominator=denominator,
-            **scoring,
+            run.model, run.objective, run.optimizer, run.mesh, shapes,
+            clip_norm=config.optimizer.clip_norm, denominator=denominator, **scoring,
         ),
         refresh=make_refresh(run.optimizer, run.mesh, shapes),
-        evaluate=partial(build_evaluate(config, run), problems=run.data.problems("heldout")),
+        evaluate=partial(evaluate, problems=run.data.problems("heldout")),
         reference=run.reference,
         should_stop=should_stop,
         **services,
-    )
-
-
-def build_evaluate(config: ConfigDict, run: Run) -> Callable:
-    """Evaluation in batches as large as those of rollouts: if k is the same, both share one compiled program."""
-    return make_evaluate(
-        run.model,
-        run.data.tokenizer,
-        run.scorer,
-        run.mesh,
-        k=config.evaluation.k,
-        rows=run.rollout.fresh_prompts,
-        temperature=config.evaluation.temperature,
-        max_prompt=run.rollout.max_prompt,
-        max_new=run.rollout.max_new,
-        slots=run.rollout.slots,
-        key=noise_key(config.seed, EVALUATION),
-    )
+    )  # fmt: skip

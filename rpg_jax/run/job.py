@@ -1,7 +1,7 @@
-"""How an entry point takes part in a job of one or many processes: joining, agreeing, stopping together, the watchdog.
+"""A command's part in a job of one or many processes: joining, comparing settings, stopping together, the watchdog.
 
-Environment: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID on each process, or --multihost where the
-cluster knows them.
+Each process has JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its environment, or was started with
+--multihost where the cluster knows them.
 """
 
 import contextlib
@@ -11,23 +11,29 @@ import pathlib
 import platform
 import signal
 import threading
+from collections.abc import Callable, Iterator
 
 import jax
+from ml_collections import ConfigDict
 
+from rpg_jax.data import Prepared
+from rpg_jax.data.datasets import Sets
 from rpg_jax.parallel import multihost
 from rpg_jax.run import cli
 from rpg_jax.run.watchdog import Watchdog
 from rpg_jax.storage.settings import file_digest, of_config
 
-SAMPLED = 100  # problems of a split that are compared
+SAMPLED = 100  # problems of each split that are compared
 
 
 @contextlib.contextmanager
-def joined(detect_cluster: bool = False, wait_seconds: float = 300.0, watchdog_seconds: float = 0.0):
-    """Joins the job, watches over it, and gives `should_stop() -> bool`; the arguments are flags of `rpg_jax.train`.
+def joined(
+    detect_cluster: bool = False, wait_seconds: float = 300.0, watchdog_seconds: float = 0.0
+) -> Iterator[Callable[[], bool]]:
+    """Joins the job and gives `should_stop`. The arguments are flags of `rpg_jax.train`.
 
-    Every process asks `should_stop` at the same points. It is true on all once one was sent SIGTERM, and each time
-    that it is asked counts as progress.
+    Every process calls `should_stop` at the same points. It is true on all once one was sent SIGTERM. Each call tells
+    the watchdog that there is progress.
     """
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -48,8 +54,8 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def check_same(config) -> None:
-    """Raises ValueError on every process when they were started with other configs, code or versions of JAX."""
+def check_same(config: ConfigDict) -> None:
+    """Raises ValueError on every process unless all have the same config, code and versions of JAX and Python."""
     package = pathlib.Path(__file__).parents[1]
     files = {f"code of {file.relative_to(package.parent)}": file for file in sorted(package.rglob("*.py"))}
     code = {name: file_digest(file) for name, file in files.items()}
@@ -57,11 +63,11 @@ def check_same(config) -> None:
     multihost.check_same({**settings, **code, "jax": jax.__version__, "python": platform.python_version()})
 
 
-def check_same_data(data) -> None:
-    """Raises ValueError on every process when they read other problems: by their number, and some of each split."""
+def check_same_data(data: Prepared | Sets) -> None:
+    """Raises ValueError on every process unless all read as many problems and the same sample of each split."""
 
     def digest(problems):
-        some = [dataclasses.astuple(problems[i]) for i in range(0, len(problems), len(problems) // SAMPLED + 1)]
-        return f"{len(problems)}, {hashlib.sha256(repr(some).encode()).hexdigest()[:12]}"
+        sample = [dataclasses.astuple(problems[i]) for i in range(0, len(problems), len(problems) // SAMPLED + 1)]
+        return f"{len(problems)}, {hashlib.sha256(repr(sample).encode()).hexdigest()[:12]}"
 
     multihost.check_same({f"problems of {split}": digest(data.problems(split)) for split in ("train", "heldout")})

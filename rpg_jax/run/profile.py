@@ -1,14 +1,16 @@
 """A trace of some steps of a run, for xprof: https://docs.jax.dev/en/latest/profiling.html."""
 
+import pathlib
 import re
+from collections.abc import Iterator
 
 import jax
 
 
 def window(text: str | None, steps: int) -> range:
-    """The RL steps that "START:STOP" names, as a slice of the `steps` of a run does; none for None.
+    """The RL steps that --profile=START:STOP names, as a slice of a run's `steps` would; none if the flag is unset.
 
-    Raises ValueError for anything else.
+    Raises ValueError for other text.
     """
     if text is None:
         return range(0)
@@ -21,13 +23,13 @@ def window(text: str | None, steps: int) -> range:
     return range(int(match[1]), int(match[2]))
 
 
-def traced(steps: range, window: range, folder):
-    """Yields `steps`, each annotated with its number; writes a trace of those in `window` into `folder`.
+def traced(steps: range, window: range, folder: pathlib.Path) -> Iterator[int]:
+    """Yields `steps`, each annotated with its number, and writes a trace of those in `window` into `folder`.
 
-    Every process of a job writes its own. A trace that is cut short, by `close()` too, is written as far as it came.
+    Every process of a job writes its own trace. If the loop ends early, the trace is written as far as it came.
     """
     options, running = jax.profiler.ProfileOptions(), False
-    options.python_tracer_level = 0  # Python's own calls would be most of the trace
+    options.python_tracer_level = 0  # calls of Python functions would fill most of the trace
     try:
         for step in steps:
             if step in window and not running:

@@ -1,24 +1,30 @@
-"""The state of a run: fresh, as shapes, or restored; and the weights that it starts from."""
+"""The state of a run: fresh, as shapes, or restored from a checkpoint; and the weights that it starts from."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
+from etils import epath
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from rpg_jax import parallel
-from rpg_jax.models import unstack_layers
-from rpg_jax.run.build import Run
-from rpg_jax.storage import weights
+from rpg_jax.models import Model, unstack_layers
+from rpg_jax.run.build import Run, build_run
+from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.reference import make_refresh
 from rpg_jax.training.update import init_params, init_state
+from rpg_jax.types import Params, TrainState
 
 
-def to_read(config):
-    """A run's config, to read its checkpoints on this machine: its devices may be fewer, or of another kind.
+def for_inference(config: ConfigDict) -> ConfigDict:
+    """Changes a run's config so that its policy can be sampled or exported here; returns it.
 
-    The objective is one that goes with any, since nothing is learned: one of the user's own need not be here.
+    This machine may have other devices than the run's. Nothing is learned, so any objective will do; the run's own may
+    be in a file that is not here.
     """
     config.model.attention = "auto"
     config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
@@ -29,14 +35,26 @@ def to_read(config):
     return config
 
 
-def build_state(run: Run, params):
-    """A fresh RL state around given parameters, holding the reference tree if the schedule needs one."""
+def read_run(folder: epath.Path, heldout=None, reward: str | None = None) -> tuple[ConfigDict, Run]:
+    """The config in a folder of checkpoints, and the run of it, for sampling or export.
+
+    `heldout` (problem sets) and `reward` (a function's name) stand in place of the run's own if they are given.
+    """
+    config = for_inference(workdir.read_config(folder))
+    if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
+        config.data.update(train=None, heldout=heldout or config.data.heldout)
+    config.reward.function = reward or config.reward.function or ("dapo" if heldout else None)
+    return config, build_run(config)
+
+
+def build_state(run: Run, params: Params) -> TrainState:
+    """A fresh RL state around parameters. It holds a reference tree if the run's schedule needs one."""
     state = init_state(run.optimizer, run.mesh, params)
     return state if run.reference.mode == "iterative" else make_refresh(run.optimizer, run.mesh, state)(state)
 
 
-def abstract(run: Run, build):
-    """Shapes and shardings of the state that `build(params)` makes, without making it: what a restore looks like."""
+def abstract(run: Run, build: Callable[[Params], Any]) -> Any:
+    """The tree that `build(params)` makes, as shapes with shardings and without memory: what a restore asks for."""
     key = jax.random.key(0, impl="threefry2x32")
     shapes = jax.eval_shape(lambda: build(run.model.init(key)))
     return jax.tree.map(
@@ -46,8 +64,8 @@ def abstract(run: Run, build):
     )
 
 
-def restore_state(folder, run: Run, which: str):
-    """(step, state) of a run's checkpoint in `folder`/checkpoints: "best" by held-out accuracy, "last", or a step.
+def restore_state(folder: epath.Path, run: Run, which: str) -> tuple[int, TrainState]:
+    """(step, state) of a checkpoint in `folder`/checkpoints: "best" by held-out accuracy, "last", or a step's number.
 
     Raises ValueError for another `which`, a step that is not there, or a run without checkpoints.
     """
@@ -59,22 +77,22 @@ def restore_state(folder, run: Run, which: str):
     shapes = abstract(run, partial(build_state, run))
     with Checkpoints(folder) as checkpoints:
         step = checkpoints.best_step() if which == "best" else None if which == "last" else int(which)
-        found = checkpoints.restore(shapes, step)
-    if found is None:
+        restored = checkpoints.restore(shapes, step)
+    if restored is None:
         raise ValueError(f"{folder} holds no checkpoint yet; train first")
-    step, state, _ = found
+    step, state, _ = restored
     return step, state
 
 
-def initial_params(config, run: Run):
-    """The checkpoint's weights, or random ones: float32, laid out for training."""
+def initial_params(config: ConfigDict, run: Run) -> Params:
+    """The weights of `model.checkpoint`, or random ones: float32, laid out for training."""
     if config.model.checkpoint is None:
         return init_params(run.model, run.mesh, config.seed)
     return weights.load(config.model.checkpoint, abstract(run, lambda params: params))
 
 
-def checkpoint_params(folder, model, mesh):
-    """A checkpoint's weights in the model's dtype, laid out for sampling."""
+def checkpoint_params(folder, model: Model, mesh: Mesh) -> Params:
+    """The weights in a folder, in the model's dtype and laid out for sampling."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     laid_out = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, model.dtype, sharding=sharding),

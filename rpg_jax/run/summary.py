@@ -1,4 +1,4 @@
-"""What a finished run says of itself: `summary.json` and `figures/training.png`, both from `metrics.jsonl`."""
+"""The summary of a finished run: `summary.json` and `figures/training.png`, both made from `metrics.jsonl`."""
 
 import importlib.metadata
 import pathlib
@@ -14,14 +14,17 @@ from rpg_jax.training.evaluation import ALL
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
-def accuracies(row: dict) -> dict:
-    """task -> (mean@k, low, high) of an evaluated row of `metrics.jsonl`."""
+def accuracies(row: dict) -> dict[str, tuple[float, float, float]]:
+    """task -> (mean@k, low, high) of a row of `metrics.jsonl`; empty if its step was not evaluated."""
     means = {key: re.fullmatch(r"eval/(.+)/mean@\d+", key) for key in row}
     return {match[1]: (row[key], row[f"{key}_low"], row[f"{key}_high"]) for key, match in means.items() if match}
 
 
 def write_summary(path: pathlib.Path, totals: dict, draw: Callable[[list[dict], pathlib.Path], None]) -> dict:
-    """Writes both files into a run's folder and returns the summary; `draw(rows, file)` draws the figure."""
+    """Writes both files into the run's folder and returns the summary.
+
+    `totals` are those of `training.loop`; `draw(rows, file)` draws the figure.
+    """
     rows, _ = read_jsonl(path / "metrics.jsonl")
     evaluated = [row for row in rows if accuracies(row)]
     before, after = accuracies(evaluated[0]), accuracies(evaluated[-1])

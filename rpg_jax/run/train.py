@@ -1,10 +1,12 @@
-"""What `python -m rpg_jax.train` does: join the job, build the run, warm start, RL, figure and summary."""
+"""What `python -m rpg_jax.train` does: it joins the job, builds the run, and does the warm start and RL."""
 
 import pathlib
+from collections.abc import Callable
 from functools import partial
 
 import jax
 from etils import epath
+from ml_collections import ConfigDict
 
 from rpg_jax.data import ProblemStream
 from rpg_jax.parallel import multihost
@@ -17,8 +19,8 @@ from rpg_jax.training import loop
 from rpg_jax.training.phases import phase
 
 
-def main(options, draw) -> int:
-    """Trains as the flags of `rpg_jax.train` say; the exit status: 0, or that of a run which was told to stop.
+def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
+    """Trains as the flags of `rpg_jax.train` say. Returns the exit status: 0, or 75 when the run was told to stop.
 
     `draw(rows, file)` draws the figure of a finished run from the rows of its `metrics.jsonl`.
     """
@@ -44,22 +46,26 @@ def main(options, draw) -> int:
     return 0
 
 
-def open_workdir(options, config):
-    """The first process opens the workdir for all: (the folder of logs, that of checkpoints)."""
-    opened = None
+def open_workdir(options, config: ConfigDict) -> tuple[pathlib.Path, epath.Path]:
+    """(The folder of logs, that of checkpoints), opened by the first process for all."""
+    folders = None
     with multihost.together():
         if multihost.is_first():
             opened = workdir.open_workdir(options.workdir, config, options.accept_config_change, options.checkpoint_dir)
-    path, folder = multihost.gather(opened and list(map(str, opened)))[0]
+            folders = list(map(str, opened))
+    path, folder = multihost.gather(folders)[0]
     with multihost.together():
         workdir.check_shared(folder, config)
     return pathlib.Path(path), epath.Path(folder)
 
 
-def train(config, run, path, folder, window, should_stop) -> dict | None:
-    """Warm start and RL; returns the run's totals (`loop.new_totals`), None when it was told to stop before the end.
+def train(
+    config: ConfigDict, run: build.Run, path: pathlib.Path, folder: epath.Path, window: range,
+    should_stop: Callable[[], bool],
+) -> dict | None:  # fmt: skip
+    """Warm start and RL. Returns the run's totals (`loop.new_totals`), None when it was told to stop before the end.
 
-    Logs go into `path`, checkpoints into `folder`; RL steps in `window` are traced.
+    Logs go into `path`, checkpoints into `folder`. The RL steps in `window` are profiled.
     """
     shapes = states.abstract(run, partial(states.build_state, run))
     stream = ProblemStream(run.data.problems("train"), config.seed)

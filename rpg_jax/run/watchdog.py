@@ -1,4 +1,4 @@
-"""A job that makes no progress is ended, with the stacks of its threads: a hang on a pod is paid for by the hour."""
+"""Ends a job that makes no progress, and prints what its threads were doing. A pod is paid for even while it hangs."""
 
 import faulthandler
 import os
@@ -10,14 +10,14 @@ import jax
 
 from rpg_jax.training.phases import COMPILED
 
-GRACE_SECONDS = 10  # after which it ends the process even if some library holds the interpreter
+GRACE_SECONDS = 10  # then the process is ended from C, in case a library holds the interpreter's lock
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 
 class Watchdog:
-    """Ends the process with status 1 when `tick` was not called for `seconds`; 0 seconds is never.
+    """Ends the process with status 1 when `tick` was not called for `seconds`; 0 turns it off. A context manager.
 
-    The time that XLA takes to compile does not count. Use it as a context manager.
+    The time that XLA takes to compile does not count.
     """
 
     def __init__(self, seconds: float):
@@ -44,7 +44,7 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _listen(self, event, _seconds, **_):
-        if event == _LOWERED and not self._closed.is_set():  # what follows is compiled next
+        if event == _LOWERED and not self._closed.is_set():  # XLA compiles the program next
             self._compiling = True
             faulthandler.cancel_dump_traceback_later()
         elif event == COMPILED:

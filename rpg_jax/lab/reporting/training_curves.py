@@ -1,18 +1,18 @@
-"""The paper's training curves, from the rows of `metrics.jsonl`."""
+"""The figure of a run's training curves, from the rows of `metrics.jsonl`."""
 
 import pathlib
 import re
 
 import numpy as np
 
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # color-blind readers tell them apart
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # distinct for color-blind readers, too
 _INK, _GRID = "#333333", "#e3e3e3"
 _EVALUATED = re.compile(r"eval/(.+)/(mean@\d+)")
 _ALL = "all"  # every problem of every task
 _RATE = "tokens a second"
 _LAYOUT = [["accuracy", "accuracy", "a", "b", "c"], ["accuracy", "accuracy", "d", "e", "f"]]
 
-# Each small panel: title, what its y axis measures, {key: name in the legend}.
+# Small panel -> (title, label of the y axis, {key of a row: name in the legend}).
 _PANELS = {
     "a": ("Training reward", "mean of a response", {"train/reward": "reward"}),
     "b": ("Entropy", "nats a token", {"train/entropy": "entropy"}),
@@ -28,13 +28,9 @@ _PANELS = {
 
 
 def training_figure(rows: list[dict], path) -> None:
-    """Draws a run's curves into `path` (png, pdf or svg by its suffix) and makes its folder.
+    """Draws held-out accuracy with its interval, and the panels above, into `path` (png, pdf or svg by its suffix).
 
-    Held-out accuracy of each task and of all problems with its interval; reward, entropy, response length, KL, clip
-    fraction, throughput. A value that a row lacks, or that is null or not finite, is left out.
-
-    Args:
-      rows: those of `metrics.jsonl`, each with `step`.
+    `rows` are those of `metrics.jsonl`, each with `step`. A value that is missing, null or not finite is left out.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: no display, no global state
@@ -55,29 +51,30 @@ def training_figure(rows: list[dict], path) -> None:
         figure.savefig(path)
 
 
-def _series(rows, key):
-    """(steps, values) of a key where it has a finite number."""
+def _series(rows: list[dict], key: str) -> np.ndarray:
+    """The steps and the values f64[2, N] of a key, where the value is a finite number."""
     points = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
     points = np.array(points, np.float64).reshape(-1, 2)
     return points[np.isfinite(points).all(axis=1)].T
 
 
 def _draw(axis, title, unit, curves):
-    """One small panel: a thin line of the values and, in runs long enough to be noisy, a bold running mean."""
+    """Draws a small panel: the values and, in runs long enough to be noisy, their running mean in bold."""
     _frame(axis, title, unit)
     for color, (label, (steps, values)) in zip(_COLORS, curves.items(), strict=False):
         smooth = _running_mean(values)
         if smooth is not values:
             axis.plot(steps, values, color=color, linewidth=0.8, alpha=0.35)
-        axis.plot(steps, smooth, color=color, linewidth=1.6, label=label, marker=_marker(values))
+        marker = "o" if len(values) < 3 else None  # a line through one point cannot be seen
+        axis.plot(steps, smooth, color=color, linewidth=1.6, label=label, marker=marker)
     if len(curves) > 1:
         axis.legend(frameon=False)
     if not curves:
-        _say_nothing(axis)
+        _mark_as_not_logged(axis)
 
 
 def _draw_accuracy(axis, rows):
-    """Every task's held-out mean@k, and that over all problems in bold with its interval and first and last value."""
+    """Draws the held-out mean@k of every task and, in bold and with its interval, of all problems together."""
     from matplotlib.ticker import PercentFormatter
 
     keys = dict.fromkeys(key for row in rows for key in row if _EVALUATED.fullmatch(key))
@@ -103,7 +100,7 @@ def _draw_accuracy(axis, rows):
     if tasks:
         axis.legend(loc="lower right", frameon=False)
     else:
-        _say_nothing(axis)
+        _mark_as_not_logged(axis)
 
 
 def _label(task, measures):
@@ -129,17 +126,12 @@ def _frame(axis, title, unit):
         axis.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
 
 
-def _say_nothing(axis):
+def _mark_as_not_logged(axis):
     axis.text(0.5, 0.5, "not logged", transform=axis.transAxes, ha="center", va="center", color="#999999")
 
 
-def _marker(values):
-    """A run of one or two points needs something to see."""
-    return "o" if len(values) < 3 else None
-
-
 def _running_mean(values, shortest=30):
-    """Centered mean over a tenth of the run; the values themselves when there are few."""
+    """The centered mean over a tenth of the run, or the values themselves if they are few."""
     if len(values) < shortest:
         return values
     half = len(values) // 20

@@ -1,0 +1,133 @@
+"""What `python -m rpg_jax.convert` does: reads weights of a folder or a run, and writes them in either format."""
+
+import json
+import pathlib
+import shutil
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from jax.sharding import SingleDeviceSharding
+
+from rpg_jax.data.problems import staged
+from rpg_jax.models import Model, ModelConfig, huggingface
+from rpg_jax.run import cli, states
+from rpg_jax.run.target import new_folder, print_summary
+from rpg_jax.storage import weights, workdir
+
+# Copied beside the weights if the source has them.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_FILES += ("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
+GENERATION = "generation_config.json"
+
+
+class Source(NamedTuple):
+    """Weights to convert, and the files that belong to them."""
+
+    folder: pathlib.Path | epath.Path  # where the weights were read
+    params: dict
+    texts: dict[str, dict]  # name of a JSON file to write -> its values
+    copies: dict[str, pathlib.Path]  # name -> file to copy
+
+
+def main(options) -> None:
+    """Converts as the flags of `rpg_jax.convert` say."""
+    with cli.door():
+        to = check_flags(options)
+        target = new_folder(options.target)
+        start = time.perf_counter()
+        source = of_run(options) if options.workdir else of_folder(pathlib.Path(options.source), options.dtype)
+        jax.block_until_ready(source.params)
+        loaded = time.perf_counter()
+    with staged(target) as folder:
+        if to == "orbax":
+            weights.save_orbax(folder, source.params)
+        else:
+            weights.save_safetensors(folder, source.params, (options.max_shard_gb or 5.0) * 1e9)
+        for name, file in source.copies.items():
+            shutil.copyfile(file, folder / name)
+        for name, values in source.texts.items():
+            (folder / name).write_text(json.dumps(values, indent=2) + "\n")
+    leaves = jax.tree.leaves(source.params)
+    rows = {
+        "tensors": weights.tensor_count(source.params),
+        "parameters": sum(leaf.size for leaf in leaves),
+        "dtype": ", ".join(sorted({str(leaf.dtype) for leaf in leaves})),
+        "read": speed(size_of(source.folder), loaded - start),
+        "written": speed(size_of(target), time.perf_counter() - loaded),
+    }
+    print_summary(f"{source.folder} -> {target} ({to})", rows)
+
+
+def check_flags(options) -> str:
+    """The format to write. Raises ValueError for flags that make no sense together."""
+    if (options.source is None) == (options.workdir is None) or not options.target:
+        raise ValueError("give --target=FOLDER, and one of --source=FOLDER and --workdir=FOLDER; see --help")
+    for name in ("which", "checkpoint_dir"):
+        if getattr(options, name) is not None and options.workdir is None:
+            raise ValueError(f"--{name}={getattr(options, name)} is for the checkpoints of a --workdir")
+    to = options.to or ("orbax" if options.source and not weights.is_orbax(options.source) else "huggingface")
+    if options.max_shard_gb is not None and to == "orbax":
+        raise ValueError("--max_shard_gb is for --to=huggingface")
+    return to
+
+
+def of_folder(folder: pathlib.Path, dtype: str) -> Source:
+    """A folder of weights, read into the host's memory."""
+    config = huggingface.read_config(folder)
+    host = SingleDeviceSharding(jax.devices("cpu")[0])
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if dtype == "keep" else dtype, sharding=host),
+        jax.eval_shape(Model(config).init, jax.random.key(0)),
+    )
+    if dtype == "keep":
+        shapes = weights.with_stored_dtypes(folder, shapes)
+    params = weights.load(folder, shapes)
+    return Source(folder, params, {"config.json": described(config, params, folder)}, companions(folder, folder))
+
+
+def of_run(options) -> Source:
+    """A run's checkpoint, at its evaluation parameters."""
+    folder = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir)
+    config, run = states.read_run(folder)
+    with run.scorer:
+        step, state = states.restore_state(folder, run, options.which or "best")
+    params = jax.jit(run.optimizer.evaluation_params)(state.opt_state, state.params)
+    if options.dtype != "keep":
+        params = jax.tree.map(lambda leaf: leaf.astype(options.dtype), params)
+    source = config.model.checkpoint
+    tokenizer_folder = run.data.path if "tasks" in config.data else config.data.tokenizer or source
+    texts = {"config.json": described(run.model.config, params, source)}
+    if source is None:
+        tokenizer = run.data.tokenizer
+        ids = dict(bos_token_id=tokenizer.bos_id, pad_token_id=tokenizer.pad_id, eos_token_id=list(tokenizer.stop_ids))
+        texts["config.json"] |= ids
+        texts[GENERATION] = ids
+    return Source(folder / "checkpoints" / str(step), params, texts, companions(source, tokenizer_folder))
+
+
+def described(config: ModelConfig, params: dict, source) -> dict:
+    """`config.json` of parameters. Keys that this project does not know are kept as the folder `source` has them."""
+    before = {} if source is None else huggingface.read_json(pathlib.Path(source) / "config.json")
+    before = {key: value for key, value in before.items() if key != "dtype"}  # transformers 5 for torch_dtype
+    return before | huggingface.config_json(config) | {"torch_dtype": str(params["embed"]["embedding"].dtype)}
+
+
+def companions(source, tokenizer) -> dict[str, pathlib.Path]:
+    """The files to copy beside the weights, from the folders of the source weights, if any, and of the tokenizer."""
+    tokenizer = pathlib.Path(tokenizer)
+    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
+    files = {} if source is None else {GENERATION: pathlib.Path(source) / GENERATION}
+    files |= {name: folder / name for name in TOKENIZER_FILES}
+    return {name: file for name, file in files.items() if file.is_file()}
+
+
+def size_of(folder) -> int:
+    """Bytes of all files under a folder."""
+    return sum((root / name).stat().length for root, _, names in epath.Path(folder).walk() for name in names)
+
+
+def speed(size: int, seconds: float) -> str:
+    return f"{size / 1e9:,.3f} GB in {seconds:,.1f} s, {size / seconds / 1e6:,.0f} MB/s"

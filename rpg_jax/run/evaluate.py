@@ -1,0 +1,240 @@
+"""What `python -m rpg_jax.evaluate` does: k responses to each problem, their scores, a table and files of both."""
+
+import json
+import pathlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from rpg_jax import data, parallel
+from rpg_jax.data.datasets import Sets
+from rpg_jax.models import Model
+from rpg_jax.rewards import Scorer
+from rpg_jax.run import build, cli, states
+from rpg_jax.storage import workdir
+from rpg_jax.storage.checkpoints import DamagedCheckpoint, saved_steps
+from rpg_jax.storage.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
+from rpg_jax.storage.responses import ResponseLog
+from rpg_jax.training import evaluation
+from rpg_jax.training.experience import make_sampling_params
+from rpg_jax.training.phases import phase
+from rpg_jax.types import Params
+
+POLL_SECONDS = 2.0  # between two looks for a new checkpoint
+
+
+class Subject(NamedTuple):
+    """A model, the problems that it answers, and how."""
+
+    model: Model
+    mesh: Mesh
+    tokenizer: data.Tokenizer
+    problems: list[data.Problem]
+    scorer: Scorer
+    settings: dict  # k, seed, rows and those of sampling
+    find: Callable[[str | None], tuple[dict, Callable[[], Params]]]  # which -> (name of the weights, how to load them)
+
+
+def main(options) -> int:
+    """Evaluates as the flags of `rpg_jax.evaluate` say; returns the exit status."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with cli.in_words():
+        with cli.door():
+            check_flags(options)
+            place = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir) if options.workdir else None
+            subject = of_run(options, place) if place else of_checkpoint(options)
+        with subject.scorer:
+            if place and options.watch:
+                done = watch(options, subject, place, stop.is_set)
+            else:
+                done = evaluate(options, subject, options.which or "best", stop.is_set) is not None
+    return 0 if done else cli.PREEMPTED
+
+
+def check_flags(options) -> None:
+    """Raises ValueError for flags that make no sense together."""
+    if (options.workdir is None) == (options.checkpoint is None):
+        raise ValueError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
+    if options.checkpoint and not options.data:
+        raise ValueError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
+    if options.tensor > 1 and not options.checkpoint:
+        raise ValueError("--tensor is for a --checkpoint: a run is evaluated on the mesh of its config")
+    for name in ("which", "checkpoint_dir", "watch"):
+        if getattr(options, name) and not options.workdir:
+            raise ValueError(f"--{name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
+    if options.watch and options.which:
+        raise ValueError(f"--watch evaluates every checkpoint, --which={options.which} one: give one of them")
+    if options.watch_timeout is not None and not options.watch:
+        raise ValueError("--watch_timeout is for --watch")
+
+
+def of_run(options, place: epath.Path) -> Subject:
+    """The run whose checkpoints are in a folder, on its own held-out problems or on `--data`."""
+    config, run = states.read_run(place, options.data, options.reward)
+    settings = sampling_settings(
+        options, k=config.evaluation.k, temperature=config.evaluation.temperature, max_prompt=run.rollout.max_prompt,
+        max_new=run.rollout.max_new, slots=run.rollout.slots, rows=run.rollout.fresh_prompts, seed=config.seed,
+    )  # fmt: skip
+    sets = read_sets(options, run.data.tokenizer, settings["max_prompt"]) if options.data else run.data
+    shapes = states.abstract(run, partial(states.build_state, run))
+    policy = make_sampling_params(run.model, run.optimizer, run.mesh, shapes)
+
+    def find(which):
+        with phase("state"):
+            step, state = states.restore_state(place, run, which)
+        return dict(checkpoint="step", step=step), lambda: policy(state)
+
+    problems = list(sets.problems("heldout"))
+    return Subject(run.model, run.mesh, run.data.tokenizer, problems, run.scorer, settings, find)
+
+
+def of_checkpoint(options) -> Subject:
+    """Weights in a folder, on `--data`."""
+    folder = options.checkpoint
+    defaults = dict(k=32, temperature=1.0, max_prompt=1024, max_new=3072, slots=64, rows=16, seed=0)
+    settings = sampling_settings(options, **defaults)
+    tokenizer = data.load_tokenizer(options.tokenizer or folder, options.template)
+    section = dict(size=None, checkpoint=folder, dtype=options.dtype, scan=False, remat="none", attention="auto")
+    mesh = parallel.make_mesh(tensor=options.tensor)
+    longest = settings["max_prompt"] + settings["max_new"]
+    model = build.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)
+
+    def find(_):
+        return dict(checkpoint=folder), lambda: states.checkpoint_params(folder, model, mesh)
+
+    problems = list(read_sets(options, tokenizer, settings["max_prompt"]).problems("heldout"))
+    return Subject(model, mesh, tokenizer, problems, Scorer(options.reward or "dapo"), settings, find)
+
+
+def sampling_settings(options, **defaults) -> dict:
+    """The settings of `make_evaluate` and the seed: flags in place of the defaults where they are set."""
+    flags = {name: value for name in defaults if (value := getattr(options, name)) is not None}
+    return {**defaults, **flags, "top_k": options.top_k, "top_p": options.top_p}
+
+
+def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int) -> Sets:
+    """The sets of `--data`, rendered with the tokenizer's chat template."""
+    try:
+        variables = json.loads(options.template_options)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--template_options={options.template_options} is not JSON: {error}") from None
+    rendering = dict(tokenizer=tokenizer, overlong=options.overlong, template_options=variables)
+    return data.load(None, tuple(options.data), max_prompt=max_prompt, **rendering)
+
+
+def conditions(options, subject: Subject) -> dict:
+    """What responses depend on beside the weights: the number of slots and of rows changes nothing."""
+    sampling = {name: value for name, value in subject.settings.items() if name not in ("slots", "rows")}
+    return {"data": options.data, "reward": options.reward, **sampling}
+
+
+def base(options) -> pathlib.Path:
+    """Where the folders of evaluations go."""
+    return pathlib.Path(options.out or pathlib.Path(options.workdir or "runs") / "evaluation")
+
+
+def evaluate(options, subject: Subject, which: str, should_stop: Callable[[], bool]) -> dict | None:
+    """Evaluates a checkpoint, prints its table and writes its files. Returns its scores, or None when told to stop."""
+    source, load = subject.find(which)
+    k = subject.settings["k"]
+    name = "-".join(str(value) for value in source.values())
+    out = base(options)
+    if options.watch or not options.out:
+        out = out / f"{pathlib.Path(name).name}-k{k}"
+    with cli.door():
+        log = ResponseLog(out, {**source, **conditions(options, subject)}, subject.problems)
+    if not answer(subject, load, log, should_stop):
+        return None
+    scores = evaluation.metrics(log.answered())
+    write_json_atomic(out / "evaluation.json", {**source, **subject.settings, **scores})
+    print_scores(f"{options.workdir}, {name}" if options.workdir else name, scores, subject.problems, k)
+    print(f"responses and figures: {out}/responses.jsonl, {out}/evaluation.json")
+    return scores
+
+
+def answer(subject: Subject, load: Callable[[], Params], log: ResponseLog, should_stop: Callable[[], bool]) -> bool:
+    """Answers the problems that have no responses yet. Returns False when it was told to stop before the end."""
+    missing = log.missing()
+    if not missing:
+        return True
+    settings = dict(subject.settings)
+    key = build.noise_key(settings.pop("seed"), build.EVALUATION)
+    parts = subject.model, subject.tokenizer, subject.scorer, subject.mesh
+    responses = evaluation.make_evaluate(*parts, key=key, **settings)
+    total, begun = len(subject.problems), len(subject.problems) - len(missing)
+    with phase("evaluation"), Progress("evaluation", begun, total) as progress:
+        for done, answered in enumerate(responses(load(), missing, should_stop), start=begun + 1):
+            log.write(answered)
+            for failure in answered.failures:
+                print(f"warning: {failure}; counted as wrong", file=sys.stderr)
+            progress(done, accuracy=np.mean([answered.correct.mean() for answered in log.answered()]))
+    return not log.missing()
+
+
+def watch(options, subject: Subject, place: epath.Path, should_stop: Callable[[], bool]) -> bool:
+    """Evaluates each checkpoint as it appears, until the run is finished or none came for `--watch_timeout` seconds.
+
+    Returns False when it was told to stop before that. Steps that `history.jsonl` has already are left out.
+    """
+    file, settings = base(options) / "history.jsonl", jsonable(conditions(options, subject))
+    timeout = 3600.0 if options.watch_timeout is None else options.watch_timeout
+    rows, _ = read_jsonl(file)
+    done = {row["step"] for row in rows if settings == {name: row.get(name) for name in settings}}
+    damaged, last = set(), time.monotonic()
+    while not should_stop():
+        finished = (place / "summary.json").exists()  # read before its last checkpoint is looked for
+        for step in sorted(set(saved_steps(place / "checkpoints")) - done):
+            try:
+                scores = evaluate(options, subject, str(step), should_stop)
+            except ValueError as error:
+                exists = step in saved_steps(place / "checkpoints")  # else training deleted it meanwhile
+                if exists and not isinstance(error, DamagedCheckpoint):
+                    raise
+                if exists and step not in damaged:  # it may be on its way here, and whole at the next look
+                    print(f"warning: {error}; will look again", file=sys.stderr, flush=True)
+                damaged.add(step)
+                continue
+            if scores is None:
+                return False
+            rows.append(jsonable({"step": step, **settings, **scores}))
+            write_text_atomic(file, "".join(json.dumps(row) + "\n" for row in rows))
+            done.add(step)
+            last = time.monotonic()
+        waited = time.monotonic() - last
+        if finished or waited > timeout:
+            reason = "the run is finished" if finished else f"no new one for {waited:.0f} s"
+            print(f"{len(done)} checkpoints in {file}: {reason}")
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def print_scores(title: str, scores: dict[str, float], problems: list[data.Problem], k: int) -> None:
+    """Sets as columns and mean@k, pass@k, maj@k as rows, as in the paper's tables, with 95 % intervals below."""
+    tasks = [problem.task for problem in problems]
+    counts = {task: tasks.count(task) for task in dict.fromkeys(tasks)}
+    if len(counts) > 1:
+        counts[evaluation.ALL] = len(tasks)
+    table = Table(title=f"{title}, {k} responses a problem")
+    table.add_column("")
+    for task, count in counts.items():
+        table.add_column(f"{task} ({count})", justify="right")
+    for name in (f"mean@{k}", f"pass@{k}", f"maj@{k}"):
+        keys = [f"{task}/{name}" for task in counts]
+        intervals = [f"{scores[f'{key}_low']:.3f} – {scores[f'{key}_high']:.3f}" for key in keys]
+        table.add_row(name, *(f"{scores[key]:.4f}\n{line}" for key, line in zip(keys, intervals, strict=True)))
+    for name, label in (("response_length", "response tokens"), ("finished", "finished")):
+        table.add_row(label, *(f"{scores[f'{task}/{name}']:.4g}" for task in counts))
+    Console(width=max(100, 24 * len(counts))).print(table)

@@ -1,0 +1,80 @@
+"""What `python -m rpg_jax.prepare` does: reads sources, folds repeated problems, measures prompts, writes a dataset."""
+
+import json
+import time
+
+import numpy as np
+
+from rpg_jax import data
+from rpg_jax.data import datasets, problems
+from rpg_jax.data.folding import Folded, fold
+from rpg_jax.data.sources import FIELDS, open_source
+from rpg_jax.data.templates import TEMPLATES
+from rpg_jax.run import cli
+from rpg_jax.run.target import new_folder, print_summary
+from rpg_jax.storage.logs import Progress
+
+# The flags that the dataset's summary.json records.
+RECORDED = ("source", "name", "tokenizer", "max_prompt", "template", "problem_field", "answer_field", "solution_field")
+RECORDED += ("limit", "data_dir")
+
+
+def main(options) -> None:
+    """Makes the dataset that the flags of `rpg_jax.prepare` describe."""
+    start = time.monotonic()
+    with cli.door():
+        check_flags(options)
+        target = new_folder(options.target)
+        tokenizer = data.load_tokenizer(options.tokenizer, options.chat_template) if options.tokenizer else None
+        folded = read_sources(options)
+        origin = folded.origins.__getitem__
+        kept, tokens = np.arange(len(folded.problems)), {}
+        if tokenizer is not None:
+            lengths = datasets.prompt_lengths(folded.problems, tokenizer, {}, origin)
+            if options.max_prompt is not None:
+                kept = datasets.within(lengths, options.max_prompt, options.overlong or "drop", origin)
+            tokens = {"longest prompt, tokens": int(lengths[kept[: options.limit]].max())}
+        written = [folded.problems[i] for i in kept[: options.limit]]
+        counts = {
+            "rows read": folded.read,
+            "repeats folded": folded.repeats(),
+            "contradictory answers": folded.contradicted,
+            "prompt too long": len(folded.problems) - len(kept),
+            "over the limit": len(kept) - len(written),
+            "problems written": len(written),
+            **tokens,
+        }
+        settings = {name: value for name in RECORDED if (value := getattr(options, name)) is not None}
+        summary = json.dumps({**settings, **counts}, indent=1) + "\n"
+        problems.publish({"train": written}, {"summary.json": summary.encode()}, target)
+    print_summary(str(target), {**counts, "seconds": f"{time.monotonic() - start:.1f}"})
+
+
+def check_flags(options) -> None:
+    """Raises ValueError for flags that make no sense together."""
+    if not options.source or not options.target:
+        raise ValueError("--source=FILE and --target=FOLDER are needed; see --help")
+    if options.max_prompt is not None and options.tokenizer is None:
+        raise ValueError("--max_prompt counts tokens: give the model's --tokenizer=FOLDER")
+    if options.chat_template is not None and options.tokenizer is None:
+        raise ValueError("--chat_template is for measuring prompts: give the model's --tokenizer=FOLDER too")
+    if options.overlong is not None and options.max_prompt is None:
+        raise ValueError(f"--overlong={options.overlong} needs a limit: give --max_prompt")
+    if options.data_dir is not None and not any(title.startswith("tfds:") for title in options.source):
+        raise ValueError("--data_dir is where tfds: sources lie, and --source names none")
+    for name in ("name", "problem_field", "answer_field"):
+        value = getattr(options, name)
+        if value is not None and not value.strip():
+            raise ValueError(f"--{name} is empty; leave it out for the default")
+
+
+def read_sources(options) -> Folded:
+    """The distinct problems of all sources, with progress on stderr."""
+    fields = dict(FIELDS)
+    for kind in fields:
+        column = getattr(options, f"{kind}_field")
+        if column is not None:
+            fields[kind] = (column,) if column else ()  # an empty --solution_field= reads no solutions
+    sources = [open_source(title, fields, options.data_dir) for title in options.source]
+    with Progress("rows", 0, sum(source.total for source in sources), process_index=0) as progress:
+        return fold(sources, TEMPLATES[options.template], options.name, options.conflicts, progress)
