@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from rpg_jax import parallel
+from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
-from rpg_jax.sampling import ahead
 from rpg_jax.types import Rollout
 
 
@@ -51,7 +51,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     weights = jax.eval_shape(parts.sampling_params, state)
     layout = parallel.shardings(mesh, weights, parallel.SAMPLING)
     weights = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, layout)
-    sampler = ahead.programs(
+    sampler = sampler_programs(
         sketch.run.model, mesh, weights, prompts=rollout.fresh_prompts, max_prompt=rollout.max_prompt,
         samples=rollout.samples, max_new=rollout.max_new, slots=rollout.slots,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from rpg_jax.sampling.generate import LAYOUTS, PREFILL_ROWS, decode_segment, pre
 from rpg_jax.types import Params, Prompts
 
 
-def programs(
+def sampler_programs(
     model: Model, mesh: Mesh, params: Params, *, prompts: int, max_prompt: int, samples: int, max_new: int, slots: int
 ) -> dict[str, tuple[Any, tuple]]:
     """Prefill and decode as (jitted function, its arguments), ready for `function.lower(*arguments)`.
