@@ -1,7 +1,7 @@
-"""What mkdocs does not do by itself for this site: the repository's other files, formulas without JavaScript, the notebook.
+"""What mkdocs does not do by itself for this site: files outside docs/, formulas without JavaScript, the notebook.
 
-A page of the site is a Markdown file of the repository. Its links stay those that work on a disk and on a code host: a link to
-a file outside docs/, or to source code, leads to a page that this module generates from that file.
+A page of the site is a Markdown file of the repository. Its links stay those that work on a disk and on a code host: a
+link to a file outside docs/, or to source code, leads to a page that this module makes of that file.
 """
 
 import json
@@ -22,12 +22,14 @@ PAGES = {  # files of the repository that are pages of their own
     "docs/surrogates.ipynb": "surrogates.md",
 }
 ASSETS = {".png", ".svg"}
-LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".csv": "text", ".txt": "text"}
+LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml"}  # others are plain text
 FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 BLACKBOARD = re.compile(r"\\mathbb ?\{?([ER])\}?")  # browsers draw no mathvariant
 FUNCTION = re.compile(r"<mi>(log|exp|min|max)</mi>")  # an identifier would touch its neighbours
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+FROM: dict[str, str] = {}  # page of the site -> file of the repository
 
 
 def place(path: str) -> str:
@@ -51,7 +53,8 @@ def relinked(path: str, text: str) -> str:
 
     def link(match: re.Match) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
-        return f"{match[1]}{posixpath.relpath(place(target), posixpath.dirname(place(path)) or '.')}{match[3] or ''}{match[4]}"
+        here = posixpath.dirname(place(path)) or "."
+        return f"{match[1]}{posixpath.relpath(place(target), here)}{match[3] or ''}{match[4]}"
 
     parts = FENCED.split(text)
     return "".join(part if i % 2 else LINK.sub(link, part) for i, part in enumerate(parts))
@@ -79,17 +82,14 @@ def notebook(path: Path) -> str:
 def content(path: str) -> str:
     """The Markdown of a page: that of the file, or the file itself as a listing."""
     file = ROOT / path
-    if not file.exists():
-        raise PluginError(f"a page links to {path}, which is not in the repository")
-    if file.is_dir():
-        files = sorted(p.name for p in file.iterdir() if p.is_file() and p.suffix in LANGUAGES)
-        return f"# {path}\n\n" + "\n".join(f"* [`{name}`]({posixpath.join(posixpath.basename(path), name)})" for name in files)
+    if not file.is_file():
+        raise PluginError(f"a page links to {path}, which is not a file of the repository")
     if file.suffix == ".ipynb":
         return notebook(file)
     text = file.read_text()
     if file.suffix == ".md":
         return text
-    return f"# {path}\n\n````{LANGUAGES.get(file.suffix, 'text')} linenums=\"1\"\n{text}````\n"
+    return f'# {path}\n\n````{LANGUAGES.get(file.suffix, "text")} linenums="1"\n{text}````\n'
 
 
 def on_files(files, config):
@@ -110,9 +110,6 @@ def on_files(files, config):
             elif not target.startswith("docs/"):
                 files.append(File.generated(config, place(target), abs_src_path=str(ROOT / target)))
     return files
-
-
-FROM: dict[str, str] = {}  # page of the site -> file of the repository
 
 
 def on_page_markdown(markdown, page, config, files):
