@@ -14,12 +14,12 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {  # files of the repository that are pages of their own
-    "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
-    "third_party/README.md": "third_party/README.md",
-    "docs/surrogates.ipynb": "surrogates.md",
+PAGES = {  # other files that are pages, by their name on the site
+    "README.md": "index",
+    "CONTRIBUTING.md": "contributing",
+    "CHANGELOG.md": "changelog",
+    "third_party/README.md": "third_party/README",
+    "docs/surrogates.ipynb": "surrogates",
 }
 ASSETS = {".png", ".svg"}
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml"}  # others are plain text
@@ -35,7 +35,7 @@ FROM: dict[str, str] = {}  # page of the site -> file of the repository
 def place(path: str) -> str:
     """Where a file of the repository (path from its root) is on the site: a page, or an image."""
     if path in PAGES:
-        return PAGES[path]
+        return f"{PAGES[path]}.md"
     inside = path.removeprefix("docs/")
     if Path(path).suffix in {".md", *ASSETS}:
         return inside
