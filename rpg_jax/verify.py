@@ -25,8 +25,9 @@ Exit status: 0; 1 if something is not what it declares itself to be; 2 for a mis
 
 from absl import flags
 
+from rpg_jax.lab import verification
 from rpg_jax.lab.tradeoff import command as tradeoff
-from rpg_jax.run import cli, verify
+from rpg_jax.run import cli
 
 flags.DEFINE_string("objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones")
 flags.DEFINE_string("divergence", None, "with --objective: the divergence of its target; default none")
@@ -45,7 +46,7 @@ for name, text in tradeoff.LISTS.items():
 
 
 def main(options):
-    return tradeoff.main(options) if tradeoff.asked(options) else verify.main(options)
+    return tradeoff.main(options) if tradeoff.asked(options) else verification.main(options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """What `verify` examines: every objective of ours, or a function of the user's, each with the target that it claims."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -136,51 +135,3 @@ def user_case(spec: str, facts: Mapping[str, Any]) -> Case:
     loss = getattr(made, "function", made)  # as it is, on inputs that nobody has cleaned
     target = Target(level, divergence, beta, complete["z_old"])
     return Case(spec, divergence or "-", "-", "-", level, ((loss, target),), complete["declares"])
-
-
-def as_json(finding: Finding) -> list[dict]:
-    """One object a member: its settings, verdicts, and every measurement."""
-
-    def number(x):
-        return x if math.isfinite(x) else None
-
-    case, objects = finding.case, []
-    for (loss, target), gaps in zip(case.members, finding.gaps, strict=True):
-        member = Finding(case, [gaps])
-        verdicts = {"on_policy": member.verdict(True), "off_policy": member.verdict(False)}
-        measured = [
-            {
-                "space": space,
-                "on_policy": condition.on_policy,
-                "reference_is_behavior": condition.reference_is_behavior,
-                "verdict": gap.verdict,
-                "per_sample_gap": number(gap.per_sample),
-                "expected_gap": number(gap.expected),
-                "expected_gap_after_rescaling": number(gap.residual),
-                "best_scale": number(gap.scale),
-            }
-            for (space, condition), each in gaps.items()
-            if condition in CONDITIONS
-            for gap in [worst(each)]
-        ]
-        objects.append(
-            {
-                "objective": case.name,
-                "divergence": target.divergence,
-                "estimator": case.estimator,
-                "clip": case.clip,
-                "level": target.level,
-                "beta": target.beta,
-                "z_old": target.z,
-                "settings": dict(getattr(loss, "settings", {})),
-                "declares": case.declares and case.declares._asdict(),
-                "verdict": {name: gap.verdict for name, gap in verdicts.items()},
-                "bias_percent": {
-                    name: number(100 * gap.expected) if gap.verdict == BIASED else 0.0 for name, gap in verdicts.items()
-                },
-                "bias_percent_by_kl": {f"{kl:g}": number(100 * bias) for kl, bias in member.drift().items()},
-                "holds": member.holds(),
-                "measurements": measured,
-            }
-        )
-    return objects

@@ -14,9 +14,10 @@ import pandas as pd
 
 from rpg_jax.exact import contract_faults
 from rpg_jax.exact.verification import Case
+from rpg_jax.lab import verification
 from rpg_jax.lab.tradeoff import figures, measure, tables, words
 from rpg_jax.lab.tradeoff.measure import Grid, Tradeoff
-from rpg_jax.run import cli, verify
+from rpg_jax.run import cli
 from rpg_jax.storage.logs import jsonable
 
 WHOLE = {  # flags of a whole number each, and what they mean
@@ -89,12 +90,12 @@ def _bounds(word: str) -> tuple[float, float]:
 
 def main(options: SimpleNamespace) -> None:
     """--tradeoff, of the built-in forms or of --objective."""
-    started, output = time.monotonic(), verify.json_file(options)
-    case, faults = verify.chosen_case(options), []
+    started, output = time.monotonic(), verification.json_file(options)
+    case, faults = verification.chosen_case(options), []
     if case is None:
         result = measured(options)
     else:
-        with verify.running(case.name):
+        with verification.running(case.name):
             faults, result = contract_faults(case.members[0][0]), measured(options, case)
     report(options, result, output)
     for fault in faults:
@@ -127,17 +128,17 @@ def report(options: SimpleNamespace, result: Tradeoff, output: pathlib.Path | No
     """Prints tables and sentences; writes CSV files and figures into --out, and all of it into `output` as JSON."""
     frames, folder = tables.all_tables(result), pathlib.Path(options.out)
     print("Bias (of |∇J|), variance of one sample (of |∇J|²), and N*: with fewer samples the clip lowers the error.")
-    verify.print_table(*words.clips(frames["tradeoff"]))
+    verification.print_table(*words.clips(frames["tradeoff"]))
     if "best_epsilon" in frames:
         print("\nEpsilon (low/high) of least mean squared error:")
-        verify.print_table(*words.best(frames["best_epsilon"]))
+        verification.print_table(*words.best(frames["best_epsilon"]))
     if "levels" in frames:
         print("\nToken-level against sequence-level weights, unclipped, held against the sequence-level objective:")
-        verify.print_table(*words.levels(frames["levels"]))
+        verification.print_table(*words.levels(frames["levels"]))
     if "groups" in frames:
         where = f"uphill, KL {max(result.grid.distances):g}, beta {max(result.grid.betas):g}"
         print(f"\nAdvantages from a batch of one group of {result.grid.group}; {where}, token level, unclipped:")
-        verify.print_table(*words.groups(frames["groups"]))
+        verification.print_table(*words.groups(frames["groups"]))
     sentences = words.finding(frames)
     print("\nWhat it says (medians over problems):", *sentences, sep="\n* ")
     with cli.door():

@@ -1,7 +1,8 @@
-"""What `python -m rpg_jax.verify` does: examines the cases of `exact.verification` and prints what it finds."""
+"""What `python -m rpg_jax.verify` prints and writes of the cases of `exact.verification`."""
 
 import contextlib
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -11,8 +12,8 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from rpg_jax.exact import CONDITIONS, MOVED, SPACES, contract_faults, level_gap
-from rpg_jax.exact.verification import PROBLEMS, Case, Finding, as_json, built_in_cases, find, user_case
+from rpg_jax.exact import CONDITIONS, MOVED, SPACES, contract_faults, level_gap, worst
+from rpg_jax.exact.verification import PROBLEMS, Case, Finding, built_in_cases, find, user_case
 from rpg_jax.objectives import own
 from rpg_jax.objectives.objective import BIASED
 from rpg_jax.run import cli
@@ -134,3 +135,51 @@ def _summary(findings, failures) -> str:
         return f"Not what they declare: {len(failures)}."
     silent = all(finding.case.declares is None for finding in findings)
     return "Nothing was declared." if silent else "All are what they declare."
+
+
+def as_json(finding: Finding) -> list[dict]:
+    """One object a member: its settings, verdicts, and every measurement."""
+
+    def number(x):
+        return x if math.isfinite(x) else None
+
+    case, objects = finding.case, []
+    for (loss, target), gaps in zip(case.members, finding.gaps, strict=True):
+        member = Finding(case, [gaps])
+        verdicts = {"on_policy": member.verdict(True), "off_policy": member.verdict(False)}
+        measured = [
+            {
+                "space": space,
+                "on_policy": condition.on_policy,
+                "reference_is_behavior": condition.reference_is_behavior,
+                "verdict": gap.verdict,
+                "per_sample_gap": number(gap.per_sample),
+                "expected_gap": number(gap.expected),
+                "expected_gap_after_rescaling": number(gap.residual),
+                "best_scale": number(gap.scale),
+            }
+            for (space, condition), each in gaps.items()
+            if condition in CONDITIONS
+            for gap in [worst(each)]
+        ]
+        objects.append(
+            {
+                "objective": case.name,
+                "divergence": target.divergence,
+                "estimator": case.estimator,
+                "clip": case.clip,
+                "level": target.level,
+                "beta": target.beta,
+                "z_old": target.z,
+                "settings": dict(getattr(loss, "settings", {})),
+                "declares": case.declares and case.declares._asdict(),
+                "verdict": {name: gap.verdict for name, gap in verdicts.items()},
+                "bias_percent": {
+                    name: number(100 * gap.expected) if gap.verdict == BIASED else 0.0 for name, gap in verdicts.items()
+                },
+                "bias_percent_by_kl": {f"{kl:g}": number(100 * bias) for kl, bias in member.drift().items()},
+                "holds": member.holds(),
+                "measurements": measured,
+            }
+        )
+    return objects
