@@ -370,6 +370,7 @@ def test_the_command_writes_tables_and_figures(call, tmp_path, monkeypatch):
     assert status == 0, err
     assert measure_once.cache_info().currsize == 1
     assert "N*" in out and "What it says" in out and "leave_one_out" in out
+    assert all(f"token     {label}" in out for label in ("no clip", "rpg 0.2/0.28, c 3", "truncate 0.2/0.28"))
     names = {path.name for path in (tmp_path / "deep/out").iterdir()}
     figures = {f"{x}.png" for x in ("error_token", "error_sequence", "bias_variance", "best_epsilon", "levels")}
     assert names == figures | {f"{x}.csv" for x in ("tradeoff", "best_epsilon", "levels", "groups")}

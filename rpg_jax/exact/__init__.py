@@ -1,7 +1,6 @@
 """Enumerated policies and exact objectives, and what they say of a loss.
 
-Reading order: enumeration, targets, certify, contract; then moments, groups, tradeoff and what is told of it
-(tradeoff_tables, tradeoff_words, tradeoff_figures).
+Reading order: enumeration, targets, certify, contract, verification. What a clip costs and saves: `lab.tradeoff`.
 """
 
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, level_gap, worst

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtrc  # (m, n, share): the probability of more than m successes in n draws
 
+from rpg_jax.lab.tradeoff.groups import GroupMoments
 from rpg_jax.lab.tradeoff.measure import Form, Tradeoff
 
 TINY = 1e-20  # relative squared bias of what is exact in float64; exact forms come out near 1e-30
@@ -40,18 +41,20 @@ def grouped(table: pd.DataFrame, keys: list[str]):
 def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """A row for each value of the keys: of every other column the median over problems, of a bool its share.
 
-    With `_low` and `_high` it has the ends of each median's 95 % percentile bootstrap interval, exactly.
+    With `_low` and `_high` it has the ends of each median's 95 % percentile bootstrap interval, exactly. A value that
+    is undefined in one problem, as the cosine of a gradient that is 0, is NaN.
     """
     groups = grouped(table, keys)
     values = [name for name in table if name not in keys]
     shares = [name for name in values if table[name].dtype == bool]
     medians = groups[[name for name in values if name not in shares]]
-    count = int(groups.size().max())
+    sizes = groups.size()
+    count, defined = int(sizes.max()), medians.count().eq(sizes, axis=0)
     low, high = (rank / max(1, count - 1) for rank in _ranks(count))
     parts = [
-        medians.median(),
-        medians.quantile(low, interpolation="nearest").add_suffix("_low"),
-        medians.quantile(high, interpolation="nearest").add_suffix("_high"),
+        medians.median().where(defined),
+        medians.quantile(low, interpolation="nearest").where(defined).add_suffix("_low"),
+        medians.quantile(high, interpolation="nearest").where(defined).add_suffix("_high"),
         groups[shares].mean(),
     ]
     return pd.concat(parts, axis=1).reset_index()
@@ -112,9 +115,12 @@ def tradeoff(result: Tradeoff) -> pd.DataFrame:
         return {"mse": mse, "sequence_mse": sequence_mse, "beats_unclipped": mse < error(exact, n)}
 
     medians = _at_each_samples(relative, keys, result.grid.samples, errors)
-    before, after = ("bias_squared", "variance", "sequence_bias_squared", "n_star"), ("mse", "sequence_mse")
-    before, after = ([x + end for x in names for end in ("", "_low", "_high")] for names in (before, after))
-    return medians[[*keys, *single, *before, "samples", *after, "beats_unclipped"]]
+    once = _with_ends("bias_squared", "variance", "sequence_bias_squared", "n_star")
+    return medians[[*keys, *single, *once, "samples", *_with_ends("mse", "sequence_mse"), "beats_unclipped"]]
+
+
+def _with_ends(*names: str) -> list[str]:
+    return [name + end for name in names for end in ("", "_low", "_high")]
 
 
 def best_epsilon(medians: pd.DataFrame) -> pd.DataFrame:
@@ -167,7 +173,7 @@ def group_baselines(result: Tradeoff) -> pd.DataFrame:
     if result.groups is None:
         return pd.DataFrame()
     keys = ["advantage", "dynamic_sampling", "group", "beta", *WHERE]
-    return grouped(result.groups.drop(columns="problem"), keys).median().reset_index()
+    return summary(result.groups.drop(columns="problem"), keys)[[*keys, *GroupMoments._fields]]
 
 
 def all_tables(result: Tradeoff) -> dict[str, pd.DataFrame]:
