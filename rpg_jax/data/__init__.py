@@ -6,16 +6,3 @@ from rpg_jax.data.preparation import Prepared, prepare
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.tasks import TASKS
 from rpg_jax.data.tokenizer import Tokenizer, load_tokenizer
-
-__all__ = [
-    "TASKS",
-    "Prepared",
-    "Problem",
-    "ProblemStream",
-    "Tokenizer",
-    "load",
-    "load_tokenizer",
-    "prepare",
-    "prompt_rows",
-    "supervised_rows",
-]

@@ -15,21 +15,3 @@ from rpg_jax.exact.enumeration import (
     every_sequence,
     random_problems,
 )
-
-__all__ = [
-    "CONDITIONS",
-    "MOVED",
-    "SPACES",
-    "VERDICTS",
-    "Condition",
-    "Gap",
-    "Problem",
-    "Space",
-    "Target",
-    "contract_faults",
-    "every_sequence",
-    "examine",
-    "level_gap",
-    "random_problems",
-    "worst",
-]

@@ -3,15 +3,3 @@
 from rpg_jax.models.config import SIZES, ModelConfig, named, parameter_count
 from rpg_jax.models.logprobs import token_logprobs, token_logprobs_and_entropy
 from rpg_jax.models.transformer import Model, stack_layers, unstack_layers
-
-__all__ = [
-    "SIZES",
-    "Model",
-    "ModelConfig",
-    "named",
-    "parameter_count",
-    "stack_layers",
-    "token_logprobs",
-    "token_logprobs_and_entropy",
-    "unstack_layers",
-]

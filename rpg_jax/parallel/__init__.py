@@ -22,24 +22,3 @@ from rpg_jax.parallel.sharding import (
     over_rows,
     shardings,
 )
-
-__all__ = [
-    "MICROBATCHES",
-    "REPLICATED",
-    "ROWS",
-    "ROW_AXES",
-    "SAMPLING",
-    "TRAINING",
-    "check_model",
-    "check_rows",
-    "leaf_name",
-    "local_rows",
-    "make_constrain",
-    "make_mesh",
-    "make_per_shard",
-    "mesh_of",
-    "over_rows",
-    "row_shards",
-    "shardings",
-    "to_global",
-]

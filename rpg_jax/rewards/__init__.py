@@ -5,17 +5,3 @@ from rpg_jax.rewards.rules import RULES, voted_answer
 from rpg_jax.rewards.scorer import Scorer, Scores
 from rpg_jax.rewards.shaping import overlong_penalty, scale_named, signed_reward
 from rpg_jax.rewards.verifiers import VERIFIERS
-
-__all__ = [
-    "RULES",
-    "VERIFIERS",
-    "Scorer",
-    "Scores",
-    "boxed_answer",
-    "final_answer",
-    "overlong_penalty",
-    "scale_named",
-    "signed_reward",
-    "stated_answer",
-    "voted_answer",
-]

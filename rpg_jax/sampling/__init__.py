@@ -2,5 +2,3 @@
 
 from rpg_jax.sampling.decode import Sampling
 from rpg_jax.sampling.generate import generate
-
-__all__ = ["Sampling", "generate"]
