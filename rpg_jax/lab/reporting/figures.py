@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from rpg_jax.lab.reporting.estimates import Estimate, iqm_curve
+from rpg_jax.lab.reporting.style import COLORS, INK, frame, smoothed
 
-INK, CONTEXT, BAND = "#111111", "#b0b0b0", "#d9d9d9"
-COLORS = ("#111111", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#8a6d00")
+CONTEXT, BAND = "#b0b0b0", "#d9d9d9"
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "os^Dvx"
 COLUMNS = 4
@@ -57,13 +57,12 @@ def _draw_curves(axes, step, tables):
             segment = [start.Index, end.Index], [start.value, end.value]
             axis.plot(*segment, color=INK, linewidth=1.8, linestyle=style)
         axis.plot(table.index, table["value"], color=INK, marker="o", markersize=3.5, linestyle="none")
-        title = textwrap.fill(f"{name} ({most} run{'s' * (most > 1)})", MOST_LETTERS)
-        axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
         axis.set_ylim(low - margin, high + margin)
         axis.set_xlim(-0.03 * last - 0.1, 1.03 * last + 0.1)
         if step < last:
             axis.axvline(step, color=INK, linewidth=0.8, linestyle=":")
-        _frame(axis, "RL step", "IQM of held-out mean@k" if axis.get_subplotspec().is_first_col() else "")
+        title = textwrap.fill(f"{name} ({most} run{'s' * (most > 1)})", MOST_LETTERS)
+        frame(axis, title, "RL step", "IQM of held-out mean@k" if axis.get_subplotspec().is_first_col() else "")
 
 
 def intervals(estimates: dict[str, Estimate]) -> str:
@@ -77,7 +76,7 @@ def intervals(estimates: dict[str, Estimate]) -> str:
             axis.plot([estimate.value], [row], color=INK, marker="o", markersize=5)
         axis.set_yticks(range(len(ordered)), [_short(name) for name, _ in ordered])
         axis.set_ylim(-0.7, len(ordered) - 0.3)
-        _frame(axis, "IQM of held-out mean@k, 95 % interval", "")
+        frame(axis, "", "IQM of held-out mean@k, 95 % interval", "")
 
     return _figure("intervals", 1, draw, height=0.8 + 0.27 * len(ordered), width=21.0)
 
@@ -100,8 +99,7 @@ def dynamics(variants) -> str | None:
             for number, variant in enumerate(variants):
                 if series[key, variant.name] is not None:
                     _draw_series(axis, number, variant.name, series[key, variant.name])
-            axis.set_title(DYNAMICS[key], loc="left", fontsize=9, fontweight="bold")
-            _frame(axis, "RL step", "")
+            frame(axis, DYNAMICS[key], "RL step", "")
             heights = np.concatenate([line.get_ydata() for line in axis.lines])
             if 0 < heights.min() < heights.max() / FAR:
                 axis.set_yscale("log")
@@ -121,10 +119,7 @@ def dynamics(variants) -> str | None:
 def _series(runs, key, bands) -> pd.DataFrame | None:
     """`iqm_curve` of a logged quantity, each run smoothed by the centered mean over a tenth of its length."""
     logged = {str(run.path): run.metrics[key].dropna() for run in runs if key in run.metrics}
-    smooth = {
-        path: values.rolling(2 * (len(values) // 20) + 1, center=True, min_periods=1).mean()
-        for path, values in logged.items() if len(values)
-    }  # fmt: skip
+    smooth = {path: smoothed(values) for path, values in logged.items() if len(values)}
     return iqm_curve(pd.concat(smooth, names=["run"]).to_frame(), bands) if smooth else None
 
 
@@ -138,16 +133,6 @@ def _draw_series(axis, number, name, table):
         table.index, table["value"], **style, linewidth=1.3, label=name, marker=marker, markersize=4,
         markevery=(number % every, every),
     )  # fmt: skip
-
-
-def _frame(axis, x, y):
-    axis.set_xlabel(x, fontsize=8)
-    axis.set_ylabel(y, fontsize=8)
-    axis.tick_params(labelsize=8)
-    axis.xaxis.get_major_locator().set_params(nbins=5, integer=x == "RL step")
-    axis.grid(color="#e5e5e5", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _figure(name, panels, draw: Callable, height, width=12.0, columns=COLUMNS) -> str:

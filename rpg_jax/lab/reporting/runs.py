@@ -77,6 +77,13 @@ class Run:
         return float(timed.prod(axis=1, skipna=False).sum())
 
 
+def metrics_table(rows: list[dict]) -> pd.DataFrame:
+    """Rows of `metrics.jsonl` as float64: index step, a column a logged key; NaN where it is missing or not finite."""
+    numbers = [{key: _number(value) for key, value in row.items() if key != "step"} for row in rows]
+    steps = pd.Index([row["step"] for row in rows], dtype="int64", name="step")
+    return pd.DataFrame(numbers, index=steps, dtype="float64")
+
+
 def _number(value) -> float:
     """A finite number as float; NaN for anything else that a log may hold."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
@@ -120,13 +127,10 @@ def _natural(name) -> list:
 def read(path) -> Run:
     """A run from its folder; what is missing or cut short is counted, not raised."""
     config, (rows, lost) = read_json(path / "config.json"), read_rows(path / LOG)
-    numbers = [{key: _number(value) for key, value in row.items() if key != "step"} for row in rows.values()]
-    metrics = pd.DataFrame(numbers, index=pd.Index(rows, dtype="int64", name="step"), dtype="float64")
-    rows, _ = read_lines(path / "heldout.jsonl")
-    heldout = [row for row in rows if HELDOUT <= row.keys() and isinstance(row["response"], str)]
-    return Run(
-        path, None if config is None else flatten(config), metrics, lost, heldout, read_json(path / "summary.json")
-    )
+    lines, _ = read_lines(path / "heldout.jsonl")
+    heldout = [row for row in lines if HELDOUT <= row.keys() and isinstance(row["response"], str)]
+    settings, metrics = None if config is None else flatten(config), metrics_table(list(rows.values()))
+    return Run(path, settings, metrics, lost, heldout, read_json(path / "summary.json"))
 
 
 @dataclasses.dataclass(frozen=True)
