@@ -1,5 +1,7 @@
 """What holds for every test and every process that tests start: compiling is kept short, and long files go first."""
 
+import ctypes
+import gc
 import os
 import pathlib
 
@@ -16,12 +18,30 @@ os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax  # noqa: E402
 
-LONG = ("test_readme", "test_train", "test_multihost", "test_mesh", "test_update")  # files that take minutes
+C = ctypes.CDLL(None)
+# Files that start processes, train, or compile models and samplers in many forms, the longest first. The inner loop of
+# somebody who changes an objective, a metric, a task or the RL step does without them: `launch/test.sh --quick`.
+SLOW = [
+    f"test_{name}"
+    for name in (
+        "readme train multihost mesh sampling models packing draw checkpoints huggingface tradeoff report sweep plan "
+        "in_other_trainers third_party attention convert parallel figures watch verify rewards_pool prepare "
+        "huggingface_tokenizer logprobs gpu package launch"
+    ).split()
+]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="leave out the files that tests/conftest.py calls slow")
+
+
+def pytest_ignore_collect(collection_path, config):
+    return True if config.option.quick and collection_path.stem in SLOW else None
 
 
 def pytest_collection_modifyitems(items):
     """Long files first, so that two workers end together."""
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,6 +49,9 @@ def executables_of_one_file():
     """Frees a file's compiled programs at its end: together those of all files would take gigabytes."""
     yield
     jax.clear_caches()
+    gc.collect()
+    if hasattr(C, "malloc_trim"):  # glibc gives nothing back by itself
+        C.malloc_trim(0)
 
 
 @pytest.fixture

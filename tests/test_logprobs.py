@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rpg_jax.models import Model, ModelConfig, token_logprobs, token_logprobs_and_entropy
 
 MODEL = Model(ModelConfig(53, 8, 16, 1, 2, 1, 4, qk_norm=True))
-PARAMS = jax.tree.map(lambda x: 3 * x, MODEL.init(jax.random.key(0)))
+PARAMS = jax.tree.map(lambda x: 3 * x, jax.jit(MODEL.init)(jax.random.key(0)))
 
 
 def naive(model, params, tokens, mask, temperature=1.0):

@@ -27,7 +27,7 @@ def make_model(config=CONFIG, dtype=jnp.float32, scale=2.0):
     Embeddings start small: tied, they would make nearly every distribution a single token.
     """
     model = models.Model(config, dtype=dtype)
-    params = model.init(jax.random.key(1))
+    params = jax.jit(model.init)(jax.random.key(1))
     params["embed"]["embedding"] *= 0.02 * config.hidden_size**0.5
     return model, jax.tree.map(lambda leaf: scale * leaf, params)
 
