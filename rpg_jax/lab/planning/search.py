@@ -53,7 +53,10 @@ def _largest(config, topology, sketch, key: str, values: Sequence, plan: dict) -
 
     @functools.cache
     def at(value):
-        sketched = sketch(_with(config, key, value))
+        changed = config.copy_and_resolve_references()
+        with changed.unlocked():
+            changed.update_from_flattened_dict({key: value})
+        sketched = sketch(changed)
         return programs(sketched), sketched.workload
 
     def predicted(value) -> float:
@@ -80,10 +83,3 @@ def _excess(plan: dict, phase: str) -> float:
     if memory["temporaries"] is None:
         return 0.0
     return memory["temporaries"] + memory["output"] + memory["code"] - plan["needs"][phase]["sum"]
-
-
-def _with(config: ConfigDict, key: str, value) -> ConfigDict:
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        config.update_from_flattened_dict({key: value})
-    return config

@@ -132,11 +132,10 @@ def verdict(comparison: Comparison) -> str:
         )
     if found and len(pairs) > 1:
         text += f" Holm's correction for all {len(pairs)} pairs leaves {corrected}"
-        reachable = least.min() * len(pairs) < SIGNIFICANT
-        needed = (
-            f": it needs p < {SIGNIFICANT / len(pairs):.2g}, and so few runs give {spelled(least.min())} at the least"
-        )
-        text += "." if reachable else f"{needed}."
+        if least.min() * len(pairs) >= SIGNIFICANT:
+            level = f"{SIGNIFICANT / len(pairs):.2g}"
+            text += f": it needs p < {level}, and so few runs give {spelled(least.min())} at the least"
+        text += "."
     return text
 
 

@@ -59,16 +59,12 @@ def iqm_curve(scores: pd.DataFrame, bands=True) -> pd.DataFrame:
     return pd.concat(curve).sort_index()
 
 
-def improvement(x, y) -> float:
+def improvement_estimate(x, y) -> Estimate:
     """P(X > Y) + P(X = Y) / 2 for a run of x f[runs, tasks] and one of y f[other runs, tasks], averaged over tasks.
 
-    It is Mann and Whitney's U over the number of pairs.
+    It is Mann and Whitney's U over the number of pairs. The 95 % stratified bootstrap interval resamples x and y
+    independently.
     """
-    return float(np.mean([_wins(a, b) for a, b in zip(np.transpose(x), np.transpose(y), strict=True)]))
-
-
-def improvement_estimate(x, y) -> Estimate:
-    """P(X > Y) with its 95 % stratified bootstrap interval, x and y resampled independently."""
     tasks = np.shape(x)[1]
 
     def statistic(*samples, axis):

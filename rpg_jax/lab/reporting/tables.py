@@ -123,13 +123,8 @@ def costs(variants) -> Table:
             continue
         seconds, tokens, steps, wall = (table[column] for column in table)
         rows.append([
-            variant.name,
-            str(len(table)),
-            f"{seconds.mean():.1f}",
-            f"{seconds.min():.1f} – {seconds.max():.1f}",
-            f"{(seconds / steps).mean():.2f}",
-            f"{tokens.mean():,.0f}",
-            f"{tokens.sum() / seconds.sum():,.0f}",
+            variant.name, str(len(table)), f"{seconds.mean():.1f}", f"{seconds.min():.1f} – {seconds.max():.1f}",
+            f"{(seconds / steps).mean():.2f}", f"{tokens.mean():,.0f}", f"{tokens.sum() / seconds.sum():,.0f}",
             f"{wall.mean():.1f}" if wall.notna().any() else "-",
         ])  # fmt: skip
     header = ["variant", "runs", "seconds a run", "least – most", "seconds a step", "tokens a run", "tokens a second"]

@@ -8,27 +8,21 @@ import pandas as pd
 from rpg_jax.lab.reporting.logged import read_json
 from rpg_jax.lab.sweeping.variants import Sweep
 
-ACCURACIES = {"before": "accuracy_before", "last": "accuracy_after", "best": "best_accuracy"}  # column -> summary's key
+ACCURACIES = {"accuracy_before": "before", "accuracy_after": "last", "best_accuracy": "best"}  # summary's key -> column
 MINUTES = "minutes, with warm start"
 
 
 def table(out: pathlib.Path, sweep: Sweep, failed: Container[str]) -> str:
     """Lines of text; `failed` has the names of the runs that failed."""
-    rows = []
-    for run in sweep.runs:
-        summary = read_json(out / run.name / "summary.json")
-        row = {"variant": run.variant, "done": summary is not None, "failed": run.name in failed}
-        numbers = {column: summary[key] for column, key in ACCURACIES.items()} if summary else {}
-        rows.append(row | numbers | ({MINUTES: summary["wall_seconds"] / 60} if summary else {}))
-    runs = pd.DataFrame(rows, columns=["variant", "done", "failed", *ACCURACIES, MINUTES])
-    variants = runs.groupby("variant", sort=False)
-    counts = pd.DataFrame(
-        {
-            "done": variants["done"].sum().astype(str) + "/" + variants.size().astype(str),
-            "failed": variants["failed"].sum(),
-        }
-    )
-    means = variants[[*ACCURACIES, MINUTES]].mean()
-    formats = dict.fromkeys(ACCURACIES, "{:.1%}".format) | {MINUTES: "{:.1f}".format}
-    lines = counts.join(means).rename_axis(None).to_string(formatters=formats, na_rep="-")
+    summaries = [read_json(out / run.name / "summary.json") for run in sweep.runs]
+    columns = ACCURACIES | {"wall_seconds": MINUTES}
+    runs = pd.DataFrame([summary or {} for summary in summaries]).reindex(columns=list(columns)).rename(columns=columns)
+    runs = runs.astype(float).assign(done=[summary is not None for summary in summaries])
+    runs["failed"] = [run.name in failed for run in sweep.runs]
+    runs[MINUTES] /= 60
+    variants = runs.groupby([run.variant for run in sweep.runs], sort=False)
+    counts = variants[["done", "failed"]].sum()
+    counts["done"] = counts["done"].astype(str) + "/" + variants.size().astype(str)
+    formats = dict.fromkeys(ACCURACIES.values(), "{:.1%}".format) | {MINUTES: "{:.1f}".format}
+    lines = counts.join(variants[list(formats)].mean()).to_string(formatters=formats, na_rep="-")
     return f"{sweep.file}, held-out mean@k over the seeds that are done\n{lines}"

@@ -91,12 +91,11 @@ def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
             f"variants of {file} cannot be compared, for they differ in {'; '.join(lines)}; give all of them the "
             f"same, or make a sweep of each"
         )
-    runs = [
-        Run(name, seed, (f"--config={base}", f"--config.seed={seed}", *_flags(settings)), configs[name])
-        for seed in seeds
-        for name, settings in pairs
-    ]
-    return Sweep(file, runs)
+    flags = {name: [f"--config.{key}={value}" for key, value in settings.items()] for name, settings in pairs}
+    return Sweep(file, [
+        Run(name, seed, (f"--config={base}", f"--config.seed={seed}", *flags[name]), config)
+        for seed in seeds for name, config in configs.items()
+    ])  # fmt: skip
 
 
 def is_done(out: pathlib.Path, run: Run) -> bool:
@@ -219,7 +218,3 @@ def _refuse_equal(file: str, settings_by_name: Mapping[str, dict]) -> None:
         first = first_with.setdefault(json.dumps(settings, sort_keys=True), name)
         if first != name:
             raise ValueError(f"variants {first!r} and {name!r} of {file} have the same settings; drop one")
-
-
-def _flags(settings: Mapping[str, Any]) -> list[str]:
-    return [f"--config.{key}={value}" for key, value in settings.items()]
