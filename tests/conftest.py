@@ -24,9 +24,9 @@ C = ctypes.CDLL(None)
 SLOW = [
     f"test_{name}"
     for name in (
-        "readme train multihost mesh sampling models packing draw checkpoints huggingface tradeoff report sweep plan "
-        "in_other_trainers third_party attention convert parallel figures watch verify rewards_pool prepare "
-        "huggingface_tokenizer logprobs gpu package launch"
+        "readme multihost train mesh notebook sampling models packing draw checkpoints huggingface tradeoff report "
+        "sweep plan in_other_trainers math_rewards third_party attention convert parallel figures watch verify "
+        "rewards_pool prepare huggingface_tokenizer logprobs gpu package launch"
     ).split()
 ]
 
