@@ -96,8 +96,8 @@ def sample_gradients(objective: Callable, count: int, seed: int) -> dict[Space, 
     results, start = {}, 0
     for space, problem in _problems(count, seed).items():
         problems, sequences, length = problem.advantage.shape
-        mine = gradients[start : start + problems * sequences]
-        results[space] = mine.reshape(problems, sequences, -1)[:, :, :length]
+        rows = gradients[start : start + problems * sequences]
+        results[space] = rows.reshape(problems, sequences, -1)[:, :, :length]
         start += problems * sequences
     return results
 
@@ -106,12 +106,12 @@ def sample_gradients(objective: Callable, count: int, seed: int) -> dict[Space, 
 def _parts(space: Space, level: str, z: float, names: tuple[str, ...], problem: Problem) -> tuple[dict, dict]:
     """By "reward" and divergence: the parts of a sample's coefficient [S, N, T] and those of ∇J [S, H, V]."""
 
-    def one(problem):
+    def of_problem(problem):
         parts = targets.PARTS[level]
         gradient = jax.jacrev(lambda policy: parts(space, policy, problem, z, names))(problem.policy)
         return targets.sample_parts(space, problem, level, z, names), gradient
 
-    return jax.vmap(one)(problem)
+    return jax.vmap(of_problem)(problem)
 
 
 @functools.cache
@@ -133,7 +133,7 @@ def _measure(
 ) -> tuple[jax.Array, ...]:
     """The four numbers of a `Gap`, each [S]; `actual` and `coefficient` [S, N, T] multiply ∇log policy."""
 
-    def one(problem, actual, coefficient, gradient):
+    def of_problem(problem, actual, coefficient, gradient):
         probability = jnp.exp(jnp.sum(token_logprobs(space, problem.behavior), axis=1, keepdims=True))
         _, pull_back = jax.vjp(functools.partial(token_logprobs, space), problem.policy)
         (expected,) = pull_back(probability * actual)
@@ -146,7 +146,7 @@ def _measure(
             scale,
         )
 
-    return jax.vmap(one)(problem, actual, coefficient, gradient)
+    return jax.vmap(of_problem)(problem, actual, coefficient, gradient)
 
 
 def examine(

@@ -1,8 +1,8 @@
-"""Losses of one's own, by FILE.py:NAME.
+"""A user's loss as an objective, named FILE.py:NAME.
 
-A function of one's own has the contract of `Objective.__call__`, all arrays [B, T]; its keyword-only parameters are its
-settings, with their defaults. What it estimates the gradient of is said by such parameters or by attributes of the
-function, `FACTS`.
+The function has the contract of `Objective.__call__`, with all arrays [B, T]. Its keyword-only parameters are its
+settings, with their defaults. Settings, or attributes of the function, with the names of `FACTS` say which objective's
+gradient it estimates.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from rpg_jax.objectives.objective import UNITS, Batch, Objective, measure
 POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
 OPTIONAL = ("reference_logp", "weight", "denominator")
 CONTRACT = f"({', '.join(POSITIONAL)}, {'=None, '.join(OPTIONAL)}=None)"
-MODULE = "own_objective"  # what a file is imported as
+MODULE = "own_objective"  # the name under which the user's file is imported
 FACTS = dict(level="token", divergence=None, beta=0.0, z_old=1.0, declares=None, reduction=None, advantage="group_mean")
 
 
@@ -47,8 +47,8 @@ def load(spec: str) -> Callable:
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path} does not import: {in_a_line(error)}") from error
     if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{path} has no {name!r}; it has: {', '.join(known) or 'no function'}")
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{path} has no {name!r}; it has: {', '.join(functions) or 'no function'}")
     function = getattr(module, name)
     if not callable(function):
         raise ValueError(f"{spec} is a {type(function).__name__}; expected a function {CONTRACT} -> (loss, metrics)")
@@ -57,37 +57,37 @@ def load(spec: str) -> Callable:
         signature.bind(*POSITIONAL, **dict.fromkeys(OPTIONAL))
     except TypeError as error:
         raise ValueError(f"{spec} takes {signature}; expected {CONTRACT}: {error}") from error
-    theirs = [argument for argument in signature.parameters if argument in POSITIONAL]
-    if theirs != [argument for argument in POSITIONAL if argument in theirs]:
+    in_order = [argument for argument in signature.parameters if argument in POSITIONAL]
+    if in_order != [argument for argument in POSITIONAL if argument in in_order]:
         raise ValueError(f"{spec} takes {signature}; expected {CONTRACT}, in that order")
     return function
 
 
 def settings_of(function: Callable) -> dict:
-    """Its settings, {name: default}: the keyword-only parameters that the contract does not have."""
+    """The settings of a user's function, {name: default}: its keyword-only parameters beyond the contract's."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in OPTIONAL}
 
 
 def facts_of(function: Callable, settings: Mapping[str, Any]) -> dict:
-    """What is said of it, each of `FACTS`: by its settings, else by its attributes."""
+    """The value of each of `FACTS`: from the settings, else from the function's attributes, else the default."""
     inner = getattr(function, "func", function)  # a functools.partial has no attributes of its function
-    said = {name: getattr(function, name, getattr(inner, name, default)) for name, default in FACTS.items()}
-    return said | {name: settings[name] for name in FACTS if settings.get(name) is not None}
+    facts = {name: getattr(function, name, getattr(inner, name, default)) for name, default in FACTS.items()}
+    return facts | {name: settings[name] for name in FACTS if settings.get(name) is not None}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class OwnObjective(Objective):
-    """A function of one's own, with its settings, on inputs that `prepare` has cleaned; its metrics beside ours."""
+    """A user's function with its settings. It gets inputs that `prepare` has cleaned; our metrics join its own."""
 
     function: Callable
 
     def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
         logp, behavior_logp, reference_logp, advantage, weight, mask = tokens
         constants = dict(reference_logp=reference_logp, weight=weight, denominator=denominator)
-        loss, own = returned(self.function(logp, behavior_logp, advantage, mask, **constants))
-        ours = measure(tokens, UNITS[self.level](tokens))
-        return loss, own | ours  # ours keep their names: the reference schedule goes by one of them
+        loss, metrics = returned(self.function(logp, behavior_logp, advantage, mask, **constants))
+        # Our metrics win where names are equal: the reference schedule reads one of them.
+        return loss, metrics | measure(tokens, UNITS[self.level](tokens))
 
     def try_out(self, shape: tuple[int, int]) -> None:
         """Raises ValueError if it cannot be called and differentiated on arrays of that shape; computes nothing."""
@@ -102,7 +102,7 @@ class OwnObjective(Objective):
 
 
 def returned(result: Any) -> tuple[Any, metric.Metrics]:
-    """(loss, {name: metric}) of what a function of one's own returned; TypeError if that is something else."""
+    """(loss, {name: metric}) from the result of a user's function; TypeError if it is something else."""
     if not isinstance(result, tuple) or len(result) != 2 or jnp.shape(result[0]) or not isinstance(result[1], Mapping):
         raise TypeError("what it returns is not a pair of a scalar loss and a dict of metrics")
     if not all(isinstance(name, str) for name in result[1]):
@@ -118,7 +118,7 @@ def returned(result: Any) -> tuple[Any, metric.Metrics]:
 
 
 def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> OwnObjective:
-    """The objective of a function with settings, `sampler_correction` among them, and `facts_of` it.
+    """The objective of a user's function with its settings, `sampler_correction` among them, and `facts_of` it.
 
     Raises ValueError for a function that cannot be called and differentiated as the contract says.
     """
@@ -138,7 +138,7 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
 
 
 def in_a_line(error: BaseException) -> str:
-    """What somebody else's code raised, and on which of its lines."""
+    """One line about an error in the user's file: its type, the line of the file, and its text."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_globals.get("__name__") == MODULE]
     where = f" on line {lines[-1]}" if lines else ""

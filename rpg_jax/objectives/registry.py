@@ -53,7 +53,7 @@ def make(name: str, **settings: Any) -> Objective:
     Unset, rpg's divergence is urkl, its clip "none", its estimator the first that the clip takes, its reduction
     token_mean (sequence_mean for level="sequence"); bounds are those of `clips.CLIPS`.
 
-    make("FILE.py:NAME", ...) is a function of one's own (`own`), with its keyword-only parameters as settings.
+    make("FILE.py:NAME", ...) is a user's function (`own`), with its keyword-only parameters as settings.
 
     Every objective takes `advantage`, a name of `ADVANTAGES` whose default is its paper's, for `Objective.advantages`,
     and `sampler_correction`, the cap of truncated importance sampling, for `Objective.corrections`.
@@ -93,7 +93,7 @@ def _clip(name: str, settings: Mapping, chosen: Mapping, clip_name: str) -> Clip
 
 
 def of_function(spec: str, function: Callable, settings: Mapping[str, Any]) -> Objective:
-    """A function of one's own as an objective, see `own`; an `Objective` is one, and has settled all but two settings.
+    """A user's function as an objective (`own`). Of an `Objective` only advantage and sampler_correction may be set.
 
     Raises ValueError as `make` does.
     """

@@ -23,10 +23,10 @@ def main(options, experiments) -> None:
         out = pathlib.Path(options.out or pathlib.Path(folders[0]) / "report.html")
         if out.suffix != ".html":
             raise ValueError(f"--out={out}: expected a name that ends in .html, such as report.html")
-        found = [runs.read(path) for path in runs.find(folders)]
+        read = [runs.read(path) for path in runs.find(folders)]
         title = f"Report of {', '.join(map(str, map(pathlib.Path, folders)))}"
-        known = [published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in experiments]
-        blocks = document(title, found, known)
+        references = [published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in experiments]
+        blocks = document(title, read, references)
         out.parent.mkdir(parents=True, exist_ok=True)
         for block in blocks:
             if isinstance(block, Figure):

@@ -44,11 +44,11 @@ def measure_groups(
     def run(beta, problem, reward, divergence):
         objectives = {name: with_settings(loss, {"beta": beta}) for name, loss in losses.items()}
 
-        def one(arguments):
+        def of_problem(arguments):
             problem, reward, divergence = arguments
             return _moments(space, group, objectives, problem, reward - beta * divergence)
 
-        return in_chunks(one, (problem, reward, divergence), (group + 1) * space.mask.size)
+        return in_chunks(of_problem, (problem, reward, divergence), (group + 1) * space.mask.size)
 
     results = {}
     for beta in betas:

@@ -85,11 +85,11 @@ def exact_gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """∇ of the reward part and of the divergence, each f64[S, H, V]: ∇J = reward − beta·divergence."""
 
-    def one(problem):
+    def of_problem(problem):
         gradient = jax.jacrev(lambda x: targets.PARTS[level](space, x, problem, z, (divergence,)))(problem.policy)
         return gradient["reward"], gradient[divergence]
 
-    return in_chunks(one, problem, space.mask.size)
+    return in_chunks(of_problem, problem, space.mask.size)
 
 
 def in_chunks(function: Callable, arguments: Any, size: int) -> Any:
@@ -121,12 +121,12 @@ def measurer(
     def run(settings, beta, problem, own, sequence):
         objective = build(settings)
 
-        def one(arguments):
+        def of_problem(arguments):
             problem, own, sequence = arguments
             gradients = own[0] - beta * own[1], sequence[0] - beta * sequence[1]
             return _moments(space, level, problem, coefficients(objective, space, problem), *gradients)
 
-        return in_chunks(one, (problem, own, sequence), space.mask.size)
+        return in_chunks(of_problem, (problem, own, sequence), space.mask.size)
 
     def measure(settings, beta) -> Moments:
         moments = jax.device_get(run(settings, beta, problem, own, sequence))
