@@ -25,7 +25,9 @@ def main(options, experiments) -> None:
             raise ValueError(f"--out={out}: expected a name that ends in .html, such as report.html")
         read = [runs.read(path) for path in runs.find(folders)]
         title = f"Report of {', '.join(map(str, map(pathlib.Path, folders)))}"
-        references = [published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in experiments]
+        references = [
+            published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in experiments
+        ]
         blocks = document(title, read, references)
         out.parent.mkdir(parents=True, exist_ok=True)
         for block in blocks:
@@ -33,7 +35,7 @@ def main(options, experiments) -> None:
                 write_text_atomic(out.with_name(f"{out.stem}-{block.name}.svg"), block.svg + "\n")
         write_text_atomic(out.with_suffix(".md"), page.to_markdown(blocks, out.stem))
         write_text_atomic(out, page.to_html(title, blocks))
-    print(f"runs: {len(found)}; see {out} and {out.with_suffix('.md')}")
+    print(f"runs: {len(read)}; see {out} and {out.with_suffix('.md')}")
 
 
 def document(title: str, found: list[runs.Run], experiments=()) -> list:
