@@ -47,7 +47,10 @@ def prepared_sets(**settings) -> ConfigDict:
 
 
 def get_config(data: ConfigDict, **settings) -> ConfigDict:
-    """A config around one of the two kinds of `data`, locked. ValueError names an unknown or forgotten key."""
+    """A config around one of the two kinds of `data`; ValueError names an unknown or forgotten key.
+
+    It is not locked: an experiment with an objective of its own adds that objective's settings.
+    """
     defaults = dict(
         seed=0,  # [number] of weights, order of problems, rollouts and evaluations; 0..2**32 - 1
         steps=required(int),  # [RL steps] of the run
@@ -157,7 +160,7 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             wandb=optional(str),  # [name] of a project of Weights & Biases; unset: none
         ),
     )
-    return _with(defaults, settings).lock()
+    return _with(defaults, settings)
 
 
 def _with(defaults: dict, settings: dict, path="") -> ConfigDict:
