@@ -1,4 +1,4 @@
-"""Every command of the README, and of the page that adds an objective, is run on the smoke variant of what it names."""
+"""Every command of the README and of docs/ is run on the smoke variant of what it names."""
 
 import itertools
 import pathlib
@@ -13,7 +13,10 @@ import real_path
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs/adding_an_objective.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README + PAGE, re.DOTALL | re.MULTILINE)
+# tests/test_in_other_trainers.py runs the commands of its page; pods and memory need clusters and a compiler for TPUs.
+ELSEWHERE = ("in_other_trainers.md", "pods.md", "memory.md")
+PAGES = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", "\n".join([README, *PAGES]), re.DOTALL | re.MULTILINE)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 # A block of no language says what the command before it prints.
 PRINTED = {a.strip(): b for (_, a), (kind, b) in itertools.pairwise(BLOCKS) if not kind}
@@ -44,7 +47,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c and c not in (SUITE, VERIFY) and not c.startswith(PEERS)])
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c and not c.startswith(SUITE) and c != VERIFY and not c.startswith(PEERS)]
+)
 def test_command(command, folder):
     printed = PRINTED.get(command, "")
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
@@ -81,6 +86,15 @@ def test_the_page_shows_the_files_it_names():
         lines = (ROOT / "docs" / name).read_text().splitlines()
         missing = [line for line in text.splitlines() if line not in lines]
         assert not missing, f"docs/{name} has no line {missing[0]!r}"
+
+
+def test_the_step_in_the_readme_is_that_of_the_code():
+    (shown,) = [text for kind, text in BLOCKS if kind == "py"]
+    loop = (ROOT / "rpg_jax/training/loop.py").read_text()
+    loop = loop.replace("jax.block_until_ready(parts.refresh(state))", "parts.refresh(state)")
+    step, code = ([line.split("  #")[0].strip() for line in text.splitlines()] for text in (shown, loop))
+    missing = [line for line in step if line not in code]
+    assert len(step) == 8 and not missing, f"rl_step has no {missing}"
 
 
 def test_the_map_names_what_exists():
