@@ -15,7 +15,9 @@ README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs/adding_an_objective.md").read_text()
 # tests/test_in_other_trainers.py runs the commands of its page; pods and memory need clusters and a compiler for TPUs.
 ELSEWHERE = ("in_other_trainers", "pods", "memory")
-PAGES = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md")) if page.stem not in ELSEWHERE]
+FIRST = ("running", "adding_an_objective")  # they train what the others evaluate and report
+NAMES = sorted({page.stem for page in (ROOT / "docs").glob("*.md")} - {*ELSEWHERE, *FIRST})
+PAGES = [(ROOT / f"docs/{name}.md").read_text() for name in (*FIRST, *NAMES)]
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", "\n".join([README, *PAGES]), re.DOTALL | re.MULTILINE)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 # A block of no language says what the command before it prints.
