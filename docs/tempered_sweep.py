@@ -22,5 +22,6 @@ VARIANTS = {
 
 def get_config(variant=""):
     config = small.get_config(variant)
-    config.objective.power = placeholder(float)
+    with config.unlocked():  # a config is locked, so that a misspelled key is an error
+        config.objective.power = placeholder(float)
     return config

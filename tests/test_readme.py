@@ -58,7 +58,7 @@ def test_command(command, folder):
     if command.startswith("python "):
         command = f"{shlex.quote(sys.executable)} {command.removeprefix('python ')}"
     command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])
-    command = re.sub(r"(configs/quickstart|docs/tempered_sweep)\.py", r"\g<0>:smoke", command)
+    command = re.sub(r"(configs/quickstart|docs/tempered_sweep)\.py(?!:)", r"\g<0>:smoke", command)
     command = re.sub(
         r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
     )
