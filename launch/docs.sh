@@ -20,6 +20,6 @@ source launch/setup.sh </dev/null
 rpg_install requirements-dev.sha256 requirements-dev.txt
 export NO_MKDOCS_2_WARNING=1
 if [[ "${1:-}" == --serve ]]; then
-  exec .venv/bin/mkdocs serve --strict --livereload
+  exec .venv/bin/python -m mkdocs serve --strict --livereload
 fi
-exec .venv/bin/mkdocs build --strict --quiet
+exec .venv/bin/python -m mkdocs build --strict --quiet
