@@ -18,10 +18,11 @@ ELSEWHERE = ("in_other_trainers", "pods", "memory")
 FIRST = ("running", "adding_an_objective")  # they train what the others evaluate and report
 NAMES = sorted({page.stem for page in (ROOT / "docs").glob("*.md")} - {*ELSEWHERE, *FIRST})
 PAGES = [(ROOT / f"docs/{name}.md").read_text() for name in (*FIRST, *NAMES)]
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", "\n".join([README, *PAGES]), re.DOTALL | re.MULTILINE)
+BLOCKS_OF = [re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for text in (README, *PAGES)]
+BLOCKS = [block for blocks in BLOCKS_OF for block in blocks]
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 # A block of no language says what the command before it prints.
-PRINTED = {a.strip(): b for (_, a), (kind, b) in itertools.pairwise(BLOCKS) if not kind}
+PRINTED = {a.strip(): b for blocks in BLOCKS_OF for (_, a), (kind, b) in itertools.pairwise(blocks) if not kind}
 SUITE = "./launch/test.sh"  # what is running now
 VERIFY = "python -m rpg_jax.verify"  # its form with --json does the same and more
 PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
