@@ -83,9 +83,9 @@ class Clip(NamedTuple):
         """
         clipped = self.rule(stop(jnp.exp(log_w)), stop(advantage), **self.bounds)
         w = jnp.exp(jnp.where(clipped.anywhere, 0, log_w))
-        w = jnp.where(clipped.high, 1 + self.bounds.get("clip_high", 0), w)
-        w = jnp.where(clipped.low, 1 - self.bounds.get("clip_low", 0), w)
-        return jnp.where(clipped.ceiling, self.bounds.get("clip_c", 0), w), clipped
+        high, low, ceiling = (self.bounds.get(key, math.nan) for key in ("clip_high", "clip_low", "clip_c"))
+        w = jnp.where(clipped.high, 1 + high, w)  # NaN where a rule reports a bound that it does not have
+        return jnp.where(clipped.ceiling, ceiling, jnp.where(clipped.low, 1 - low, w)), clipped
 
 
 BOUNDS = ("clip_low", "clip_high", "clip_c")

@@ -44,11 +44,10 @@ class Recipe(NamedTuple):
 def make(name: str, **settings: Any) -> Objective:
     """Builds an objective; `RECIPES[name].defaults` lists its settings. A setting that is None is unset.
 
-    make("rpg", divergence="fkl|rkl|ufkl|urkl|js|hellinger", estimator="differentiable|reinforce", beta=1e-4,
-         clip="none|rpg|dual|truncate", clip_low, clip_high, clip_c, level="token|sequence",
-         reduction="token_mean|sequence_mean|sequence_mean_token_mean|constant", z_old=1.0)
-    make("grpo", beta=0.04, clip="ppo|none", clip_low, clip_high, reduction="sequence_mean_token_mean"), and so on for
-    the other `RECIPES`.
+        make("rpg", divergence="fkl|rkl|ufkl|urkl|js|hellinger", estimator="differentiable|reinforce", beta=1e-4,
+             clip="none|rpg|dual|truncate", clip_low, clip_high, clip_c, level="token|sequence",
+             reduction="token_mean|sequence_mean|sequence_mean_token_mean|constant", z_old=1.0)
+        make("grpo", beta=0.04, clip="ppo|none", clip_low, clip_high, reduction="sequence_mean_token_mean")
 
     Unset, rpg's divergence is urkl, its clip "none", its estimator the first that the clip takes, its reduction
     token_mean (sequence_mean for level="sequence"); bounds are those of `clips.CLIPS`.
