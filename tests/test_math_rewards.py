@@ -196,3 +196,15 @@ def test_votes_are_counted_by_what_an_answer_means():
     assert voted_answer("Answer: $1{,}000$") == voted_answer("so **Answer:** 1000.") == voted_answer(r"\boxed{1000}")
     assert voted_answer(r"Answer: \frac12") == voted_answer("Answer: 1/2") != voted_answer("Answer: 2")
     assert voted_answer("no answer") is None and voted_answer("Answer: $$") is None
+
+
+def test_votes_are_what_the_verifier_reads():
+    """One response, its stated answer and its box apart: each rule votes with the one that it judges."""
+    both = "so \\boxed{7}, or rather\nAnswer: 1{,}000"
+    with Scorer() as scorer:
+        assert scorer.vote(problem("1000"), both) == "1000"
+        assert scorer.vote(problem("7"), r"\boxed{7}") is None, "the dapo rule does not look at boxes"
+        task = Problem(0, "arithmetic", "", "", "7")
+        assert scorer.vote(task, "Answer: 7.") == "7" and scorer.vote(task, "Answer:\n7") is None
+    with Scorer("boxed") as scorer:
+        assert scorer.vote(problem("7"), both) == "7" and scorer.vote(problem("7"), "Answer: 7") is None

@@ -9,7 +9,7 @@ import pytest
 from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, unstack_layers
-from rpg_jax.rewards import Scores, scale_named
+from rpg_jax.rewards import Scorer, Scores, scale_named, voted_answer
 from rpg_jax.training.evaluation import Answered, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
@@ -157,11 +157,21 @@ def test_evaluation_metrics_by_task():
         Answered(problem, texts, row, lengths=np.array([4, 6]), finished=np.array([True, False]), failures=[])
         for problem, row in zip(problems, correct, strict=True)
     ]
-    found = metrics(answered)
+    found = metrics(answered, lambda problem, text: voted_answer(text))
     assert found["a/mean@2"] == 0.75 and found["b/mean@2"] == 0 and found["all/mean@2"] == 0.5
     assert found["a/pass@2"] == 1 and found["all/pass@2"] == pytest.approx(2 / 3)
     assert found["a/maj@2"] == 0.75 and found["b/response_length"] == 5 and found["all/finished"] == 0.5
     assert found["all/mean@2_low"] <= 0.5 <= found["all/mean@2_high"]
+
+
+def test_votes_of_ones_own_function_are_whole_texts_and_partial_credit_is_no_pass(tmp_path):
+    (tmp_path / "mine.py").write_text("def score(prompt, response, answer, task): return 0.0")
+    problem = Problem(0, "a", "", "", "")
+    texts, scores = ["It is  5", "It is 5\n", "It is 6", " "], np.array([0.5, 0.5, 0.25, 0.0])
+    with Scorer(f"{tmp_path}/mine.py:score", workers=1) as scorer:
+        assert [scorer.vote(problem, text) for text in texts] == ["It is 5", "It is 5", "It is 6", None]
+        found = metrics([Answered(problem, texts, scores, np.ones(4), np.ones(4), [])], scorer.vote)
+    assert found["a/mean@4"] == 0.3125 and found["a/maj@4"] == 0.5 and found["a/pass@4"] == 0
 
 
 def state_of(step, refreshed_at, kl):

@@ -93,6 +93,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         update=None,
         refresh=None,
         evaluate=None,
+        vote=None,
         checkpoints=None,
         log=None,
         traced=None,

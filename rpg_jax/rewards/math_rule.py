@@ -7,8 +7,8 @@ off, because they are signals, which cannot interrupt a long integer power.
 import logging
 import re
 
-from rpg_jax.rewards.answer import boxed_answer, stated_answer
 from rpg_jax.rewards.normalize import latex, same
+from rpg_jax.rewards.rules import stated_or_boxed_answer
 
 try:
     from math_verify import LatexExtractionConfig, parse, verify
@@ -30,8 +30,7 @@ def math_verify(prompt: str, response: str, answer: str, task: str) -> bool:
     Both must be within the final 300 characters. Answers with the same normal form (the DAPO rule's) are equivalent
     without asking sympy.
     """
-    stated = stated_answer(response)
-    stated = boxed_answer(response) if stated is None else stated
+    stated = stated_or_boxed_answer(response)
     if stated is None or not answer.strip():
         return False
     if same(stated, answer):

@@ -1,5 +1,7 @@
 r"""Rules for answers to mathematical problems: (response, answer) -> bool, without exceptions, in bounded steps."""
 
+from collections.abc import Callable
+
 from rpg_jax.rewards.answer import boxed_answer, stated_answer
 from rpg_jax.rewards.normalize import canonical, same
 
@@ -16,10 +18,18 @@ def boxed(response: str, answer: str) -> bool:
     return inside is not None and same(inside, answer)
 
 
-def voted_answer(response: str) -> str | None:
-    """A response's vote in maj@k: the answer that it states, else its last box, normalized; None for no vote."""
-    answer = stated_answer(response) or boxed_answer(response)
+def stated_or_boxed_answer(response: str) -> str | None:
+    """The answer that a response states, else the contents of its last box."""
+    answer = stated_answer(response)
+    return boxed_answer(response) if answer is None else answer
+
+
+def voted_answer(response: str, extract: Callable[[str], str | None] = stated_or_boxed_answer) -> str | None:
+    """A response's vote in maj@k: what `extract` takes out of it, normalized; None for no vote."""
+    answer = extract(response)
     return None if answer is None else canonical(answer)
 
 
 RULES = {"dapo": dapo, "boxed": boxed}
+# Where each rule looks for the answer; maj@k counts votes on the same text that the rule judges.
+EXTRACTIONS = {"dapo": stated_answer, "boxed": boxed_answer, "math_verify": stated_or_boxed_answer}

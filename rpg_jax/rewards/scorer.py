@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rpg_jax.rewards.answer import final_answer
 from rpg_jax.rewards.pool import Failure, Pool
-from rpg_jax.rewards.rules import RULES, dapo
+from rpg_jax.rewards.rules import EXTRACTIONS, RULES, dapo, voted_answer
 from rpg_jax.rewards.verifiers import VERIFIERS
 
 _MODULES = {"math_verify": "rpg_jax.rewards.math_rule"}  # the project's own functions that need a worker
@@ -81,6 +82,17 @@ class Scorer:
                 f"max_failures={self._max_failures:g} of them; the first: {lines[0]}"
             )
         return Scores(correct, lines)
+
+    def vote(self, problem, response: str) -> str | None:
+        """A response's vote in maj@k: the answer that the problem's rule judges, normalized; None if it finds none.
+
+        What a user's function looks at is not known, so its responses vote with their whole text.
+        """
+        if self._function is None:
+            return voted_answer(response, final_answer if problem.task in VERIFIERS else EXTRACTIONS["dapo"])
+        if self._function in EXTRACTIONS:
+            return voted_answer(response, EXTRACTIONS[self._function])
+        return " ".join(response.split()) or None
 
     def _rule(self, task):
         return VERIFIERS.get(task, dapo) if self._function is None else RULES[self._function]

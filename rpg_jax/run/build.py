@@ -227,6 +227,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         ),
         refresh=make_refresh(run.optimizer, run.mesh, shapes),
         evaluate=partial(evaluate, problems=run.data.problems("heldout")),
+        vote=run.scorer.vote,
         reference=run.reference,
         should_stop=should_stop,
         **services,

@@ -157,7 +157,7 @@ def evaluate(options, subject: Subject, which: str, should_stop: Callable[[], bo
         log = ResponseLog(out, {**source, **conditions(options, subject)}, subject.problems)
     if not answer(subject, load, log, should_stop):
         return None
-    scores = evaluation.metrics(log.answered())
+    scores = evaluation.metrics(log.answered(), subject.scorer.vote)
     write_json_atomic(out / "evaluation.json", {**source, **subject.settings, **scores})
     print_scores(f"{options.workdir}, {name}" if options.workdir else name, scores, subject.problems, k)
     print(f"responses and figures: {out}/responses.jsonl, {out}/evaluation.json")

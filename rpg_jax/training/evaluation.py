@@ -13,7 +13,7 @@ from rpg_jax import parallel
 from rpg_jax.data import Problem, Tokenizer
 from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
-from rpg_jax.rewards import Scorer, voted_answer
+from rpg_jax.rewards import Scorer
 from rpg_jax.sampling import Sampling
 from rpg_jax.training.rollout import grade, respond
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
@@ -43,14 +43,18 @@ class Evaluate(Protocol):
     ) -> Iterator[Answered]: ...
 
 
-def metrics(answered: list[Answered]) -> dict[str, float]:
+def metrics(answered: list[Answered], vote: Callable[[Problem, str], str | None]) -> dict[str, float]:
     """`<task>/{mean,pass,maj}@k`, their 95 % `_low` and `_high`, `<task>/response_length`, `<task>/finished`.
 
-    For each task in the order of first appearance, and for `all`.
+    For each task in the order of first appearance, and for `all`. mean@k is the mean score, partial credit included;
+    pass@k asks for full credit; maj@k is the score of the answer that most responses vote for.
+
+    Args:
+      vote: the answer of a response to a problem, or None; that of the scorer (`Scorer.vote`).
     """
     tasks, k = np.array([answer.problem.task for answer in answered]), len(answered[0].texts)
     correct = np.stack([answer.correct for answer in answered])  # [P, k]
-    voted = majority_at_k([[voted_answer(text) for text in answer.texts] for answer in answered], correct)
+    voted = majority_at_k([[vote(answer.problem, text) for text in answer.texts] for answer in answered], correct)
     row: dict[str, float] = {}
     values = {f"mean@{k}": mean_at_k(correct), f"pass@{k}": pass_at_k(correct, k), f"maj@{k}": voted}
     plain = {

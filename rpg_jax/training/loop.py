@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rpg_jax.data import ProblemStream
+from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.parallel import multihost
 from rpg_jax.training import evaluation, packing
@@ -106,6 +106,7 @@ class Parts:
     update: Update
     refresh: Callable[[TrainState], TrainState]  # the state with a new reference
     evaluate: EvaluateHeldOut
+    vote: Callable[[Problem, str], str | None]  # the answer of a response to a problem, which is counted in maj@k
     reference: ReferenceSchedule
     stream: ProblemStream
     checkpoints: Checkpoints
@@ -166,7 +167,7 @@ def evaluated(parts: Parts, state: TrainState) -> tuple[dict[str, float], list[d
     if parts.should_stop():
         return None
     clock.lap("evaluation")
-    row = {f"eval/{name}": value for name, value in evaluation.metrics(answered).items()}
+    row = {f"eval/{name}": value for name, value in evaluation.metrics(answered, parts.vote).items()}
     return row | {"time/evaluation": clock.seconds["evaluation"]}, evaluation.examples(answered)
 
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 
 def mean_at_k(correct: ArrayLike) -> np.ndarray:
-    """The share of each problem's k responses that are right: f64[P] from bool or float [P, k]."""
+    """The mean score of each problem's k responses, f64[P] from bool or float [P, k] in 0..1; 1 is right."""
     return _responses(correct).mean(axis=1)
 
 
@@ -16,7 +16,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     """The chance that at least one of k responses is right, unbiased from n >= k of them: f64[P] from [P, n].
 
     1 - C(n - c, k) / C(n, k) with c right ones, as a product that does not overflow (Chen et al. 2021,
-    arXiv 2107.03374, equation 1).
+    arXiv 2107.03374, equation 1). A response with partial credit, a score under 1, is not right.
 
     Raises:
       ValueError: k is not in 1..n.
@@ -25,7 +25,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     n = correct.shape[1]
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs from 1 to {n} of the {n} responses a problem; sample at least {k}")
-    wrong = n - (correct > 0).sum(axis=1, keepdims=True)
+    wrong = n - (correct == 1.0).sum(axis=1, keepdims=True)
     drawn = np.arange(k)
     return 1.0 - np.prod(np.clip((wrong - drawn) / (n - drawn), 0.0, None), axis=1)
 
@@ -38,7 +38,7 @@ def majority_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -
 
     Args:
       answers: [P][k], the normalized final answer of each response; None has no vote.
-      correct: bool or float [P, k].
+      correct: bool or float [P, k], scores in 0..1.
     """
     correct = _responses(correct)
     return np.array([_vote(*row) for row in zip(answers, correct, strict=True)])
