@@ -89,11 +89,15 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             temperature=1.0,  # [logits divided by it] of the behavior policy
             top_k=0,  # [tokens] must stay 0, off: a filter takes away the support of the importance ratio
             top_p=1.0,  # [probability] must stay 1, off, for the same reason
+            delay=0,  # [optimizer updates] how old the policy is that responses are drawn from; 0: the current one
             dynamic_sampling=False,  # [switch] leave out groups whose responses all score the same, and generate more
             oversample=1.0,  # [multiple of prompts] generated at a time with dynamic_sampling
             max_batches=1,  # [generation batches] an RL step at most, with dynamic_sampling
             overlong_buffer=0,  # [tokens] at the end of max_new over which the penalty of long responses grows; 0: none
             overlong_factor=1.0,  # [reward] the largest such penalty
+        ),
+        behavior=dict(  # the policy that drew the responses: the denominator of the importance ratio
+            source="trainer",  # [name] of its log-probs: trainer, computed again, or sampler, as recorded when drawn
         ),
         reward=dict(
             scale="signed",  # [name] reward of a verdict in 0..1: signed, which is -1..1, or unit, the verdict itself

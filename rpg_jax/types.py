@@ -48,12 +48,12 @@ class TrainBatch:
 
     tokens: jax.Array  # i32[B, T]
     response_mask: jax.Array  # bool[B, T]
-    behavior_logp: (
-        jax.Array
-    )  # f32[B, T], of the behaviour policy, by the trainer's forward pass at the sampling temperature
+    behavior_logp: jax.Array  # f32[B, T], of the policy that drew each token, at the sampling temperature
     reference_logp: jax.Array  # f32[B, T]
     advantage: jax.Array  # f32[B, 1] or f32[B, T]
     weight: jax.Array  # f32[B, T], constant correction per token (docs/method.md 5.3); ones when unused
+    # i32[B, 1], or i32[B, T] token by token: optimizer updates of the policy that drew it; None: no policy did
+    version: jax.Array | None = None
 
 
 @pytree
@@ -66,6 +66,14 @@ class Reference:
 
 
 @pytree
+class Policy:
+    """The policy as it was after some updates, in the sampler's dtype."""
+
+    version: jax.Array  # i32[], optimizer updates that had been taken
+    params: Params
+
+
+@pytree
 class TrainState:
     """Everything that an RL step reads and writes, arrays only."""
 
@@ -74,3 +82,6 @@ class TrainState:
     opt_state: Any  # optax's
     reference: Reference
     skipped: jax.Array  # i32[2], updates skipped as non-finite: in total, and consecutively until now
+    # With rollout.delay, the policies that coming rollouts are drawn from, in that order, in the hosts' memory. Only
+    # checkpoints hold them here: the loop takes them out, so that no jitted function of a step sees them.
+    past: tuple[Policy, ...] = ()

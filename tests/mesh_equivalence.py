@@ -12,6 +12,7 @@ import numpy as np
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig, token_logprobs
 from rpg_jax.sampling import Sampling, generate
+from rpg_jax.training.delay import make_recall, make_remember
 from rpg_jax.training.experience import make_experience, make_sampling_params, take_rows
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_params, init_state, make_update
@@ -60,6 +61,9 @@ def rl_step(mesh, initial) -> dict:
     reward = np.cos(np.arange(PROMPTS * SAMPLES, dtype=np.float32)).reshape(PROMPTS, SAMPLES)
     batch, _ = make_experience(model, objective, optimizer, mesh, **scoring)(state, rollout, reward)
     found["logp"] = parallel.local_rows(batch.behavior_logp)
+    policy = make_remember(model, optimizer, mesh, state)(state)
+    found["remembered"] = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(policy))
+    found["recalled"] = jax.device_get(make_recall(mesh, state.params)(policy))
     update = make_update(model, objective, optimizer, mesh, state, clip_norm=1e9, **scoring)
     batch = take_rows(batch, np.arange(PROMPTS * SAMPLES)[::-1])
     compiled = update.lower(state, batch, jnp.int32(4)).compile()
@@ -145,6 +149,8 @@ def main():
             "other_tokens": int((~rows).sum()),
             "logp": float(np.abs(one["logp"] - other["logp"])[rows].max()),
             "sampler_gap": float(np.abs(other["logp"] - other["sampled_logp"])[other["mask"]].max()),
+            "recalled": distance(one["recalled"], other["recalled"]),
+            "remembered": other["remembered"] / one["remembered"],
             **{name: other[name] for name in ("donated", "gathered")},
         }
     found["initial"] = distance(initial, initial_params(mesh))

@@ -46,6 +46,13 @@ def test_one_compilation_serves_any_number_of_microbatches_and_donates_the_state
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+def test_earlier_policies_are_divided_over_devices_in_the_hosts_memory(measured, mesh):
+    found, (_, fsdp, tensor) = measured["meshes"][mesh], ast.literal_eval(mesh)
+    assert found["recalled"] == 0
+    assert 1 / (fsdp * tensor) <= found["remembered"] < 1.3 / (fsdp * tensor)  # norms are whole on each
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 def test_the_update_gathers_the_vocabulary_once_and_else_a_matrix_of_a_layer_at_a_time(measured, mesh):
     _, fsdp, tensor = ast.literal_eval(mesh)
     largest, second = measured["meshes"][mesh]["gathered"] if fsdp > 1 else (264 * 32 / tensor, 0)

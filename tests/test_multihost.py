@@ -335,6 +335,7 @@ def training_flags(folder, name, **mesh):
         "model.scan": True,
         "warm_start.steps": 0,
         "rollout.dynamic_sampling": True,
+        "rollout.delay": 1,
         "rollout.max_new": 12,
         "reward.function": f"{folder / 'reward.py'}:sevenths",
         "reward.workers": 1,

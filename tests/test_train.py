@@ -101,9 +101,9 @@ def test_training_again_does_nothing_more(finished):
     assert untimed(finished) == before
 
 
-def interrupted(path, number, reached, seconds=300):
+def interrupted(path, number, reached, flags=(), seconds=300):
     """The exit status of a training process that is sent a signal once `reached(path)`."""
-    process, (_, errors) = start("train", *train_arguments(path))
+    process, (_, errors) = start("train", *train_arguments(path, *flags))
     deadline = time.monotonic() + seconds
     while not reached(path):
         assert process.is_alive(), errors.read()
@@ -136,6 +136,22 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder,
     assert untimed(path) == untimed(finished)
     (step, state, cursor), (other_step, other_state, other_cursor) = final_state(path), final_state(finished)
     assert (step, cursor) == (other_step, other_cursor)
+    jax.tree.map(np.testing.assert_array_equal, state, other_state)
+
+
+def test_a_killed_run_goes_on_drawing_from_earlier_policies(folder):
+    """Bit for bit. A rollout is drawn from the policy of three updates ago, one and a half steps."""
+    flags = ("--config.warm_start.steps=0", "--config.rollout.delay=3", "--config.behavior.source=sampler")
+    whole, killed = folder / "delayed", folder / "killed"
+    assert interrupted(killed, signal.SIGKILL, metrics_hold(3), flags) == -signal.SIGKILL
+    for path in (whole, killed):
+        done = run("train", *train_arguments(path, *flags))
+        assert done.returncode == 0, done.stderr
+    assert untimed(whole) == untimed(killed) and len(untimed(whole)) == 4
+    assert [row["train/policy_age_max"] for row in rows(whole)[1:]] == [1, 3, 4]
+    assert not {"train/entropy", "train/sampler_logp_gap"} & rows(whole)[-1].keys(), "what nothing computed"
+    (_, state, _), (_, other_state, _) = final_state(whole), final_state(killed)
+    assert len(state.past) == 2 and [policy.version for policy in state.past] == [3, 5]
     jax.tree.map(np.testing.assert_array_equal, state, other_state)
 
 
@@ -240,6 +256,9 @@ MAKES_NO_SENSE = {
     "objective.advantage=median": "group_mean",
     "objective.denominator=-1.0": "objective.denominator",
     "rollout.samples=1 learner.microbatch_rows=1": "rollout.samples=1",
+    "rollout.delay=-1": "rollout.delay is -1; it must be at least 0",
+    "behavior.source=nobody": "behavior.source 'nobody'; known: trainer, sampler",
+    "behavior.source=sampler objective.sampler_correction=2.0": "unset objective.sampler_correction",
 }
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import pathlib
 import types
+from collections import deque
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +93,8 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         experience=lambda *_: (jnp.zeros(4), {}),
         update=None,
         refresh=None,
+        remember=None,
+        recall=None,
         evaluate=None,
         vote=None,
         checkpoints=None,
@@ -108,7 +111,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         if name == "evaluation":
             loop.evaluated(parts, None)
         else:
-            loop.rl_step(parts, settings, None, 0)
+            loop.rl_step(parts, settings, None, 0, deque())
     text = str(caught.value)
     assert repr(name) in text and remedy in text and "RESOURCE_EXHAUSTED" in text and "rpg_jax.plan" in text
     assert "\n" not in text

@@ -14,8 +14,9 @@ from rpg_jax.data.datasets import Sets
 from rpg_jax.models import Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
+from rpg_jax.training.delay import make_recall, make_remember
 from rpg_jax.training.evaluation import make_evaluate
-from rpg_jax.training.experience import make_experience, make_sampling_params
+from rpg_jax.training.experience import SOURCES, make_experience, make_sampling_params
 from rpg_jax.training.loop import LoopSettings, Parts
 from rpg_jax.training.optimizer import Optimizer, check_offload, make_optimizer
 from rpg_jax.training.reference import ReferenceSchedule, make_refresh
@@ -56,15 +57,17 @@ def build_settings(config: ConfigDict) -> dict:
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     scale_named(config.reward.scale)
-    rollout = RolloutSettings(**set_keys(config.rollout, "top_k", "top_p"))
+    rollout = RolloutSettings(**set_keys(config.rollout, "top_k", "top_p", "delay"))
     loop = LoopSettings(
         steps=config.steps, seed=config.seed, prompts=config.rollout.prompts, samples=config.rollout.samples,
         evaluate_every=config.evaluation.every, save_every=config.checkpoint.every,
-        most_skipped=config.checkpoint.most_skipped, **set_keys(config.learner, "logprob_chunk"),
+        most_skipped=config.checkpoint.most_skipped, delay=config.rollout.delay,
+        **set_keys(config.learner, "logprob_chunk"),
     )  # fmt: skip
     objective = build_objective(config)
-    updates = config.steps * config.learner.epochs * config.rollout.prompts // config.learner.minibatch_prompts
-    optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=updates)
+    check_behavior(config.behavior.source, objective)
+    total_steps = config.steps * loop.updates
+    optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=total_steps)
     reference = ReferenceSchedule(**set_keys(config.reference))
     check_warm_start(config)
     return dict(objective=objective, optimizer=optimizer, rollout=rollout, reference=reference, loop=loop)
@@ -77,7 +80,7 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     """
     settings = build_settings(config)
     mesh, rollout = parallel.make_mesh(**config.mesh, devices=devices), settings["rollout"]
-    check_offload(settings["optimizer"], mesh)
+    check_offload(settings["optimizer"], mesh, settings["loop"].delay)
     problems = problems or build_data(config, log)
     if not len(problems.problems("heldout")):
         raise ValueError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
@@ -101,6 +104,18 @@ def check_rows(config: ConfigDict, run: Run) -> None:
         "learner.microbatch_rows": learner.microbatch_rows,
     }
     parallel.check_rows(run.mesh, counts | ({"warm_start.microbatch_rows": warm.microbatch_rows} if warm.steps else {}))
+
+
+def check_behavior(source: str, objective: objectives.Objective) -> None:
+    """Raises ValueError for an unknown `behavior.source`, or one that lacks what the objective's correction needs."""
+    if source not in SOURCES:
+        raise ValueError(f"unknown behavior.source {source!r}; known: {', '.join(SOURCES)}")
+    if source == "sampler" and objective.sampler_correction is not None:
+        raise ValueError(
+            f"objective.sampler_correction={objective.sampler_correction} caps the trainer's probabilities over the "
+            f"sampler's, and behavior.source=sampler takes the sampler's for both: the importance ratio is the "
+            f"correction; unset objective.sampler_correction, or set behavior.source=trainer"
+        )
 
 
 def check_warm_start(config: ConfigDict) -> None:
@@ -202,9 +217,10 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
     """The functions of an RL step.
 
     Args:
-      shapes: the abstract state.
+      shapes: the abstract state, with or without `past` policies.
       services: the other fields of `Parts`: stream, checkpoints, log, traced.
     """
+    shapes = dataclasses.replace(shapes, past=())
     scoring = dict(rows=run.loop.microbatch_rows, temperature=run.rollout.temperature)
     scoring["logprob_chunk"] = config.learner.logprob_chunk
     denominator = loss_denominator(config, run.objective)
@@ -220,12 +236,16 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
             run.model, run.data.tokenizer, run.scorer, run.mesh, run.rollout, noise_key(config.seed, ROLLOUT),
             should_stop, scale=scale_named(config.reward.scale),
         ),
-        experience=make_experience(run.model, run.objective, run.optimizer, run.mesh, **scoring),
+        experience=make_experience(
+            run.model, run.objective, run.optimizer, run.mesh, source=config.behavior.source, **scoring
+        ),
         update=make_update(
             run.model, run.objective, run.optimizer, run.mesh, shapes,
             clip_norm=config.optimizer.clip_norm, denominator=denominator, **scoring,
         ),
         refresh=make_refresh(run.optimizer, run.mesh, shapes),
+        remember=make_remember(run.model, run.optimizer, run.mesh, shapes),
+        recall=make_recall(run.mesh, shapes.params),
         evaluate=partial(evaluate, problems=run.data.problems("heldout")),
         vote=run.scorer.vote,
         reference=run.reference,

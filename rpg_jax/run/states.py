@@ -1,5 +1,6 @@
 """The state of a run: fresh, as shapes, or restored from a checkpoint; and the weights that it starts from."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from rpg_jax.models import Model, unstack_layers
 from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints
+from rpg_jax.training.delay import make_remember
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.reference import make_refresh
 from rpg_jax.training.update import init_params, init_state
@@ -48,9 +50,15 @@ def read_run(folder: epath.Path, heldout=None, reward: str | None = None) -> tup
 
 
 def build_state(run: Run, params: Params) -> TrainState:
-    """A fresh RL state around parameters. It holds a reference tree if the run's schedule needs one."""
+    """A fresh RL state around parameters, with a reference tree if the run's schedule needs one, and with the policies
+    that the first rollouts are drawn from if `rollout.delay` is set: the initial one."""
     state = init_state(run.optimizer, run.mesh, params)
-    return state if run.reference.mode == "iterative" else make_refresh(run.optimizer, run.mesh, state)(state)
+    if run.reference.mode != "iterative":
+        state = make_refresh(run.optimizer, run.mesh, state)(state)
+    if run.loop.delay:
+        initial = make_remember(run.model, run.optimizer, run.mesh, state)(state)
+        state = dataclasses.replace(state, past=(initial,) * run.loop.policies_kept)
+    return state
 
 
 def abstract(run: Run, build: Callable[[Params], Any]) -> Any:

@@ -13,10 +13,11 @@ from rpg_jax import parallel
 from rpg_jax.models import Model, token_logprobs_and_entropy, unstack_layers
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.training.optimizer import Optimizer, layout
+from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.training.packing import map_rows
-from rpg_jax.types import Params, Rollout, TrainBatch, TrainState
+from rpg_jax.types import Params, Policy, Rollout, TrainBatch, TrainState
 
+SOURCES = ("trainer", "sampler")  # of the behavior policy's log-probs
 Tree = TypeVar("Tree")
 
 
@@ -25,7 +26,7 @@ class Experience(Protocol):
 
     def __call__(
         self, state: TrainState, rollout: Rollout, reward: jax.Array,
-        count: ArrayLike | None = None, start: ArrayLike | None = None,
+        count: ArrayLike | None = None, start: ArrayLike | None = None, drawn_by: Policy | None = None,
     ) -> tuple[TrainBatch, metric.Metrics]: ...  # fmt: skip
 
 
@@ -47,14 +48,18 @@ def make_sampling_params(
 
 def make_experience(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, *,
-    rows: int, temperature: float, logprob_chunk: int,
+    rows: int, temperature: float, logprob_chunk: int, source: str = "trainer",
 ) -> Experience:  # fmt: skip
     """Builds the jitted `Experience`.
 
-    The behavior policy is the one that sampled (x under schedule-free), recomputed by the trainer at the sampling
-    temperature; the reference is the behavior policy itself unless the state holds another. Advantages and corrections
-    are the objective's, over all P·G responses at once. Every process gives the same reward. `count` (all microbatches
-    if None) and `start` are those of `packing.plan` over all responses.
+    The behavior policy is the one that sampled: `drawn_by` if it is given, else that of the state (x under
+    schedule-free). With source "trainer" its log-probs are computed again, at the sampling temperature; with "sampler"
+    they are those that were recorded as each token was drawn, and no forward pass is made for them (docs/method.md
+    9.1). The reference is the behavior policy itself, by the same log-probs, unless the state holds another. Advantages
+    and corrections are the objective's, over all P·G responses at once. Every process gives the same reward. `count`
+    (all microbatches if None) and `start` are those of `packing.plan` over all responses.
+
+    Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it.
     """
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
@@ -62,14 +67,30 @@ def make_experience(
         logprobs = partial(token_logprobs_and_entropy, model, params, temperature=temperature, chunk=logprob_chunk)
         return map_rows(logprobs, mesh, start, count, tokens, mask, rows)
 
-    def experience(state, rollout, reward, count=None, start=None):
+    def experience(state, rollout, reward, count=None, start=None, drawn_by=None):
         rollout = jax.lax.with_sharding_constraint(rollout, by_rows)
         reward = jax.lax.with_sharding_constraint(reward, replicated)
         state = jax.lax.with_sharding_constraint(state, layout(optimizer, mesh, state))
         tokens, mask = rollout.tokens, rollout.response_mask
-        params = optimizer.evaluation_params(state.opt_state, state.params)
         count = tokens.shape[0] // rows if count is None else count
-        behavior, entropy = score(params, tokens, mask, count, start)
+        if drawn_by is None:
+            version, params = state.step, optimizer.evaluation_params(state.opt_state, state.params)
+        else:
+            version, params = drawn_by.version, fetched(drawn_by.params)
+        metrics = {
+            "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
+            "finished": metric.mean_of(rollout.finished.astype(jnp.float32)),
+        }
+        if source == "sampler":
+            behavior = rollout.sampler_logp
+        else:
+            behavior, entropy = score(params, tokens, mask, count, start)
+            gap = jnp.abs(behavior - rollout.model_logp)
+            metrics |= {
+                "entropy": metric.mean_of(entropy, mask),
+                "sampler_logp_gap": metric.mean_of(gap, mask),
+                "sampler_logp_gap_max": metric.max_of(gap, mask),
+            }
         reference = behavior
         if state.reference.params is not None:
             reference, _ = score(state.reference.params, tokens, mask, count, start)
@@ -81,16 +102,9 @@ def make_experience(
             reference_logp=reference,
             advantage=objective.advantages(reward, behavior, reference, mask),
             weight=weight,
+            version=jnp.broadcast_to(version, (tokens.shape[0], 1)),
         )
-        gap = jnp.abs(behavior - rollout.model_logp)
-        metrics = corrected | {
-            "entropy": metric.mean_of(entropy, mask),
-            "sampler_logp_gap": metric.mean_of(gap, mask),
-            "sampler_logp_gap_max": metric.max_of(gap, mask),
-            "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
-            "finished": metric.mean_of(rollout.finished.astype(jnp.float32)),
-        }
-        return batch, metrics
+        return batch, metrics | corrected
 
     return jax.jit(experience, donate_argnums=1, out_shardings=(by_rows, replicated))
 

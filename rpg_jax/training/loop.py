@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -21,9 +22,10 @@ from rpg_jax.training.phases import Clock, CompilationCounter, phase
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Collect, Collected, Preempted
 from rpg_jax.training.update import Update
-from rpg_jax.types import Params, TrainState
+from rpg_jax.types import Params, Policy, TrainState
 
 WARNINGS = 3  # failed rewards of a step that are printed
+SHOWN = ("accuracy", "reward", "entropy")  # metrics beside the progress of a run
 WARMUP_STEPS = 2  # RL steps of a process in which programs may compile
 
 
@@ -42,13 +44,16 @@ class LoopSettings:
     evaluate_every: int
     save_every: int
     most_skipped: int  # non-finite updates in a row that end the run
+    delay: int = 0  # optimizer updates, how old the policy is that responses are drawn from
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
             if field.name == "seed" and not 0 <= self.seed < 2**32:  # noise has keys of 32 bits
                 raise ValueError(f"seed is {self.seed}; it must be in 0..2**32 - 1")
-            if field.name not in ("seed", "pack") and getattr(self, field.name) < 1:
+            if field.name not in ("seed", "pack", "delay") and getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1")
+        if self.delay < 0:
+            raise ValueError(f"rollout.delay is {self.delay}; it must be at least 0, the current policy")
         rows = self.minibatch_prompts * self.samples
         if self.prompts % self.minibatch_prompts:
             raise ValueError(
@@ -59,6 +64,20 @@ class LoopSettings:
                 f"learner.microbatch_rows ({self.microbatch_rows}) does not divide the {rows} rows of a minibatch "
                 f"(learner.minibatch_prompts {self.minibatch_prompts} x rollout.samples {self.samples})"
             )
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of an RL step."""
+        return self.epochs * (self.prompts // self.minibatch_prompts)
+
+    @property
+    def policies_kept(self) -> int:
+        """Policies of earlier updates that are kept for coming rollouts (`training.delay`)."""
+        return self.delay // self.updates + 1 if self.delay else 0
+
+    def is_kept(self, update: int) -> bool:
+        """Whether the policy after this update of an RL step (1 is the first) is one that a coming rollout needs."""
+        return self.delay > 0 and (update + self.delay) % self.updates == 0
 
     def minibatches(self, step: int) -> Iterator[np.ndarray]:
         """Row indices of each minibatch of each epoch; whole groups, shuffled anew every epoch."""
@@ -105,6 +124,8 @@ class Parts:
     experience: Experience
     update: Update
     refresh: Callable[[TrainState], TrainState]  # the state with a new reference
+    remember: Callable[[TrainState], Policy]  # the policy that samples, in the hosts' memory
+    recall: Callable[[Policy], Params]  # as `sampling_params`, of a policy that was remembered
     evaluate: EvaluateHeldOut
     vote: Callable[[Problem, str], str | None]  # the answer of a response to a problem, which is counted in maj@k
     reference: ReferenceSchedule
@@ -121,30 +142,36 @@ def host(metrics: metric.Metrics) -> dict[str, float]:
 
 
 def rl_step(
-    parts: Parts, settings: LoopSettings, state: TrainState, step: int
+    parts: Parts, settings: LoopSettings, state: TrainState, step: int, past: deque[Policy]
 ) -> tuple[TrainState, Collected, dict[str, float]]:
-    """One RL step; returns the new state, what was collected, and the step's log row."""
+    """One RL step; returns the new state, what was collected, and the step's log row.
+
+    With `rollout.delay`, responses are drawn from the first of the `past` policies, which this step's updates replace.
+    """
     if parts.reference.is_due(state):
         with phase("reference"):
             state = jax.block_until_ready(parts.refresh(state))
+    old = past[0] if past else None  # the policy to draw from, in place of the current one
     with phase("rollout"):
-        collected = parts.collect(parts.sampling_params(state), parts.stream, step)
+        collected = parts.collect(parts.recall(old) if old else parts.sampling_params(state), parts.stream, step)
     clock = Clock(**collected.seconds)
     with phase("experience"):
         lengths, columns = packing.lengths_on_host(collected.rollout.response_mask), collected.rollout.tokens.shape[1]
         reward = jnp.asarray(collected.reward)
-        batch, before = parts.experience(state, collected.rollout, reward, *settings.plan(lengths, columns))
+        batch, before = parts.experience(state, collected.rollout, reward, *settings.plan(lengths, columns), old)
         jax.block_until_ready(batch)
     clock.lap("experience")
     during: metric.Metrics = {}
     microbatches = 0
     with phase("update"):
-        for rows in settings.minibatches(step):
+        for number, rows in enumerate(settings.minibatches(step), 1):
             count, start = settings.plan(lengths[rows], columns)
             state, metrics = parts.update(state, take_rows(batch, rows), count, start)
             microbatches += int(count)
             metrics = jax.device_get(metrics)  # waits: XLA's CPU client hangs when many programs are under way
             during = metric.merge(during, metrics) if during else metrics
+            if settings.is_kept(number):
+                past.append(jax.block_until_ready(parts.remember(state)))
         row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
     clock.lap("update")
     trained = float(batch.response_mask.sum()) * settings.epochs
@@ -188,11 +215,12 @@ def run(
       (state, steps done, whether it came to its end). Raises RuntimeError after too many non-finite updates in a row.
     """
     begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
+    past, state = deque(state.past, maxlen=len(state.past)), dataclasses.replace(state, past=())
 
     def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
         totals["seconds"] = seconds_before + time.perf_counter() - begin
         extra = {"cursor": parts.stream.get_state(), "totals": totals}
-        parts.checkpoints.save(step, state, extra, metric=score, wait=wait)
+        parts.checkpoints.save(step, dataclasses.replace(state, past=tuple(past)), extra, metric=score, wait=wait)
 
     def evaluate_if_due(step: int, state: TrainState) -> tuple[dict[str, float], list[dict]] | None:
         """The evaluation's log row and examples: both empty when none is due; None when it was told to stop."""
@@ -216,7 +244,7 @@ def run(
             try:
                 if parts.should_stop():
                     raise Preempted
-                state, collected, row = rl_step(parts, settings, state, step)
+                state, collected, row = rl_step(parts, settings, state, step, past)
             except Preempted:
                 if parts.checkpoints.latest_step() != step:
                     parts.stream.set_state(cursor)
@@ -232,7 +260,7 @@ def run(
             heldout_row, heldout = outcome or ({}, [])
             row |= heldout_row
             parts.log.write({"step": done, **row}, samples=collected.examples, heldout=heldout)
-            progress(done, accuracy=row["train/accuracy"], reward=row["train/reward"], entropy=row["train/entropy"])
+            progress(done, **{name: row[f"train/{name}"] for name in SHOWN if f"train/{name}" in row})
             if int(state.skipped[1]) >= settings.most_skipped:
                 raise RuntimeError(
                     f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss or gradient and were "

@@ -35,23 +35,30 @@ def fetched(opt_state: optax.OptState) -> optax.OptState:
 
 def layout(optimizer: Optimizer, mesh: Mesh, tree: Any) -> Any:
     """The NamedSharding of every leaf of a TrainState or a part of it, of arrays or shapes."""
+    hosted = ("past/", "opt_state/") if optimizer.offload else ("past/",)
 
     def place(path, leaf, sharding):
-        hosted = optimizer.offload and leaf.ndim and parallel.leaf_name(path).startswith("opt_state/")
-        return sharding.with_memory_kind(HOST) if hosted else sharding
+        on_host = leaf.ndim and parallel.leaf_name(path).startswith(hosted)
+        return sharding.with_memory_kind(HOST) if on_host else sharding
 
     return jax.tree_util.tree_map_with_path(place, tree, parallel.shardings(mesh, tree))
 
 
-def check_offload(optimizer: Optimizer, mesh: Mesh) -> None:
-    """Raises ValueError if the state is to be offloaded and the devices' hosts have no such memory."""
+def check_offload(optimizer: Optimizer, mesh: Mesh, delay: int = 0) -> None:
+    """Raises ValueError if the optimizer's state is to be offloaded, or policies kept for `rollout.delay`, and the
+    devices' hosts have no such memory."""
     device = mesh.devices.flat[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
-    if optimizer.offload and HOST not in kinds:
-        raise ValueError(
-            f"optimizer.offload keeps the optimizer's state in memory of kind {HOST}, and {device.device_kind} devices "
-            f"know {', '.join(kinds)} only; set optimizer.offload=False"
-        )
+    needs = {
+        "optimizer.offload keeps the optimizer's state": (optimizer.offload, "optimizer.offload=False"),
+        "rollout.delay keeps earlier policies": (delay > 0, "rollout.delay=0"),
+    }
+    for what, (needed, mend) in needs.items():
+        if needed and HOST not in kinds:
+            raise ValueError(
+                f"{what} in memory of kind {HOST}, and {device.device_kind} devices know {', '.join(kinds)} only; "
+                f"set {mend}"
+            )
 
 
 def warmup_schedule(

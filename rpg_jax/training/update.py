@@ -50,6 +50,17 @@ def init_params(model: Model, mesh: Mesh, seed: int) -> Params:
     return jax.jit(model.init, out_shardings=parallel.shardings(mesh, shapes))(key)
 
 
+def policy_age(step: jax.Array, batch: TrainBatch) -> metric.Metrics:
+    """Mean and maximum over trained tokens of the updates taken since the policy that drew them; none if none drew."""
+    if batch.version is None:
+        return {}
+    age = jnp.broadcast_to((step - batch.version).astype(jnp.float32), batch.response_mask.shape)
+    return {
+        "policy_age": metric.mean_of(age, batch.response_mask),
+        "policy_age_max": metric.max_of(age, batch.response_mask),
+    }
+
+
 def make_update(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, *,
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
@@ -107,6 +118,7 @@ def make_update(
             before = fetched(state.opt_state)
             steps, opt_state = optimizer.transformation.update(grads, before, state.params)
             params = optax.apply_updates(state.params, steps)
+        metrics |= policy_age(state.step, batch)
         average = state.reference.kl_average
         average += (1 - KL_AVERAGE_DECAY) * (metrics["kl_reference_weighted"].value() - average)
         taken = TrainState(

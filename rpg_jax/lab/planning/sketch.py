@@ -1,5 +1,6 @@
 """A run as shapes on devices that are not there: no data, tokenizer or weights are read."""
 
+import dataclasses
 import pathlib
 import types
 from collections.abc import Sequence
@@ -36,7 +37,8 @@ def sketch(config: ConfigDict, *, devices: Sequence[jax.Device], size: str | Non
     problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None])
     run = build.build_run(config, devices=devices, problems=problems)
     build.check_rows(config, run)
-    state = states.abstract(run, partial(states.build_state, run))
+    # The policies that rollout.delay keeps are in the hosts' memory: no program of a step has them in its state.
+    state = dataclasses.replace(states.abstract(run, partial(states.build_state, run)), past=())
     unused = dict.fromkeys(("stream", "checkpoints", "log", "should_stop", "traced"))
     parameters, moments = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.opt_state))
     workload = Workload(

@@ -1,0 +1,102 @@
+"""Whose log-probs the behavior policy's are, which earlier policy a rollout is drawn from, and how old it was."""
+
+import dataclasses
+from collections import deque
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_rollout import loop_settings
+from test_update import LENGTH, MODEL, ROWS, make_batch, mesh  # noqa: F401
+
+from rpg_jax import objectives
+from rpg_jax.training.delay import make_recall, make_remember
+from rpg_jax.training.experience import make_experience, make_sampling_params
+from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.update import init_params, init_state, policy_age
+from rpg_jax.types import Rollout
+
+OBJECTIVE = objectives.make("rpg", beta=0.1)
+SETTINGS = dict(rows=4, temperature=0.8, logprob_chunk=5)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 3, 4, 5, 7, 16, 64])
+@pytest.mark.parametrize("prompts, minibatch_prompts, epochs", [(4, 4, 1), (4, 2, 1), (6, 2, 1), (4, 2, 3)])
+def test_every_rollout_is_drawn_from_the_policy_of_so_many_updates_ago(prompts, minibatch_prompts, epochs, delay):
+    """Policies are their numbers here; the initial one, 0, stands in for those before it."""
+    settings = loop_settings(
+        prompts=prompts, minibatch_prompts=minibatch_prompts, epochs=epochs, microbatch_rows=4, delay=delay
+    )
+    past, taken = deque([0] * settings.policies_kept, maxlen=settings.policies_kept), 0
+    for step in range(40):
+        assert (past[0] if past else taken) == max(0, taken - delay)
+        for number, _ in enumerate(settings.minibatches(step), 1):
+            taken += 1
+            if settings.is_kept(number):
+                past.append(taken)
+    assert taken == 40 * settings.updates
+
+
+def recorded(seed=0):
+    """A rollout whose recorded log-probs are no model's."""
+    rng, batch = np.random.default_rng(seed), make_batch(seed)
+    logp = np.where(batch.response_mask, rng.normal(-3, 0.3, (ROWS, LENGTH)), 0).astype(np.float32)
+    ids = np.arange(ROWS, dtype=np.int32)
+    return Rollout(batch.tokens, batch.response_mask, logp, logp, ids, ids, ids > 0)
+
+
+@pytest.fixture(scope="module")
+def states(mesh):  # noqa: F811
+    """Two states of other parameters, without and with a reference of its own."""
+    optimizer = make_optimizer("adamw", learning_rate=1e-2)
+    first, second = (init_state(optimizer, mesh, init_params(MODEL, mesh, seed)) for seed in (0, 1))
+    reference = dataclasses.replace(second.reference, params=jax.tree.map(lambda x: 1.5 * x, first.params))
+    return optimizer, first, dataclasses.replace(second, reference=reference, step=second.step + 5)
+
+
+def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):  # noqa: F811
+    """No forward pass of the behavior policy is made: what would need one is not logged, and a reference is scored."""
+    optimizer, first, second = states
+    make = lambda source: make_experience(MODEL, OBJECTIVE, optimizer, mesh, source=source, **SETTINGS)  # noqa: E731
+    reward = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS // 4, 4)).astype(np.float32))
+    sampler, trainer = make("sampler"), make("trainer")
+    batch, metrics = sampler(first, recorded(), reward)
+    np.testing.assert_array_equal(batch.behavior_logp, recorded().sampler_logp)
+    np.testing.assert_array_equal(batch.reference_logp, recorded().sampler_logp)
+    assert (batch.weight == 1).all() and metrics.keys() == {"response_length", "finished"}
+    assert "dot_general" not in str(jax.make_jaxpr(sampler)(first, recorded(), reward))
+    (theirs, _), (ours, more) = sampler(second, recorded(), reward), trainer(second, recorded(), reward)
+    np.testing.assert_array_equal(theirs.reference_logp, ours.reference_logp)
+    assert np.abs(theirs.behavior_logp - ours.behavior_logp).max() > 0.1
+    assert more.keys() == {*metrics, "entropy", "sampler_logp_gap", "sampler_logp_gap_max"}
+    assert ours.version.tolist() == [[5]] * ROWS
+
+
+def test_an_earlier_policy_draws_and_is_scored_as_it_was(mesh, states):  # noqa: F811
+    optimizer, first, second = states
+    earlier = make_remember(MODEL, optimizer, mesh, first)(first)
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(earlier.params)} == {"pinned_host"}
+    drawn = make_recall(mesh, first.params)(earlier)
+    jax.tree.map(np.testing.assert_array_equal, drawn, make_sampling_params(MODEL, optimizer, mesh, first)(first))
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(drawn)} != {"pinned_host"}
+    experience = make_experience(MODEL, OBJECTIVE, optimizer, mesh, **SETTINGS)
+    reward = jnp.zeros((ROWS // 4, 4))
+    expected, then = experience(first, recorded(), reward)
+    batch, metrics = experience(second, recorded(), reward, None, None, earlier)
+    np.testing.assert_allclose(batch.behavior_logp, expected.behavior_logp, atol=1e-6)
+    np.testing.assert_allclose(metrics["entropy"].value(), then["entropy"].value(), rtol=1e-6)
+    assert batch.version.tolist() == [[0]] * ROWS
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_age_is_that_of_trained_tokens(seed):
+    """Versions of rows, of tokens, and none."""
+    rng, batch = np.random.default_rng(seed), make_batch(seed)
+    by_token = rng.integers(0, 20, (ROWS, LENGTH)).astype(np.int32)
+    for version in (by_token[:, :1], by_token):
+        metrics = policy_age(jnp.int32(20), dataclasses.replace(batch, version=version))
+        ages = 20 - np.broadcast_to(version, batch.response_mask.shape)[batch.response_mask]
+        assert metrics["policy_age"].value() == pytest.approx(ages.mean(), rel=1e-6)
+        assert metrics["policy_age_max"].value() == ages.max()
+    assert not policy_age(jnp.int32(20), batch)
