@@ -134,6 +134,7 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             epochs=1,  # [passes] over a rollout
             minibatch_prompts=required(int),  # [groups] an optimizer update
             microbatch_rows=required(int),  # [rows] of one forward and backward pass
+            scoring_rows=optional(int),  # [rows] of one forward pass for log-probs alone; unset: microbatch_rows
             logprob_chunk=256,  # [tokens of each row] whose logits exist at a time
             pack=False,  # [switch] several sequences in a row, in place of padding
         ),

@@ -189,7 +189,8 @@ def get_config(variant=""):
         reward=REWARD_LIMITS,
         objective=dict(OBJECTIVES[run.objective], clip_low=clip_low, clip_high=clip_high),
         reference=dict(mode=run.reference),
-        learner=dict(minibatch_prompts=32, microbatch_rows=16),
+        # Log-probs alone need little memory, and every pass gathers all weights: more rows at a time than in updates.
+        learner=dict(minibatch_prompts=32, microbatch_rows=16, scoring_rows=64, pack=True),
         optimizer=dict(
             name=OPTIMIZERS[run.optimizer],
             learning_rate=5e-7 if half_rate else 1e-6,

@@ -103,23 +103,24 @@ def random_step(seed=0):
     return rollout, rng.normal(size=(B // 4, 4)).astype(np.float32)
 
 
-def step(mesh, objective, *, pack, dtype=jnp.float32, steps=1, **changes):
+def step(mesh, objective, *, pack, scoring_rows=ROWS, dtype=jnp.float32, steps=1, **changes):
     """Log-probs, metrics, gradient (Adam's first moment) and parameters after RL steps; programs that were compiled."""
     functions = dict(constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh))
     model, optimizer = Model(CONFIG, dtype=dtype, **functions | changes), make_optimizer("adamw", learning_rate=1e-2)
     params = jax.tree.map(lambda x: x.astype(dtype), init_params(model, mesh, 0))
     params["embed"]["embedding"] *= 3.0  # far from uniform
     state = init_state(optimizer, mesh, params)
-    scoring = dict(rows=ROWS, temperature=0.8, logprob_chunk=5)
-    experience = make_experience(model, objective, optimizer, mesh, **scoring)
-    update = make_update(model, objective, optimizer, mesh, state, clip_norm=1e9, **scoring)
+    settings = dict(temperature=0.8, logprob_chunk=5)
+    experience = make_experience(model, objective, optimizer, mesh, rows=scoring_rows, **settings)
+    update = make_update(model, objective, optimizer, mesh, state, rows=ROWS, clip_norm=1e9, **settings)
     counts = []
     for number in range(steps):
         rollout, reward = random_step(number)
         rollout = parallel.to_global(mesh, parallel.ROWS, rollout)
-        plan = packing.plan(packing.lengths_on_host(rollout.response_mask), T, ROWS, pack)
+        lengths = packing.lengths_on_host(rollout.response_mask)
+        scoring, plan = (packing.plan(lengths, T, rows, pack) for rows in (scoring_rows, ROWS))
         counts.append(int(plan[0]))
-        batch, metrics = experience(state, rollout, reward, *plan)
+        batch, metrics = experience(state, rollout, reward, *scoring)
         batch = dataclasses.replace(batch, reference_logp=batch.behavior_logp - 0.1 * batch.response_mask)
         state, more = update(state, batch, *plan)
     found = dict(logp=parallel.local_rows(batch.behavior_logp), gradient=state.opt_state[0].mu, params=state.params)
@@ -129,12 +130,14 @@ def step(mesh, objective, *, pack, dtype=jnp.float32, steps=1, **changes):
 
 
 def test_packed_steps_equal_unpacked_ones():
-    """Three steps in other numbers of microbatches, and no program but the first ones (see test_update)."""
+    """Three steps in other numbers of microbatches, of other sizes in the log-prob pass, and no program but the first
+    ones (see test_update)."""
     settings = dict(divergence="urkl", estimator="reinforce", clip="none", beta=0.1)
     objective = objectives.make("rpg", level="sequence", reduction="sequence_mean", **settings)
     with jax.enable_x64():
         one, two = (
-            step(parallel.make_mesh(), objective, pack=pack, dtype=jnp.float64, steps=3) for pack in (False, True)
+            step(parallel.make_mesh(), objective, pack=pack, scoring_rows=rows, dtype=jnp.float64, steps=3)
+            for pack, rows in ((False, 16), (True, 4))
         )
     assert one["gradient"]["layers"]["q"]["kernel"].dtype == np.float64
     assert np.abs(one["gradient"]["layers"]["q"]["kernel"]).max() > 1e-4 and {"loss", "entropy"} <= one.keys()

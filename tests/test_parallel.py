@@ -104,6 +104,7 @@ DO_NOT_DIVIDE = {
     "rollout.dynamic_sampling=1 rollout.oversample=1.5": "rollout.oversample x rollout.prompts makes 12 rows",
     "rollout.slots=4": "rollout.slots makes 4 rows.*multiple of 8, such as 8$",
     "learner.microbatch_rows=12": "learner.microbatch_rows makes 12 rows.*such as 8, 16$",
+    "learner.scoring_rows=12": "learner.scoring_rows makes 12 rows",
     "warm_start.microbatch_rows=2": "warm_start.microbatch_rows makes 2 rows",
 }
 
@@ -111,9 +112,8 @@ DO_NOT_DIVIDE = {
 @pytest.mark.parametrize("changes", DO_NOT_DIVIDE)
 def test_rows_of_a_config_that_a_mesh_does_not_divide_are_refused(changes):
     fits = dict(prompts=8, samples=4, slots=16, oversample=1.0, dynamic_sampling=False)
-    config = ConfigDict(
-        {"rollout": fits, "learner": {"microbatch_rows": 8}, "warm_start": {"steps": 1, "microbatch_rows": 8}}
-    )
+    learner = dict(microbatch_rows=8, scoring_rows=8)
+    config = ConfigDict(dict(rollout=fits, learner=learner, warm_start=dict(steps=1, microbatch_rows=8)))
     mesh = mesh_of_sizes(4, 2, 2)
 
     def rows(config):

@@ -27,8 +27,8 @@ ROWS = ("--config.rollout.slots=16", "--config.rollout.prompts=8", "--config.lea
 def workload(shape, remat="none", dtype=jnp.float32, mesh=None, loop=(), rollout=(), **facts) -> estimates.Workload:
     sizes = dict(prompts=4, samples=2, max_prompt=6, max_new=10, slots=4, temperature=1.0, dynamic_sampling=True)
     sizes |= dict(oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0)
-    learning = dict(steps=1, seed=0, prompts=4, samples=2, minibatch_prompts=2, microbatch_rows=2, epochs=1, pack=False)
-    learning |= dict(evaluate_every=1, save_every=1, most_skipped=1)
+    learning = dict(steps=1, seed=0, prompts=4, samples=2, minibatch_prompts=2, microbatch_rows=2, scoring_rows=2)
+    learning |= dict(epochs=1, pack=False, evaluate_every=1, save_every=1, most_skipped=1)
     return estimates.Workload(
         model=Model(shape, dtype=dtype, remat=remat),
         mesh=mesh or dict(data=1, fsdp=1, tensor=1),

@@ -131,8 +131,7 @@ def test_settings_that_make_no_sense(change):
 def loop_settings(**changes):
     base = dict(
         steps=2, seed=0, prompts=8, samples=4, minibatch_prompts=4, microbatch_rows=8, epochs=2, pack=False,
-        evaluate_every=1,
-        save_every=1, most_skipped=3,
+        scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=3,
     )  # fmt: skip
     return LoopSettings(**(base | changes))
 
@@ -145,7 +144,8 @@ def test_minibatches_cover_each_epoch_once_in_whole_groups():
     for rows in batches:
         assert (rows.reshape(4, 4) - rows.reshape(4, 4)[:, :1] == np.arange(4)).all()
     assert any((a != b).any() for a, b in zip(batches, loop_settings().minibatches(step=6), strict=True))
-    for change in (dict(minibatch_prompts=3), dict(microbatch_rows=6), dict(epochs=0), dict(seed=-1), dict(seed=2**32)):
+    changes = (dict(minibatch_prompts=3), dict(microbatch_rows=6), dict(scoring_rows=5))
+    for change in (*changes, dict(epochs=0), dict(seed=-1), dict(seed=2**32)):
         with pytest.raises(ValueError, match=next(iter(change))):
             loop_settings(**change)
 

@@ -58,11 +58,11 @@ def build_settings(config: ConfigDict) -> dict:
         )
     scale_named(config.reward.scale)
     rollout = RolloutSettings(**set_keys(config.rollout, "top_k", "top_p", "delay"))
+    learner = dict(scoring_rows=config.learner.microbatch_rows) | set_keys(config.learner, "logprob_chunk")
     loop = LoopSettings(
         steps=config.steps, seed=config.seed, prompts=config.rollout.prompts, samples=config.rollout.samples,
         evaluate_every=config.evaluation.every, save_every=config.checkpoint.every,
-        most_skipped=config.checkpoint.most_skipped, delay=config.rollout.delay,
-        **set_keys(config.learner, "logprob_chunk"),
+        most_skipped=config.checkpoint.most_skipped, delay=config.rollout.delay, **learner,
     )  # fmt: skip
     objective = build_objective(config)
     check_behavior(config.behavior.source, objective)
@@ -102,6 +102,7 @@ def check_rows(config: ConfigDict, run: Run) -> None:
         "rollout.prompts x rollout.samples": rollout.prompts * rollout.samples,
         "rollout.slots": rollout.slots,
         "learner.microbatch_rows": learner.microbatch_rows,
+        "learner.scoring_rows": learner.scoring_rows or learner.microbatch_rows,
     }
     parallel.check_rows(run.mesh, counts | ({"warm_start.microbatch_rows": warm.microbatch_rows} if warm.steps else {}))
 
@@ -221,8 +222,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
       services: the other fields of `Parts`: stream, checkpoints, log, traced.
     """
     shapes = dataclasses.replace(shapes, past=())
-    scoring = dict(rows=run.loop.microbatch_rows, temperature=run.rollout.temperature)
-    scoring["logprob_chunk"] = config.learner.logprob_chunk
+    logprobs = dict(temperature=run.rollout.temperature, logprob_chunk=config.learner.logprob_chunk)
     denominator = loss_denominator(config, run.objective)
     evaluate = make_evaluate(
         run.model, run.data.tokenizer, run.scorer, run.mesh,
@@ -237,11 +237,12 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
             should_stop, scale=scale_named(config.reward.scale),
         ),
         experience=make_experience(
-            run.model, run.objective, run.optimizer, run.mesh, source=config.behavior.source, **scoring
+            run.model, run.objective, run.optimizer, run.mesh,
+            rows=run.loop.scoring_rows, source=config.behavior.source, **logprobs,
         ),
         update=make_update(
-            run.model, run.objective, run.optimizer, run.mesh, shapes,
-            clip_norm=config.optimizer.clip_norm, denominator=denominator, **scoring,
+            run.model, run.objective, run.optimizer, run.mesh, shapes, rows=run.loop.microbatch_rows,
+            clip_norm=config.optimizer.clip_norm, denominator=denominator, **logprobs,
         ),
         refresh=make_refresh(run.optimizer, run.mesh, shapes),
         remember=make_remember(run.model, run.optimizer, run.mesh, shapes),

@@ -38,7 +38,8 @@ class LoopSettings:
     prompts: int  # groups a step
     samples: int  # responses a group
     minibatch_prompts: int
-    microbatch_rows: int
+    microbatch_rows: int  # of a forward and backward pass
+    scoring_rows: int  # of a forward pass for log-probs alone
     epochs: int
     pack: bool  # several sequences a row, in updates and log-prob passes
     evaluate_every: int
@@ -55,6 +56,11 @@ class LoopSettings:
         if self.delay < 0:
             raise ValueError(f"rollout.delay is {self.delay}; it must be at least 0, the current policy")
         rows = self.minibatch_prompts * self.samples
+        if self.prompts * self.samples % self.scoring_rows:
+            raise ValueError(
+                f"learner.scoring_rows ({self.scoring_rows}) does not divide the {self.prompts * self.samples} rows of "
+                f"a rollout (rollout.prompts {self.prompts} x rollout.samples {self.samples})"
+            )
         if self.prompts % self.minibatch_prompts:
             raise ValueError(
                 f"learner.minibatch_prompts ({self.minibatch_prompts}) does not divide rollout.prompts ({self.prompts})"
@@ -87,8 +93,12 @@ class LoopSettings:
                 yield (chosen[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
 
     def plan(self, lengths: np.ndarray, columns: int) -> tuple[np.int32, np.ndarray | None]:
-        """`packing.plan` of rows with these lengths, with the settings' microbatches."""
+        """`packing.plan` of rows with these lengths, in the microbatches of an update."""
         return packing.plan(lengths, columns, self.microbatch_rows, self.pack)
+
+    def score_plan(self, lengths: np.ndarray, columns: int) -> tuple[np.int32, np.ndarray | None]:
+        """`packing.plan` of rows with these lengths, in the microbatches of a log-prob pass."""
+        return packing.plan(lengths, columns, self.scoring_rows, self.pack)
 
 
 class EvaluateHeldOut(Protocol):
@@ -158,7 +168,7 @@ def rl_step(
     with phase("experience"):
         lengths, columns = packing.lengths_on_host(collected.rollout.response_mask), collected.rollout.tokens.shape[1]
         reward = jnp.asarray(collected.reward)
-        batch, before = parts.experience(state, collected.rollout, reward, *settings.plan(lengths, columns), old)
+        batch, before = parts.experience(state, collected.rollout, reward, *settings.score_plan(lengths, columns), old)
         jax.block_until_ready(batch)
     clock.lap("experience")
     during: metric.Metrics = {}

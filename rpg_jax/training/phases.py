@@ -8,15 +8,14 @@ import jax
 
 COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, one for each program
 SHARD = "spread it over more devices (mesh.fsdp)"
-ROWS = "lower learner.microbatch_rows or learner.logprob_chunk"
 # What to do, for each phase, when the device's memory is too small for it.
 REMEDIES = {
     "state": SHARD,
     "warm start": "lower warm_start.microbatch_rows or learner.logprob_chunk, or set model.remat=full",
     "reference": f"use reference.mode=iterative, which keeps no second policy, or {SHARD}",
     "rollout": "lower rollout.slots",
-    "experience": ROWS,
-    "update": f"{ROWS}, or set model.remat=full",
+    "experience": "lower learner.scoring_rows (unset: learner.microbatch_rows) or learner.logprob_chunk",
+    "update": "lower learner.microbatch_rows or learner.logprob_chunk, or set model.remat=full",
     "evaluation": "lower rollout.slots (--slots of evaluate)",
 }
 

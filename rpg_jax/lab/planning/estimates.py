@@ -186,7 +186,7 @@ def experience(w: Workload) -> Cost:
     rows, length = w.step_rows, w.length
     policies = 1 + w.separate_reference
     flops = _products(w, rows * length) + _attention(w, rows, length) + _vocabulary(w, rows * length)
-    micro, count = w.loop.microbatch_rows, rows / w.loop.microbatch_rows
+    micro, count = w.loop.scoring_rows, rows / w.loop.scoring_rows
     moved = _moved(w, micro, length, 1, logits=2)
     sent = _gathered(w) + _summed(w, micro, length, 1)
     return Cost(policies * flops, policies * (count * moved), policies * (count * sent))
@@ -230,7 +230,7 @@ def update_needs(w: Workload) -> dict[str, float]:
     vocabulary = w.shape.vocab_size / w.tensor
     loss = {
         "vocabulary matrix, gathered, and its gradient": vocabulary * d * (w.itemsize + MASTER),
-        "a chunk's logits and their gradient": 2 * _chunk_tokens(w) * vocabulary * MASTER,
+        "a chunk's logits and their gradient": 2 * _chunk_tokens(w, w.loop.microbatch_rows) * vocabulary * MASTER,
         "final hidden states and their gradient": 2 * d * w.itemsize * tokens,
     }
     step = {"gradient": shard, "step of the optimizer": shard}
@@ -242,7 +242,7 @@ def update_needs(w: Workload) -> dict[str, float]:
 def experience_needs(w: Workload) -> dict[str, float]:
     """Bytes of temporaries as in `update_needs`, of the log-prob pass."""
     d = w.shape.hidden_size
-    tokens = w.loop.microbatch_rows * w.length / w.row_shards
+    tokens = w.loop.scoring_rows * w.length / w.row_shards
     vocabulary = w.shape.vocab_size / w.tensor
     layer = {
         "one layer": _layer_forward(w) * tokens,
@@ -250,7 +250,7 @@ def experience_needs(w: Workload) -> dict[str, float]:
     }
     loss = {
         "vocabulary matrix, gathered": vocabulary * d * w.itemsize,
-        "a chunk's logits": 2 * _chunk_tokens(w) * vocabulary * MASTER,
+        "a chunk's logits": 2 * _chunk_tokens(w, w.loop.scoring_rows) * vocabulary * MASTER,
         "final hidden states": d * w.itemsize * tokens,
     }
     return _with_sum(max(layer, loss, key=lambda items: sum(items.values())))
@@ -280,9 +280,9 @@ def _layer_forward(w: Workload) -> float:
     return (4 * d + (3 * m + 2 * q + 3 * k) / w.tensor) * w.itemsize
 
 
-def _chunk_tokens(w: Workload) -> float:
-    """Tokens of a microbatch on one device whose logits exist at a time."""
-    return w.loop.microbatch_rows / w.row_shards * min(w.logprob_chunk, w.length)
+def _chunk_tokens(w: Workload, rows: int) -> float:
+    """Tokens of a microbatch of `rows` on one device whose logits exist at a time."""
+    return rows / w.row_shards * min(w.logprob_chunk, w.length)
 
 
 def _with_sum(items: dict[str, float]) -> dict[str, float]:

@@ -64,12 +64,15 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     batch = jax.tree.map(lambda x: by_rows(x.shape[0], x.dtype, *x.shape[1:]), batch)
     minibatch = jax.tree.map(lambda x: by_rows(workload.minibatch_rows, x.dtype, *x.shape[1:]), batch)
     update = state, minibatch, *packing_plan(workload.minibatch_rows)
-    state_bytes, per_row = device_bytes(state), 1 / loop.microbatch_rows
+    state_bytes = device_bytes(state)
     return {
         "prefill": Program(*sampler["prefill"], beside=state_bytes, turns=1),
         "decode": Program(*sampler["decode"], beside=state_bytes, turns=1),
-        "experience": Program(parts.experience, experience, beside=0, turns=rows * per_row),
+        "experience": Program(parts.experience, experience, beside=0, turns=rows / loop.scoring_rows),
         "update": Program(
-            parts.update, update, beside=device_bytes((batch, responses)), turns=workload.minibatch_rows * per_row
+            parts.update,
+            update,
+            beside=device_bytes((batch, responses)),
+            turns=workload.minibatch_rows / loop.microbatch_rows,
         ),
     }

@@ -13,7 +13,7 @@ SAMPLER_KEYS = "rollout.slots or rollout.oversample"
 LOWER = {  # what to lower when a phase does not fit
     "prefill": SAMPLER_KEYS,
     "decode": SAMPLER_KEYS,
-    "experience": "learner.microbatch_rows or learner.logprob_chunk",
+    "experience": "learner.scoring_rows or learner.logprob_chunk",
     "update": "learner.microbatch_rows, or set model.remat=full",
 }
 

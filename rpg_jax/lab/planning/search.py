@@ -14,7 +14,8 @@ from rpg_jax.lab.planning.sketch import Sketch
 
 # Config key -> phases whose memory depends on it.
 KEYS = {
-    "learner.microbatch_rows": ("experience", "update"),
+    "learner.microbatch_rows": ("experience", "update"),  # the log-prob pass has as many unless scoring_rows is set
+    "learner.scoring_rows": ("experience",),
     "rollout.slots": ("prefill", "decode"),
     "rollout.oversample": ("prefill", "decode"),
 }
@@ -27,6 +28,7 @@ def candidates(workload: Workload) -> dict[str, list]:
     rows = range(shards, workload.minibatch_rows + 1, shards)
     values = {
         "learner.microbatch_rows": [count for count in rows if workload.minibatch_rows % count == 0],
+        "learner.scoring_rows": [shards * 2**n for n in range(31) if workload.step_rows % (shards * 2**n) == 0],
         "rollout.slots": [count for count in slots if count <= workload.generated_rows],
     }
     if fresh > prompts:
