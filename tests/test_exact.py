@@ -19,7 +19,7 @@ from rpg_jax.exact import (
     targets,
     worst,
 )
-from rpg_jax.exact.enumeration import every_sequence, random_problems, token_logprobs
+from rpg_jax.exact.enumeration import MIXTURES, every_sequence, random_problems, token_logprobs
 from rpg_jax.objectives import DIVERGENCES, Divergence, make
 
 EXACT, EXACT_MEAN, BIASED = VERDICTS
@@ -57,6 +57,21 @@ def test_problems_off_policy_reach_every_bound():
             logp, mu = (jax.vmap(functools.partial(token_logprobs, space))(x) for x in problem[:2])
             w = np.exp(logp - mu)
         assert (w > 3).any() and (w < 0.8).any() and ((w > 1.28) & (w < 3)).any() and ((w > 0.8) & (w < 1.28)).any()
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_an_earlier_policy_draws_the_first_token_of_a_mixture(mixture):
+    """The newest one draws the rest, and is assumed to have drawn all where log-probs are computed again."""
+    for space in SPACES:
+        with jax.enable_x64():
+            on, off = (random_problems(space, CONDITIONS[i], 2, mixture=mixture) for i in (0, -1))
+        apart = np.asarray(on.behavior != on.policy)  # on policy, the newest policy is the current one
+        assert apart[:, 0].all() and not apart[:, 1:].any()
+        assumed = on.behavior if mixture == "recorded" else on.policy
+        np.testing.assert_array_equal(on.assumed, assumed)
+        np.testing.assert_array_equal(on.reference, assumed)
+        np.testing.assert_array_equal(off.behavior, on.behavior)
+        assert (off.policy != on.policy).all() and (off.reference != on.reference).all()
 
 
 def test_problems_are_as_far_as_they_say():

@@ -86,6 +86,11 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
     assert named["gspo", "ppo"] == named["gspo", "none"] == (biased, biased)
     assert named["gpg", "-"] == named["cispo", "-"] == named["dr_grpo", "ppo"] == (exact, biased)
     assert named["reinforce_pp", "ppo"] == named["reinforce_pp_baseline", "none"] == (exact, biased)
+    mixtures = {(e["objective"], e["level"]): e for e in report["objectives"] if "two policies" in e["objective"]}
+    assert len(mixtures) == 4
+    for (name, _), entry in mixtures.items():
+        gaps = [m["per_sample_gap"] for m in entry["measurements"]] + [m["expected_gap"] for m in entry["measurements"]]
+        assert max(gaps) < 1e-9 if name.endswith("recorded") else min(gaps) > 0.01
     moved = {(e["objective"], e["clip"]): list(e["bias_percent_by_kl"].values()) for e in report["objectives"]}
     assert moved["dapo", "none"] == moved["grpo_corrected", "none"] == [0, 0, 0, 0]
     for name, clip in (("reinforce", "-"), ("grpo", "none"), ("reinforce_pp_baseline", "none"), ("cispo", "-")):

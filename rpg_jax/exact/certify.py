@@ -63,38 +63,40 @@ def worst(gaps: Iterable[Gap]) -> Gap:
 
 
 @functools.cache
-def _problems(count: int, seed: int) -> dict[Space, Problem]:
+def _problems(count: int, seed: int, mixture: str | None = None) -> dict[Space, Problem]:
     """The problems of every space: those of all conditions along one leading axis S, condition by condition."""
     problems = {}
     for index, space in enumerate(SPACES):
-        each = [random_problems(space, condition, count, seed + 1000 * index) for condition in SITUATIONS]
+        each = [random_problems(space, condition, count, seed + 1000 * index, mixture) for condition in SITUATIONS]
         problems[space] = jax.tree.map(lambda *x: jnp.concatenate(x), *each)
     return problems
 
 
 @functools.cache
-def _rows(count: int, seed: int) -> tuple[jax.Array, ...]:
-    """Every sequence of every problem: (logp, behavior, reference, advantage, mask), each [rows, T], padded."""
+def _rows(count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
+    """What a loss gets of every sequence of every problem: (logp, behavior, reference, advantage, mask), each
+    [rows, T], padded."""
     widest = max(space.mask.shape[1] for space in SPACES)
     batches = []
-    for space, problem in _problems(count, seed).items():
-        logs = [jax.vmap(functools.partial(token_logprobs, space))(x) for x in problem[:3]]
+    for space, problem in _problems(count, seed, mixture).items():
+        policies = problem.policy, problem.assumed, problem.reference
+        logs = [jax.vmap(functools.partial(token_logprobs, space))(x) for x in policies]
         arrays = (*logs, problem.advantage, jnp.broadcast_to(space.mask, problem.advantage.shape))
         padding = ((0, 0), (0, 0), (0, widest - space.mask.shape[1]))
         batches.append([jnp.pad(x, padding).reshape(-1, widest) for x in arrays])
     return tuple(map(jnp.concatenate, zip(*batches, strict=True)))
 
 
-def sample_gradients(objective: Callable, count: int, seed: int) -> dict[Space, jax.Array]:
+def sample_gradients(objective: Callable, count: int, seed: int, mixture: str | None = None) -> dict[Space, jax.Array]:
     """dL/dlogp [S, N, T] in every space; each sequence is a batch of its own, [1, T], with denominator=1."""
 
     def loss(*row):
         logp, behavior, reference, advantage, mask = (x[None] for x in row)
         return objective(logp, behavior, advantage, mask, reference_logp=reference, denominator=1.0)[0]
 
-    gradients = jax.vmap(jax.grad(loss))(*_rows(count, seed))  # [rows, T]
+    gradients = jax.vmap(jax.grad(loss))(*_rows(count, seed, mixture))  # [rows, T]
     results, start = {}, 0
-    for space, problem in _problems(count, seed).items():
+    for space, problem in _problems(count, seed, mixture).items():
         problems, sequences, length = problem.advantage.shape
         rows = gradients[start : start + problems * sequences]
         results[space] = rows.reshape(problems, sequences, -1)[:, :, :length]
@@ -115,16 +117,18 @@ def _parts(space: Space, level: str, z: float, names: tuple[str, ...], problem: 
 
 
 @functools.cache
-def _truth(space: Space, target: Target, count: int, seed: int) -> tuple[jax.Array, jax.Array]:
+def _truth(space: Space, target: Target, count: int, seed: int, mixture: str | None) -> tuple[jax.Array, jax.Array]:
     """The right gradient of a sample, as a multiple of ∇log policy [S, N, T], and ∇J [S, H, V]."""
-    sample, gradient = _parts_of(space, target.level, target.z, tuple(DIVERGENCES), count, seed)
+    sample, gradient = _parts_of(space, target.level, target.z, tuple(DIVERGENCES), count, seed, mixture)
     beta, name = (target.beta, target.divergence) if target.divergence else (0.0, "reward")
     return beta * sample[name] - sample["reward"], gradient["reward"] - beta * gradient[name]
 
 
 @functools.cache
-def _parts_of(space: Space, level: str, z: float, names: tuple[str, ...], count: int, seed: int) -> tuple[dict, dict]:
-    return _parts(space, level, z, names, _problems(count, seed)[space])
+def _parts_of(
+    space: Space, level: str, z: float, names: tuple[str, ...], count: int, seed: int, mixture: str | None
+) -> tuple[dict, dict]:
+    return _parts(space, level, z, names, _problems(count, seed, mixture)[space])
 
 
 @functools.partial(jax.jit, static_argnames="space")
@@ -150,22 +154,23 @@ def _measure(
 
 
 def examine(
-    objective: Callable, target: Target, count: int = 6, seed: int = 0
+    objective: Callable, target: Target, count: int = 6, seed: int = 0, mixture: str | None = None
 ) -> dict[tuple[str, Condition], list[Gap]]:
     """Gaps of `count` random problems in every space and condition, those of `MOVED` too, in float64.
 
     Args:
       objective: with the contract of `rpg_jax.objectives`.
       target: the objective whose gradient it should have.
+      mixture: one of `MIXTURES`, for sequences whose tokens were drawn by different policies.
 
     Returns:
       (space name, condition) -> a Gap of each problem.
     """
     results = {}
     with jax.enable_x64():
-        problems = _problems(count, seed)
-        for space, actual in sample_gradients(objective, count, seed).items():
-            truth = _truth(space, target, count, seed)
+        problems = _problems(count, seed, mixture)
+        for space, actual in sample_gradients(objective, count, seed, mixture).items():
+            truth = _truth(space, target, count, seed, mixture)
             measured = jax.device_get(_measure(space, problems[space], actual, *truth))
             gaps = [Gap(*map(float, x)) for x in zip(*measured, strict=True)]
             for row, condition in enumerate(SITUATIONS):

@@ -55,6 +55,7 @@ class Problem(NamedTuple):
     behavior: jax.Array
     reference: jax.Array
     advantage: jax.Array  # f64[S, N, T], of each token of each sequence; level "sequence" uses row means
+    assumed: jax.Array | None = None  # f64[S, H, V]: the loss gets its log-probs as the behavior policy's
 
 
 class Condition(NamedTuple):
@@ -71,23 +72,34 @@ class Condition(NamedTuple):
         return f"{'on' if self.on_policy else 'off'} policy, reference {sign} behavior"
 
 
+MIXTURES = ("recorded", "recomputed")  # log-probs of sequences whose tokens were drawn by different policies
 CONDITIONS = tuple(Condition(on, same) for on in (True, False) for same in (True, False))
 MOVED = tuple(Condition(False, True, distance) for distance in (0.001, 0.01, 0.1, 1.0))
 
 
-def random_problems(space: Space, condition: Condition, count: int, seed: int = 0) -> Problem:
+def random_problems(
+    space: Space, condition: Condition, count: int, seed: int = 0, mixture: str | None = None
+) -> Problem:
     """`count` problems. Off policy, logits move by normal draws of deviation 0.7, so that ratios pass all clip bounds.
 
     With a distance, they move in the direction of the draws until the KL is that distance.
+
+    With a mixture, one of `MIXTURES`, an earlier policy drew the first token of each sequence and the newest one the
+    rest (docs/method.md 9.5). The loss gets the log-probs that were recorded, or those of the newest policy for all
+    tokens, as a trainer would recompute them. On policy, the current policy is the newest one.
     """
     rng = np.random.default_rng(seed)
-    behavior, step, far = rng.normal(size=(3, count, space.histories, space.vocab))
+    newest, step, far = rng.normal(size=(3, count, space.histories, space.vocab))
     advantage = rng.normal(size=(count, *space.mask.shape)) + 0.3
-    policy = behavior if condition.on_policy else behavior + 0.7 * step
+    behavior = newest.copy()
+    if mixture:
+        behavior[:, 0] += 0.7 * rng.normal(size=(count, space.vocab))  # row 0: the history without tokens
+    policy = newest if condition.on_policy else newest + 0.7 * step
     if condition.distance is not None:
         policy = _move(space, behavior, step, condition.distance)
-    reference = behavior if condition.reference_is_behavior else far
-    return Problem(*(jnp.asarray(x) for x in (policy, behavior, reference, advantage)))
+    assumed = newest if mixture == "recomputed" else behavior
+    reference = assumed if condition.reference_is_behavior else far
+    return Problem(*(jnp.asarray(x) for x in (policy, behavior, reference, advantage, assumed)))
 
 
 def token_logprobs(space: Space, logits: jax.Array) -> jax.Array:

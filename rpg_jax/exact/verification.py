@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from rpg_jax import objectives
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, worst
-from rpg_jax.exact.enumeration import CONDITIONS, MOVED, Condition
+from rpg_jax.exact.enumeration import CONDITIONS, MIXTURES, MOVED, Condition
 from rpg_jax.objectives import DIVERGENCES, Claim, Objective, own
 from rpg_jax.objectives.advantages import kl_penalty, to_go
 from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
-from rpg_jax.objectives.registry import IN_EXPECTATION, RPG_FORMS, checked, of_function
+from rpg_jax.objectives.registry import ALWAYS, IN_EXPECTATION, NEVER, RPG_FORMS, checked, of_function
 
 PROBLEMS = 6  # random problems in each situation
 BETA = 0.3  # large enough that a wrong regularizer shows
@@ -30,6 +30,7 @@ class Case(NamedTuple):
     level: str
     members: tuple[tuple[Callable, Target], ...]
     declares: Claim | None
+    mixture: str | None = None  # one of `MIXTURES`: which log-probs, where different policies drew a sequence's tokens
 
 
 class Finding(NamedTuple):
@@ -63,11 +64,12 @@ class Finding(NamedTuple):
 
 def find(case: Case) -> Finding:
     """Examines every member of a case; in float64."""
-    return Finding(case, [examine(loss, target, PROBLEMS) for loss, target in case.members])
+    return Finding(case, [examine(loss, target, PROBLEMS, mixture=case.mixture) for loss, target in case.members])
 
 
 def built_in_cases() -> list[Case]:
-    """Every objective × divergence × estimator × clip × level × mass, reduced by a constant; then other reductions."""
+    """Every objective × divergence × estimator × clip × level × mass, reduced by a constant; then other reductions, and
+    sequences whose tokens were drawn by different policies."""
     cases = []
     for level in ("token", "sequence"):
         for divergence in DIVERGENCES:
@@ -91,6 +93,10 @@ def built_in_cases() -> list[Case]:
                 cases.append(_kl_in_reward(losses[-1]))
     for reduction in ("token_mean", "sequence_mean", "sequence_mean_token_mean"):
         cases.append(_case(f"rpg, {reduction}", objectives.make("rpg", beta=BETA, reduction=reduction)))
+    for mixture, claim in zip(MIXTURES, (ALWAYS, NEVER), strict=True):
+        for level in ("token", "sequence"):
+            loss = objectives.make("rpg", beta=BETA, level=level, reduction="constant")
+            cases.append(_case(f"rpg, two policies, {mixture}", loss)._replace(declares=claim, mixture=mixture))
     return cases
 
 
