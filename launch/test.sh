@@ -5,5 +5,8 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash launch/setup.sh </dev/null
+# shellcheck source=launch/setup.sh
+source launch/setup.sh </dev/null
+rpg_install requirements-extras.sha256 requirements-gguf.txt requirements-gym.txt ||
+  echo "test: the tests that need these packages are skipped" >&2
 exec .venv/bin/python -m pytest -n2 --dist=loadfile --no-loadscope-reorder "$@"

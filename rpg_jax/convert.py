@@ -1,18 +1,21 @@
-"""Converts weights between Hugging Face's format and Orbax, and exports a trained run to either.
+"""Converts weights between Hugging Face's format and Orbax, from GGUF to either, and exports a trained run.
 
     python -m rpg_jax.convert --source=Qwen3-4B --target=checkpoints/qwen3-4b [--to=orbax] [--dtype=bfloat16]
+    python -m rpg_jax.convert --source=SmolLM2-135M-Instruct.Q4_1.gguf --target=checkpoints/smollm2 [--to=huggingface]
     python -m rpg_jax.convert --workdir=runs/quickstart --target=exports/quickstart [--which=best|last|STEP]
 
-A source is a folder with config.json and model.safetensors (or numbered files with an index), or one that this command
-wrote. Both formats carry config.json and the tokenizer's files; `model.checkpoint` of a config takes either. A run is
-exported at its evaluation parameters, such that transformers loads it. Nothing is left behind when something fails.
+A source is a folder with config.json and model.safetensors (or numbered files with an index), one that this command
+wrote, or a GGUF file (`pip install ".[gguf]"`): its weights are dequantized, its tokenizer and chat template written in
+Hugging Face's format. Both formats carry config.json and the tokenizer's files; `model.checkpoint` of a config takes
+either. A run is exported at its evaluation parameters, such that transformers loads it. Nothing is left behind when
+something fails.
 """
 
 from absl import flags
 
 from rpg_jax.run import cli, convert
 
-flags.DEFINE_string("source", None, "Folder of weights to convert.")
+flags.DEFINE_string("source", None, "Folder of weights to convert, or a GGUF file.")
 flags.DEFINE_string("workdir", None, "Folder of a run to export.")
 flags.DEFINE_string("checkpoint_dir", None, "Where a run's checkpoints are; the workdir knows.")
 flags.DEFINE_string("which", None, "Which of a run's checkpoints: best (default), last, or a step.")

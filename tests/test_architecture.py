@@ -33,7 +33,7 @@ COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep"
 FLAGS = {"absl", "ml_collections"}  # of the floors that read configs and of commands only
 # Installed only where they are used, or slow to import and used by few calls: imported where they are used.
 OPTIONAL = {"jax.experimental", "math_verify", "matplotlib", "pyarrow", "tensorboardX", "tensorflow_datasets"}
-OPTIONAL |= {"tokenizers", "wandb"}
+OPTIONAL |= {"gguf", "reasoning_gym", "tokenizers", "wandb"}
 
 
 def imports(module: str, source: str, inside_functions=False) -> set[str]:

@@ -36,8 +36,8 @@ def clone(tmp_path):
     for file in ("requirements.txt", "third_party/transformers/requirements.txt"):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text("# nothing\n")
-    for file in ("requirements-core.txt", "requirements-test.txt", "requirements-dev.txt"):
-        (root / file).touch()
+    for purpose in ("core", "test", "dev", "gguf", "gym"):
+        (root / f"requirements-{purpose}.txt").touch()
     fake(root / ".venv-transformers" / "bin" / "python", "")
     return root
 

@@ -94,7 +94,7 @@ def read_config(directory) -> ModelConfig:
     file = pathlib.Path(directory) / "config.json"
     raw = read_json(file)
     try:
-        return _config(raw)
+        return parse_config(raw)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 
@@ -141,7 +141,8 @@ def config_json(config: ModelConfig) -> dict:
     }
 
 
-def _config(raw: dict) -> ModelConfig:
+def parse_config(raw: dict) -> ModelConfig:
+    """The shape that the values of a `config.json` describe. Raises ValueError as `read_config` does."""
     traits, defaults = _architecture(raw)
     raw = defaults | {key: value for key, value in raw.items() if value is not None}
     _refuse_what_we_lack(raw)

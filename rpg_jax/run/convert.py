@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import SingleDeviceSharding
 
+from rpg_jax.data import gguf_tokenizer
 from rpg_jax.data.problems import staged
 from rpg_jax.models import Model, ModelConfig, huggingface
 from rpg_jax.run import cli, states
 from rpg_jax.run.target import new_folder, print_summary
-from rpg_jax.storage import weights, workdir
+from rpg_jax.storage import gguf_files, weights, workdir
 
 # Copied beside the weights if the source has them.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
@@ -26,9 +27,9 @@ GENERATION = "generation_config.json"
 class Source(NamedTuple):
     """Weights to convert, and the files that belong to them."""
 
-    folder: pathlib.Path | epath.Path  # where the weights were read
+    path: pathlib.Path | epath.Path  # of the folder or the GGUF file that the weights were read from
     params: dict
-    texts: dict[str, dict]  # name of a JSON file to write -> its values
+    texts: dict[str, dict | str]  # name of a file to write -> its text, or the values of its JSON
     copies: dict[str, pathlib.Path]  # name -> file to copy
 
 
@@ -38,7 +39,7 @@ def main(options) -> None:
         to = check_flags(options)
         target = new_folder(options.target)
         start = time.perf_counter()
-        source = of_run(options) if options.workdir else of_folder(pathlib.Path(options.source), options.dtype)
+        source = of_run(options) if options.workdir else of_path(pathlib.Path(options.source), options.dtype)
         jax.block_until_ready(source.params)
         loaded = time.perf_counter()
     with staged(target) as folder:
@@ -49,16 +50,17 @@ def main(options) -> None:
         for name, file in source.copies.items():
             shutil.copyfile(file, folder / name)
         for name, values in source.texts.items():
-            (folder / name).write_text(json.dumps(values, indent=2) + "\n")
+            text = values if isinstance(values, str) else json.dumps(values, indent=2) + "\n"
+            (folder / name).write_text(text, encoding="utf-8")
     leaves = jax.tree.leaves(source.params)
     rows = {
         "tensors": weights.tensor_count(source.params),
         "parameters": sum(leaf.size for leaf in leaves),
         "dtype": ", ".join(sorted({str(leaf.dtype) for leaf in leaves})),
-        "read": speed(size_of(source.folder), loaded - start),
+        "read": speed(size_of(source.path), loaded - start),
         "written": speed(size_of(target), time.perf_counter() - loaded),
     }
-    print_summary(f"{source.folder} -> {target} ({to})", rows)
+    print_summary(f"{source.path} -> {target} ({to})", rows)
 
 
 def check_flags(options) -> str:
@@ -68,24 +70,35 @@ def check_flags(options) -> str:
     for name in ("which", "checkpoint_dir"):
         if getattr(options, name) is not None and options.workdir is None:
             raise ValueError(f"--{name}={getattr(options, name)} is for the checkpoints of a --workdir")
-    to = options.to or ("orbax" if options.source and not weights.is_orbax(options.source) else "huggingface")
+    is_folder = options.source and not options.source.endswith(gguf_files.SUFFIX)
+    to = options.to or ("orbax" if is_folder and not weights.is_orbax(options.source) else "huggingface")
     if options.max_shard_gb is not None and to == "orbax":
         raise ValueError("--max_shard_gb is for --to=huggingface")
     return to
 
 
-def of_folder(folder: pathlib.Path, dtype: str) -> Source:
-    """A folder of weights, read into the host's memory."""
-    config = huggingface.read_config(folder)
+def of_path(path: pathlib.Path, dtype: str) -> Source:
+    """A folder of weights or a GGUF file, read into the host's memory."""
+    texts, copies, config_from = {}, {}, None
+    if path.suffix == gguf_files.SUFFIX:
+        gguf = gguf_files.read_header(path)
+        config = gguf_files.read_config(gguf)
+        try:
+            texts = gguf_tokenizer.files(gguf.metadata)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    else:
+        config, copies, config_from = huggingface.read_config(path), companions(path, path), path
     host = SingleDeviceSharding(jax.devices("cpu")[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if dtype == "keep" else dtype, sharding=host),
         jax.eval_shape(Model(config).init, jax.random.key(0)),
     )
     if dtype == "keep":
-        shapes = weights.with_stored_dtypes(folder, shapes)
-    params = weights.load(folder, shapes)
-    return Source(folder, params, {"config.json": described(config, params, folder)}, companions(folder, folder))
+        shapes = weights.with_stored_dtypes(path, shapes)
+    params = weights.load(path, shapes)
+    texts["config.json"] = described(config, params, config_from) | texts.get(GENERATION, {})
+    return Source(path, params, texts, copies)
 
 
 def of_run(options) -> Source:
@@ -124,9 +137,12 @@ def companions(source, tokenizer) -> dict[str, pathlib.Path]:
     return {name: file for name, file in files.items() if file.is_file()}
 
 
-def size_of(folder) -> int:
-    """Bytes of all files under a folder."""
-    return sum((root / name).stat().length for root, _, names in epath.Path(folder).walk() for name in names)
+def size_of(path) -> int:
+    """Bytes of a file, or of all files under a folder."""
+    path = epath.Path(path)
+    if path.is_file():
+        return path.stat().length
+    return sum((root / name).stat().length for root, _, names in path.walk() for name in names)
 
 
 def speed(size: int, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Safetensors files of a model on the host: tensors and their places, shards of a tensor into arrays, and writing.
+"""Files of tensors on the host: where each tensor is, shards of a tensor into arrays, and writing of safetensors.
 
 The safetensors package validates every header. Data is read and written directly, because the package maps files into
 memory: its copies ran at a quarter of the speed, and mapped pages count as this process's memory.
@@ -34,6 +34,25 @@ class Stored(NamedTuple):
     offset: int  # of its first byte in the file
     code: str  # its dtype, as safetensors names it
     shape: tuple[int, ...]
+    quantization: str | None = None  # of a GGUF file: how its numbers are packed; they are read as float32
+    row_order: np.ndarray | None = None  # i64[rows], of a GGUF file: the row on disk for each row
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes on disk of a row of so many numbers."""
+        if self.quantization is None:
+            return width * DTYPES[self.code].itemsize
+        import gguf
+
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.quantization]]
+        return width // block * size
+
+    def numbers(self, data: np.ndarray) -> np.ndarray:
+        """Rows of bytes u8[rows, row_bytes] as rows of numbers in the tensor's dtype."""
+        if self.quantization is None:
+            return data.view(DTYPES[self.code])
+        import gguf
+
+        return gguf.dequantize(data, gguf.GGMLQuantizationType[self.quantization])
 
 
 def contents(directory) -> tuple[dict[str, Stored], list[str]]:
@@ -93,17 +112,21 @@ def read(name: str, stored: Stored, shards: Iterable[tuple[slice, ...]], transpo
     for bounds in {shard_bounds(shard, shape) for shard in shards}:
         arrays[bounds] = _empty([stop - start for start, stop in bounds], words)
     rows, width = stored.shape[0], math.prod(stored.shape[1:])  # on disk: [rows, ...], width numbers in a row
-    step = _ROWS if width > 1 else rows
+    row_bytes = stored.row_bytes(width)
+    step = _ROWS if width > 1 and stored.row_order is None else rows
     with stored.file.open("rb", buffering=0) as file:
         for first in range(0, rows, step):
             last = min(first + step, rows)
             wanted = [bounds for bounds in arrays if _overlap(bounds[-1 if transposed else 0], first, last)]
             if not wanted:
                 continue
-            block = np.empty((last - first, *stored.shape[1:]), words)  # rows first..last of the file
-            file.seek(stored.offset + first * width * dtype.itemsize)
-            if file.readinto(block.reshape(-1).view(np.uint8)) != block.nbytes:
+            data = np.empty((last - first, row_bytes), np.uint8)  # rows first..last of the file
+            file.seek(stored.offset + first * row_bytes)
+            if file.readinto(data.reshape(-1)) != data.nbytes:
                 raise ValueError(f"{stored.file} ends within tensor {name}; copy the file again")
+            block = stored.numbers(data).view(words).reshape(last - first, *stored.shape[1:])
+            if stored.row_order is not None:
+                block = block[stored.row_order]
             for bounds in wanted:
                 row_bound, *other_bounds = bounds[::-1] if transposed else bounds  # in the orientation of the file
                 low, high = _overlap(row_bound, first, last)

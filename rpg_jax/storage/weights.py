@@ -1,5 +1,7 @@
 """Weights of a model from disk into sharded arrays and back, as Hugging Face safetensors or as an Orbax checkpoint.
 
+GGUF files are read, too, and never written.
+
 Loading is a stream of tensors. While the host reads the next one, of which it needs only the shards of this process,
 the previous one goes to the devices in its dtype on disk and is cast into its layer of the stacked leaf.
 """
@@ -20,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from rpg_jax import parallel
 from rpg_jax.models.huggingface import places
-from rpg_jax.storage import tensor_files
+from rpg_jax.storage import gguf_files, tensor_files
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
 
@@ -33,7 +35,7 @@ def load(directory, shapes: Any) -> Any:
     """The weights in a folder as a tree like `shapes`; every process of a job calls it and reads its own shards.
 
     Args:
-      directory: a folder in Hugging Face's format, or one that `save_orbax` wrote.
+      directory: a folder in Hugging Face's format, one that `save_orbax` wrote, or a GGUF file.
       shapes: the training tree (layers stacked on axis 0) of ShapeDtypeStruct with shardings (the first device for
         leaves without one); weights are cast to its dtypes.
 
@@ -141,7 +143,10 @@ def _check_orbax(directory, leaves):
 
 def _check_safetensors(directory, leaves):
     """{tensor: Stored}, after checking names, shapes and dtypes."""
-    stored, faults = tensor_files.contents(directory)
+    if directory.suffix == gguf_files.SUFFIX:
+        stored, faults = gguf_files.contents(gguf_files.read_header(directory)), []
+    else:
+        stored, faults = tensor_files.contents(directory)
     stored = {name: entry for name, entry in stored.items() if not _IGNORED.search(name)}
     expected = {name: place.shape for name, place in _places(leaves).items()}
     tied_head = _HEAD not in expected and stored.pop(_HEAD, None)  # saved although tied: harmless if the same matrix

@@ -1,0 +1,92 @@
+"""The tokenizer of a GGUF file in Hugging Face's format: byte-level BPE from the `tokenizer.*` keys of its metadata."""
+
+from typing import Any
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# tokenizer.ggml.pre -> how text is cut before merges: a pattern of its own or None, GPT-2's; whether each digit stands
+# alone; whether text is brought to the normal form NFC; whether a word that is a token is kept whole, without merges.
+_PRE = {
+    "gpt-2": (None, False, False, False),
+    "smollm": (None, True, False, False),
+    "llama-bpe": (_WORDS + r"\p{N}{1,3}" + _REST, False, False, True),
+    "qwen2": (_WORDS + r"\p{N}" + _REST, False, True, False),
+}
+_BOS_BY_DEFAULT = ("llama-bpe",)  # where the file does not say, as llama.cpp has it
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # tokenizer.ggml.token_type
+_NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # our name -> GGUF's
+_STOPS = ("eos", "eot", "eom")
+
+
+def files(metadata: dict[str, Any]) -> dict[str, dict | str]:
+    """{file name: JSON values, or text} of the tokenizer, its chat template and the ids that end a response.
+
+    Raises:
+      ValueError: the tokenizer is of a kind that is not supported, or its keys contradict each other; names the key.
+    """
+    keys = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    ids = {name: _id(keys, f"{theirs}_token_id") for name, theirs in _NAMED.items()}
+    stops = list(dict.fromkeys(_id(keys, f"{name}_token_id") for name in _STOPS if f"{name}_token_id" in keys))
+    adds_bos = bool(keys.get("add_bos_token", keys.get("pre") in _BOS_BY_DEFAULT)) and ids["bos"] is not None
+    model = _tokenizer(keys, ids["bos"] if adds_bos else None)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings |= {f"{name}_token": keys["tokens"][id] for name, id in ids.items() if id is not None}
+    settings["add_bos_token"] = adds_bos
+    generation = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if ids[name] is not None}
+    written: dict[str, dict | str] = {"tokenizer.json": model, "tokenizer_config.json": settings}
+    written["generation_config.json"] = generation | ({"eos_token_id": stops} if stops else {})
+    if template := metadata.get("tokenizer.chat_template"):
+        written["chat_template.jinja"] = template
+    return written
+
+
+def _tokenizer(keys: dict, bos: int | None) -> str:
+    """`tokenizer.json`; every text begins with the token `bos`, if it is given."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+    if keys.get("model") != "gpt2":
+        raise ValueError(f"tokenizer.ggml.model is {keys.get('model')!r}; only gpt2, byte-level BPE, is supported")
+    if keys.get("pre") not in _PRE:
+        raise ValueError(f"tokenizer.ggml.pre is {keys.get('pre')!r}, which is not supported; known: {', '.join(_PRE)}")
+    pattern, digits, normalized, keeps_whole = _PRE[keys["pre"]]
+    tokens, merges = keys.get("tokens"), keys.get("merges")
+    kinds = keys.get("token_type", [_NORMAL] * len(tokens or []))
+    if not tokens or not isinstance(merges, list) or len(kinds) != len(tokens):
+        raise ValueError("tokenizer.ggml.tokens, token_type or merges is missing, or they are not of one length")
+    used = {token: id for id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
+    if len(used) != len(kinds) - kinds.count(_UNUSED):
+        raise ValueError("tokenizer.ggml.tokens holds a token twice")
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    wrong = next((m for m, pair in zip(merges, pairs, strict=True) if not _merges(pair, used)), None)
+    if wrong is not None:
+        raise ValueError(f"tokenizer.ggml.merges: {wrong!r:.60} is no pair of tokens that make another")
+    model = tokenizers.Tokenizer(models.BPE(vocab=used, merges=pairs, ignore_merges=keeps_whole))
+    if normalized:
+        model.normalizer = normalizers.NFC()
+    steps = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+    if pattern:
+        steps.append(pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+    model.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    model.decoder = decoders.ByteLevel()
+    for token, kind in zip(tokens, kinds, strict=True):
+        if kind in (_CONTROL, _USER):
+            added = tokenizers.AddedToken(token, special=kind == _CONTROL, normalized=False)
+            (model.add_special_tokens if kind == _CONTROL else model.add_tokens)([added])
+    if bos is not None:
+        parts = dict(single=f"{tokens[bos]} $A", pair=f"{tokens[bos]} $A {tokens[bos]} $B")
+        model.post_processor = processors.TemplateProcessing(**parts, special_tokens=[(tokens[bos], bos)])
+    return model.to_str()
+
+
+def _merges(pair: tuple[str, ...], tokens: dict[str, int]) -> bool:
+    return len(pair) == 2 and pair[0] in tokens and pair[1] in tokens and "".join(pair) in tokens
+
+
+def _id(keys: dict, key: str) -> int | None:
+    """The token id of a key, None if there is none."""
+    value, count = keys.get(key), len(keys.get("tokens") or [])
+    if value is not None and (not isinstance(value, int) or not 0 <= value < count):
+        raise ValueError(f"tokenizer.ggml.{key} is {value!r}, not an id of the {count} tokens")
+    return value

@@ -1,0 +1,258 @@
+"""GGUF files (llama.cpp's format): metadata, the config and the places of tensors, in Hugging Face's terms.
+
+The header is read here and not by the gguf package's reader, which believes every declared size: for a damaged file it
+takes all memory. What tensors are called and how they are dequantized is the package's.
+"""
+
+import math
+import mmap
+import pathlib
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rpg_jax.models import huggingface, rope
+from rpg_jax.models.config import ModelConfig
+from rpg_jax.storage.tensor_files import DTYPES, Stored
+
+SUFFIX = ".gguf"
+# general.architecture -> the architecture in Hugging Face's format.
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# llama.cpp turns neighbouring rows of these heads of q and k together, transformers and we a row of each half.
+PAIRED = ("llama",)
+# Key of the metadata, after the architecture's name -> key of config.json.
+SETTINGS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_READ_ELSEWHERE = ("vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.type")
+_READ_ELSEWHERE += ("rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned")
+_FACTORS = "rope_freqs.weight"  # what divides rotary frequencies: how GGUF stores the scaling of Llama 3.1
+_LLAMA31 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+_SCALARS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}  # value type -> struct format
+_STRING, _ARRAY = 8, 9
+_MOST_STRINGS = 1 << 22  # in one array; the largest vocabularies have a sixteenth of it
+_MOST_AXES = 4
+
+
+class Gguf(NamedTuple):
+    """What the header of a file says."""
+
+    file: pathlib.Path
+    metadata: dict[str, Any]  # numbers, strings, and lists of them
+    tensors: dict[str, Stored]  # by their names in the file
+
+    @property
+    def architecture(self) -> str:
+        return self.metadata["general.architecture"]
+
+
+def read_header(file) -> Gguf:
+    """The metadata of a file, and where its tensors are.
+
+    Raises:
+      OSError: there is no such file.
+      ValueError: it is truncated, damaged or of another format, or needs an architecture or a quantization that is not
+        supported; names the file and the architecture or the tensor.
+      ImportError: the gguf package is not installed.
+    """
+    file = pathlib.Path(file)
+    try:
+        import gguf  # noqa: F401, the functions below need it
+    except ImportError as error:
+        raise ImportError(f"{file}: GGUF files need the package gguf ({error}); pip install gguf") from None
+    with file.open("rb") as opened:
+        try:
+            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                metadata, places = _parse(_Cursor(data))
+        except (struct.error, ValueError) as error:
+            size = file.stat().st_size
+            raise ValueError(
+                f"{file} is not a whole GGUF file ({error}); {size} bytes are there: copy it again"
+            ) from None
+    if metadata.get("general.architecture") not in ARCHITECTURES:
+        name = metadata.get("general.architecture")
+        raise ValueError(f"{file}: architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
+    return Gguf(file, metadata, {name: _stored(file, name, *place) for name, place in places.items()})
+
+
+def read_config(gguf: Gguf) -> ModelConfig:
+    """The shape of the model. Raises ValueError for what is missing or not supported; names the file and the key."""
+    try:
+        return huggingface.parse_config(_raw_config(gguf))
+    except ValueError as error:
+        raise ValueError(f"{gguf.file}: {error}") from None
+
+
+def contents(gguf: Gguf) -> dict[str, Stored]:
+    """{tensor name in Hugging Face's format: Stored}; a tensor that the architecture does not have keeps its name."""
+    import gguf as package
+
+    config = read_config(gguf)
+    translate = package.get_tensor_name_map(package.MODEL_ARCH[gguf.architecture.upper()], config.layers)
+    theirs = (name.format(layer) for name in huggingface.TENSORS.values() for layer in range(config.layers))
+    names = {translate.get_name(name, (".weight", ".bias")): name for name in theirs}
+    tensors = {names.get(name, name): stored for name, stored in gguf.tensors.items() if name != _FACTORS}
+    if gguf.architecture in PAIRED:
+        for name, stored in tensors.items():
+            if name.endswith(("q_proj.weight", "k_proj.weight")) and stored.shape[0] % config.head_dim == 0:
+                tensors[name] = stored._replace(row_order=_halves(stored.shape[0], config.head_dim))
+    return tensors
+
+
+def _halves(rows: int, head_dim: int) -> np.ndarray:
+    """i64[rows]: the row of the file for each of ours: x0 y0 x1 y1 … of a head there are x0 x1 … y0 y1 … here."""
+    return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+class _Cursor:
+    """Reads values one after another; raises ValueError or struct.error at the end of the data."""
+
+    def __init__(self, data):
+        self._data, self._at = data, 0
+
+    def scalar(self, code: str):
+        (value,) = struct.unpack_from("<" + code, self._data, self._at)
+        self._at += struct.calcsize("<" + code)
+        return value
+
+    def string(self) -> str:
+        return self._taken(self.scalar("Q")).decode()
+
+    def value(self, kind: int):
+        """A value of the metadata of a type that is numbered `kind`."""
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            raise ValueError(f"a value has the unknown type {kind}")
+        item, count = self.scalar("I"), self.scalar("Q")
+        if item in _SCALARS:
+            code = "<" + _SCALARS[item]
+            return np.frombuffer(self._taken(count * struct.calcsize(code)), np.dtype(code)).tolist()
+        if item != _STRING or count > _MOST_STRINGS:
+            raise ValueError(f"an array of {count} values of type {item}")
+        return [self.string() for _ in range(count)]
+
+    def skip_to(self, multiple: int) -> int:
+        self._at += -self._at % multiple
+        return self._at
+
+    def _taken(self, size: int) -> bytes:
+        if size > len(self._data) - self._at:
+            raise ValueError(f"byte {self._at} announces {size} more bytes")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def __len__(self):
+        return len(self._data)
+
+
+def _parse(cursor: _Cursor) -> tuple[dict, dict[str, tuple]]:
+    """(metadata, {tensor: (shape, number of its quantization, offset of its data, bytes of the file)})."""
+    if (magic := cursor.scalar("I")) != int.from_bytes(b"GGUF", "little"):
+        raise ValueError(f"it begins with {magic.to_bytes(4, 'little')}, not GGUF")
+    if (version := cursor.scalar("I")) not in (2, 3):
+        raise ValueError(f"its version is {version}; 2 and 3 are known, in little-endian byte order")
+    tensor_count, key_count = cursor.scalar("Q"), cursor.scalar("Q")
+    metadata, tensors = {}, {}
+    for _ in range(key_count):
+        key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"the key {key!r} comes twice")
+        metadata[key] = cursor.value(cursor.scalar("I"))
+    for _ in range(tensor_count):
+        name, axes = cursor.string(), cursor.scalar("I")
+        if name in tensors or not 1 <= axes <= _MOST_AXES:
+            raise ValueError(f"tensor {name!r} comes twice, or has {axes} axes")
+        shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]  # the file begins with the innermost axis
+        tensors[name] = shape, cursor.scalar("I"), cursor.scalar("Q")
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"general.alignment is {alignment!r}")
+    start, end = cursor.skip_to(alignment), len(cursor)
+    return metadata, {name: (shape, kind, start + offset, end) for name, (shape, kind, offset) in tensors.items()}
+
+
+def _stored(file, name, shape, kind, offset, end) -> Stored:
+    import gguf as package
+
+    try:
+        quantization = package.GGMLQuantizationType(kind)
+        block, size = package.GGML_QUANT_SIZES[quantization]
+        package.dequantize(np.zeros((1, size), np.uint8), quantization)
+    except (ValueError, KeyError, NotImplementedError):
+        label = quantization.name if kind in list(package.GGMLQuantizationType) else f"number {kind}"
+        raise ValueError(f"{file}: tensor {name} has the quantization {label}, which is not supported") from None
+    if shape[-1] % block or (len(shape) == 1 and block > 1):
+        raise ValueError(f"{file}: tensor {name} of shape {list(shape)} does not divide into blocks of {block}")
+    if offset + math.prod(shape) // block * size > end:
+        raise ValueError(f"{file} ends within tensor {name}; {end} bytes are there: copy it again")
+    if quantization.name in DTYPES:
+        return Stored(file, offset, quantization.name, shape)
+    return Stored(file, offset, "F32", shape, quantization=quantization.name)
+
+
+def _raw_config(gguf: Gguf) -> dict:
+    """The `config.json` that describes the model."""
+    prefix = f"{gguf.architecture}."
+    own = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
+    unknown = {k: v for k, v in own.items() if k not in SETTINGS and k not in _READ_ELSEWHERE and (v or v is False)}
+    if unknown:
+        key, value = next(iter(unknown.items()))
+        raise ValueError(f"{prefix}{key} is {value!r:.60}, which is not supported")
+    raw = {theirs: _shortest(own[key]) for key, theirs in SETTINGS.items() if key in own}
+    head_dim = raw.setdefault("head_dim", own.get("rope.dimension_count"))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if head_dim is not None and own.get(key, head_dim) != head_dim:
+            raise ValueError(f"{prefix}{key} is {own[key]!r}; only the {head_dim} of a head is supported")
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ValueError("tensor token_embd.weight is missing")
+    layers = raw.get("num_hidden_layers")
+    if not isinstance(layers, int) or not 0 < layers <= len(gguf.tensors):
+        raise ValueError(f"{prefix}block_count is {layers!r}, and there are {len(gguf.tensors)} tensors")
+    raw |= {"architectures": [ARCHITECTURES[gguf.architecture]], "vocab_size": embedding.shape[0]}
+    return raw | {"tie_word_embeddings": "output.weight" not in gguf.tensors, "rope_scaling": _scaling(gguf, own, raw)}
+
+
+def _shortest(value):
+    """A number of 32 bits as its shortest decimal: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _scaling(gguf: Gguf, own: dict, raw: dict) -> dict | None:
+    """The `rope_scaling` of config.json."""
+    kind = own.get("rope.scaling.type", "none")
+    if kind not in ("none", "linear", "yarn"):
+        raise ValueError(f"rope.scaling.type is {kind!r}; known: none, linear, yarn")
+    if _FACTORS in gguf.tensors:
+        return _llama31(gguf.tensors[_FACTORS], raw)
+    if kind == "none":
+        return None
+    scaling = {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
+    return scaling | {"original_max_position_embeddings": own.get("rope.scaling.original_context_length")}
+
+
+def _llama31(stored: Stored, raw: dict) -> dict:
+    """The scaling whose divisors of frequencies the file stores; raises ValueError if it is not that of Llama 3.1."""
+    with stored.file.open("rb") as file:
+        file.seek(stored.offset)
+        divisors = np.frombuffer(file.read(4 * math.prod(stored.shape)), np.float32)
+    if stored.code == "F32" and stored.quantization is None and divisors.size and 1 <= divisors.max() < np.inf:
+        head_dim, theta = 2 * divisors.size, raw.get("rope_theta", 10000.0)
+        fields = _LLAMA31 | {"factor": _shortest(float(divisors.max()))}
+        scaled, _ = rope.frequencies(head_dim, theta, rope.Llama3(**fields))
+        if np.allclose(rope.frequencies(head_dim, theta, None)[0] / divisors, scaled, rtol=1e-5, atol=0):
+            return {"rope_type": "llama3", **fields}
+    raise ValueError(f"{_FACTORS} does not hold the scaling of Llama 3.1, the only one of its kind that is supported")

@@ -1,0 +1,286 @@
+"""GGUF files: what convert makes of each architecture and quantization, its tokenizer, and what is refused."""
+
+import contextlib
+import io
+import json
+import pathlib
+import struct
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from absl.testing import flagsaver
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg_jax.data import gguf_tokenizer, load_tokenizer
+from rpg_jax.models import huggingface, rope
+from rpg_jax.storage import gguf_files, weights
+
+gguf = pytest.importorskip("gguf")
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "third_party/common"))
+import gguf_models  # noqa: E402
+
+TOKENIZER = gguf_models.vocabulary()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("gguf")
+
+
+def written(folder, name, *args, **kwargs):
+    kwargs.setdefault("tokenizer", TOKENIZER)
+    gguf_models.write(folder / f"{name}.gguf", *args, **kwargs)
+    return folder / f"{name}.gguf"
+
+
+def convert(*arguments):
+    """(exit status, stdout, lines of stderr without progress) of the command."""
+    from rpg_jax import convert as command
+    from rpg_jax.run import cli
+
+    out, err = io.StringIO(), io.StringIO()
+    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with pytest.raises(SystemExit) as left:
+            cli.run(command.main, ["convert", *map(str, arguments)])
+    return left.value.code, out.getvalue(), [line for line in err.getvalue().splitlines() if "ing tensors" not in line]
+
+
+def by_the_package(file):
+    """{tensor: float32 array} as the gguf package reads the file."""
+    return {
+        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1])
+        for tensor in gguf.GGUFReader(file).tensors
+    }
+
+
+@pytest.mark.parametrize("architecture", gguf_models.ARCHITECTURES)
+def test_a_file_becomes_a_checkpoint(architecture, folder):
+    file = written(folder, architecture, architecture, "Q4_1", tied=architecture == "qwen3")
+    target = folder / f"{architecture}-converted"
+    status, out, err = convert(f"--source={file}", f"--target={target}")
+    assert (status, err) == (0, []) and "huggingface" in out
+    theirs, tensors = by_the_package(file), safetensors.numpy.load_file(target / "model.safetensors")
+    assert len(tensors) == len(theirs)
+    np.testing.assert_array_equal(tensors["model.layers.1.mlp.down_proj.weight"], theirs["blk.1.ffn_down.weight"])
+    np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], theirs["token_embd.weight"])
+    query, paired = tensors["model.layers.1.self_attn.q_proj.weight"], theirs["blk.1.attn_q.weight"]
+    if architecture == "llama":  # row 2i of a head, then row 2i + 1, are rows i and i + 32 of ours
+        heads, stored = query.reshape(4, 64, -1), paired.reshape(4, 64, -1)
+        np.testing.assert_array_equal(heads[:, :32], stored[:, 0::2])
+        np.testing.assert_array_equal(heads[:, 32:], stored[:, 1::2])
+    else:
+        np.testing.assert_array_equal(query, paired)
+    config = huggingface.read_config(target)
+    assert (config.qk_norm, config.qkv_bias) == (architecture == "qwen3", architecture == "qwen2")
+    assert (config.norm_epsilon, config.rope_theta, config.max_length) == (1e-5, 1e4, 512)
+    assert config.tied_embeddings == (architecture == "qwen3")
+    assert json.loads((target / "generation_config.json").read_text())["eos_token_id"] == [2]
+
+
+def test_orbax_and_bfloat16_are_made_too(folder):
+    file = written(folder, "narrow", quantization="BF16")
+    assert convert(f"--source={file}", f"--target={folder}/orbax", "--to=orbax", "--dtype=bfloat16")[0] == 0
+    assert weights.is_orbax(folder / "orbax") and load_tokenizer(folder / "orbax").eos_id == 2
+    assert convert(f"--source={file}", f"--target={folder}/kept")[0] == 0
+    tensors = safetensors.numpy.load_file(folder / "kept" / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {"bfloat16", "float32"}, "each keeps its own"
+
+
+@pytest.mark.parametrize("kind", gguf_models.quantizations())
+def test_each_quantization_is_read_as_the_package_reads_it(kind, folder):
+    file = written(folder, kind, "qwen2", kind)
+    theirs, shapes = by_the_package(file), {}
+    for name, stored in gguf_files.contents(gguf_files.read_header(file)).items():
+        shapes[name] = stored
+    for ours, name in {
+        "model.layers.0.mlp.up_proj.weight": "blk.0.ffn_up.weight",
+        "lm_head.weight": "output.weight",
+    }.items():
+        stored = shapes[ours]
+        parts = weights.tensor_files.read(ours, stored, [(slice(3, 200), slice(None))], transposed=False)
+        (array,) = parts.values()
+        np.testing.assert_array_equal(array.astype(np.float32), theirs[name][3:200])
+        assert np.abs(theirs[name]).max() > 0.01
+
+
+def test_the_scaling_of_llama_31_is_found_by_its_divisors(folder):
+    scaling = rope.Llama3(8.0, 1.0, 4.0, 8192)
+    plain, scaled = (rope.frequencies(64, 5e5, kind)[0] for kind in (None, scaling))
+    more = {"llama.rope.freq_base": 5e5}
+    file = written(folder, "llama31", more=more, tensors={"rope_freqs.weight": (plain / scaled).astype(np.float32)})
+    assert gguf_files.read_config(gguf_files.read_header(file)).rope_scaling == scaling
+    file = written(
+        folder, "longrope", more=more, tensors={"rope_freqs.weight": np.linspace(1, 8, 32, dtype=np.float32)}
+    )
+    with pytest.raises(ValueError, match="longrope.gguf: rope_freqs.weight does not hold the scaling of Llama 3.1"):
+        gguf_files.read_config(gguf_files.read_header(file))
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("linear", rope.Linear(4.0)), ("yarn", rope.Yarn(4.0, 128))])
+def test_other_scalings(kind, expected, folder):
+    more = {"qwen2.rope.scaling.type": kind, "qwen2.rope.scaling.factor": 4.0}
+    more |= {"qwen2.rope.scaling.original_context_length": 128} if kind == "yarn" else {}
+    file = written(folder, kind, "qwen2", more=more)
+    assert gguf_files.read_config(gguf_files.read_header(file)).rope_scaling == expected
+
+
+_ZEROS = np.zeros(256, np.float32)
+REFUSED = {
+    "architecture": (dict(more={"general.architecture": "gemma2"}), "architecture 'gemma2' is not supported; known"),
+    "window": (dict(more={"llama.attention.sliding_window": 4096}), "llama.attention.sliding_window is 4096, which is"),
+    "experts": (dict(more={"llama.expert_count": 8}), "llama.expert_count is 8, which is not supported"),
+    "rotary": (dict(more={"llama.rope.dimension_count": 32}), "llama.rope.dimension_count is 32; only the 64 of a he"),
+    "scaling": (dict(more={"llama.rope.scaling.type": "longrope"}), "rope.scaling.type is 'longrope'; known: none"),
+    "layers": (dict(more={"llama.block_count": 10**9}), "llama.block_count is 1000000000, and there are 21 tensors"),
+    "fewer": (dict(more={"llama.block_count": 3}), "missing: model.layers.2.input_layernorm.weight"),
+    "bias": (dict(tensors={"blk.0.attn_q.bias": _ZEROS}), "unexpected: model.layers.0.self_attn.q_proj.bias"),
+    "odd": (dict(tensors={"blk.0.odd": _ZEROS}), "1 unexpected: blk.0.odd"),
+    "kind": (dict(tensors={"blk.0.odd": _ZEROS.astype(np.int8)}), "tensor blk.0.odd has the quantization I8, which is"),
+    "nan": (dict(tensors={"output_norm.weight": _ZEROS * np.nan}), "model.norm.weight holds NaN or infinity"),
+    "model": (dict(tokenizer=TOKENIZER | {"model": "bert"}), "tokenizer.ggml.model is 'bert'; only gpt2"),
+    "pre": (dict(tokenizer=TOKENIZER | {"pre": "tekken"}), "tokenizer.ggml.pre is 'tekken', which is not supported"),
+    "eos": (dict(tokenizer=TOKENIZER | {"eos_token_id": 999}), "tokenizer.ggml.eos_token_id is 999, not an id of"),
+    "merge": (dict(tokenizer=TOKENIZER | {"merges": ["qqq q"]}), "tokenizer.ggml.merges: 'qqq q' is no pair of"),
+    "twice": (dict(tokenizer=TOKENIZER | {"tokens": ["a"] * 292}), "tokenizer.ggml.tokens holds a token twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_supported_is_named(case, folder):
+    settings, message = REFUSED[case]
+    file, target = written(folder, f"refused-{case}", **settings), folder / "refused"
+    status, _, err = convert(f"--source={file}", f"--target={target}")
+    assert status == 2 and len(err) == 1 and message in err[0] and file.name in err[0], err
+    assert not target.exists()
+
+
+# A damaged file: truncated anywhere, or with a number of its header replaced.
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    return written(folder, "whole", quantization="Q8_0").read_bytes()
+
+
+def refused(file, data):
+    file.write_bytes(data)
+    status, _, err = convert(f"--source={file}", f"--target={file.parent / 'damaged'}")
+    assert status == 2 and len(err) == 1 and str(file) in err[0], err
+    assert not (file.parent / "damaged").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-5, 1e-3, 0.003, 0.01, 0.02, 0.5, 0.999])
+def test_a_truncated_file_is_one_line(share, whole, folder):
+    refused(folder / "cut.gguf", whole[: int(share * len(whole))])
+
+
+@pytest.mark.parametrize(
+    "data", [b"GGML" + bytes(64), b"GGUF" + struct.pack("<IQQ", 1, 0, 0), b"GGUF\0\0\0\3" + bytes(64)]
+)
+def test_another_format_is_one_line(data, folder):
+    refused(folder / "other.gguf", data)
+
+
+HUGE = [2**63 - 1, 2**64 - 1, 2**40]
+
+
+@pytest.mark.parametrize("size", HUGE)
+@pytest.mark.parametrize("place", ["tensors", "keys", "key", "string", "numbers", "strings", "axes", "shape", "offset"])
+def test_declared_sizes_take_no_memory(place, size, whole, folder):
+    if place in ("tensors", "keys"):
+        at = 8 if place == "tensors" else 16
+        data = whole[:at] + struct.pack("<Q", size) + whole[at + 8 :]
+    elif place in ("axes", "shape", "offset"):
+        at = whole.index(b"output_norm.weight") + len(
+            b"output_norm.weight"
+        )  # then u32 axes, u64 size, u32 kind, u64 offset
+        at, code = {"axes": (at, "<I"), "shape": (at + 4, "<Q"), "offset": (at + 16, "<Q")}[place]
+        value = min(size, 2**32 - 1) if code == "<I" else size
+        data = whole[:at] + struct.pack(code, value) + whole[at + struct.calcsize(code) :]
+    else:
+        begin = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+        kind = {"string": (8,), "numbers": (9, 0), "strings": (9, 8)}.get(place)
+        name = (
+            struct.pack("<Q", size)
+            if kind is None
+            else struct.pack("<Q1s", 1, b"k") + struct.pack(f"<{len(kind)}I", *kind)
+        )
+        data = begin + name + (struct.pack("<Q", size) if kind else b"") + bytes(4096)
+    refused(folder / "huge.gguf", data)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_damage_of_the_header_escapes(whole, tmp_path_factory, data):
+    """Every damaged header is a ValueError or still a header: never another exception, never a hang."""
+    at = data.draw(st.integers(0, whole.index(b"blk.1.ffn_down.weight") + 400))
+    replacement = data.draw(st.binary(min_size=1, max_size=8))
+    file = tmp_path_factory.getbasetemp() / "fuzzed.gguf"
+    file.write_bytes(whole[:at] + replacement + whole[at + len(replacement) :])
+    try:
+        header = gguf_files.read_header(file)
+        gguf_files.contents(header)
+        gguf_tokenizer.files(header.metadata)
+    except ValueError:
+        pass
+
+
+# Tokenizers.
+
+
+def tokenizer(folder, name, template="{{ messages[0].content }}", **keys):
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in (TOKENIZER | keys).items()}
+    files = gguf_tokenizer.files(metadata | {"tokenizer.chat_template": template})
+    (folder / name).mkdir()
+    for file, values in files.items():
+        (folder / name / file).write_text(values if isinstance(values, str) else json.dumps(values))
+    return load_tokenizer(folder / name)
+
+
+def test_the_tokenizer_splits_as_its_family_does(tmp_path):
+    text = "it 12345 café "
+    cut = {}
+    for pre in ("gpt-2", "smollm", "qwen2", "llama-bpe"):
+        ours = tokenizer(tmp_path, pre, pre=pre)
+        assert ours.decode(ours.encode(text)) == text
+        pieces = ours._model.pre_tokenizer.pre_tokenize_str(text)
+        cut[pre] = [piece.replace("Ġ", "_") for piece, _ in pieces]
+    assert cut["gpt-2"] == ["it", "_12345", "_cafÃ©", "_"]
+    assert cut["smollm"][:7] == ["it", "_", "1", "2", "3", "4", "5"]
+    assert cut["qwen2"][:7] == ["it", "_", "1", "2", "3", "4", "5"]
+    assert cut["llama-bpe"][:4] == ["it", "_", "123", "45"]
+    decomposed = "cafe\u0301"
+    assert tokenizer(tmp_path, "nfc", pre="qwen2").encode(decomposed) == tokenizer(tmp_path, "n", pre="qwen2").encode(
+        "café"
+    )
+    assert ours.encode(decomposed) != ours.encode("café"), "llama-bpe keeps text as it is"
+
+
+def test_special_tokens_are_those_of_the_file(tmp_path):
+    ours = tokenizer(tmp_path, "a")
+    assert (ours.bos_id, ours.eos_id, ours.pad_id, ours.stop_ids) == (1, 2, 2, (2,))
+    user = ours.encode_prompt("<|im_start|>the cat<|im_end|><tool>")
+    assert (user[0], user[-2], user[-1]) == (1, 2, TOKENIZER["tokens"].index("<tool>"))
+    assert ours.decode(user) == "the cat<tool>" and ours.encode("<|im_end|>") != [2]
+    assert ours.vocab_size == len(TOKENIZER["tokens"]) - 1, "an unused token is none"
+    assert ours.render([{"role": "user", "content": "Hi"}]) == "Hi"
+    more = tokenizer(tmp_path, "b", eot_token_id=0, add_bos_token=True, template=None)
+    assert more.stop_ids == (2, 0)
+    more = load_tokenizer(tmp_path / "b", "plain")
+    assert more.encode_prompt("cat")[0] == 1 and more.encode_prompt("cat")[1:] == ours.encode_prompt("cat")
+
+
+def test_weights_are_those_that_the_folder_holds(folder):
+    """Straight from the file, and by way of convert: the same parameters."""
+    file = written(folder, "straight", "llama", "Q5_0")
+    assert convert(f"--source={file}", f"--target={folder}/way")[0] == 0
+    from rpg_jax.models import Model
+
+    shapes = jax.eval_shape(Model(huggingface.read_config(folder / "way")).init, jax.random.key(0))
+    here, there = weights.load(file, shapes), weights.load(folder / "way", shapes)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), here, there))
