@@ -79,7 +79,8 @@ def _rows(count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
     widest = max(space.mask.shape[1] for space in SPACES)
     batches = []
     for space, problem in _problems(count, seed, mixture).items():
-        policies = problem.policy, problem.assumed, problem.reference
+        assumed = problem.behavior if problem.assumed is None else problem.assumed
+        policies = problem.policy, assumed, problem.reference
         logs = [jax.vmap(functools.partial(token_logprobs, space))(x) for x in policies]
         arrays = (*logs, problem.advantage, jnp.broadcast_to(space.mask, problem.advantage.shape))
         padding = ((0, 0), (0, 0), (0, widest - space.mask.shape[1]))

@@ -77,7 +77,7 @@ def make_experience(
             version, params = state.step, optimizer.evaluation_params(state.opt_state, state.params)
         else:
             version, params = drawn_by.version, fetched(drawn_by.params)
-        metrics = {
+        metrics: metric.Metrics = {
             "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
             "finished": metric.mean_of(rollout.finished.astype(jnp.float32)),
         }
