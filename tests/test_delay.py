@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_rollout import loop_settings
-from test_update import LENGTH, MODEL, ROWS, make_batch, mesh  # noqa: F401
+from test_update import LENGTH, MODEL, ROWS, make_batch
 
-from rpg_jax import objectives
+from rpg_jax import objectives, parallel
 from rpg_jax.training.delay import make_recall, make_remember
 from rpg_jax.training.experience import make_experience, make_sampling_params
 from rpg_jax.training.optimizer import make_optimizer
@@ -47,7 +47,12 @@ def recorded(seed=0):
 
 
 @pytest.fixture(scope="module")
-def states(mesh):  # noqa: F811
+def mesh():
+    return parallel.make_mesh()
+
+
+@pytest.fixture(scope="module")
+def states(mesh):
     """Two states of other parameters, without and with a reference of its own."""
     optimizer = make_optimizer("adamw", learning_rate=1e-2)
     first, second = (init_state(optimizer, mesh, init_params(MODEL, mesh, seed)) for seed in (0, 1))
@@ -55,7 +60,7 @@ def states(mesh):  # noqa: F811
     return optimizer, first, dataclasses.replace(second, reference=reference, step=second.step + 5)
 
 
-def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):  # noqa: F811
+def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):
     """No forward pass of the behavior policy is made: what would need one is not logged, and a reference is scored."""
     optimizer, first, second = states
     make = lambda source: make_experience(MODEL, OBJECTIVE, optimizer, mesh, source=source, **SETTINGS)  # noqa: E731
@@ -73,7 +78,7 @@ def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):  
     assert ours.version.tolist() == [[5]] * ROWS
 
 
-def test_an_earlier_policy_draws_and_is_scored_as_it_was(mesh, states):  # noqa: F811
+def test_an_earlier_policy_draws_and_is_scored_as_it_was(mesh, states):
     optimizer, first, second = states
     earlier = make_remember(MODEL, optimizer, mesh, first)(first)
     assert {x.sharding.memory_kind for x in jax.tree.leaves(earlier.params)} == {"pinned_host"}
