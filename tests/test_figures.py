@@ -111,6 +111,7 @@ def test_two_sizes_of_k_are_told_apart(draw):
     assert set(lines(accuracy)) == {f"{task}, mean@{k}" for task in ("arithmetic", "all problems") for k in (8, 32)}
 
 
-def test_matplotlib_is_imported_only_to_draw():
-    command = "import sys, rpg_jax.lab.reporting.training_curves; sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", command], check=True)
+def test_training_starts_without_what_only_draws_and_reports():
+    command = "import sys, rpg_jax.train; print({'matplotlib', 'pandas', 'scipy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stdout + done.stderr

@@ -119,7 +119,7 @@ def dynamics(variants) -> str | None:
 def _series(runs, key, bands) -> pd.DataFrame | None:
     """`iqm_curve` of a logged quantity, each run smoothed by the centered mean over a tenth of its length."""
     logged = {str(run.path): run.metrics[key].dropna() for run in runs if key in run.metrics}
-    smooth = {path: smoothed(values) for path, values in logged.items() if len(values)}
+    smooth = {path: pd.Series(smoothed(values), values.index) for path, values in logged.items() if len(values)}
     return iqm_curve(pd.concat(smooth, names=["run"]).to_frame(), bands) if smooth else None
 
 

@@ -3,21 +3,17 @@
 import dataclasses
 import functools
 import json
-import math
 import os
 import pathlib
 import re
-import sys
 
 import pandas as pd
 
-from rpg_jax.lab.reporting.logged import read_json, read_lines, read_rows
+from rpg_jax.lab.reporting.logged import ALL, SCORE, finite, read_json, read_lines, read_rows
 from rpg_jax.storage.settings import flatten, matters
 
 LOG = "metrics.jsonl"
 SEED = re.compile(r"seed[-_]?\d+")
-SCORE = re.compile(r"eval/(.+)/mean@(\d+)")
-ALL = "all"  # every problem of every task, counted once
 HELDOUT = {"task", "problem", "prompt", "response", "correct"}  # of a row of heldout.jsonl
 PHASES = ("rollout", "reward", "experience", "update", "evaluation")
 
@@ -68,7 +64,7 @@ class Run:
     @property
     def wall_seconds(self) -> float:
         """All wall seconds according to the summary; NaN if it does not say."""
-        return _number((self.summary or {}).get("wall_seconds"))
+        return finite((self.summary or {}).get("wall_seconds"))
 
     @property
     def tokens(self) -> float:
@@ -79,15 +75,9 @@ class Run:
 
 def metrics_table(rows: list[dict]) -> pd.DataFrame:
     """Rows of `metrics.jsonl` as float64: index step, a column a logged key; NaN where it is missing or not finite."""
-    numbers = [{key: _number(value) for key, value in row.items() if key != "step"} for row in rows]
+    numbers = [{key: finite(value) for key, value in row.items() if key != "step"} for row in rows]
     steps = pd.Index([row["step"] for row in rows], dtype="int64", name="step")
     return pd.DataFrame(numbers, index=steps, dtype="float64")
-
-
-def _number(value) -> float:
-    """A finite number as float; NaN for anything else that a log may hold."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return float(value) if is_number else math.nan
 
 
 def find(folders) -> list[pathlib.Path]:

@@ -1,10 +1,11 @@
 """The figure of a run's training curves, from the rows of `metrics.jsonl`."""
 
+import math
 import pathlib
 
-import pandas as pd
+import numpy as np
 
-from rpg_jax.lab.reporting.runs import ALL, SCORE, metrics_table
+from rpg_jax.lab.reporting.logged import ALL, SCORE, finite
 from rpg_jax.lab.reporting.style import COLORS, INK, frame, smoothed
 
 NOISY = 30  # values from which on a curve is smoothed
@@ -29,16 +30,16 @@ def training_figure(rows: list[dict], path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: no display, no global state
 
-    metrics = metrics_table(rows)
-    first, last = (min(metrics.index), max(metrics.index)) if rows else (0, 0)
+    steps = [row["step"] for row in rows] or [0]
+    first, last = min(steps), max(steps)
     margin = 0.03 * (last - first) or 0.5
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(15, 5.6), dpi=120, layout="constrained")
         axes = figure.subplot_mosaic(LAYOUT)
-        _draw_accuracy(axes["accuracy"], metrics)
+        _draw_accuracy(axes["accuracy"], rows)
         for name, (title, unit, labels) in PANELS.items():
-            logged = metrics.reindex(columns=list(labels)).rename(columns=labels).dropna(axis="columns", how="all")
-            _draw(axes[name], title, unit, logged)
+            curves = {label: _curve(rows, key) for key, label in labels.items()}
+            _draw(axes[name], title, unit, {label: curve for label, curve in curves.items() if len(curve)})
         for axis in axes.values():
             axis.set_xlim(first - margin, last + margin)
             axis.xaxis.get_major_locator().set_params(min_n_ticks=1)  # of a single step
@@ -48,7 +49,13 @@ def training_figure(rows: list[dict], path) -> None:
         figure.savefig(path)
 
 
-def _draw(axis, title: str, unit: str, curves: pd.DataFrame) -> None:
+def _curve(rows: list[dict], *keys: str) -> np.ndarray:
+    """[n, 1 + keys] float64: the step and the values of the rows in which all of `keys` are finite numbers."""
+    points = [(row["step"], *(finite(row.get(key)) for key in keys)) for row in rows]
+    return np.array([point for point in points if not any(map(math.isnan, point))]).reshape(-1, 1 + len(keys))
+
+
+def _draw(axis, title: str, unit: str, curves: dict[str, np.ndarray]) -> None:
     """Draws a small panel: the values and, in runs long enough to be noisy, their running mean in bold."""
     from matplotlib.ticker import EngFormatter
 
@@ -57,40 +64,40 @@ def _draw(axis, title: str, unit: str, curves: pd.DataFrame) -> None:
         axis.yaxis.set_major_formatter(EngFormatter(sep=""))
     else:
         axis.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
-    for color, label in zip(COLORS[1:], curves, strict=False):
-        values = curves[label].dropna()
+    for color, (label, curve) in zip(COLORS[1:], curves.items(), strict=False):
+        steps, values = curve.T
         if len(values) >= NOISY:
-            axis.plot(values, color=color, linewidth=0.8, alpha=0.35)
+            axis.plot(steps, values, color=color, linewidth=0.8, alpha=0.35)
             values = smoothed(values)
         marker = "o" if len(values) < 3 else None  # a line through one point cannot be seen
-        axis.plot(values, color=color, linewidth=1.6, label=label, marker=marker)
-    if len(curves.columns) > 1:
+        axis.plot(steps, values, color=color, linewidth=1.6, label=label, marker=marker)
+    if len(curves) > 1:
         axis.legend(frameon=False)
 
 
-def _draw_accuracy(axis, metrics: pd.DataFrame) -> None:
+def _draw_accuracy(axis, rows: list[dict]) -> None:
     """Draws the held-out mean@k of every task and, in bold and with its interval, of all problems together."""
     from matplotlib.ticker import PercentFormatter
 
-    logged = metrics.dropna(axis="columns", how="all")
-    scores = {key: match.groups() for key in logged if (match := SCORE.fullmatch(key))}  # key -> (task, k)
+    matches = {key: match for row in rows for key in row if (match := SCORE.fullmatch(key))}
+    scores = {key: match.groups() for key, match in matches.items() if len(_curve(rows, key))}  # key -> (task, k)
     measures = sorted({f"mean@{k}" for _, k in scores.values()})
     frame(axis, "Held-out accuracy", "RL step", ", ".join(measures) or "mean@k")
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     axis.set_ylim(-0.02, 1.02)
     ordered = sorted(scores.items(), key=lambda item: item[1][0] == ALL)  # the curve of all problems is drawn on top
     for number, (key, (task, k)) in enumerate(ordered):
-        evaluated = metrics[metrics[key].notna()]
+        steps, accuracy = _curve(rows, key).T
         label = ("all problems" if task == ALL else task) + (f", mean@{k}" if len(measures) > 1 else "")
         if task != ALL:
             color = COLORS[1:][number % len(COLORS[1:])]
-            axis.plot(evaluated[key], color=color, linewidth=1.3, marker="o", markersize=3, label=label)
+            axis.plot(steps, accuracy, color=color, linewidth=1.3, marker="o", markersize=3, label=label)
             continue
-        band = evaluated.reindex(columns=[f"{key}_low", f"{key}_high"])
-        if band.notna().all(axis=None):
-            axis.fill_between(band.index, *band.to_numpy().T, color=INK, alpha=0.12, linewidth=0)
-        axis.plot(evaluated[key], color=INK, linewidth=2.4, marker="o", markersize=4, label=label)
-        ends = dict.fromkeys(evaluated[key].iloc[[0, -1]])
+        _, _, low, high = _curve(rows, key, f"{key}_low", f"{key}_high").T
+        if len(low) == len(steps):
+            axis.fill_between(steps, low, high, color=INK, alpha=0.12, linewidth=0)
+        axis.plot(steps, accuracy, color=INK, linewidth=2.4, marker="o", markersize=4, label=label)
+        ends = dict.fromkeys(accuracy[[0, -1]])
         axis.set_title(" \N{RIGHTWARDS ARROW} ".join(map("{:.1%}".format, ends)), loc="right", fontweight="bold")
     if scores:
         axis.legend(loc="lower right", frameon=False)
