@@ -10,7 +10,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["rpg_jax.run.train", "tensorboardX", "matplotlib.figure", "matplotlib.ticker"])
+_forks.set_forkserver_preload(["rpg_jax.run.train", "pandas", "tensorboardX", "matplotlib.figure", "matplotlib.ticker"])
 
 
 def _become(module, arguments, output, errors):

@@ -332,7 +332,7 @@ def sevenths(prompt, response, answer, task):
 def training_flags(folder, name, **mesh):
     settings = {f"mesh.{axis}": size for axis, size in mesh.items()} | {
         "steps": 2,
-        "model.scan": True,
+        "model.size": "micro",
         "warm_start.steps": 0,
         "rollout.dynamic_sampling": True,
         "rollout.delay": 1,

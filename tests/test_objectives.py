@@ -1,5 +1,6 @@
 """Losses and gradients against formulas written here from the paper, entry by entry, in numpy and float64."""
 
+import functools
 import math
 
 import jax
@@ -74,11 +75,20 @@ def sample(rows=6, length=5, seed=0, spread=0.8):
     return logp, mu, ref, rng.normal(size=(rows, length)), mask
 
 
+@functools.cache
+def compiled(objective):
+    """(loss, gradient) of an objective as one program: op by op, hundreds of small programs would take gigabytes."""
+
+    def loss(logp, mu, ref, advantage, mask, rest):
+        return objective(logp, mu, advantage, mask, reference_logp=ref, **rest)[0]
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
 def run(objective, logp, mu, ref, advantage, mask, **rest):
     """(loss, gradient) in float64."""
     with jax.enable_x64():
-        loss = lambda x: objective(x, mu, advantage, mask, reference_logp=ref, **rest)[0]  # noqa: E731
-        value, gradient = jax.value_and_grad(loss)(jnp.asarray(logp))
+        value, gradient = compiled(objective)(logp, mu, ref, advantage, mask, rest)
         return float(value), np.asarray(gradient)
 
 

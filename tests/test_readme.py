@@ -1,12 +1,14 @@
 """Every command of the README and of docs/ is run on the smoke variant of what it names."""
 
 import itertools
+import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
 
+import processes
 import pytest
 import real_path
 
@@ -24,19 +26,24 @@ COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash
 # A block of no language says what the command before it prints.
 PRINTED = {a.strip(): b for blocks in BLOCKS_OF for (_, a), (kind, b) in itertools.pairwise(blocks) if not kind}
 SUITE = "./launch/test.sh"  # what is running now
-VERIFY = "python -m rpg_jax.verify"  # its form with --json does the same and more
+# The form with --json does the same as the one without and more; tests/test_verify.py runs it.
+VERIFY = ("python -m rpg_jax.verify", "python -m rpg_jax.verify --json=out.json")
 PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
 
 
 # What is too large for a test, and the flags that make it small.
 SMALLER = {
+    "quickstart.sh": "--config.model.size=micro",
+    "train --config=configs/quickstart.py": "--config.model.size=micro",
     "configs/paper.py:": "--config.steps=1 --config.rollout.prompts=2 --config.rollout.samples=2 "
     "--config.rollout.slots=4 "
     "--config.rollout.dynamic_sampling=False --config.rollout.max_new=8 --config.rollout.overlong_buffer=0 "
     "--config.learner.minibatch_prompts=2 --config.learner.microbatch_rows=2 --config.evaluation.k=1 "
     "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
     "\"--config.data.heldout=('{0}/data/aime24',)\"",
-    "verify --tradeoff": "--problems=4 --betas=0.01 --ceilings=3",
+    "verify --tradeoff": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100 --group=2 "
+    "--epsilons=0.2:0.28,2 --betas=0.01 --ceilings=3",
+    "my_objective --tradeoff": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100",
     "sweep.sh docs/": "--seeds=0 --out={0}/runs/tempered_sweep",
     "evaluate --workdir=runs/urkl-8k": "--k=2",
     "evaluate --checkpoint": "--k=2 --max_new=8 --tensor=2 --out={0}/competitions",
@@ -51,26 +58,26 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if c and not c.startswith(SUITE) and c != VERIFY and not c.startswith(PEERS)]
+    "command", [c for c in COMMANDS if c and not c.startswith(SUITE) and c not in VERIFY and not c.startswith(PEERS)]
 )
 def test_command(command, folder):
     printed = PRINTED.get(command, "")
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
-    if command.startswith("python "):
-        command = f"{shlex.quote(sys.executable)} {command.removeprefix('python ')}"
     command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])
     command = re.sub(r"(configs/quickstart|docs/tempered_sweep)\.py(?!:)", r"\g<0>:smoke", command)
     command = re.sub(
         r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
     )
-    if "--tensor=2" in command:
-        environment["JAX_NUM_CPU_DEVICES"] = "2"
-    # The set-up is that of whoever runs this suite.
-    script = command if command.startswith("./launch") else f"set -e; {command}"
-    done = subprocess.run(
-        ["env", *(f"{k}={v}" for k, v in environment.items()), "bash", "-c", script],
-        cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    python, _, module, *arguments = shlex.split(command) if command.startswith("python -m ") else [None] * 3
+    if python and module.startswith("rpg_jax.") and "--tensor=2" not in command:
+        done = processes.run(module.removeprefix("rpg_jax."), *arguments)
+    else:  # the set-up is that of whoever runs this suite
+        environment |= {"JAX_NUM_CPU_DEVICES": "2"} if "--tensor=2" in command else {}
+        command = re.sub("^python ", f"{shlex.quote(sys.executable)} ", command)
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, env=os.environ | environment, timeout=600,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
     assert all(line.split() in lines for line in printed.splitlines()), done.stdout

@@ -19,7 +19,9 @@ def get_config(variant=""):
     config.objective.clip = None
     config.log.tensorboard = False
     config.checkpoint.keep_last = 1
-    if variant != "smoke":
+    if variant == "smoke":
+        config.model.size = "micro"
+    else:
         config.steps = 40
         config.rollout.update(dict(prompts=16, dynamic_sampling=False))
         config.learner.minibatch_prompts = 4
