@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the test suite, two files at a time; options go to pytest: launch/test.sh tests/test_checkpoints.py -k bit -n0
-# --quick, for whoever changes an objective, a metric, a task or the RL step: at most 90 s on 2 cores once .venv is there.
-# It leaves out the files that start processes, train, or compile many models; SLOW in tests/conftest.py lists them.
+# --quick, for whoever changes an objective, a metric or a task: at most 90 s on 2 cores once .venv is there. It leaves
+# out the files that start processes, train, or compile many models; SLOW in tests/conftest.py lists them. The RL step's
+# own file is tests/test_update.py.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

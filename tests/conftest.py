@@ -20,13 +20,13 @@ import jax  # noqa: E402
 
 C = ctypes.CDLL(None)
 # Files that start processes, train, or compile models and samplers in many forms, the longest first. The inner loop of
-# somebody who changes an objective, a metric, a task or the RL step does without them: `launch/test.sh --quick`.
+# somebody who changes an objective, a metric or a task does without them: `launch/test.sh --quick`.
 SLOW = [
     f"test_{name}"
     for name in (
         "readme multihost train mesh notebook sampling models packing draw checkpoints huggingface tradeoff report "
         "sweep plan in_other_trainers math_rewards third_party attention convert parallel figures watch verify "
-        "rewards_pool gguf prepare huggingface_tokenizer logprobs gpu package launch"
+        "update rewards_pool gguf prepare huggingface_tokenizer logprobs gpu package launch"
     ).split()
 ]
 
