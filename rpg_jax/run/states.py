@@ -30,6 +30,8 @@ def for_inference(config: ConfigDict) -> ConfigDict:
     """
     config.model.attention = "auto"
     config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
+    config.behavior = ConfigDict(dict(source="trainer"))
+    config.rollout.delay = config.rollout.get("delay", 0)  # a run of an earlier version has no such key
     try:
         parallel.make_mesh(**config.mesh)
     except ValueError:
