@@ -9,7 +9,8 @@ import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parent.parent / ".jax_cache"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# Single operations, too: thousands of them, compiled again in each file and in each process.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # What is compiled here runs once: LLVM's expensive passes and the code generator for fusions would take two thirds of
 # the suite's time. XLA's own passes stay.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
