@@ -56,11 +56,6 @@ class LoopSettings:
         if self.delay < 0:
             raise ValueError(f"rollout.delay is {self.delay}; it must be at least 0, the current policy")
         rows = self.minibatch_prompts * self.samples
-        if self.prompts * self.samples % self.scoring_rows:
-            raise ValueError(
-                f"learner.scoring_rows ({self.scoring_rows}) does not divide the {self.prompts * self.samples} rows of "
-                f"a rollout (rollout.prompts {self.prompts} x rollout.samples {self.samples})"
-            )
         if self.prompts % self.minibatch_prompts:
             raise ValueError(
                 f"learner.minibatch_prompts ({self.minibatch_prompts}) does not divide rollout.prompts ({self.prompts})"
@@ -69,6 +64,11 @@ class LoopSettings:
             raise ValueError(
                 f"learner.microbatch_rows ({self.microbatch_rows}) does not divide the {rows} rows of a minibatch "
                 f"(learner.minibatch_prompts {self.minibatch_prompts} x rollout.samples {self.samples})"
+            )
+        if self.prompts * self.samples % self.scoring_rows:
+            raise ValueError(
+                f"learner.scoring_rows ({self.scoring_rows}) does not divide the {self.prompts * self.samples} rows of "
+                f"a rollout (rollout.prompts {self.prompts} x rollout.samples {self.samples})"
             )
 
     @property
