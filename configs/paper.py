@@ -190,7 +190,7 @@ def get_config(variant=""):
         objective=dict(OBJECTIVES[run.objective], clip_low=clip_low, clip_high=clip_high),
         reference=dict(mode=run.reference),
         # Log-probs alone need little memory, and every pass gathers all weights: more rows at a time than in updates.
-        learner=dict(minibatch_prompts=32, microbatch_rows=16, scoring_rows=64, pack=True),
+        learner=dict(minibatch_prompts=32, microbatch_rows=16, scoring_rows=64, logprob_chunk=1024, pack=True),
         optimizer=dict(
             name=OPTIMIZERS[run.optimizer],
             learning_rate=5e-7 if half_rate else 1e-6,

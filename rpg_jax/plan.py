@@ -17,7 +17,10 @@ from rpg_jax.run import cli
 
 config_flags.DEFINE_config_file("config", None, "The experiment: FILE.py or FILE.py:VARIANT.")
 flags.DEFINE_string("topology", None, "Slices to plan for, as v5p:2x2x4,v5e:8x8,h100:8.")
-flags.DEFINE_float("response_length", None, "Mean tokens of a response; half of rollout.max_new if unset.")
+flags.DEFINE_string(
+    "lengths", "uniform", "Tokens of responses: uniform up to rollout.max_new, lognormal:MEAN,SIGMA, or fixed:TOKENS."
+)
+flags.DEFINE_float("prompt_length", None, "Mean tokens of a prompt; rollout.max_prompt if unset.")
 flags.DEFINE_bool("search", False, "Find the largest microbatch, slots and generation batch that fit.")
 flags.DEFINE_string("json", None, "File to write all numbers to.")
 flags.DEFINE_bool("alone", False, "Plan in this process; set by the command itself for the process of each topology.")

@@ -5,6 +5,7 @@ Exit statuses: 0 done, 2 the user's mistake (one line, no traceback), 75 preempt
 
 import contextlib
 import errno
+import os
 import pathlib
 import sys
 import traceback
@@ -12,6 +13,8 @@ import types
 from collections.abc import Callable
 
 from absl import flags, logging
+
+from rpg_jax.run import compiler
 
 PREEMPTED = 75
 _STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
@@ -71,6 +74,7 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     """
     argv = list(sys.argv if argv is None else argv)
     logging.set_verbosity(logging.ERROR)
+    os.environ.update(compiler.libtpu_arguments(os.environ))  # before JAX looks for devices
     module = sys.modules[main.__module__]
     if {"--help", "-h", "--helpfull"} & set(argv):
         print((module.__doc__ or "").strip(), flags.FLAGS.module_help(module), sep="\n")

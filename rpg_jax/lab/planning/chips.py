@@ -16,6 +16,7 @@ class Chip(NamedTuple):
     memory: float  # bytes of HBM that programs may use
     bandwidth: float  # bytes/s between HBM and the cores
     flops: float  # dense bfloat16 FLOP/s at peak
+    clock: float | None  # cycles/s, the unit of the compiler's estimates; None for GPUs, whose compiler makes none
     links: float  # bytes/s that it sends to its neighbors: half of the published bidirectional figure
     network: float | None  # bytes/s that it sends to other machines; None for TPUs, whose slice is one interconnect
     machine: int | None  # chips of a machine, beyond which `network` is the limit; None for TPUs
@@ -24,15 +25,16 @@ class Chip(NamedTuple):
 
 
 # Memory of TPUs is what the compiler of libtpu 0.0.42 allows, as its error for too large a program states it. The pages
-# below say 16, 95 and 32 GB, of which the system keeps a little.
+# below say 16, 95 and 32 GB, of which the system keeps a little. A clock is the peak over what a cycle does: 4, 8 and 4
+# matrix units of 128 x 128 (v6e: 256 x 256) multiplications and additions.
 CHIPS = {
-    "v5e": Chip(15.75 * GIB, 819e9, 197e12, 200e9, None, None, _FLAT, f"{_GOOGLE}/v5e"),
-    "v5p": Chip(95.74 * GIB, 2765e9, 459e12, 600e9, None, None, _CUBES, f"{_GOOGLE}/v5p"),
-    "v6e": Chip(31.25 * GIB, 1638e9, 918e12, 400e9, None, None, _FLAT, f"{_GOOGLE}/v6e"),
+    "v5e": Chip(15.75 * GIB, 819e9, 197e12, 1.5e9, 200e9, None, None, _FLAT, f"{_GOOGLE}/v5e"),
+    "v5p": Chip(95.74 * GIB, 2765e9, 459e12, 1.75e9, 600e9, None, None, _CUBES, f"{_GOOGLE}/v5p"),
+    "v6e": Chip(31.25 * GIB, 1638e9, 918e12, 1.75e9, 400e9, None, None, _FLAT, f"{_GOOGLE}/v6e"),
     # SXM modules in DGX machines: NVLink between the GPUs of a machine, one InfiniBand adapter for each GPU beyond it.
-    "a100": Chip(80e9, 2039e9, 312e12, 300e9, 25e9, 8, None, f"{_NVIDIA}/a100 (80 GB SXM), {_NVIDIA}/dgx-a100"),
-    "h100": Chip(80e9, 3350e9, 989e12, 450e9, 50e9, 8, None, f"{_NVIDIA}/h100 (SXM), {_NVIDIA}/dgx-h100"),
-    "h200": Chip(141e9, 4800e9, 989e12, 450e9, 50e9, 8, None, f"{_NVIDIA}/h200 (SXM), {_NVIDIA}/dgx-h200"),
+    "a100": Chip(80e9, 2039e9, 312e12, None, 300e9, 25e9, 8, None, f"{_NVIDIA}/a100 (80 GB SXM), {_NVIDIA}/dgx-a100"),
+    "h100": Chip(80e9, 3350e9, 989e12, None, 450e9, 50e9, 8, None, f"{_NVIDIA}/h100 (SXM), {_NVIDIA}/dgx-h100"),
+    "h200": Chip(141e9, 4800e9, 989e12, None, 450e9, 50e9, 8, None, f"{_NVIDIA}/h200 (SXM), {_NVIDIA}/dgx-h200"),
 }
 
 

@@ -11,9 +11,10 @@ import tempfile
 from functools import partial
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
-from rpg_jax.lab.planning import chips, measure, report, search
+from rpg_jax.lab.planning import chips, decoding, measure, report, search
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.sketch import planned_size, sketch
 from rpg_jax.run import cli
@@ -37,10 +38,11 @@ def main(options) -> None:
     with cli.door():
         if options.config is None or options.topology is None:
             raise ValueError("--config=FILE.py and --topology=CHIP:SHAPE are needed; see --help")
-        topologies, longest = chips.parse(options.topology), options.config.rollout.max_new
-        length = longest / 2 if options.response_length is None else options.response_length
-        if not 0 < length <= longest:
-            raise ValueError(f"--response_length={length}: expected above 0 and at most {longest}")
+        topologies, rollout = chips.parse(options.topology), options.config.rollout
+        lengths = decoding.parse(options.lengths, rollout.max_new)
+        prompt = rollout.max_prompt if options.prompt_length is None else options.prompt_length
+        if not 0 < prompt <= rollout.max_prompt:
+            raise ValueError(f"--prompt_length={prompt}: expected above 0 and at most {rollout.max_prompt}")
         if options.json is not None and not pathlib.Path(options.json).absolute().parent.is_dir():
             raise ValueError(f"--json={options.json}: there is no such folder; make it first")
         if any(topology.compiled for topology in topologies):
@@ -48,7 +50,7 @@ def main(options) -> None:
         plans = []
         for topology in topologies:
             if options.alone:
-                plans.append(plan(options.config, topology, length, options.search))
+                plans.append(plan(options.config, topology, lengths, prompt, options.search))
             else:
                 plans.append(plan_in_process(topology))
                 print(report.text(plans[-1]), end="\n\n", flush=True)
@@ -76,11 +78,12 @@ def plan_in_process(topology: Topology) -> dict:
         return json.loads(file.read_text())[0]
 
 
-def plan(config: ConfigDict, topology: Topology, response_length: float, searching: bool) -> dict:
+def plan(config: ConfigDict, topology: Topology, lengths: np.ndarray, prompt_length: float, searching: bool) -> dict:
     """`measure.measure` of one topology with size, config and, when searching, largest; made in this process."""
     size = planned_size(config)
-    sketched = partial(sketch, devices=topology_devices(topology) if topology.compiled else jax.devices(), size=size)
-    result = measure.measure(topology, sketched(config), response_length)
+    devices = topology_devices(topology) if topology.compiled else jax.devices()
+    sketched = partial(sketch, devices=devices, size=size, lengths=lengths, prompt_length=prompt_length)
+    result = measure.measure(topology, sketched(config))
     if searching:
         result["largest"] = search.largest(config, topology, sketched, result)
     return result | {"size": size, "config": config.to_dict()}

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
+from rpg_jax.lab.planning import decoding
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.models import Model, ModelConfig, parameter_count
 from rpg_jax.sampling.generate import PREFILL_ROWS
@@ -27,6 +29,8 @@ class Workload:
     mesh: Mapping[str, int]  # devices along each axis
     rollout: RolloutSettings
     loop: LoopSettings
+    lengths: np.ndarray  # f64[max_new + 1], the probability of each length of a response (`decoding.parse`)
+    prompt_length: float  # mean tokens of a prompt
     logprob_chunk: int  # columns whose logits are formed at a time
     moments: int  # arrays of the optimizer as large as the parameters
     separate_reference: bool  # the reference has parameters of its own
@@ -165,12 +169,34 @@ def _moved(w: Workload, rows, length, passes, logits) -> float:
     return passes * (_weights(w) + 2 * layers) + chunks
 
 
+def update_attention(w: Workload) -> Cost:
+    """Attention of an update: forward, backward at 2.5 times as many products, and again what is not kept."""
+    return Cost((3.5 + RECOMPUTED[w.model.remat][1]) * _attention(w, w.minibatch_rows, w.length), 0, 0)
+
+
+def experience_attention(w: Workload) -> Cost:
+    """Attention of a step's log-prob passes."""
+    return Cost((1 + w.separate_reference) * _attention(w, w.step_rows, w.length), 0, 0)
+
+
+def prefill_attention(w: Workload) -> Cost:
+    """Attention among the prompts of one generation batch."""
+    return Cost(_attention(w, w.rollout.fresh_prompts, w.rollout.max_prompt), 0, 0)
+
+
+def decode_attention(w: Workload) -> Cost:
+    """Attention of one token of every slot to the KV cache, which is read once."""
+    cached = w.rollout.slots * w.length
+    flops = 4 * widths(w.shape)[2] * w.shape.layers * cached / w.devices
+    return Cost(flops, kv_bytes(w) * cached / w.row_shards, 0)
+
+
 def update(w: Workload) -> Cost:
     """One optimizer update from a minibatch."""
     rows = w.minibatch_rows
-    products, attention = RECOMPUTED[w.model.remat]
+    products, _ = RECOMPUTED[w.model.remat]
     again = products * (1 - w.shape.hidden_size * w.shape.mlp_size / layer_weights(w.shape))
-    flops = (3 + again) * _products(w, rows * w.length) + (3.5 + attention) * _attention(w, rows, w.length)
+    flops = (3 + again) * _products(w, rows * w.length) + update_attention(w).flops
     flops += 4 * _vocabulary(w, rows * w.length)  # forward, again in the backward pass, and two gradients
     micro, count = w.loop.microbatch_rows, rows / w.loop.microbatch_rows
     shard = _master_shard(w)
@@ -185,17 +211,17 @@ def experience(w: Workload) -> Cost:
     """Log-probs of a step's responses under the behavior policy, and under the reference if it is another."""
     rows, length = w.step_rows, w.length
     policies = 1 + w.separate_reference
-    flops = _products(w, rows * length) + _attention(w, rows, length) + _vocabulary(w, rows * length)
+    flops = policies * (_products(w, rows * length) + _vocabulary(w, rows * length)) + experience_attention(w).flops
     micro, count = w.loop.scoring_rows, rows / w.loop.scoring_rows
     moved = _moved(w, micro, length, 1, logits=2)
     sent = _gathered(w) + _summed(w, micro, length, 1)
-    return Cost(policies * flops, policies * (count * moved), policies * (count * sent))
+    return Cost(flops, policies * (count * moved), policies * (count * sent))
 
 
 def prefill(w: Workload) -> Cost:
     """Keys and values of the prompts of one generation batch."""
     rows, length = w.rollout.fresh_prompts, w.rollout.max_prompt
-    flops = _products(w, rows * length) + _attention(w, rows, length)
+    flops = _products(w, rows * length) + prefill_attention(w).flops
     moved = _moved(w, rows, length, 1, logits=0) + kv_bytes(w) * rows * length / w.row_shards
     return Cost(flops, moved, _summed(w, rows, length, 1))
 
@@ -203,11 +229,10 @@ def prefill(w: Workload) -> Cost:
 def decode(w: Workload) -> Cost:
     """One token for every slot: all weights and the whole KV cache are read."""
     rows = w.rollout.slots
-    cached = rows * w.length
-    flops = _products(w, rows) + _vocabulary(w, rows)
-    flops += 4 * widths(w.shape)[2] * w.shape.layers * cached / w.devices
+    attention = decode_attention(w)
+    flops = _products(w, rows) + _vocabulary(w, rows) + attention.flops
     logits = 4 * rows / w.row_shards * w.shape.vocab_size / w.tensor * MASTER
-    return Cost(flops, _weights(w) + kv_bytes(w) * cached / w.row_shards + logits, _summed(w, rows, 1, 1))
+    return Cost(flops, _weights(w) + attention.bytes + logits, _summed(w, rows, 1, 1))
 
 
 def update_needs(w: Workload) -> dict[str, float]:
@@ -291,19 +316,23 @@ def _with_sum(items: dict[str, float]) -> dict[str, float]:
 
 # Phases in the order in which an RL step runs them.
 COSTS = {"prefill": prefill, "decode": decode, "experience": experience, "update": update}
+ATTENTION = {  # the part of `COSTS` that kernels do where there are some
+    "prefill": prefill_attention, "decode": decode_attention,
+    "experience": experience_attention, "update": update_attention,
+}  # fmt: skip
 NEEDS = {"prefill": prefill_needs, "decode": decode_needs, "experience": experience_needs, "update": update_needs}
 
 
-def times(w: Workload, response_length: float) -> dict[str, float]:
-    """How often each phase runs in an RL step whose responses have `response_length` tokens on average.
+def times(w: Workload) -> dict[str, float]:
+    """How often each phase runs in an RL step.
 
-    Assumes that one generation batch is enough, that slots are never idle, and that packed rows are full of sequences
-    with the longest prompt.
+    Assumes that one generation batch is enough and that packed rows are full.
     """
-    rows = (w.rollout.max_prompt + response_length) / w.length if w.loop.pack else 1.0
+    rows = (w.prompt_length + decoding.mean(w.lengths)) / w.length if w.loop.pack else 1.0
+    requests, slots = w.generated_rows // w.row_shards, w.rollout.slots // w.row_shards
     return {
         "prefill": 1.0,
-        "decode": max(w.generated_rows / w.rollout.slots, 1.0) * response_length,
+        "decode": decoding.steps(w.lengths, requests, slots, w.row_shards),
         "experience": rows,
         "update": rows * w.loop.epochs * w.step_rows / w.minibatch_rows,
     }

@@ -1,4 +1,4 @@
-"""Collectives of a compiled program, read from its HLO text and counted as often as they run."""
+"""What a compiled program does, read from its HLO text: collectives, the compiler's own estimate of cycles, kernels."""
 
 import functools
 import math
@@ -10,6 +10,9 @@ _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+_KERNEL = 'custom_call_target="tpu_custom_call"'
+# Splash attention: matrix products over all visible pairs of tokens in each of its kernels.
+_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 
 
 class Traffic(NamedTuple):
@@ -17,6 +20,13 @@ class Traffic(NamedTuple):
 
     count: float  # times that it runs
     sent: float  # bytes that the device sends
+
+
+class Kernel(NamedTuple):
+    """Calls of one custom kernel on one device."""
+
+    count: float
+    flops: float  # of all calls together; 0 where they do not follow from shapes alone
 
 
 class _Instruction(NamedTuple):
@@ -34,47 +44,104 @@ class _Instruction(NamedTuple):
     def constant(self) -> int:
         return int(self.rest.partition(")")[0])
 
+    def cycles(self) -> float:
+        """XLA's estimate of the cycles that it takes; 0 where XLA makes none or gives the largest int64 for unknown."""
+        stated = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
+        return float(stated[1]) if stated and int(stated[1]) < 2**63 - 1 else 0.0
 
-def collectives(text: str, traced: float) -> dict[str, Traffic]:
-    """Collectives of a partitioned program on one device, by kind; those in loops count once for every iteration.
+
+class Work(NamedTuple):
+    """What one device does in a program."""
+
+    collectives: dict[str, Traffic]  # kind (all-gather, all-reduce, ...) -> traffic
+    cycles: float  # XLA's estimate, without waiting for collectives and without custom calls
+    kernels: dict[str, Kernel]  # name of a Pallas kernel -> its calls
+
+    @staticmethod
+    def of(collectives=(), cycles=0.0, kernels=()) -> "Work":
+        return Work(dict(collectives), cycles, dict(kernels))
+
+    def plus(self, other: "Work", times: float = 1) -> "Work":
+        """This work and `times` the other."""
+        return Work(
+            _added(self.collectives, other.collectives, times),
+            self.cycles + times * other.cycles,
+            _added(self.kernels, other.kernels, times),
+        )
+
+    def sent(self) -> float:
+        return sum(traffic.sent for traffic in self.collectives.values())
+
+
+def _added(left: dict, right: dict, times: float) -> dict:
+    """The sums of two dicts of tuples of numbers, the right one's `times` over."""
+    total = dict(left)
+    for name, numbers in right.items():
+        before = total.get(name, (0,) * len(numbers))
+        total[name] = type(numbers)(*(old + times * new for old, new in zip(before, numbers, strict=True)))
+    return total
+
+
+def work(text: str, traced: float) -> Work:
+    """The work of a partitioned program on one device; what is in a loop counts once for every iteration.
 
     Args:
       text: `compiled.as_text()`.
       traced: iterations of each loop whose trip count is not a constant of the program.
 
     Returns:
-      Kind (all-gather, all-reduce, ...) to `Traffic`. Bytes are those of ring algorithms: of n devices each sends
-      (n-1)/n of the larger side of an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce.
-      Of a conditional the branch that sends most counts.
+      Bytes of collectives are those of ring algorithms: of n devices each sends (n-1)/n of the larger side of an
+      all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce. Cycles are the sum of the
+      `estimated_cycles` that XLA for TPUs writes on every fusion. Of a conditional the branch that takes the most
+      cycles counts; where none has any, the one that sends the most.
     """
     computations, entry = _parse(text)
     partitions = re.search(r"num_partitions=(\d+)", text.partition("\n")[0])
     devices = int(partitions[1]) if partitions else 1
 
     @functools.cache
-    def traffic_of(name: str) -> dict[str, Traffic]:
-        """Traffic of one computation and of all that it calls."""
-        total = {}
-
-        def add(traffic, times=1):
-            for kind, (count, sent) in traffic.items():
-                before = total.get(kind, Traffic(0, 0))
-                total[kind] = Traffic(before.count + times * count, before.sent + times * sent)
-
-        for instruction in computations[name].values():
+    def work_of(computation: str) -> Work:
+        """The work of one computation and of all that it calls."""
+        total = Work.of()
+        for name, instruction in computations[computation].items():
             kind = instruction.opcode.removesuffix("-start")  # of the asynchronous form, which also has a -done
+            stated = instruction.cycles()
             if kind in _KINDS:
-                add({kind: Traffic(1, _sent(kind, instruction, devices))})
+                total = total.plus(Work.of({kind: Traffic(1, _sent(kind, instruction, devices))}))
             elif kind == "while":
-                add(traffic_of(instruction.computation("body")), _trip_count(instruction, computations, traced))
+                body = work_of(instruction.computation("body"))
+                total = total.plus(body, _trip_count(instruction, computations, traced))
             elif kind == "conditional":
-                branches = (traffic_of(branch) for branch in _branches(instruction))
-                add(max(branches, key=lambda traffic: sum(each.sent for each in traffic.values())))
+                branches = map(work_of, _branches(instruction))
+                total = total.plus(max(branches, key=lambda branch: (branch.cycles, branch.sent())))
             elif kind in ("fusion", "call", "async"):
-                add(traffic_of(instruction.computation("calls|to_apply")))
+                called = work_of(instruction.computation("calls|to_apply"))
+                # A fusion's own estimate covers what is fused in it.
+                total = total.plus(called._replace(cycles=stated) if stated else called)
+            elif _KERNEL in instruction.rest:
+                total = total.plus(Work.of(kernels={_stem(name): Kernel(1, _kernel_flops(name, instruction))}))
+            else:
+                total = total.plus(Work.of(cycles=stated))
         return total
 
-    return traffic_of(entry)
+    return work_of(entry)
+
+
+def _stem(name: str) -> str:
+    """An instruction's name without the number that tells it from others of its name."""
+    return re.sub(r"[.\d]+$", "", name)
+
+
+def _kernel_flops(name: str, call: _Instruction) -> float:
+    """FLOPs of one call of a splash kernel, from the shape of its queries [..., T, D]; 0 for any other kernel.
+
+    Half of all pairs of tokens are visible, and each matrix product takes 2 D FLOPs for a pair.
+    """
+    products = next((count for start, count in _PRODUCTS.items() if name.startswith(start)), 0)
+    operands = _ARRAY.findall(call.rest.partition("operand_layout_constraints=")[2])
+    shapes = [tuple(map(int, dimensions.split(","))) for dtype, dimensions in operands if dimensions]
+    largest = max(shapes, key=math.prod, default=(0, 0))
+    return products * math.prod(largest) * largest[-2]
 
 
 def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
@@ -85,7 +152,10 @@ def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
             instructions = computations[header[1]] = {}
             entry = header[1] if line.startswith("ENTRY") else entry
         elif instructions is not None and (match := _INSTRUCTION.match(line)):
-            instructions[match[1]] = _Instruction(*match.groups()[1:])
+            name = match[1]
+            instructions[name] = _Instruction(*match.groups()[1:])
+        elif instructions and line.startswith(('"', "}}")):  # attributes of a kernel go on over several lines
+            instructions[name] = instructions[name]._replace(rest=instructions[name].rest + line)
     return computations, entry
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from rpg_jax.lab.planning import estimates, hlo
+from rpg_jax.lab.planning import decoding, estimates, hlo
 from rpg_jax.lab.planning.chips import GIB, Topology
 from rpg_jax.lab.planning.estimates import Workload
 from rpg_jax.lab.planning.programs import Program, programs
@@ -14,7 +14,7 @@ from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import parameter_count
 
 
-def measure(topology: Topology, sketch: Sketch, response_length: float) -> dict:
+def measure(topology: Topology, sketch: Sketch) -> dict:
     """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
 
     Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, remat, rows,
@@ -29,7 +29,15 @@ def measure(topology: Topology, sketch: Sketch, response_length: float) -> dict:
         if phase_memory["sent"] is not None:
             cost = cost._replace(sent=phase_memory["sent"])
         limits = cost.seconds(topology)
-        phases[phase] = phase_memory | cost._asdict() | {"limits": limits, "roofline_seconds": max(limits.values())}
+        phases[phase] = (
+            phase_memory
+            | cost._asdict()
+            | {
+                "limits": limits,
+                "roofline_seconds": max(limits.values()),
+                "estimate": estimate(topology, phase, phase_memory, workload),
+            }
+        )
     return {
         "topology": topology.name,
         "compiled": topology.compiled,
@@ -47,19 +55,46 @@ def measure(topology: Topology, sketch: Sketch, response_length: float) -> dict:
         "length": workload.length,
         "needs": {phase: needs(workload) for phase, needs in estimates.NEEDS.items()},
         "phases": phases,
-        "step": step(workload, phases, response_length),
+        "step": step(workload, phases),
         "fits": all(phase["fits"] for phase in phases.values()),
     }
 
 
-def step(workload: Workload, phases: dict, response_length: float) -> dict:
-    """How often each phase runs in an RL step, and the seconds that this takes."""
-    times = estimates.times(workload, response_length)
+def estimate(topology: Topology, phase: str, measured: dict, workload: Workload) -> dict | None:
+    """What the compiler estimates a phase to take, beside the chip's limit; None where it made no estimate.
+
+    Returns:
+      limit: seconds at the limit of the chip for what the compiler estimates, which is all but custom kernels and
+      waiting for collectives; xla: its estimate of that; share: their ratio; kernels: seconds of the custom kernels at
+      the chip's peak; seconds: xla and kernels, or what collectives take if that is more.
+    """
+    if measured["cycles"] is None:
+        return None
+    chip, cost, kernels = topology.chip, estimates.COSTS[phase](workload), measured["kernels"]
+    attention = estimates.ATTENTION[phase](workload) if kernels else estimates.Cost(0, 0, 0)
+    flops = sum(kernel["flops"] for kernel in kernels.values()) or attention.flops
+    within = cost._replace(flops=cost.flops - attention.flops, bytes=cost.bytes - attention.bytes, sent=0)
+    limit, xla = max(within.seconds(topology).values()), measured["cycles"] / chip.clock
+    at_peak = max(attention._replace(flops=flops).seconds(topology).values())
+    sending = cost._replace(sent=measured["sent"]).seconds(topology)["interconnect"]
+    seconds = max(xla + at_peak, sending)
+    return {"limit": limit, "xla": xla, "share": limit / xla, "kernels": at_peak, "seconds": seconds}
+
+
+def step(workload: Workload, phases: dict) -> dict:
+    """How often each phase runs in an RL step, and the seconds that it takes: at least, and by the estimate."""
+    times = estimates.times(workload)
     seconds = {phase: times[phase] * phases[phase]["roofline_seconds"] for phase in phases}
+    estimated = {}
+    if all(phase["estimate"] for phase in phases.values()):
+        estimated = {phase: times[phase] * phases[phase]["estimate"]["seconds"] for phase in phases}
+        estimated["sum"] = sum(estimated.values())
     return {
-        "response_length": response_length,
+        "response_length": decoding.mean(workload.lengths),
+        "prompt_length": workload.prompt_length,
         "times": times,
         "seconds": seconds | {"sum": sum(seconds.values())},
+        "estimated": estimated,
         "generated": workload.generated_rows,
         "learned": workload.step_rows,
     }
@@ -85,7 +120,7 @@ def compiled(program: Program) -> dict:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return _refused(str(error), program)
-    analysis, traffic = executable.memory_analysis(), hlo.collectives(executable.as_text(), program.turns)
+    analysis, work = executable.memory_analysis(), hlo.work(executable.as_text(), program.turns)
     arguments = analysis.argument_size_in_bytes
     output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     sizes = {
@@ -99,8 +134,10 @@ def compiled(program: Program) -> dict:
     }
     return sizes | {
         "peak": sum(sizes.values()),
-        "collectives": {kind: collective._asdict() for kind, collective in traffic.items()},
-        "sent": sum(collective.sent for collective in traffic.values()),
+        "collectives": {kind: traffic._asdict() for kind, traffic in work.collectives.items()},
+        "sent": work.sent(),
+        "cycles": work.cycles,
+        "kernels": {name: kernel._asdict() for name, kernel in work.kernels.items()},
     }
 
 
@@ -110,9 +147,10 @@ def _refused(message: str, program: Program) -> dict:
     sizes = [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([KMGT])\b", message)]
     arguments = program.argument_bytes()
     peak = max(max(sizes, default=math.inf), arguments) + program.beside
-    unknown = dict.fromkeys(("temporaries", "output", "code", "sent"))
+    unknown = dict.fromkeys(("temporaries", "output", "code", "sent", "cycles"))
     refused = " ".join(message.split())[:200]
-    return unknown | dict(arguments=arguments, beside=program.beside, peak=peak, collectives={}, refused=refused)
+    sizes = dict(arguments=arguments, beside=program.beside, peak=peak)
+    return unknown | sizes | dict(collectives={}, kernels={}, refused=refused)
 
 
 def modelled(program: Program, phase: str, workload: Workload) -> dict:
@@ -120,6 +158,6 @@ def modelled(program: Program, phase: str, workload: Workload) -> dict:
     arguments, temporaries = program.argument_bytes(), estimates.NEEDS[phase](workload)["sum"]
     return {
         "arguments": arguments, "temporaries": temporaries, "output": 0, "code": 0, "beside": program.beside,
-        "peak": arguments + temporaries + program.beside, "collectives": {},
-        "sent": estimates.COSTS[phase](workload).sent,
+        "peak": arguments + temporaries + program.beside, "collectives": {}, "kernels": {},
+        "cycles": None, "sent": estimates.COSTS[phase](workload).sent,
     }  # fmt: skip

@@ -8,6 +8,7 @@ from rpg_jax.lab.planning.chips import GIB
 
 MEMORY = ["arguments", "temporaries", "output", "code", "beside", "peak"]
 UNITS_OF_WORK = dict(prefill="generation batch", decode="token of every slot", experience="RL step", update="update")
+ESTIMATE = dict(limit="limit s", xla="XLA s", share="limit / XLA", kernels="kernels at peak s", seconds="sum s")
 FITS = {True: "yes", False: "NO"}
 SAMPLER_KEYS = "rollout.slots or rollout.oversample"
 LOWER = {  # what to lower when a phase does not fit
@@ -47,6 +48,13 @@ def text(plan: dict) -> str:
     limits = pd.DataFrame(phases["limits"].to_dict()).T.add_suffix(" s")
     last = {"at least s": phases["roofline_seconds"], "per": pd.Series(UNITS_OF_WORK)}
     lines.append(table(pd.DataFrame(work).join(limits).assign(**last)))
+    made = {name: phase["estimate"] for name, phase in plan["phases"].items() if phase["estimate"]}
+    if made:
+        lines += ["", "the compiler's own estimate beside the chip's limit, seconds of a device for the same work"]
+        lines.append(table(pd.DataFrame.from_dict(made, orient="index").rename(columns=ESTIMATE)))
+        lines.append(
+            "XLA estimates no kernels: theirs is their work at the peak. Waiting for collectives is in neither"
+        )
     collectives = {
         f"{name} {kind}": {"times": f"{traffic['count']:.0f}", "GB sent": traffic["sent"] / 1e9}
         for name, phase in plan["phases"].items()
@@ -57,11 +65,14 @@ def text(plan: dict) -> str:
     products = [f"{name} {times:.6g} x = {step['seconds'][name]:.4g}" for name, times in step["times"].items()]
     lines += [
         "",
-        f"an RL step at {step['response_length']:.0f} tokens a response takes at least {step['seconds']['sum']:.4g} s, "
-        f"modelled: {', '.join(products)}",
-        f"({step['generated']} responses generated at once, {step['learned']} learned from; rewards, more generation "
-        f"batches and the tail of the longest responses come on top)",
+        f"an RL step at {step['prompt_length']:.0f} + {step['response_length']:.0f} tokens a response takes at least "
+        f"{step['seconds']['sum']:.4g} s, modelled: {', '.join(products)}",
+        f"({step['generated']} responses generated at once, {step['learned']} learned from; rewards and more batches "
+        f"come on top)",
     ]
+    if step["estimated"]:
+        parts = ", ".join(f"{name} {seconds:.4g}" for name, seconds in step["estimated"].items() if name != "sum")
+        lines.append(f"by the compiler's estimate it takes {step['estimated']['sum']:.4g} s: {parts}")
     for key, largest in plan.get("largest", {}).items():
         peak = largest["value"] is not None and f"{largest['value']:g} (peak {largest['peak'] / GIB:.4g} GiB)"
         lines.append(f"largest {key} that fits, all else as configured: {peak or 'nothing fits'}; {largest['how']}")

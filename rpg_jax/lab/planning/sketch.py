@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from rpg_jax.lab.planning.estimates import Workload
@@ -26,8 +27,13 @@ class Sketch(NamedTuple):
     workload: Workload
 
 
-def sketch(config: ConfigDict, *, devices: Sequence[jax.Device], size: str | None) -> Sketch:
-    """Builds a config's run for `devices`; `size` is the named model size that stands for its checkpoint, if any."""
+def sketch(
+    config: ConfigDict, *, devices: Sequence[jax.Device], size: str | None, lengths: np.ndarray, prompt_length: float
+) -> Sketch:
+    """Builds a config's run for `devices`; `size` is the named model size that stands for its checkpoint, if any.
+
+    Lengths are those of `Workload`.
+    """
     config = config.copy_and_resolve_references()
     if size is not None:
         config.model.size, config.model.checkpoint = size, None
@@ -46,6 +52,8 @@ def sketch(config: ConfigDict, *, devices: Sequence[jax.Device], size: str | Non
         mesh=run.mesh.shape,
         rollout=run.rollout,
         loop=run.loop,
+        lengths=lengths,
+        prompt_length=prompt_length,
         logprob_chunk=config.learner.logprob_chunk,
         moments=round(moments / parameters),
         separate_reference=state.reference.params is not None,
