@@ -34,8 +34,10 @@ def prepared_sets(**settings) -> ConfigDict:
     """The section `data` of problem sets on disk, as `python -m rpg_jax.prepare` writes them."""
     return _with(
         dict(
-            train=required(str),  # [folder or file] problems to train on
-            heldout=(),  # [folders or files] problems to evaluate on; each set is reported under its own name
+            # Of reasoning-gym, gym:chain_sum(max_terms=2, size=300) + gcd(size=60); no question is in both.
+            train=required(str),  # [folder, file or gym:...] problems to train on
+            heldout=(),  # [folders, files or gym:...] problems to evaluate on; each set is reported under its own name
+            wording="paper",  # [name] what makes a user message of a problem that is text: paper, none
             tokenizer=optional(str),  # [folder] of the tokenizer; unset: model.checkpoint
             overlong="refuse",  # [name] prompts of more than rollout.max_prompt: refuse, drop
             template=optional(str),  # [name or file] chat template: plain, or a Jinja file; unset: the tokenizer's own
@@ -104,6 +106,9 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             # Unset, generated tasks have verifiers of their own and prepared sets the dapo rule. These rules run in
             # the process that trains; math_verify and FILE.py:NAME run in workers under the four limits.
             function=optional(str),  # [name] dapo, boxed, math_verify, or FILE.py:NAME
+            # Problems of reasoning-gym are scored by their family, in workers too, unless FILE.py:NAME scores all.
+            extraction="stated",  # [name] where their answers are: stated (Answer: …), boxed, tags, number, text
+            partial_credit=False,  # [switch] keep their scores between 0 and 1, which otherwise are 0
             workers=required(int),  # [processes] a host
             timeout_seconds=required(float),  # [seconds] for one response, after which it counts as wrong
             memory_mb=required(int),  # [MiB] address space of a worker

@@ -4,7 +4,8 @@
     python -m rpg_jax.evaluate --workdir=runs/quickstart --watch [--checkpoint_dir=gs://BUCKET/FOLDER]
     python -m rpg_jax.evaluate --checkpoint=checkpoints/Qwen3-4B --data=data/aime24,data/aime25,amc23.parquet --k=32
 
---data takes folders that `rpg_jax.prepare` wrote, or files that it reads; a run without it is evaluated on its own
+--data takes folders that `rpg_jax.prepare` wrote, or sources that it reads; of "gym:gcd(size=60)" it takes held-out
+problems, whose questions no training set of the family has. A run without it is evaluated on its own
 held-out problems. Every response is written to OUT/responses.jsonl as it comes, the scores to OUT/evaluation.json.
 The same command goes on where it was stopped, with the same responses as if it had not been.
 
@@ -14,6 +15,8 @@ row to OUT/history.jsonl; it ends when the run does. SIGTERM ends it with status
 
 from absl import flags
 
+from rpg_jax.data.templates import TEMPLATES
+from rpg_jax.rewards.answer import EXTRACTIONS
 from rpg_jax.run import cli, evaluate
 
 flags.DEFINE_string("workdir", None, "Folder of a run to evaluate.")
@@ -24,7 +27,7 @@ flags.DEFINE_float("watch_timeout", None, "Seconds without a new checkpoint that
 flags.DEFINE_string(
     "checkpoint", None, "Folder of weights to evaluate, in Hugging Face's format or of rpg_jax.convert."
 )
-flags.DEFINE_list("data", None, "Problem sets, comma separated; the run's held-out problems if unset.")
+flags.DEFINE_string("data", None, "Problem sets, comma separated; the run's held-out problems if unset.")
 flags.DEFINE_string("out", None, "Folder to write; if unset, under WORKDIR/evaluation or runs/evaluation.")
 flags.DEFINE_integer("k", None, "Responses to each problem; the run's evaluation.k, or 32.", lower_bound=1)
 flags.DEFINE_float("temperature", None, "Sampling temperature, 0 is greedy; the run's, or 1.")
@@ -36,6 +39,10 @@ flags.DEFINE_integer("slots", None, "Responses decoded at a time; the run's, or 
 flags.DEFINE_integer("rows", None, "Problems between two writes; the run's generation batch, or 16.", lower_bound=1)
 flags.DEFINE_integer("seed", None, "Of the sampling noise; the run's, or 0.", lower_bound=0)
 flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; the run's, or dapo.")
+flags.DEFINE_enum(
+    "extraction", None, list(EXTRACTIONS), "Where answers to gym: problems are looked for; the run's, or stated."
+)
+flags.DEFINE_enum("wording", "paper", list(TEMPLATES), "What makes a user message of a problem that is text.")
 flags.DEFINE_string("tokenizer", None, "Folder of a --checkpoint's tokenizer; its own if unset.")
 flags.DEFINE_string("template", None, "In place of a --checkpoint's chat template: plain, or a Jinja file.")
 flags.DEFINE_string("template_options", "{}", 'Variables of the chat template, as JSON: {"enable_thinking": false}.')

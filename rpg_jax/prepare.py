@@ -1,8 +1,11 @@
-"""Makes a dataset for training or evaluation of parquet, JSON lines or TFDS: checked, repeated problems folded to one.
+"""Makes a dataset for training or evaluation of parquet, JSON lines, TFDS or reasoning-gym: checked, repeats folded.
 
     python -m rpg_jax.prepare --source=dapo-math-17k.parquet --target=data/dapo --tokenizer=Qwen3-4B --max_prompt=1024
     python -m rpg_jax.prepare --source=train.jsonl,more.jsonl --target=data/mine --name=mine --answer_field=final.value
     python -m rpg_jax.prepare --source=tfds:gsm8k/main:test --target=data/gsm8k --answer_field=short_answer
+
+    python -m rpg_jax.prepare --source="gym:chain_sum(max_terms=2, size=300) + gcd(size=60)" --target=data/sums
+    python -m rpg_jax.prepare --list_gym
 
 A row holds chat messages in `prompt` and the answer in `reward_model.ground_truth`, as in the files of the paper's
 scripts, or a problem as text, which the template makes a user message of. Errors count rows from 0, lines from 1. The
@@ -15,7 +18,11 @@ from rpg_jax.data.sources import FIELDS
 from rpg_jax.data.templates import TEMPLATES
 from rpg_jax.run import cli, prepare
 
-flags.DEFINE_list("source", None, "FILE.parquet, FILE.jsonl, tfds:NAME[/CONFIG][:SPLIT]; comma separated.")
+flags.DEFINE_string(
+    "source", None, "FILE.parquet, FILE.jsonl, tfds:NAME[/CONFIG][:SPLIT], gym:FAMILY(...) + ...; comma separated."
+)
+flags.DEFINE_enum("split", None, ["train", "heldout"], "Which problems of gym: sources; train if unset.")
+flags.DEFINE_bool("list_gym", False, "Show the families of reasoning-gym and their parameters.")
 flags.DEFINE_string("target", None, "Folder to make; it must not exist, or be empty.")
 flags.DEFINE_string("name", None, "Name of the set, under which scores are reported; each source's own if unset.")
 flags.DEFINE_string("tokenizer", None, "Folder of the model's tokenizer, to measure prompts with.")

@@ -11,8 +11,10 @@ import numpy as np
 
 from rpg_jax.data import problems
 from rpg_jax.data.folding import fold
+from rpg_jax.data.gym_problems import PREFIX, open_gym
 from rpg_jax.data.problems import Problem
-from rpg_jax.data.sources import open_source
+from rpg_jax.data.sources import listed, open_source
+from rpg_jax.data.templates import TEMPLATES
 from rpg_jax.data.tokenizer import Tokenizer
 
 
@@ -29,30 +31,36 @@ class Sets:
 
 
 def load(
-    train=None, heldout=(), *, tokenizer: Tokenizer, max_prompt: int, overlong="drop", template_options=None, log=print
-) -> Sets:
+    train=None, heldout=(), *, tokenizer: Tokenizer, max_prompt: int, overlong="drop", template_options=None,
+    wording="paper", log=print,
+) -> Sets:  # fmt: skip
     """Opens real sets for a model: renders chat messages and measures prompts.
 
     Args:
-      train: a folder made by `rpg_jax.prepare`, or a source that it reads, folded as by its defaults.
+      train: a folder made by `rpg_jax.prepare`, or a source that it reads, folded as by its defaults. Of reasoning-gym
+        (`gym:FAMILY(...)`), training problems and held-out ones have different questions.
       heldout: several of these, or one string with commas between them.
       tokenizer: has `render(messages, **options) -> str` and `encode_prompt(text) -> ids`.
       max_prompt: the most tokens of a rendered prompt.
       overlong: "drop" leaves out longer prompts and logs how many; "refuse" raises.
       template_options: further arguments of the chat template.
+      wording: the template that makes a user message of a problem that is text, a name in `templates.TEMPLATES`.
       log: called with one line about dropped prompts, and one about held-out problems that are trained on.
 
     Raises:
-      ValueError: a set cannot be read, is empty, or has no problem within the limit; two held-out sets share a name.
+      ValueError: a set cannot be read, is empty, or has no problem within the limit; two held-out sets share a name;
+        the wording is unknown.
     """
-    fit = functools.partial(_fit, tokenizer, max_prompt, overlong, template_options or {}, log)
+    if wording not in TEMPLATES:
+        raise ValueError(f"data.wording is {wording!r}; known: {', '.join(TEMPLATES)}")
+    fit = functools.partial(_fit, tokenizer, max_prompt, overlong, template_options or {}, TEMPLATES[wording], log)
     training, trained = [], set()
     if train:
-        dataset, prompts, _ = fit(train)
+        dataset, prompts, _ = fit("train", train)
         training, trained = [dataset], set(prompts)
     evaluated, owners = [], {}
-    for title in filter(None, heldout.split(",") if isinstance(heldout, str) else heldout):
-        dataset, prompts, names = fit(title)
+    for title in filter(None, listed(heldout) if isinstance(heldout, str) else heldout):
+        dataset, prompts, names = fit("heldout", title)
         for name in names:
             if name in owners:
                 raise ValueError(
@@ -113,9 +121,9 @@ def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[
     return kept
 
 
-def _fit(tokenizer, max_prompt, overlong, options, log, title):
+def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
     """(rendered problems of a set within the limit, their messages as JSON, the names of its tasks)."""
-    rows, source, where = _open(pathlib.Path(title))
+    rows, source, where = _open(title, template, split)
     lengths = prompt_lengths(rows, tokenizer, options, where)
     kept = within(lengths, max_prompt, overlong, where)
     if len(kept) < len(rows):
@@ -132,10 +140,12 @@ def _fit(tokenizer, max_prompt, overlong, options, log, title):
     return dataset, [rows[i].prompt for i in kept], {problem.task for problem in rows}
 
 
-def _open(path):
-    """(all problems, a sequence that reads them again, index -> its place) of a prepared folder or a raw file."""
+def _open(title, template, split):
+    """(all problems, a sequence that reads them again, index -> its place) of a prepared folder or another source."""
+    title, path = str(title), pathlib.Path(title)
     if not path.is_dir():
-        folded = fold([open_source(str(path))])
+        sources = open_gym([title], split) if title.startswith(PREFIX) else [open_source(title)]
+        folded = fold(sources, template)
         return folded.problems, folded.problems, folded.origins.__getitem__
     if not (path / "problems").is_dir():
         raise ValueError(f"{path} holds no prepared problems; name a folder made by rpg_jax.prepare, or a file")

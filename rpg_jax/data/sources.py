@@ -37,6 +37,18 @@ class Source:
         return f"{self.title}, {self.unit} {number}"
 
 
+def listed(text: str) -> list[str]:
+    """The titles in a text with commas between them; those inside parentheses are part of a title."""
+    titles, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            titles.append("")
+        else:
+            titles[-1] += character
+    return [title.strip() for title in titles if title.strip()]
+
+
 def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS, data_dir=None) -> Source:
     """Opens FILE.parquet, FILE.jsonl, or tfds:NAME[/CONFIG][:SPLIT] (on disk under `data_dir`; by default "train").
 

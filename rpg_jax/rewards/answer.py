@@ -1,4 +1,4 @@
-r"""Where a response states its answer: its last `Answer: ...` line, or its last \boxed{...}."""
+r"""Where a response states its answer: its last `Answer: ...` line, its last \boxed{...}, tags, or its last number."""
 
 import re
 
@@ -9,6 +9,8 @@ _WRAPPING = "$*` \t"
 _MARKER = re.compile(r"answer[\s*_]*[:：]", re.IGNORECASE)
 # The text after the marker: one line, perhaps after a line that only opens displayed mathematics or bold type.
 _STATED = re.compile(r"\s*(?:(?:\\\[|\$\$?|\*\*)[ \t]*[\r\n]\s*)?([^\r\n]+)")
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")  # a minus after a number or a word is none
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text
 
 
@@ -53,3 +55,30 @@ def braced(text: str, start: int) -> str | None:
         if depth == 0:
             return text[start + 1 : match.start()]
     return None
+
+
+def tagged_answer(response: str) -> str | None:
+    """The text between the last <answer> and </answer>, of any number of lines; None if there are none."""
+    texts = _TAGGED.findall(response)
+    return texts[-1].strip() or None if texts else None
+
+
+def last_number(response: str) -> str | None:
+    """The last number in a response, 1,234.5 or -7, as it is written; None if there is none."""
+    numbers = _NUMBER.findall(response)
+    return numbers[-1] if numbers else None
+
+
+def whole_text(response: str) -> str | None:
+    """The response without white space around it; None if nothing else is there."""
+    return response.strip() or None
+
+
+# reward.extraction -> where the answer to a problem of reasoning-gym is looked for.
+EXTRACTIONS = {
+    "stated": final_answer,
+    "boxed": boxed_answer,
+    "tags": tagged_answer,
+    "number": last_number,
+    "text": whole_text,
+}

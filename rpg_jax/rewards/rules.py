@@ -32,4 +32,4 @@ def voted_answer(response: str, extract: Callable[[str], str | None] = stated_or
 
 RULES = {"dapo": dapo, "boxed": boxed}
 # Where each rule looks for the answer; maj@k counts votes on the same text that the rule judges.
-EXTRACTIONS = {"dapo": stated_answer, "boxed": boxed_answer, "math_verify": stated_or_boxed_answer}
+JUDGED = {"dapo": stated_answer, "boxed": boxed_answer, "math_verify": stated_or_boxed_answer}

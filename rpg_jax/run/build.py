@@ -158,7 +158,8 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
     tokenizer = data.load_tokenizer(folder, config.data.template)
     return data.load(
         config.data.train, config.data.heldout, tokenizer=tokenizer, max_prompt=config.rollout.max_prompt,
-        overlong=config.data.overlong, template_options=set_keys(config.data.template_options), log=log,
+        overlong=config.data.overlong, template_options=set_keys(config.data.template_options),
+        wording=config.data.wording, log=log,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from rpg_jax import data, parallel
 from rpg_jax.data.datasets import Sets
+from rpg_jax.data.sources import listed
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
 from rpg_jax.run import build, cli, states
@@ -52,6 +53,7 @@ def main(options) -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with cli.in_words():
         with cli.door():
+            options.data = listed(options.data or "") or None
             check_flags(options)
             place = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir) if options.workdir else None
             subject = of_run(options, place) if place else of_checkpoint(options)
@@ -82,7 +84,7 @@ def check_flags(options) -> None:
 
 def of_run(options, place: epath.Path) -> Subject:
     """The run whose checkpoints are in a folder, on its own held-out problems or on `--data`."""
-    config, run = states.read_run(place, options.data, options.reward)
+    config, run = states.read_run(place, options.data, options.reward, options.extraction)
     settings = sampling_settings(
         options, k=config.evaluation.k, temperature=config.evaluation.temperature, max_prompt=run.rollout.max_prompt,
         max_new=run.rollout.max_new, slots=run.rollout.slots, rows=run.rollout.fresh_prompts, seed=config.seed,
@@ -110,12 +112,13 @@ def of_checkpoint(options) -> Subject:
     mesh = parallel.make_mesh(tensor=options.tensor)
     longest = settings["max_prompt"] + settings["max_new"]
     model = build.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)
+    scorer = Scorer(options.reward or "dapo", extraction=options.extraction or "stated")
 
     def find(_):
         return dict(checkpoint=folder), lambda: states.checkpoint_params(folder, model, mesh)
 
     problems = list(read_sets(options, tokenizer, settings["max_prompt"]).problems("heldout"))
-    return Subject(model, mesh, tokenizer, problems, Scorer(options.reward or "dapo"), settings, find)
+    return Subject(model, mesh, tokenizer, problems, scorer, settings, find)
 
 
 def sampling_settings(options, **defaults) -> dict:
@@ -130,14 +133,20 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int) -> Sets:
         variables = json.loads(options.template_options)
     except json.JSONDecodeError as error:
         raise ValueError(f"--template_options={options.template_options} is not JSON: {error}") from None
-    rendering = dict(tokenizer=tokenizer, overlong=options.overlong, template_options=variables)
+    rendering = dict(
+        tokenizer=tokenizer, overlong=options.overlong, template_options=variables, wording=options.wording
+    )
     return data.load(None, tuple(options.data), max_prompt=max_prompt, **rendering)
 
 
 def conditions(options, subject: Subject) -> dict:
     """What responses depend on beside the weights: the number of slots and of rows changes nothing."""
     sampling = {name: value for name, value in subject.settings.items() if name not in ("slots", "rows")}
-    return {"data": options.data, "reward": options.reward, **sampling}
+    asked = {"data": options.data, "reward": options.reward}
+    # Where they are unset, files of an evaluation are those that versions without these flags wrote.
+    asked |= {"extraction": options.extraction} if options.extraction else {}
+    asked |= {"wording": options.wording} if options.wording != "paper" else {}
+    return {**asked, **sampling}
 
 
 def base(options) -> pathlib.Path:

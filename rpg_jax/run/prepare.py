@@ -8,7 +8,8 @@ import numpy as np
 from rpg_jax import data
 from rpg_jax.data import datasets, problems
 from rpg_jax.data.folding import Folded, fold
-from rpg_jax.data.sources import FIELDS, open_source
+from rpg_jax.data.gym_problems import PREFIX, families, open_gym
+from rpg_jax.data.sources import FIELDS, listed, open_source
 from rpg_jax.data.templates import TEMPLATES
 from rpg_jax.run import cli
 from rpg_jax.run.target import new_folder, print_summary
@@ -16,13 +17,16 @@ from rpg_jax.storage.logs import Progress
 
 # The flags that the dataset's summary.json records.
 RECORDED = ("source", "name", "tokenizer", "max_prompt", "template", "problem_field", "answer_field", "solution_field")
-RECORDED += ("limit", "data_dir")
+RECORDED += ("limit", "data_dir", "split")
 
 
 def main(options) -> None:
     """Makes the dataset that the flags of `rpg_jax.prepare` describe."""
     start = time.monotonic()
     with cli.door():
+        if options.list_gym:
+            return print_families()
+        options.source = listed(options.source or "")
         check_flags(options)
         target = new_folder(options.target)
         tokenizer = data.load_tokenizer(options.tokenizer, options.chat_template) if options.tokenizer else None
@@ -50,6 +54,12 @@ def main(options) -> None:
     print_summary(str(target), {**counts, "seconds": f"{time.monotonic() - start:.1f}"})
 
 
+def print_families() -> None:
+    """The families of reasoning-gym on stdout, with the defaults of their parameters."""
+    for family, parameters in families().items():
+        print(f"{family}({', '.join(f'{name}={default}' for name, default in parameters.items())})")
+
+
 def check_flags(options) -> None:
     """Raises ValueError for flags that make no sense together."""
     if not options.source or not options.target:
@@ -62,6 +72,13 @@ def check_flags(options) -> None:
         raise ValueError(f"--overlong={options.overlong} needs a limit: give --max_prompt")
     if options.data_dir is not None and not any(title.startswith("tfds:") for title in options.source):
         raise ValueError("--data_dir is where tfds: sources lie, and --source names none")
+    has_gym = any(title.startswith(PREFIX) for title in options.source)
+    if options.split is not None and not has_gym:
+        raise ValueError(f"--split={options.split} is for gym: sources, and --source names none")
+    if options.name is not None and has_gym:
+        raise ValueError(
+            f"--name={options.name}: problems of reasoning-gym have the name of their family, which scores them"
+        )
     for name in ("name", "problem_field", "answer_field"):
         value = getattr(options, name)
         if value is not None and not value.strip():
@@ -75,6 +92,8 @@ def read_sources(options) -> Folded:
         column = getattr(options, f"{kind}_field")
         if column is not None:
             fields[kind] = (column,) if column else ()  # an empty --solution_field= reads no solutions
-    sources = [open_source(title, fields, options.data_dir) for title in options.source]
+    gym = [title for title in options.source if title.startswith(PREFIX)]
+    sources = [open_source(title, fields, options.data_dir) for title in options.source if title not in gym]
+    sources += open_gym(gym, options.split or "train") if gym else []
     with Progress("rows", 0, sum(source.total for source in sources), process_index=0) as progress:
         return fold(sources, TEMPLATES[options.template], options.name, options.conflicts, progress)

@@ -39,15 +39,20 @@ def for_inference(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def read_run(folder: epath.Path, heldout=None, reward: str | None = None) -> tuple[ConfigDict, Run]:
+def read_run(
+    folder: epath.Path, heldout=None, reward: str | None = None, extraction: str | None = None
+) -> tuple[ConfigDict, Run]:
     """The config in a folder of checkpoints, and the run of it, for sampling or export.
 
-    `heldout` (problem sets) and `reward` (a function's name) stand in place of the run's own if they are given.
+    `heldout` (problem sets), `reward` (a function's name) and `extraction` (a rule's) stand in place of the run's own
+    if they are given.
     """
     config = for_inference(workdir.read_config(folder))
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(train=None, heldout=heldout or config.data.heldout)
     config.reward.function = reward or config.reward.function or ("dapo" if heldout else None)
+    if extraction:
+        config.reward.extraction = extraction
     return config, build_run(config)
 
 

@@ -1,0 +1,36 @@
+"""Answers to problems of reasoning-gym, scored by their family; called in a worker process only.
+
+The item is drawn again from what the problem's answer records, because families score with data that JSON cannot hold.
+"""
+
+import functools
+import hashlib
+import json
+
+try:
+    import reasoning_gym
+except ImportError as error:
+    raise ImportError(f"reasoning-gym cannot be imported ({error}); pip install reasoning-gym") from None
+
+_CHUNK = 500  # items of a dataset, as when the problem was drawn
+
+
+def gym(prompt: str, extracted: str, answer: str, task: str) -> float:
+    """The family's `score_answer`, 0..1, of an answer that was taken out of a response. Raises what that raises."""
+    record = json.loads(answer)
+    dataset, entry = _item(record["family"], json.dumps(record["parameters"]), record["seed"], record["index"])
+    digest = hashlib.blake2b(f"{record['family']}\n{entry['question']}".encode(), digest_size=8).hexdigest()
+    if digest != record["digest"]:
+        raise RuntimeError("this version of reasoning-gym draws another question here; prepare the set again")
+    return dataset.score_answer(extracted, entry)
+
+
+@functools.lru_cache(maxsize=256)
+def _dataset(family, parameters, seed):
+    return reasoning_gym.create_dataset(family, seed=seed, size=_CHUNK, **json.loads(parameters))
+
+
+@functools.lru_cache(maxsize=4096)
+def _item(family, parameters, seed, index):
+    dataset = _dataset(family, parameters, seed)
+    return dataset, dataset[index]

@@ -1,0 +1,205 @@
+"""reasoning-gym: how its problems are named, that no question is in both splits, and how its families score answers."""
+
+import json
+from unittest import mock
+
+import pytest
+import test_prepare
+from test_datasets import Words
+from test_prepare import written
+
+from rpg_jax.data import datasets, gym_problems, gym_worker
+from rpg_jax.data.folding import fold
+from rpg_jax.data.gym_problems import Part, open_gym, parse
+from rpg_jax.data.sources import listed
+from rpg_jax.data.templates import TEMPLATES
+from rpg_jax.rewards import Scorer
+from rpg_jax.rewards.answer import EXTRACTIONS
+
+pytest.importorskip("reasoning_gym")
+call = test_prepare.call
+SUMS = "chain_sum(min_terms=2, max_terms=2, max_digits=1"
+
+
+def draw(title, split="train"):
+    """Problems, drawn in this process, where `open_gym` starts another."""
+    with mock.patch.object(gym_problems, "_replies", lambda request, title: gym_worker.problems(**request)):
+        return fold(open_gym([title], split), TEMPLATES["none"]).problems
+
+
+def questions(problems):
+    return {json.loads(problem.prompt)[0]["content"] for problem in problems}
+
+
+def answer_of(problem):
+    return json.loads(problem.answer)["answer"]
+
+
+def test_the_form_of_a_title():
+    title = 'gym:chain_sum(max_terms=2, size=300) + gcd + gym:basic_arithmetic(operators=["+", "-"], seed=3)'
+    assert parse(title) == [
+        Part("chain_sum", {"max_terms": 2}, 0, 300),
+        Part("gcd", {}, 0, 500),
+        Part("basic_arithmetic", {"operators": ["+", "-"]}, 3, 500),
+    ]
+    assert listed(f"data/a, {title},b.parquet") == ["data/a", title, "b.parquet"]
+    assert listed("a(x=(1, 2), y={3}),b") == ["a(x=(1, 2), y={3})", "b"] and listed(" , ") == []
+
+
+@pytest.mark.parametrize(
+    ("title", "message"),
+    [
+        ("gym:", "expected gym:FAMILY"),
+        ("gym:gcd(", "expected gym:FAMILY"),
+        ("gym:gcd * 3", "expected gym:FAMILY"),
+        ("gym:gcd(3)", "expected gym:FAMILY"),
+        ("gym:gcd(**{'a': 1})", "expected gym:FAMILY"),
+        ("gym:__import__('os').system(x=1)", "expected gym:FAMILY"),
+        ("gym:gcd(min_value=open('x'))", "the values of gcd must be numbers, strings"),
+        ("gym:gcd(size=0)", "size of gcd is 0; expected a number in 1..1048576"),
+        ("gym:gcd(seed='a')", "seed of gcd is 'a'; expected a number in 0..2047"),
+    ],
+)
+def test_another_form_is_refused(title, message):
+    with pytest.raises(ValueError, match="gym:") as error:
+        parse(title)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("title", "message"),
+    [
+        ("gym:gdc", "there is no family 'gdc'; python -m rpg_jax.prepare --list_gym shows them"),
+        ("gym:composite", "there is no family 'composite'"),
+        ("gym:gcd(minimum=1)", "gcd has no parameter 'minimum'; there are: min_numbers, max_numbers, min_value"),
+        ("gym:gcd(min_value=0)", "gcd refuses {'min_value': 0}: min_value must be positive"),
+        ("gym:gcd(min_value='a')", "gcd refuses {'min_value': 'a'}: '"),
+        ("gym:products(max_digits=1, max_terms=1, min_terms=1, size=11)", "products has only about 8 train problems"),
+    ],
+)
+def test_what_a_family_refuses_is_one_line(title, message):
+    with pytest.raises(ValueError) as error:
+        draw(title)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_question_is_in_both_splits_whatever_the_seeds():
+    """One-digit sums: few questions, so that every seed draws nearly all of them."""
+    train, other = draw(f"gym:{SUMS}, size=120)"), draw(f"gym:{SUMS}, size=120, seed=1)")
+    heldout = draw(f"gym:{SUMS}, size=12, seed=1) + {SUMS}, size=4, min_digits=1)", "heldout")
+    assert len(questions(train)) == 120 and len(questions(heldout)) == 16
+    assert not questions(heldout) & (questions(train) | questions(other))
+    assert questions(train) != questions(other) and [p.id for p in train] == [
+        p.id for p in draw(f"gym:{SUMS}, size=120)")
+    ]
+    assert {problem.task for problem in train} == {"gym:chain_sum"}
+
+
+def test_items_are_drawn_again_where_they_are_scored():
+    """Of three, the items depend on the hash seed of Python; the data of the last one is not what JSON makes of it."""
+    title = "gym:isomorphic_strings(size=1) + ransom_note(size=1) + word_ladder(size=1) + rearc(size=1)"
+    drawn = fold(open_gym([title], "train"), TEMPLATES["none"]).problems
+    with Scorer(workers=1, timeout_seconds=60.0, extraction="tags") as scorer:
+        scores = scorer.score([(p, f"<answer>{text}</answer>") for p in drawn for text in (answer_of(p), "?")])
+        assert scores.correct.tolist() == [1.0, 0.0] * 4 and not scores.failures
+
+
+@pytest.fixture(scope="module")
+def sums():
+    return draw(f"gym:{SUMS}, size=3)")
+
+
+def test_scores_votes_and_failures(sums):
+    (factors,) = draw("gym:prime_factorization(size=1)")
+    (letters,) = draw("gym:gcd(size=1)")
+    right = [answer_of(problem) for problem in sums]
+    items = [(sums[0], f"Answer: {right[0]}"), (sums[0], f"So it is\nAnswer: **{right[0]}.**"), (sums[1], "Answer: 77")]
+    items += [(sums[1], f"it is {right[1]}"), (factors, "Answer: two times three"), (letters, "Answer: 999983")]
+    with Scorer("dapo", workers=2) as scorer:
+        scores = scorer.score(items)
+        assert scores.correct.tolist() == [1, 1, 0, 0, 0, 0]
+        assert len(scores.failures) == 1 and scores.failures[0].startswith(f"problem {factors.id} (gym:prime_factoriz")
+        assert "ValueError" in scores.failures[0]
+        assert [scorer.vote(*item) for item in items[:4]] == [right[0], right[0], "77", None]
+    with Scorer(workers=1, partial_credit=True) as scorer:
+        credit = scorer.score(items[4:]).correct
+        assert credit[0] == 0 and 0 < credit[1] < 1, "gcd gives half a point for any number"
+
+
+def test_a_function_of_ones_own_scores_these_problems_too(sums, tmp_path):
+    (tmp_path / "mine.py").write_text("def half(prompt, response, answer, task): return 0.5 * task.startswith('gym:')")
+    with Scorer(f"{tmp_path}/mine.py:half", workers=1) as scorer:
+        assert scorer.score([(sums[0], "anything")]).correct.tolist() == [0.5]
+
+
+def test_another_question_at_the_same_place_is_reported(sums):
+    record = json.loads(sums[0].answer) | {"digest": "0" * 16}
+    problem = sums[0].__class__(1, sums[0].task, sums[0].prompt, "", json.dumps(record))
+    with Scorer(workers=1) as scorer:
+        scores = scorer.score([(problem, "Answer: 1")])
+    assert scores.correct[0] == 0 and "draws another question here; prepare the set again" in scores.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "answer"),
+    [
+        ("stated", "1 and 2\nAnswer: **3**.", "3"),
+        ("stated", "It is 3", None),
+        ("boxed", r"so \boxed{x + 1}", "x + 1"),
+        ("tags", "<answer>1</answer> no: <answer>\n2 3\n4 5\n</answer>", "2 3\n4 5"),
+        ("tags", "<answer></answer>", None),
+        ("number", "7 + 8 = 15.", "15"),
+        ("number", "between 3-4, or 1,234.50", "1,234.50"),
+        ("number", "-5 - -3 = -2", "-2"),
+        ("number", "10-3", "3"),
+        ("number", "none", None),
+        ("text", " a b\n", "a b"),
+        ("text", " \n", None),
+    ],
+)
+def test_where_an_answer_is_looked_for(name, response, answer):
+    assert EXTRACTIONS[name](response) == answer
+
+
+def test_an_unknown_rule_is_named():
+    with pytest.raises(ValueError, match="extraction='last' is unknown; known: stated, boxed, tags, number, text"):
+        Scorer(extraction="last")
+
+
+def test_sets_are_loaded_by_title():
+    tokenizer, lines = Words(), []
+    titles = dict(train=f"gym:{SUMS}, size=30)", heldout=f"gym:{SUMS}, size=5, seed=2), gym:gcd(size=4)")
+    sets = datasets.load(**titles, tokenizer=tokenizer, max_prompt=200, wording="none", log=lines.append)
+    train, heldout = sets.problems("train"), sets.problems("heldout")
+    assert len(train) == 30 and [problem.task for problem in heldout] == ["gym:chain_sum"] * 5 + ["gym:gcd"] * 4
+    assert "State the final answer to the following arithmetic problem" in train[0].prompt and not lines
+    with pytest.raises(ValueError, match="data.wording is 'mine'; known: paper, none"):
+        datasets.load(**titles, tokenizer=tokenizer, max_prompt=200, wording="mine")
+
+
+def test_prepare_writes_them(call):
+    source = f"--source=gym:{SUMS}, size=20) + gcd(size=4)"
+    assert call(source, "--target=out", "--template=none")[0] == 0
+    assert call(source.replace("20", "6"), "--target=heldout", "--split=heldout")[0] == 0
+    train, heldout = written("out"), written("heldout")
+    assert [problem.task for problem in train] == ["gym:chain_sum"] * 20 + ["gym:gcd"] * 4
+    assert len(heldout) == 10 and "Remember to put your answer" in heldout[0].prompt
+    assert json.loads(open("heldout/summary.json").read())["split"] == "heldout"
+    for arguments, says in [
+        ([source, "--name=mine"], "--name=mine: problems of reasoning-gym have the name of their family"),
+        (
+            ["--source=gym:gcd(min_value=0)"],
+            "gym:gcd(min_value=0): gcd refuses {'min_value': 0}: min_value must be pos",
+        ),
+        (["--source=gym:gcd("], "gym:gcd(: expected gym:FAMILY(PARAMETER=VALUE, ...) + ..., such as"),
+        (["--source=in.jsonl", "--split=heldout"], "--split=heldout is for gym: sources"),
+    ]:
+        status, _, err = call(*arguments, "--target=refused")
+        assert status == 2 and len(err) == 1 and says in err[0], err
+
+
+def test_families_are_listed(call):
+    status, out, _ = call("--list_gym")
+    lines = out.splitlines()
+    assert status == 0 and len(lines) > 90 and not any(line.startswith("composite") for line in lines)
+    assert "gcd(min_numbers=2, max_numbers=2, min_value=1, max_value=1000)" in lines
