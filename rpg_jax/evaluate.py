@@ -42,7 +42,9 @@ flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; t
 flags.DEFINE_enum(
     "extraction", None, list(EXTRACTIONS), "Where answers to gym: problems are looked for; the run's, or stated."
 )
-flags.DEFINE_enum("wording", "paper", list(TEMPLATES), "What makes a user message of a problem that is text.")
+flags.DEFINE_enum(
+    "wording", None, list(TEMPLATES), "What makes a user message of a problem that is text; the run's, or paper."
+)
 flags.DEFINE_string("tokenizer", None, "Folder of a --checkpoint's tokenizer; its own if unset.")
 flags.DEFINE_string("template", None, "In place of a --checkpoint's chat template: plain, or a Jinja file.")
 flags.DEFINE_string("template_options", "{}", 'Variables of the chat template, as JSON: {"enable_thinking": false}.')

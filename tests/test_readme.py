@@ -61,6 +61,8 @@ def folder(tmp_path_factory):
     "command", [c for c in COMMANDS if c and not c.startswith(SUITE) and c not in VERIFY and not c.startswith(PEERS)]
 )
 def test_command(command, folder):
+    if "gym" in command:
+        pytest.importorskip("reasoning_gym")
     printed = PRINTED.get(command, "")
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
     command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])

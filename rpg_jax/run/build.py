@@ -157,9 +157,8 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
         raise ValueError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
     tokenizer = data.load_tokenizer(folder, config.data.template)
     return data.load(
-        config.data.train, config.data.heldout, tokenizer=tokenizer, max_prompt=config.rollout.max_prompt,
-        overlong=config.data.overlong, template_options=set_keys(config.data.template_options),
-        wording=config.data.wording, log=log,
+        **set_keys(config.data, "tokenizer", "template", "template_options"), tokenizer=tokenizer, log=log,
+        max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options),
     )  # fmt: skip
 
 

@@ -89,7 +89,9 @@ def of_run(options, place: epath.Path) -> Subject:
         options, k=config.evaluation.k, temperature=config.evaluation.temperature, max_prompt=run.rollout.max_prompt,
         max_new=run.rollout.max_new, slots=run.rollout.slots, rows=run.rollout.fresh_prompts, seed=config.seed,
     )  # fmt: skip
-    sets = read_sets(options, run.data.tokenizer, settings["max_prompt"]) if options.data else run.data
+    sets = run.data
+    if options.data:
+        sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.data.get("wording", "paper"))
     shapes = states.abstract(run, partial(states.build_state, run))
     policy = make_sampling_params(run.model, run.optimizer, run.mesh, shapes)
 
@@ -127,15 +129,14 @@ def sampling_settings(options, **defaults) -> dict:
     return {**defaults, **flags, "top_k": options.top_k, "top_p": options.top_p}
 
 
-def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int) -> Sets:
-    """The sets of `--data`, rendered with the tokenizer's chat template."""
+def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording: str = "paper") -> Sets:
+    """The sets of `--data`, rendered with the tokenizer's chat template; `--wording` stands in place of `wording`."""
     try:
         variables = json.loads(options.template_options)
     except json.JSONDecodeError as error:
         raise ValueError(f"--template_options={options.template_options} is not JSON: {error}") from None
-    rendering = dict(
-        tokenizer=tokenizer, overlong=options.overlong, template_options=variables, wording=options.wording
-    )
+    rendering = dict(tokenizer=tokenizer, overlong=options.overlong, template_options=variables)
+    rendering["wording"] = options.wording or wording
     return data.load(None, tuple(options.data), max_prompt=max_prompt, **rendering)
 
 
@@ -144,8 +145,7 @@ def conditions(options, subject: Subject) -> dict:
     sampling = {name: value for name, value in subject.settings.items() if name not in ("slots", "rows")}
     asked = {"data": options.data, "reward": options.reward}
     # Where they are unset, files of an evaluation are those that versions without these flags wrote.
-    asked |= {"extraction": options.extraction} if options.extraction else {}
-    asked |= {"wording": options.wording} if options.wording != "paper" else {}
+    asked |= {name: value for name in ("extraction", "wording") if (value := getattr(options, name)) is not None}
     return {**asked, **sampling}
 
 
