@@ -1,12 +1,14 @@
 """What can be known of the comparisons without the peers: they parse, explain themselves, and fail in a line."""
 
 import ast
+import importlib
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -101,23 +103,65 @@ def test_our_side_takes_a_step_of_every_case(tmp_path):
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import ours\n"
         "shape = dict(vocab=32, hidden=8, mlp=8, layers=1, heads=2, kv_heads=1, head_dim=4)\n"
-        "task = dict(rows=8, prompt=3, new=5, samples=4)\n"
+        "task = dict(rows=8, prompt=3, new=5, samples=4, responses=16, mean=3)\n"
         "for build in ours.BUILDERS.values(): build(shape, task)()\n"
         "print('done', len(ours.BUILDERS))\n"
     )
     command = [sys.executable, str(program), str(ROOT / "third_party/common")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.stdout == "done 3\n", done.stderr
+    assert done.stdout == "done 4\n", done.stderr
 
 
-def test_table_reads_as_measured(tmp_path):
+@pytest.fixture(scope="module")
+def interleave():
     sys.path.insert(0, str(ROOT / "third_party/common"))
     try:
-        import interleave
+        yield importlib.import_module("interleave")
     finally:
         sys.path.pop(0)
+
+
+def test_an_idle_worker_takes_no_time_from_the_other(interleave):
+    """A worker with a thread that spins without end advances during its turns alone."""
+    program = (
+        "import sys, threading, time\n"
+        "threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()\n"
+        "for line in sys.stdin: print('{\"seconds\": 1.0}', flush=True)\n"
+    )
+    command = [sys.executable, "-c", program]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ticks():  # of the processor's time, as /proc counts them: 100 a second
+        fields = pathlib.Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    try:
+        for _ in range(2):
+            assert interleave.turn(worker, "theirs", "update:m1") == {"seconds": 1.0}
+            os.waitpid(worker.pid, os.WUNTRACED)
+            before = ticks()
+            time.sleep(0.3)
+            assert ticks() == before
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_long_tails_have_the_lengths_that_they_name(interleave):
+    task = interleave.TASKS["long_tails"]
+    lengths = interleave.response_lengths(task)
+    assert lengths.shape == (512,) and 1 <= lengths.min() and lengths.max() <= 2048
+    assert abs(lengths.mean() - task["mean"]) < 3 * lengths.std() / 512**0.5
+    assert lengths.max() > 5 * lengths.mean()
+    assert list(lengths[:4]) == [354, 90, 161, 570], "the same with every version of numpy"
+    assert interleave.tokens_per_step("long_tails") == lengths.sum()
+    assert interleave.tokens_per_step("generation") == 32 * 128
+    assert interleave.tokens_per_step("update") == 32 * 160
+
+
+def test_table_reads_as_measured(interleave):
     side = dict(build=0.0, first=2.0, seconds=[1.0, 3.0, 2.0], peak_rss=2e9)
     theirs = {**side, "seconds": [8.0, 8.0, 8.0]}
-    text = interleave.row(json.loads(json.dumps(dict(case="update:m1", peer="trl", ours=side, theirs=theirs))))
+    text = interleave.row(dict(case="update:m1", tokens=5120, peer="trl", ours=side, theirs=theirs))
     assert "4.00 x as fast as trl" in text
     assert "2.000 s [1.000, 3.000]      2,560 tokens/s" in text and "peak  2.00 GB" in text

@@ -5,6 +5,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+import interleave
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,14 +31,18 @@ def random_prompts(shape, rows, length):
 
 
 def generation(shape, task):
+    """Responses of given lengths, `rows` at once: a slot whose response is complete takes the next prompt."""
     model, key = build_model(shape), jax.random.key(0, impl="threefry2x32")
     params = unstack_layers(jax.jit(model.init)(key))
-    prompts = random_prompts(shape, task["rows"], task["prompt"])
+    lengths = interleave.response_lengths(task)
+    prompts = random_prompts(shape, len(lengths), task["prompt"])
+    settings = dict(samples=1, max_new=task["new"], sampling=Sampling.make(), slots=task["rows"], limits=lengths)
     steps = iter(range(10**9))
 
     def step():
-        settings = dict(samples=1, max_new=task["new"], sampling=Sampling.make(), slots=task["rows"])
-        jax.block_until_ready(generate(model, params, prompts, key=key, step=jnp.int32(next(steps)), **settings))
+        rollout = generate(model, params, prompts, key=key, step=jnp.int32(next(steps)), **settings)
+        mask = np.asarray(jax.block_until_ready(rollout).response_mask)
+        assert (mask.sum(-1) == lengths).all()
 
     return step
 
@@ -92,4 +97,4 @@ def rl_step(shape, task):
     return step
 
 
-BUILDERS = {"generation": generation, "update": update, "rl_step": rl_step}
+BUILDERS = {"generation": generation, "long_tails": generation, "update": update, "rl_step": rl_step}

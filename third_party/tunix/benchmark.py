@@ -60,17 +60,21 @@ def random_prompts(shape, rows, length):
 
 
 def generation(shape, task):
+    """Waves of `rows` responses: a batch is generated until its longest response is complete."""
     from tunix.generate import sampler
 
     model, config = build_model(shape)
     cache = sampler.CacheConfig(task["prompt"] + task["new"], config.num_layers, config.num_kv_heads, config.head_dim)
     sample = sampler.Sampler(model, Numbers(), cache)
-    prompts, seeds = random_prompts(shape, task["rows"], task["prompt"]), iter(range(10**9))
+    lengths, rows = interleave.response_lengths(task), task["rows"]
+    prompts, seeds = random_prompts(shape, len(lengths), task["prompt"]), iter(range(10**9))
+    waves = [(prompts[i : i + rows], int(lengths[i : i + rows].max())) for i in range(0, len(lengths), rows)]
 
     def step():
-        settings = dict(temperature=1.0, top_p=1.0, max_prompt_length=task["prompt"], seed=next(seeds))
-        out = sample(prompts, task["new"], **settings)
-        assert all(len(tokens) == task["new"] for tokens in out.tokens)
+        for wave, longest in waves:
+            settings = dict(temperature=1.0, top_p=1.0, max_prompt_length=task["prompt"], seed=next(seeds))
+            out = sample(wave, longest, **settings)
+            assert all(len(tokens) == longest for tokens in out.tokens)
 
     return step
 
@@ -180,4 +184,5 @@ def rl_step(shape, task):
 
 
 if __name__ == "__main__":
-    interleave.main(__file__, "tunix", {"generation": generation, "update": update, "rl_step": rl_step})
+    theirs = {"generation": generation, "long_tails": generation, "update": update, "rl_step": rl_step}
+    interleave.main(__file__, "tunix", theirs)
