@@ -161,6 +161,13 @@ def test_where_an_answer_is_looked_for(name, response, answer):
     assert EXTRACTIONS[name](response) == answer
 
 
+def test_workers_that_problems_need_are_started_at_once():
+    with pytest.raises(ValueError, match="reward function 'gym' cannot be loaded in a worker of memory_mb=128: "):
+        Scorer("dapo", workers=1, memory_mb=128, tasks={"aime24", "gym:gcd"})
+    with Scorer("dapo", workers=1, memory_mb=128, tasks={"aime24"}) as scorer:
+        assert not scorer._pools
+
+
 def test_an_unknown_rule_is_named():
     with pytest.raises(ValueError, match="extraction='last' is unknown; known: stated, boxed, tags, number, text"):
         Scorer(extraction="last")
@@ -173,6 +180,7 @@ def test_sets_are_loaded_by_title():
     train, heldout = sets.problems("train"), sets.problems("heldout")
     assert len(train) == 30 and [problem.task for problem in heldout] == ["gym:chain_sum"] * 5 + ["gym:gcd"] * 4
     assert "State the final answer to the following arithmetic problem" in train[0].prompt and not lines
+    assert sets.tasks == {"gym:chain_sum", "gym:gcd"}
     with pytest.raises(ValueError, match="data.wording is 'mine'; known: paper, none"):
         datasets.load(**titles, tokenizer=tokenizer, max_prompt=200, wording="mine")
 

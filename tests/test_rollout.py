@@ -10,7 +10,7 @@ from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, unstack_layers
 from rpg_jax.rewards import Scorer, Scores, scale_named, voted_answer
-from rpg_jax.training.evaluation import Answered, metrics
+from rpg_jax.training.evaluation import Answered, examples, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
@@ -171,7 +171,9 @@ def test_votes_of_ones_own_function_are_whole_texts_and_partial_credit_is_no_pas
     with Scorer(f"{tmp_path}/mine.py:score", workers=1) as scorer:
         assert [scorer.vote(problem, text) for text in texts] == ["It is 5", "It is 5", "It is 6", None]
         found = metrics([Answered(problem, texts, scores, np.ones(4), np.ones(4), [])], scorer.vote)
+        (example,) = examples([Answered(problem, texts, scores, np.ones(4), np.ones(4), [])], scorer.vote)
     assert found["a/mean@4"] == 0.3125 and found["a/maj@4"] == 0.5 and found["a/pass@4"] == 0
+    assert example["response"] == "It is  5" and example["vote"] == "It is 5" and example["correct"] == 0.5
 
 
 def state_of(step, refreshed_at, kl):

@@ -24,6 +24,7 @@ class Sets:
 
     tokenizer: Tokenizer
     splits: dict[str, grain.MapDataset]
+    tasks: frozenset[str]  # of all problems
 
     def problems(self, split: str) -> grain.MapDataset:
         """The `Problem`s of a split, each rendered when it is indexed; empty if the split has no set."""
@@ -54,9 +55,9 @@ def load(
     if wording not in TEMPLATES:
         raise ValueError(f"data.wording is {wording!r}; known: {', '.join(TEMPLATES)}")
     fit = functools.partial(_fit, tokenizer, max_prompt, overlong, template_options or {}, TEMPLATES[wording], log)
-    training, trained = [], set()
+    training, trained, tasks = [], set(), set()
     if train:
-        dataset, prompts, _ = fit("train", train)
+        dataset, prompts, tasks = fit("train", train)
         training, trained = [dataset], set(prompts)
     evaluated, owners = [], {}
     for title in filter(None, listed(heldout) if isinstance(heldout, str) else heldout):
@@ -71,7 +72,9 @@ def load(
         if repeated := sum(prompt in trained for prompt in prompts):
             log(f"{title}: {repeated} of {len(prompts)} held-out problems are also in the training set {train}")
         evaluated.append(dataset)
-    return Sets(tokenizer, {"train": _joined(training), "heldout": _joined(evaluated)})
+    return Sets(
+        tokenizer, {"train": _joined(training), "heldout": _joined(evaluated)}, frozenset(tasks | owners.keys())
+    )
 
 
 def messages(problem: Problem) -> list[dict]:

@@ -37,9 +37,9 @@ class Scorer:
 
     def __init__(
         self, function=None, workers=2, timeout_seconds=10.0, memory_mb=4096, max_failures=0.25, extraction="stated",
-        partial_credit=False,
+        partial_credit=False, tasks=(),
     ):  # fmt: skip
-        """Checks the settings and starts the workers of `function`; reasoning-gym's start with its first problem.
+        """Checks the settings and starts the workers that `function` and `tasks` need.
 
         Args:
           function: None, each task's own verifier and the DAPO rule for tasks without one; "dapo", "boxed" or
@@ -51,9 +51,10 @@ class Scorer:
             family of reasoning-gym cannot score is wrong and does not count: the policy writes its input.
           extraction: where answers to problems of reasoning-gym are looked for, a name in `answer.EXTRACTIONS`.
           partial_credit: whether their scores between 0 and 1 are kept; otherwise they are 0.
+          tasks: of the problems to come; the workers of those that are not named start with their first problem.
 
         Raises:
-          ValueError: when the function cannot be loaded, or for a setting out of range.
+          ValueError: when a function cannot be loaded, or for a setting out of range.
         """
         if workers < 1:
             raise ValueError(f"reward workers={workers} must be at least 1")
@@ -67,8 +68,9 @@ class Scorer:
         self._extract, self._partial_credit = EXTRACTIONS[extraction], partial_credit
         self._limits = dict(workers=workers, timeout_seconds=timeout_seconds, memory_mb=memory_mb)
         self._pools: dict[str, Pool] = {}
-        if function is not None and function not in RULES:
-            self._pool(function)
+        needed = {self._function_of(task) for task in tasks} | ({function} if function is not None else set())
+        for name in sorted(needed - _IN_PROCESS.keys()):
+            self._pool(name)
 
     def score(self, items: Sequence) -> Scores:
         """Scores N pairs (problem, response); a problem has `id`, `task`, `prompt` and `answer`.
@@ -80,7 +82,7 @@ class Scorer:
         correct, failures = np.zeros(len(items), np.float32), {}
         indices: dict[str, list[int]] = {}
         for index, (problem, _) in enumerate(items):
-            indices.setdefault(self._function_of(problem), []).append(index)
+            indices.setdefault(self._function_of(problem.task), []).append(index)
         for function, chosen in indices.items():
             if rule := _IN_PROCESS.get(function):
                 correct[chosen] = [rule(items[index][1], items[index][0].answer) for index in chosen]
@@ -94,7 +96,7 @@ class Scorer:
 
         What a user's function looks at is not known, so its responses vote with their whole text.
         """
-        function = self._function_of(problem)
+        function = self._function_of(problem.task)
         if function in VERIFIERS:
             return voted_answer(response, final_answer)
         if function in JUDGED:
@@ -102,14 +104,14 @@ class Scorer:
         extracted = self._extract(response) if function == _GYM else response
         return " ".join((extracted or "").split()) or None
 
-    def _function_of(self, problem) -> str:
-        """The name of the rule, verifier or function that scores a problem."""
-        named = self._function is None or self._function in RULES or self._function in _MODULES
-        if problem.task.startswith(f"{_GYM}:") and named:
+    def _function_of(self, task: str) -> str:
+        """The name of the rule, verifier or function that scores a task's problems."""
+        is_ours = self._function is None or self._function in RULES or self._function in _MODULES
+        if task.startswith(f"{_GYM}:") and is_ours:
             return _GYM
         if self._function is not None:
             return self._function
-        return problem.task if problem.task in VERIFIERS else "dapo"
+        return task if task in VERIFIERS else "dapo"
 
     def _ask(self, function: str, items: Sequence) -> tuple[np.ndarray, dict[int, str]]:
         """(scores f32[N], {index: line about a failure}) of pairs (problem, response), from worker processes."""

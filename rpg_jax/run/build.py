@@ -87,7 +87,7 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     longest = rollout.max_prompt + rollout.max_new
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
     # The scorer chooses a verifier by the task's name, and a prepared set may be named like a generated task.
-    default = {} if "tasks" in config.data else {"function": "dapo"}
+    default = {} if "tasks" in config.data else {"function": "dapo", "tasks": problems.tasks}
     scorer = Scorer(**default | set_keys(config.reward, "scale"))
     return Run(mesh, problems, model, scorer, **settings)
 

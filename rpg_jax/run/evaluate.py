@@ -114,13 +114,13 @@ def of_checkpoint(options) -> Subject:
     mesh = parallel.make_mesh(tensor=options.tensor)
     longest = settings["max_prompt"] + settings["max_new"]
     model = build.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)
-    scorer = Scorer(options.reward or "dapo", extraction=options.extraction or "stated")
 
     def find(_):
         return dict(checkpoint=folder), lambda: states.checkpoint_params(folder, model, mesh)
 
-    problems = list(read_sets(options, tokenizer, settings["max_prompt"]).problems("heldout"))
-    return Subject(model, mesh, tokenizer, problems, scorer, settings, find)
+    sets = read_sets(options, tokenizer, settings["max_prompt"])
+    scorer = Scorer(options.reward or "dapo", extraction=options.extraction or "stated", tasks=sets.tasks)
+    return Subject(model, mesh, tokenizer, list(sets.problems("heldout")), scorer, settings, find)
 
 
 def sampling_settings(options, **defaults) -> dict:

@@ -71,7 +71,7 @@ def metrics(answered: list[Answered], vote: Callable[[Problem, str], str | None]
     return row
 
 
-def examples(answered: list[Answered]) -> list[dict]:
+def examples(answered: list[Answered], vote: Callable[[Problem, str], str | None]) -> list[dict]:
     """The first response to the first problem of each task, then to the second of each, `EXAMPLES` in all.
 
     Every evaluation of the same problems chooses the same ones. The dicts are rows of `heldout.jsonl`.
@@ -83,7 +83,8 @@ def examples(answered: list[Answered]) -> list[dict]:
     chosen = sorted(ranked, key=lambda pair: pair[0])[:EXAMPLES]
     return [
         dict(problem=answer.problem.id, task=answer.problem.task, prompt=answer.problem.prompt)
-        | dict(response=answer.texts[0], answer=answer.problem.answer, correct=float(answer.correct[0]))
+        | dict(response=answer.texts[0], vote=vote(answer.problem, answer.texts[0]))
+        | dict(answer=answer.problem.answer, correct=float(answer.correct[0]))
         for _, answer in chosen
     ]
 

@@ -205,7 +205,7 @@ def evaluated(parts: Parts, state: TrainState) -> tuple[dict[str, float], list[d
         return None
     clock.lap("evaluation")
     row = {f"eval/{name}": value for name, value in evaluation.metrics(answered, parts.vote).items()}
-    return row | {"time/evaluation": clock.seconds["evaluation"]}, evaluation.examples(answered)
+    return row | {"time/evaluation": clock.seconds["evaluation"]}, evaluation.examples(answered, parts.vote)
 
 
 def new_totals(seconds: float = 0.0) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def sketch(
     size, checkpoint = config.model.size, config.model.checkpoint
     shape = named(size) if checkpoint is None else huggingface.read_config(checkpoint)
     tokenizer = types.SimpleNamespace(vocab_size=shape.vocab_size, stop_ids=(0,))
-    problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None])
+    problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None], tasks=())
     run = build.build_run(config, devices=devices, problems=problems)
     build.check_rows(config, run)
     # The policies that rollout.delay keeps are in the hosts' memory: no program of a step has them in its state.

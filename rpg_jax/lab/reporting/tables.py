@@ -168,15 +168,18 @@ def responses(variants) -> list:
     table = pd.DataFrame([{"variant": name, **row} for name, run in first.items() if run for row in run.heldout])
     if table.empty:
         return []
+    if "vote" not in table:  # rows of earlier versions
+        table["vote"] = table["response"].map(voted_answer)
+    table["vote"] = table["vote"].fillna("-").astype(str)
     named = ["variant"] if len(variants) > 1 else []
     blocks, key = [Heading("Held-out responses")], ["variant", "task", "problem", "step"]
     table = table.drop_duplicates(key, keep="last")  # an evaluation may be repeated after a resume
     for (task, problem), group in table.groupby(["task", "problem"], sort=False):
         shown = pd.concat(_first_middle_last(rows) for _, rows in group.groupby("variant", sort=False))
         rows = [
-            [*row[named], str(row["step"]), *(Cell(text, "quote") for text in (row["response"], row["given"])),
+            [*row[named], str(row["step"]), *(Cell(text, "quote") for text in (row["response"], row["vote"])),
              f"{row['correct']:g}"]
-            for _, row in shown.assign(given=[voted_answer(text) or "-" for text in shown["response"]]).iterrows()
+            for _, row in shown.iterrows()
         ]  # fmt: skip
         table = Table([*named, "step", "response", "answer", "score"], rows)
         blocks += [Heading(f"{task}, problem {problem}", 3), Quote(group["prompt"].iloc[0].strip()), table]
