@@ -21,8 +21,8 @@ def draw_many(logits, count, threshold=KEEP_ALL, temperature=1.0, batch=256, see
 
     def block(key):
         uniforms = jax.random.uniform(key, (2, batch), minval=2.0**-24, maxval=1 - 2.0**-24)
-        columns = jnp.broadcast_to(jnp.asarray(logits, jnp.float32)[:, None], (len(logits), batch))
-        return draw(columns, temperature, jnp.full(batch, threshold), uniforms)
+        rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (batch, len(logits)))
+        return draw(rows, temperature, jnp.full(batch, threshold), uniforms)
 
     keys = jax.random.split(jax.random.key(seed), -(-count // batch))
     tokens, logp = jax.jit(lambda keys: jax.lax.map(block, keys))(keys)
@@ -54,12 +54,12 @@ def test_every_token_is_drawn_with_its_probability(vocab):
     np.testing.assert_allclose(logp, np.log(probability)[tokens], rtol=0, atol=3e-6)
 
 
-def test_large_vocabulary_is_drawn_evenly_between_and_inside_chunks():
+def test_large_vocabulary_is_drawn_evenly_between_and_inside_lanes():
     vocab = 151_936
     logits = np.random.default_rng(0).normal(size=vocab)
     tokens, logp = draw_many(logits, 12_000)
     index = np.arange(vocab)
-    for bins in (index // 1187, index % 1187 % 97, index % 16, index * 4 // vocab):
+    for bins in (index % 128, index // 128 % 97, index % 16, index * 4 // vocab):
         assert chi_square(tokens, softmax64(logits), bins) > 1e-3
     np.testing.assert_allclose(logp, np.log(softmax64(logits))[tokens], rtol=0, atol=2e-5)
 
@@ -142,18 +142,18 @@ def test_uniforms_are_uniform_and_independent():
 
 
 def test_token_logp_against_float64():
-    logits = np.random.default_rng(1).normal(scale=20, size=(300, 5)).astype(np.float32)
-    token = np.array([0, 299, 7, 100, int(logits[:, 4].argmin())])
-    expected = [np.log(softmax64(logits[:, b])[t]) for b, t in enumerate(token)]
+    logits = np.random.default_rng(1).normal(scale=20, size=(5, 300)).astype(np.float32)
+    token = np.array([0, 299, 7, 100, int(logits[4].argmin())])
+    expected = [np.log(softmax64(logits[b])[t]) for b, t in enumerate(token)]
     np.testing.assert_allclose(token_logp(jnp.asarray(logits), jnp.asarray(token)), expected, rtol=1e-5, atol=1e-5)
 
 
 # Few distinct values make ties; normals make none.
 tied_logits = hnp.arrays(
-    np.float32, (23, 3), elements=st.sampled_from([-40.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 2.0, 9.0])
+    np.float32, (3, 23), elements=st.sampled_from([-40.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 2.0, 9.0])
 )
 logits_arrays = tied_logits | st.integers(0, 2**31).map(
-    lambda seed: np.random.default_rng(seed).normal(scale=4, size=(23, 3)).astype(np.float32)
+    lambda seed: np.random.default_rng(seed).normal(scale=4, size=(3, 23)).astype(np.float32)
 )
 
 
@@ -161,8 +161,8 @@ logits_arrays = tied_logits | st.integers(0, 2**31).map(
 @given(logits=logits_arrays, k=st.integers(1, 30))
 def test_top_k_keeps_what_sorting_keeps(logits, k):
     threshold = np.asarray(top_k_of(jnp.asarray(logits), jnp.int32(k)))
-    expected = np.sort(logits, axis=0)[-min(k, len(logits))]
-    np.testing.assert_array_equal(logits >= threshold, logits >= expected)
+    expected = np.sort(logits, axis=1)[:, -min(k, 23)]
+    np.testing.assert_array_equal(logits >= threshold[:, None], logits >= expected[:, None])
 
 
 @settings(max_examples=100, deadline=None)
@@ -172,27 +172,27 @@ def test_top_k_keeps_what_sorting_keeps(logits, k):
 def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k, temperature):
     settings = jnp.float32(temperature), jnp.int32(k), jnp.float32(p)
     threshold = np.asarray(threshold_of(jnp.asarray(logits), *settings))
-    for column, least in zip(logits.T, threshold, strict=True):
-        left = column >= np.sort(column)[-min(k, 23)] if k else np.ones(23, bool)
-        probability = softmax64(np.where(left, column, -np.inf) / temperature)
-        kept = column >= least
+    for row, least in zip(logits, threshold, strict=True):
+        left = row >= np.sort(row)[-min(k, 23)] if k else np.ones(23, bool)
+        probability = softmax64(np.where(left, row, -np.inf) / temperature)
+        kept = row >= least
         assert kept.any() and not (kept & ~left).any()
         assert probability[kept].sum() >= p - 1e-6
-        without_the_smallest = kept & (column > column[kept].min())
+        without_the_smallest = kept & (row > row[kept].min())
         assert probability[without_the_smallest].sum() < p + 1e-6
 
 
 def test_filters_at_a_large_vocabulary_against_sorting():
-    logits = np.random.default_rng(0).normal(scale=3, size=(151_936, 2)).astype(np.float32)
+    logits = np.random.default_rng(0).normal(scale=3, size=(2, 151_936)).astype(np.float32)
     top_k = np.asarray(top_k_of(jnp.asarray(logits), jnp.int32(1000)))
-    np.testing.assert_array_equal(top_k, np.sort(logits, axis=0)[-1000])
+    np.testing.assert_array_equal(top_k, np.sort(logits, axis=1)[:, -1000])
     top_p = np.asarray(top_p_threshold(jnp.asarray(logits), jnp.float32(1), jnp.float32(0.9), jnp.full(2, -jnp.inf)))
-    for column, least in zip(logits.T, top_p, strict=True):
-        descending = np.sort(column)[::-1]
+    for row, least in zip(logits, top_p, strict=True):
+        descending = np.sort(row)[::-1]
         needed = np.searchsorted(np.cumsum(softmax64(descending)), 0.9) + 1
-        assert abs((column >= least).sum() - needed) <= 2  # float32 sums
+        assert abs((row >= least).sum() - needed) <= 2  # float32 sums
 
 
 def test_filters_that_are_off_keep_everything():
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(50, 4)), jnp.float32)
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 50)), jnp.float32)
     assert (np.asarray(threshold_of(logits, jnp.float32(1), jnp.int32(0), jnp.float32(1))) == -np.inf).all()

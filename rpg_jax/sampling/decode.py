@@ -1,34 +1,30 @@
-"""Continuous batching as functions on explicit state: prefill, refill, decode_step, collect, advance.
+"""Continuous batching as functions on explicit state: collect, grant, admit, decode_step, advance.
 
-N requests wait in a queue, a slot runs one at a time, and idle slots are refilled inside the jitted program. On a mesh
-these functions see one data shard (`parallel.over_rows`): its own queue, prompts and slots. Shards agree on nothing but
-the conditions of loops, so that all of them take the same number of steps.
+N requests wait in a queue, a slot runs one at a time, and idle slots are refilled inside the jitted program. Keys and
+values lie in pages (`pages`, `paged_attention`): a prompt is prefilled once, its full pages are shared by its responses,
+and a response takes a page when it writes the first token there. When none is free, the youngest request gives its pages
+back and waits again; its noise is keyed by its own number and token indices, so it later draws the same tokens.
+
+On a mesh these functions see one data shard (`parallel.over_rows`): its own queue, prompts, slots and pages. Shards agree
+on nothing but the conditions of loops that compute with the model, so that all of them take the same number of steps.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from rpg_jax import parallel
 from rpg_jax.models import Model
-from rpg_jax.models.attention import causal_attention
-from rpg_jax.sampling.cache import KVCache, Prefix, attend, empty_cache, insert, write
+from rpg_jax.sampling import pages
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
 from rpg_jax.sampling.filters import filter_threshold
+from rpg_jax.sampling.paged_attention import Kernel, Pool, table_width
 from rpg_jax.types import Params, Prompts, pytree
 
 STOP_IDS = 8  # size of Sampling.stop_ids
-
-
-@pytree
-class Requests:
-    """The queue: one row for each response to make."""
-
-    prompt: jax.Array  # i32[N], row of the prompts
-    key: jax.Array  # uint32[N, 2], threefry key of its noise
-    max_new: jax.Array  # i32[N], most tokens; 0 marks padding, which is not run
+WAITING, RUNNING, COMPLETE = 0, 1, 2  # a request's status
 
 
 @pytree
@@ -58,85 +54,132 @@ class Sampling:
 
 
 @pytree
-class Responses:
-    """Tokens and their log-probs; a row is a slot's ring of columns, or a request's finished response."""
+class Requests:
+    """The queue: one row for each response to make, prompt-major, the same number for each prompt."""
 
-    tokens: jax.Array  # i32[rows, R]
-    sampler_logp: jax.Array  # f32[rows, R]
-    model_logp: jax.Array  # f32[rows, R]
+    prompt: jax.Array  # i32[N], row of the prompts
+    key: jax.Array  # uint32[N, 2], threefry key of its noise
+    max_new: jax.Array  # i32[N], most tokens; 0 marks padding, which is not run
+
+
+@pytree
+class Responses:
+    """Tokens and their log-probs, one row a request."""
+
+    tokens: jax.Array  # i32[N, R]
+    sampler_logp: jax.Array  # f32[N, R]
+    model_logp: jax.Array  # f32[N, R]
 
 
 @pytree
 class DecodeState:
-    """Everything that decoding reads and writes. R, the ring's length, is the most tokens that a response may have."""
+    """Everything that decoding reads and writes. W pages hold the longest sequence; R is the most tokens of a response."""
 
-    cache: KVCache
-    ring: Responses  # [slots, R], what running requests have drawn, at the columns shared with the cache's ring
+    pools: list[Pool]  # keys and values of each layer, in pages
+    free: pages.Free
+    table: jax.Array  # i32[slots, W], the pages of each slot: full ones of its prompt, then its own
+    shared: jax.Array  # i32[slots], entries that are the prompt's
+    held: jax.Array  # i32[slots], entries in use
+    prompt_table: jax.Array  # i32[P, W]
+    prompt_ready: jax.Array  # bool[P], prefilled and held
     token: jax.Array  # i32[slots], next input
     position: jax.Array  # i32[slots], its index in the row
     request: jax.Array  # i32[slots], -1 idle
     count: jax.Array  # i32[slots], tokens drawn for this request: the index of the next one's noise
     done: jax.Array  # bool[slots], the request is complete; it is collected before the next step
     stopped: jax.Array  # bool[slots], a stop token made it complete
-    step: jax.Array  # i32[], decode steps taken; the next one writes column step mod R of the ring
-    head: jax.Array  # i32[1] on each data shard, the first request of its queue that no slot has taken
-    responses: Responses  # [N, R]
-    length: jax.Array  # i32[N]
+    step: jax.Array  # i32[], decode steps taken
+    preemptions: jax.Array  # i32[1] on each data shard, requests that went back to the queue
+    status: jax.Array  # i32[N]
+    responses: Responses
+    length: jax.Array  # i32[N], of complete responses
     finished: jax.Array  # bool[N], ended by a stop token
 
 
-def start(model: Model, requests: Requests, prefix: Prefix, slots: int, ring: int) -> DecodeState:
-    """The state before the first step: every slot idle, every request in the queue."""
-    rows, prompt_columns = requests.prompt.shape[0], prefix.v[0].shape[2]
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """What stays the same during a rollout and is known when it is compiled; counts are those of one data shard."""
 
-    def blank(rows):
-        return Responses(*(jnp.zeros((rows, ring), dtype) for dtype in (jnp.int32, jnp.float32, jnp.float32)))
+    model: Model
+    kernel: Kernel
+    page_size: int  # tokens of a page
+    chunk: int  # tokens of a prompt that are prefilled at a time
+    prefill_rows: int  # prompts prefilled at a time
 
-    zeros = jnp.zeros(slots, jnp.int32)
+
+@pytree
+class Inputs:
+    """The arrays that a rollout reads."""
+
+    params: Params  # unstacked
+    prompts: Prompts
+    requests: Requests
+    sampling: Sampling
+    model_temperature: jax.Array  # f32[]
+
+
+def start(
+    sampler: Sampler, prompts: Prompts, requests: Requests, slots: int, max_new: int, cache_pages: int
+) -> DecodeState:
+    """The state before the first step: every slot idle, every request in the queue, every page free."""
+    config, (prompt_count, columns) = sampler.model.config, prompts.tokens.shape
+    width = table_width(columns + max_new, sampler.page_size)
+    rows = requests.prompt.shape[0]
+    zeros, none = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
     return DecodeState(
-        cache=empty_cache(model, slots, prompt_columns + ring),
-        ring=blank(slots),
+        pools=[
+            sampler.kernel.empty(config, sampler.model.dtype, cache_pages, sampler.page_size)
+            for _ in range(config.layers)
+        ],
+        free=pages.all_free(cache_pages, width),
+        table=jnp.zeros((slots, width), jnp.int32),
+        shared=zeros,
+        held=zeros,
+        prompt_table=jnp.zeros((prompt_count, width), jnp.int32),
+        prompt_ready=jnp.zeros(prompt_count, bool),
         token=zeros,
         position=zeros,
         request=zeros - 1,
         count=zeros,
-        done=zeros > 0,
-        stopped=zeros > 0,
+        done=none,
+        stopped=none,
         step=jnp.int32(0),
-        head=jnp.zeros(1, jnp.int32),
-        responses=blank(rows),
+        preemptions=jnp.zeros(1, jnp.int32),
+        status=jnp.where(requests.max_new > 0, WAITING, COMPLETE),
+        responses=Responses(*(jnp.zeros((rows, max_new), dtype) for dtype in (jnp.int32, jnp.float32, jnp.float32))),
         length=jnp.zeros(rows, jnp.int32),
         finished=jnp.zeros(rows, bool),
     )
 
 
-def prefill(model: Model, params: Params, prompts: Prompts, rows: int) -> Prefix:
-    """Runs the prompts through the model, at most `rows` of them at a time, with no vocabulary projection.
+def extend(
+    sampler: Sampler, params: Params, pools: list[Pool], table: jax.Array, tokens: jax.Array, first: jax.Array,
+    count: jax.Array,
+) -> tuple[jax.Array, list[Pool]]:  # fmt: skip
+    """Runs C more tokens of each row through the model, and keeps their keys and values.
 
     Args:
-      params: unstacked tree; prompts: P rows.
+      table: i32[R, W], pages of each row; tokens: i32[R, C].
+      first: i32[R], position of tokens[:, 0]; count: i32[R], how many of the C are meant, 0 for an idle row.
 
     Returns:
-      P rows.
+      final hidden states [R, C, hidden] and the pools.
     """
+    size = sampler.page_size
+    steps = jnp.arange(tokens.shape[1])
+    position = first[:, None] + steps  # [R, C]
+    page = jnp.take_along_axis(table, jnp.minimum(position // size, table.shape[1] - 1), axis=1)
+    beyond = jax.tree.leaves(pools[0])[0].size  # no page: what is written there is dropped
+    page = jnp.where(steps < count[:, None], page, beyond).reshape(-1)
+    offset = (position % size).reshape(-1)
+    start = jnp.where(count > 0, first, -1)
 
-    def keep(layer, q, k, v):  # each [rows, Tp, heads, head_dim]; k and v are kept in the layout of `Prefix`
-        return causal_attention(q, k, v), (jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2))
+    def write_and_attend(layer, q, k, v):  # each [R, C, heads, head_dim]
+        k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
+        pool = sampler.kernel.write(pools[layer], k, v, page, offset)
+        return sampler.kernel.attend(q, pool, table, start, size), pool
 
-    def chunk(tokens):  # i32[rows, Tp]
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        _, kept = model.cached(params, tokens, positions, keep)
-        return [k for k, _ in kept], [v for _, v in kept]
-
-    count, columns = prompts.tokens.shape
-    chunks = -(-count // rows)
-    rows = -(-count // chunks)  # chunks of nearly equal size: the last one is hardly padded
-    tokens = jnp.pad(prompts.tokens, ((0, chunks * rows - count), (0, 0)))
-    k, v = jax.lax.map(chunk, tokens.reshape(chunks, rows, columns))  # of each layer [chunks, rows, kv_heads, ...]
-    k, v = jax.tree.map(lambda x: x.reshape(chunks * rows, *x.shape[2:])[:count], (k, v))
-    length = prompts.mask.sum(-1, dtype=jnp.int32)
-    last = jnp.take_along_axis(prompts.tokens, length[:, None] - 1, axis=1)[:, 0]
-    return Prefix(k, v, length, last)
+    return sampler.model.cached(params, tokens, position, write_and_attend)
 
 
 def sample(
@@ -145,7 +188,7 @@ def sample(
     """Draws one token a row: temperature, then top-k, then top-p.
 
     Args:
-      logits: f32[V, B]; keys: uint32[B, 2]; counts: i32[B], tokens drawn before; model_temperature: f32[].
+      logits: f32[B, V]; keys: uint32[B, 2]; counts: i32[B], tokens drawn before; model_temperature: f32[].
 
     Returns:
       token i32[B]; sampler_logp f32[B], under the distribution drawn from (0 when greedy); model_logp f32[B], under
@@ -157,7 +200,7 @@ def sample(
         return draw(logits, sampling.temperature, threshold, token_uniforms(keys, counts))
 
     def greedy(logits):
-        return jnp.argmax(logits, axis=0).astype(jnp.int32), jnp.zeros(logits.shape[1:], logits.dtype)
+        return jnp.argmax(logits, axis=1).astype(jnp.int32), jnp.zeros(logits.shape[:1], logits.dtype)
 
     token, sampler_logp = jax.lax.cond(sampling.temperature > 0, drawn, greedy, logits)
     unfiltered = (sampling.top_k == 0) & (sampling.top_p == 1) & (sampling.temperature == model_temperature)
@@ -167,103 +210,251 @@ def sample(
     return token, sampler_logp, model_logp
 
 
-def decode_step(
-    model: Model,
-    params: Params,
-    requests: Requests,
-    sampling: Sampling,
-    model_temperature: jax.Array,
-    state: DecodeState,
-) -> DecodeState:
-    """Every slot reads one token and draws the next. Idle slots compute too, but nothing that they write is read."""
+def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+    """Every slot reads one token and draws the next. Idle slots compute too, but nothing that they write is kept."""
     running = state.request >= 0  # [slots]
-    ring_column = state.step % state.ring.tokens.shape[1]
-    column = state.cache.position.shape[1] - state.ring.tokens.shape[1] + ring_column
-    position = jax.lax.dynamic_update_slice(
-        state.cache.position, jnp.where(running, state.position, -1)[:, None], (0, column)
-    )
-    visible = position >= 0  # [slots, capacity]
-
-    def write_and_attend(layer, q, k, v):  # each [slots, 1, heads, head_dim]
-        keys, values = write(state.cache.k[layer], state.cache.v[layer], k, v, column)
-        return attend(q, keys, values, visible), (keys, values)
-
-    hidden, kept = model.cached(params, state.token[:, None], state.position[:, None], write_and_attend)
+    hidden, pools = extend(
+        sampler, inputs.params, state.pools, state.table, state.token[:, None], state.position,
+        running.astype(jnp.int32),
+    )  # fmt: skip
     request = jnp.maximum(state.request, 0)  # [slots], an index even where idle
-    logits = model.logits(params, hidden[:, 0]).T  # [V, slots]
-    drawn = sample(logits, requests.key[request], state.count, sampling, model_temperature)
-    token, count = drawn[0], state.count + running
-    ring = jax.tree.map(
-        lambda ring, new: jax.lax.dynamic_update_slice(ring, new[:, None], (0, ring_column)),
-        state.ring,
-        Responses(*drawn),
-    )
-    stopped = running & (token[:, None] == sampling.stop_ids).any(-1)  # [slots]
+    logits = sampler.model.logits(inputs.params, hidden[:, 0])  # [slots, V]
+    keys = inputs.requests.key[request]
+    drawn = Responses(*sample(logits, keys, state.count, inputs.sampling, inputs.model_temperature))
+    row = jnp.where(running, request, state.status.size)  # out of range: dropped
+    responses = jax.tree.map(lambda rows, new: rows.at[row, state.count].set(new, mode="drop"), state.responses, drawn)
+    token, count = drawn.tokens, state.count + running
+    stopped = running & (token[:, None] == inputs.sampling.stop_ids).any(-1)  # [slots]
     return dataclasses.replace(
         state,
-        cache=KVCache([k for k, _ in kept], [v for _, v in kept], position),
-        ring=ring,
+        pools=pools,
+        responses=responses,
         token=token,
         position=state.position + running,
         count=count,
-        done=running & (stopped | (count >= requests.max_new[request])),
+        done=running & (stopped | (count >= inputs.requests.max_new[request])),
         stopped=stopped,
         step=state.step + 1,
     )
 
 
-def collect(state: DecodeState) -> DecodeState:
-    """Copies every complete response out of its slot's ring, and leaves the slot idle."""
-    slots, ring = state.ring.tokens.shape
-    order = jnp.argsort(~state.done, stable=True)  # [slots], complete ones first
-    offsets = jnp.arange(ring)
+def over(mask: jax.Array, body: Callable, carry):
+    """body(index i32[], carry) for every index at which bool[n] is true, in ascending order."""
+    order = jnp.argsort(~mask, stable=True)
+    return jax.lax.fori_loop(0, mask.sum(), lambda n, carry: body(order[n], carry), carry)
 
-    def copy(index, collected):
-        responses, length, finished = collected
-        slot = order[index]
-        request, count = state.request[slot], state.count[slot]
-        columns = (state.step - count + offsets) % ring  # [R]: it drew at each of the last `count` steps
-        responses = jax.tree.map(
-            lambda rows, rings: rows.at[request].set(jnp.where(offsets < count, rings[slot, columns], 0)),
-            responses,
-            state.ring,
+
+def leave(state: DecodeState, slots: jax.Array, status: int) -> DecodeState:
+    """The slots that are true in bool[slots] give their own pages back and are idle; their requests get `status`."""
+    free = over(
+        slots,
+        lambda slot, free: pages.give_back(free, state.table, slot, state.shared[slot], state.held[slot]),
+        state.free,
+    )
+    row = jnp.where(slots, state.request, state.status.size)
+    return dataclasses.replace(
+        state,
+        free=free,
+        status=state.status.at[row].set(status, mode="drop"),
+        request=jnp.where(slots, -1, state.request),
+        done=state.done & ~slots,
+    )
+
+
+def prompt_tokens(prompts: Prompts) -> jax.Array:
+    """i32[P], prompt tokens whose keys and values are prefilled: all but the last, which is the first decode input."""
+    return prompts.mask.sum(-1, dtype=jnp.int32) - 1
+
+
+def drop_prompts(sampler: Sampler, prompts: Prompts, state: DecodeState, drop: jax.Array) -> DecodeState:
+    """The prompts that are true in bool[P] give their pages back."""
+    drop &= state.prompt_ready
+    held = -(-prompt_tokens(prompts) // sampler.page_size)  # [P]
+    free = over(
+        drop, lambda row, free: pages.give_back(free, state.prompt_table, row, jnp.int32(0), held[row]), state.free
+    )
+    return dataclasses.replace(state, free=free, prompt_ready=state.prompt_ready & ~drop)
+
+
+def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+    """Complete responses leave their slots, and prompts that no request needs any more leave the cache."""
+    row = jnp.where(state.done, state.request, state.status.size)
+    state = dataclasses.replace(
+        state,
+        length=state.length.at[row].set(state.count, mode="drop"),
+        finished=state.finished.at[row].set(state.stopped, mode="drop"),
+    )
+    state = leave(state, state.done, COMPLETE)
+    needed = (state.status != COMPLETE).reshape(state.prompt_ready.size, -1).any(1)  # [P]
+    return drop_prompts(sampler, inputs.prompts, state, ~needed)
+
+
+def needs_page(sampler: Sampler, state: DecodeState) -> jax.Array:
+    """bool[slots], whether the next token begins a page that the slot does not hold yet."""
+    return (state.request >= 0) & (state.position >= state.held * sampler.page_size)
+
+
+def idle_prompts(state: DecodeState) -> jax.Array:
+    """bool[P], ready prompts of which no response runs, except that of the first request that waits."""
+    by_prompt = state.status.reshape(state.prompt_ready.size, -1)  # [P, samples]
+    first = jnp.arange(state.prompt_ready.size) == jnp.argmax((by_prompt == WAITING).any(1))
+    return state.prompt_ready & ~first & ~(by_prompt == RUNNING).any(1)
+
+
+def grant(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+    """Every running slot gets the page that it needs; the youngest requests go back to the queue where none is left."""
+
+    def short(state):
+        return needs_page(sampler, state).sum() > state.free.count[0]
+
+    def preempt(state):
+        youngest = jnp.arange(state.request.size) == jnp.argmax(state.request)
+        return dataclasses.replace(leave(state, youngest, WAITING), preemptions=state.preemptions + 1)
+
+    state = drop_prompts(sampler, inputs.prompts, state, idle_prompts(state) & short(state))
+    state = jax.lax.while_loop(short, preempt, state)
+    needs = needs_page(sampler, state)
+    free, table = pages.take_one_each(state.free, state.table, needs, state.held)
+    return dataclasses.replace(state, free=free, table=table, held=state.held + needs)
+
+
+@pytree
+class Admission:
+    """Which requests idle slots take next, and which prompts are prefilled before."""
+
+    request: jax.Array  # i32[slots]; the first `count` are meant, in the order of the queue
+    count: jax.Array  # i32[]
+    load: jax.Array  # bool[P], prompts to prefill: those that these requests need, and others that fit beside
+    waits: jax.Array  # bool[], whether one of these requests needs a prompt that is not ready
+
+
+def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission:
+    """The longest run of waiting requests, in order, for which idle slots and free pages suffice.
+
+    A request starts only if another page is left for every response that may still need one, so that it is not sent
+    back at once; if nothing runs, it starts anyway.
+    """
+    size, requests, prompts = sampler.page_size, inputs.requests, state.prompt_ready.size
+    tokens = prompt_tokens(inputs.prompts)  # [P]
+    running = state.request >= 0  # [slots]
+    rank = jnp.arange(running.size)
+    candidate = jnp.searchsorted(jnp.cumsum(state.status == WAITING), rank + 1)  # [slots], the n-th that waits
+    valid = (rank < (~running).sum()) & (candidate < state.status.size)
+    request = jnp.minimum(candidate, state.status.size - 1)
+    prompt = requests.prompt[request]
+
+    def most(request):  # pages that a response can need at most, beside full ones of its prompt
+        begin = tokens[requests.prompt[request]]
+        return (begin + requests.max_new[request] - 1) // size + 1 - begin // size
+
+    prompt_pages = -(-tokens // size)  # [P]
+    leads = jnp.concatenate([jnp.ones(1, bool), prompt[1:] != prompt[:-1]])  # the first of its prompt
+    load = jnp.where(leads & ~state.prompt_ready[prompt], prompt_pages[prompt], 0)
+    own = state.held - state.shared
+    may_grow = running & (own < most(jnp.maximum(state.request, 0)))
+    budget = state.free.count[0] - may_grow.sum()
+    total = jnp.cumsum(jnp.where(valid, 1 + (most(request) > 1) + load, 0))  # [slots], with a page to grow
+    alone = ~running.any() & (rank == 0) & (1 + load <= state.free.count[0])
+    starts = valid & ((total <= budget) | alone)
+    needed = (
+        jnp.zeros(prompts, bool).at[jnp.where(starts, prompt, prompts)].set(True, mode="drop") & ~state.prompt_ready
+    )
+    beside = (state.status == WAITING).reshape(prompts, -1).any(1) & ~state.prompt_ready & ~needed
+    left = budget - jnp.max(jnp.where(starts, total, 0))
+    beside &= jnp.cumsum(jnp.where(beside, prompt_pages, 0)) <= left
+    return Admission(request, starts.sum(), needed | beside, needed.any())
+
+
+def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax.Array) -> DecodeState:
+    """Prefills the first `prefill_rows` of the prompts that are true in bool[P]; there must be pages for them."""
+    size, columns = sampler.page_size, inputs.prompts.tokens.shape[1]
+    count = load.size
+    target = jnp.searchsorted(
+        jnp.cumsum(load), jnp.arange(sampler.prefill_rows) + 1
+    )  # [R], `count` where there is none
+    row = jnp.minimum(target, count - 1)
+    tokens = jnp.where(target < count, prompt_tokens(inputs.prompts)[row], 0)  # [R]
+
+    def take(n, carry):
+        return pages.take(*carry, row[n], jnp.int32(0), -(-tokens[n] // size))
+
+    free, table = jax.lax.fori_loop(0, (target < count).sum(), take, (state.free, state.prompt_table))
+    padding = -columns % sampler.chunk
+    text = jnp.pad(inputs.prompts.tokens[row], ((0, 0), (0, padding)))  # [R, columns rounded up]
+
+    def chunk(carry):
+        index, pools = carry
+        begin = index * sampler.chunk
+        part = jax.lax.dynamic_slice_in_dim(text, begin, sampler.chunk, axis=1)
+        meant = jnp.clip(tokens - begin, 0, sampler.chunk)
+        _, pools = extend(sampler, inputs.params, pools, table[row], part, jnp.full_like(tokens, begin), meant)
+        return index + 1, pools
+
+    chunks = jax.lax.pmax(-(-jnp.max(tokens) // sampler.chunk), parallel.ROW_AXES)
+    _, pools = jax.lax.while_loop(lambda carry: carry[0] < chunks, chunk, (jnp.int32(0), state.pools))
+    ready = state.prompt_ready.at[target].set(True, mode="drop")
+    return dataclasses.replace(state, pools=pools, free=free, prompt_table=table, prompt_ready=ready)
+
+
+def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+    """Idle slots take the next requests of the queue, as far as pages suffice; their prompts are prefilled before."""
+    size, requests = sampler.page_size, inputs.requests
+
+    def plan(state):
+        """(whether some shard prefills first, what to admit, whether prompts that nobody runs must make room)."""
+        next_ones = admission(sampler, inputs, state)
+        stuck = (state.request < 0).all() & (next_ones.count == 0) & idle_prompts(state).any()
+        return agreed(next_ones.waits | stuck)[0], next_ones, stuck
+
+    def load(carry):
+        (_, next_ones, stuck), state = carry
+        state = drop_prompts(sampler, inputs.prompts, state, idle_prompts(state) & stuck)
+        state = load_prompts(sampler, inputs, state, next_ones.load & ~stuck)
+        return plan(state), state
+
+    (_, admitted, _), state = jax.lax.while_loop(lambda carry: carry[0][0], load, (plan(state), state))
+    tokens = prompt_tokens(inputs.prompts)  # [P]
+    slots = jnp.argsort(state.request >= 0, stable=True)  # idle ones first
+
+    def place(n, carry):
+        """Slot n shares the full pages of its prompt, and gets a page of its own with what the last one holds."""
+        pools, free, table = carry
+        slot, prompt = slots[n], requests.prompt[admitted.request[n]]
+        full = tokens[prompt] // size
+        table = table.at[slot].set(state.prompt_table[prompt])
+        free, table = pages.take(free, table, slot, full, jnp.int32(1))
+        source, target = state.prompt_table[prompt, full], table[slot, full]
+        pools = jax.lax.cond(
+            tokens[prompt] % size > 0,
+            lambda pools: [sampler.kernel.copy(pool, source, target) for pool in pools],
+            lambda pools: pools,
+            pools,
         )
-        return responses, length.at[request].set(count), finished.at[request].set(state.stopped[slot])
+        return pools, free, table
 
-    responses, length, finished = jax.lax.fori_loop(
-        0, state.done.sum(), copy, (state.responses, state.length, state.finished)
-    )
+    pools, free, table = jax.lax.fori_loop(0, admitted.count, place, (state.pools, state.free, state.table))
+    rank = jnp.arange(slots.size)
+    target = jnp.where(rank < admitted.count, slots, slots.size)  # [slots], out of range: dropped
+    prompt = requests.prompt[admitted.request]
+    last = jnp.take_along_axis(inputs.prompts.tokens, tokens[:, None], axis=1)[:, 0]  # [P]
+
+    def put(array, values):
+        return array.at[target].set(values, mode="drop")
+
+    row = jnp.where(rank < admitted.count, admitted.request, state.status.size)
     return dataclasses.replace(
         state,
-        responses=responses,
-        length=length,
-        finished=finished,
-        request=jnp.where(state.done, -1, state.request),
-        done=jnp.zeros(slots, bool),
-    )
-
-
-def refill(requests: Requests, prefix: Prefix, state: DecodeState) -> DecodeState:
-    """Every idle slot takes the next request of the queue, if there is one."""
-    idle = state.request < 0  # all [slots] from here on
-    candidate = state.head + jnp.cumsum(idle) - 1  # the n-th idle slot takes the n-th request that waits
-    taken = idle & (candidate < requests.prompt.size)
-    request = jnp.where(taken, candidate, state.request)
-    prompt = requests.prompt[jnp.maximum(request, 0)]
-    order = jnp.argsort(~taken, stable=True)  # refilled slots first
-    cache = jax.lax.fori_loop(
-        0, taken.sum(), lambda index, cache: insert(cache, prefix, prompt[order[index]], order[index]), state.cache
-    )
-    return dataclasses.replace(
-        state,
-        cache=cache,
-        token=jnp.where(taken, prefix.last[prompt], state.token),
-        position=jnp.where(taken, prefix.length[prompt] - 1, state.position),
-        request=request,
-        count=jnp.where(taken, 0, state.count),
-        done=taken & (requests.max_new[jnp.maximum(request, 0)] == 0),
-        stopped=state.stopped & ~taken,
-        head=state.head + taken.sum(),
+        pools=pools,
+        free=free,
+        table=table,
+        shared=put(state.shared, tokens[prompt] // size),
+        held=put(state.held, tokens[prompt] // size + 1),
+        token=put(state.token, last[prompt]),
+        position=put(state.position, tokens[prompt]),
+        request=put(state.request, admitted.request),
+        count=put(state.count, 0),
+        stopped=put(state.stopped, False),
+        status=state.status.at[row].set(RUNNING, mode="drop"),
     )
 
 
@@ -273,26 +464,25 @@ def agreed(*conditions: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(held > 0)
 
 
-def unfinished(requests: Requests, state: DecodeState) -> jax.Array:
+def unfinished(state: DecodeState) -> jax.Array:
     """Whether a request waits or runs on any shard: bool[]."""
-    return agreed((state.head < requests.prompt.size).any() | (state.request >= 0).any())[0]
+    return agreed((state.status != COMPLETE).any())[0]
 
 
-def undisturbed(state: DecodeState) -> jax.Array:
-    """Whether on all shards together some slot runs and none is complete: bool[]."""
-    running, done = agreed((state.request >= 0).any(), state.done.any())
-    return running & ~done
+def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
+    """Whether on all shards together some slot runs, and none is complete or needs a page: bool[]."""
+    running, disturbed = agreed((state.request >= 0).any(), (state.done | needs_page(sampler, state)).any())
+    return running & ~disturbed
 
 
 def advance(
-    model: Model, params: Params, requests: Requests, prefix: Prefix, sampling: Sampling,
-    model_temperature: jax.Array, state: DecodeState, max_steps: jax.Array,
-) -> tuple[jax.Array, DecodeState]:  # fmt: skip
+    sampler: Sampler, inputs: Inputs, state: DecodeState, max_steps: jax.Array
+) -> tuple[jax.Array, DecodeState]:
     """Decodes until all requests are complete, or for at most `max_steps` steps (i32[], traced).
 
-    The outer loop collects complete responses and refills their slots; the inner one decodes until some response is
-    complete. Both carry whether to go on beside the state: in a loop's condition, the collective that decides it would
-    not be ordered with those of the body.
+    The outer loop collects complete responses, grants pages and refills slots; the inner one decodes until some
+    response is complete or needs a page. Both carry whether to go on beside the state: in a loop's condition, the
+    collective that decides it would not be ordered with those of the body.
 
     Returns:
       whether requests are left, bool[], and the state.
@@ -303,12 +493,17 @@ def advance(
         return carry[0] & (carry[1].step < end)
 
     def decode(carry):
-        state = decode_step(model, params, requests, sampling, model_temperature, carry[1])
-        return undisturbed(state), state
+        state = decode_step(sampler, inputs, carry[1])
+        return undisturbed(sampler, state), state
+
+    def turn_over(state):
+        for change in (collect, grant, admit):
+            state = change(sampler, inputs, state)
+        return state
 
     def turn_over_and_decode(carry):
-        state = refill(requests, prefix, collect(carry[1]))
-        _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(state), state))
-        return unfinished(requests, state), state
+        state = turn_over(carry[1])
+        _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(sampler, state), state))
+        return unfinished(state), state
 
-    return jax.lax.while_loop(goes_on, turn_over_and_decode, (unfinished(requests, state), state))
+    return jax.lax.while_loop(goes_on, turn_over_and_decode, (unfinished(state), state))

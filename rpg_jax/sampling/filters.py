@@ -8,19 +8,21 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from rpg_jax.sampling.draw import fold, over_vocabulary
+
 
 def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
     """The smallest logit kept by temperature, then top-k, then top-p (of the tokens that top-k kept, renormalized).
 
     Args:
-      logits: f32[V, B]; temperature: f32[], positive.
+      logits: f32[B, V]; temperature: f32[], positive.
       top_k: i32[], keep the k largest; 0 is off.
       top_p: f32[], keep the fewest largest whose mass is at least p; 1 is off.
 
     Returns:
       f32[B]; -inf where every token is kept. A filter that is off costs nothing.
     """
-    nothing = jnp.full(logits.shape[1:], -jnp.inf, logits.dtype)
+    nothing = jnp.full(logits.shape[:1], -jnp.inf, logits.dtype)
     threshold = jax.lax.cond(top_k > 0, top_k_threshold, lambda logits, k: nothing, logits, top_k)
     return jax.lax.cond(
         top_p < 1, top_p_threshold, lambda logits, t, p, above: above, logits, temperature, top_p, threshold
@@ -28,33 +30,37 @@ def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array
 
 
 def top_k_threshold(logits: jax.Array, k: jax.Array) -> jax.Array:
-    """The k-th largest logit of each column, exactly; the smallest if there are fewer. f32[V, B], i32[] -> f32[B]."""
-    ranks = _ordered(logits)  # i32[V, B]
+    """The k-th largest logit of each row, exactly; the smallest if there are fewer. f32[B, V], i32[] -> f32[B]."""
+    ranks = _ordered(fold(logits))  # i32[B, rows, LANES]
 
-    def enough(candidate):
-        return jnp.sum(jnp.where(ranks >= candidate, 1.0, 0.0), axis=0) >= k  # exact up to 2^24, faster than integers
+    def enough(candidate):  # exact up to 2^24, faster than integers
+        return over_vocabulary(jnp.sum, jnp.where(ranks >= candidate[:, None, None], 1.0, 0.0)) >= k
 
-    return _unordered(_bisect(enough, ranks.min(axis=0), ranks.max(axis=0)))
+    lowest = over_vocabulary(jnp.min, _ordered(fold(logits, jnp.inf)))
+    return _unordered(_bisect(enough, lowest, over_vocabulary(jnp.max, ranks)))
 
 
 def top_p_threshold(logits: jax.Array, temperature: jax.Array, p: jax.Array, above: jax.Array) -> jax.Array:
     """The largest threshold that keeps a share p of the mass of logits >= above.
 
     Args:
-      logits: f32[V, B]; temperature, p: f32[]; above: f32[B], at most the column's largest logit.
+      logits: f32[B, V]; temperature, p: f32[]; above: f32[B], at most the row's largest logit.
 
     Returns:
       f32[B], at least `above`.
     """
-    mass = jnp.where(logits >= above, jnp.exp((logits - jnp.max(logits, axis=0)) / temperature), 0.0)
-    needed = p * jnp.sum(mass, axis=0)
-    ranks = _ordered(mass)  # i32[V, B]
+    folded = fold(logits)
+    largest = over_vocabulary(jnp.max, folded)[:, None, None]
+    kept = folded >= above[:, None, None]
+    mass = jnp.where(kept, jnp.exp((folded - largest) / temperature), 0.0)  # [B, rows, LANES]
+    needed = p * over_vocabulary(jnp.sum, mass)
+    ranks = _ordered(mass)
 
     def enough(candidate):
-        return jnp.sum(jnp.where(ranks >= candidate, mass, 0.0), axis=0) >= needed
+        return over_vocabulary(jnp.sum, jnp.where(ranks >= candidate[:, None, None], mass, 0.0)) >= needed
 
-    least = _bisect(enough, jnp.zeros_like(ranks[0]), ranks.max(axis=0))
-    return jnp.min(logits, axis=0, where=(ranks >= least) & (logits >= above), initial=jnp.inf)
+    least = _bisect(enough, jnp.zeros(logits.shape[:1], jnp.int32), over_vocabulary(jnp.max, ranks))
+    return over_vocabulary(jnp.min, jnp.where((ranks >= least[:, None, None]) & kept, folded, jnp.inf))
 
 
 def _bisect(enough: Callable[[jax.Array], jax.Array], lowest: jax.Array, highest: jax.Array) -> jax.Array:

@@ -13,12 +13,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rpg_jax import parallel
 from rpg_jax.models import Model
 from rpg_jax.parallel import REPLICATED, ROWS
-from rpg_jax.sampling import decode
-from rpg_jax.sampling.cache import KVCache, Prefix
+from rpg_jax.sampling import decode, paged_attention
 from rpg_jax.sampling.draw import request_key
 from rpg_jax.types import Params, Prompts, Rollout
 
-PREFILL_ROWS = 64  # prompts run at once before decoding, over all shards, unless the caller says otherwise
+PAGE_SIZE = 128  # tokens of a page, unless the caller says otherwise
+PREFILL_TOKENS = 256  # prefilled at once on each shard, unless the caller says otherwise
 
 
 def generate(
@@ -35,13 +35,15 @@ def generate(
     limits: jax.Array | np.ndarray | None = None,
     temperature_model: float | jax.Array | None = None,
     segment: int = 256,
-    prefill_rows: int = PREFILL_ROWS,
+    prefill_rows: int | None = None,
+    page_size: int = PAGE_SIZE,
+    cache_pages: int | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Rollout:
     """Samples `samples` responses to each prompt.
 
-    A response's tokens depend on (key, step, problem, sample) and on the parameters, but not on slots, segments, the
-    order of prompts or their layout on a mesh. Each data shard works through its own prompts in its own slots.
+    A response's tokens depend on (key, step, problem, sample) and on the parameters, but not on slots, pages, segments,
+    the order of prompts or their layout on a mesh. Each data shard works through its own prompts in its own slots.
 
     Args:
       params: the model's tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype.
@@ -49,12 +51,15 @@ def generate(
       key: threefry2x32 key of the run; step: i32[], so that every step draws anew.
       max_new: most tokens a response may have; a shape, so another value compiles anew.
       sampling: the distribution to draw from.
-      slots: responses decoded at once, over all shards.
+      slots: responses decoded at once, over all shards; at least two on each.
       limits: i32[P], laid out as prompts are, each prompt's own limit of at most max_new; 0 marks padding, which is not
         run. None is max_new for all.
       temperature_model: temperature of `model_logp`; None is the sampling temperature, or 1 when that is 0.
       segment: most decode steps between two calls of should_stop.
-      prefill_rows: prompts run at once before decoding, over all shards.
+      prefill_rows: prompts prefilled at once, over all shards; None is as many as make PREFILL_TOKENS on each.
+      page_size: tokens of a page of the KV cache, a power of two up to 128.
+      cache_pages: pages of the KV cache, over all shards; None is what the slots can need at most. With fewer, responses
+        wait for pages, and the youngest are drawn again where none is left.
       should_stop: called after each segment; once it is true, complete responses are returned and all others are empty.
 
     Returns:
@@ -72,9 +77,8 @@ def generate(
             f"prompts of {columns} columns and {max_new} new tokens exceed the model's max_length "
             f"{model.config.max_length}; shorten either"
         )
-    for name, value in dict(
-        samples=samples, max_new=max_new, slots=slots, segment=segment, prefill_rows=prefill_rows
-    ).items():
+    sizes = dict(samples=samples, max_new=max_new, slots=slots, segment=segment, prefill_rows=prefill_rows or 1)
+    for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"generate: {name} is {value}; it must be at least 1")
     if limits is None:
@@ -93,16 +97,51 @@ def generate(
     temperature_model = jnp.asarray(temperature_model, jnp.float32)
 
     shards = parallel.row_shards(mesh)
-    requests, prefix, state = prefill_and_start(
-        model, mesh, params, prompts, _threefry(key), jnp.int32(step), limits, samples, max_new,
-        min(slots, count * samples) // shards, -(-prefill_rows // shards),
-    )  # fmt: skip
+    sampler = make_sampler(
+        model, mesh, count // shards, columns, max_new, page_size, prefill_rows and -(-prefill_rows // shards)
+    )
+    slots = max(2, min(slots, count * samples) // shards)  # a product of one row sums in another order
+    pool = pool_pages(sampler, columns, max_new, slots, cache_pages, shards)
+    requests, state = start(
+        sampler, mesh, prompts, _threefry(key), jnp.int32(step), limits, samples, max_new, slots, pool
+    )
+    inputs = decode.Inputs(params, prompts, requests, sampling, temperature_model)
     while True:
-        unfinished, state = decode_segment(
-            model, mesh, params, requests, prefix, sampling, temperature_model, state, jnp.int32(segment)
-        )
+        unfinished, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(segment))
         if not unfinished or (should_stop is not None and should_stop()):
             return _rollout(mesh, prompts, state.responses, state.length, state.finished, samples)
+
+
+def make_sampler(
+    model: Model, mesh: Mesh, prompts: int, columns: int, max_new: int, page_size: int, prefill_rows: int | None
+) -> decode.Sampler:
+    """The `Sampler` of one data shard with `prompts` prompts; raises ValueError for a page size that no kernel takes."""
+    capacity = columns + max_new
+    kernel = paged_attention.choose(mesh, model.config, page_size)
+    chunk = paged_attention.block_of(columns)
+    rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
+    return decode.Sampler(model, kernel, min(page_size, paged_attention.block_of(capacity)), chunk, min(rows, prompts))
+
+
+def pool_pages(
+    sampler: decode.Sampler, columns: int, max_new: int, slots: int, cache_pages: int | None, shards: int
+) -> int:
+    """Pages of one data shard's pool.
+
+    Raises:
+      ValueError: cache_pages do not divide over the shards, or cannot hold one longest response.
+    """
+    longest = -(-(columns + max_new - 1) // sampler.page_size)  # the last token's keys and values are never read
+    least = longest + 1  # beside the last page of its prompt, which is copied
+    if cache_pages is None:
+        return slots * least
+    if cache_pages % shards or cache_pages // shards < least:
+        raise ValueError(
+            f"cache_pages is {cache_pages}; a response of {max_new} tokens to a prompt of {columns} needs {least} pages of "
+            f"{sampler.page_size} tokens on each of the {shards} data shards; give a multiple of {shards}, at least "
+            f"{least * shards}"
+        )
+    return cache_pages // shards
 
 
 def _threefry(key: jax.Array) -> jax.Array:
@@ -114,15 +153,11 @@ def _threefry(key: jax.Array) -> jax.Array:
     return key
 
 
-def _layouts(cache: Any) -> tuple:
-    """Prefix trees of PartitionSpecs for (Requests, Prefix, DecodeState); `cache` is that of keys and values."""
-    rows: Any = ROWS
-    fields = {field.name: rows for field in dataclasses.fields(decode.DecodeState)}
-    state = decode.DecodeState(**fields | dict(cache=KVCache(cache, cache, rows), step=REPLICATED))
-    return rows, Prefix(cache, cache, rows, rows), state
-
-
-_PER_SHARD = _layouts(ROWS)  # as `parallel.over_rows` splits them
+def layouts(pools: PartitionSpec) -> tuple[decode.Inputs, decode.DecodeState]:
+    """Prefix trees of PartitionSpecs for Inputs and DecodeState; `pools` is that of keys and values."""
+    fields: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
+    inputs = decode.Inputs(REPLICATED, *(ROWS,) * 2, *(REPLICATED,) * 2)  # type: ignore[arg-type]
+    return inputs, decode.DecodeState(**fields | dict(pools=pools, step=REPLICATED))
 
 
 def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:
@@ -131,43 +166,35 @@ def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:
     return jax.lax.with_sharding_constraint(tree, laid_out)
 
 
-# Layouts of what `prefill_and_start` returns, over the whole mesh: the keys and values of a KV head are on one device.
-LAYOUTS = _layouts(PartitionSpec(parallel.ROW_AXES, "tensor"))
+@partial(jax.jit, static_argnames=("sampler", "mesh", "samples", "max_new", "slots", "cache_pages"))
+def start(
+    sampler: decode.Sampler, mesh: Mesh, prompts: Prompts, key: jax.Array, step: jax.Array, limits: jax.Array,
+    samples: int, max_new: int, slots: int, cache_pages: int,
+) -> tuple[decode.Requests, decode.DecodeState]:  # fmt: skip
+    """The queue and the state before the first decode step; `slots` and `cache_pages` are those of one data shard."""
 
-
-@partial(jax.jit, static_argnames=("model", "mesh", "samples", "max_new", "slots", "prefill_rows"))
-def prefill_and_start(
-    model: Model, mesh: Mesh, params: Params, prompts: Prompts, key: jax.Array, step: jax.Array, limits: jax.Array,
-    samples: int, max_new: int, slots: int, prefill_rows: int,
-) -> tuple[decode.Requests, Prefix, decode.DecodeState]:  # fmt: skip
-    """Runs the prompts and fills the slots: (Requests, Prefix, DecodeState), the state before the first decode step.
-
-    `slots` and `prefill_rows` are those of one data shard.
-    """
-
-    def start(params, prompts, key, step, limits):
+    def begin(prompts, key, step, limits):
         row = jnp.arange(prompts.tokens.shape[0] * samples)  # [N], problem-major
         keys = jax.vmap(partial(request_key, key, step))(prompts.problem[row // samples], row % samples)
         requests = decode.Requests(row // samples, keys, limits[row // samples])
-        prefix = decode.prefill(model, params, prompts, prefill_rows)
-        return requests, prefix, decode.start(model, requests, prefix, slots, max_new)
+        return requests, decode.start(sampler, prompts, requests, slots, max_new, cache_pages)
 
-    in_specs = (REPLICATED, ROWS, REPLICATED, REPLICATED, ROWS)
-    started = parallel.over_rows(mesh, start, in_specs, _PER_SHARD)(params, prompts, key, step, limits)
-    return _pin(mesh, started, LAYOUTS)
+    (_, state_spec), (_, laid_out) = layouts(sampler.kernel.rows), layouts(sampler.kernel.spec)
+    in_specs = (ROWS, REPLICATED, REPLICATED, ROWS)
+    requests, state = parallel.over_rows(mesh, begin, in_specs, (ROWS, state_spec))(prompts, key, step, limits)
+    return requests, _pin(mesh, state, laid_out)
 
 
-@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("sampler", "mesh"), donate_argnames=("state",))
 def decode_segment(
-    model: Model, mesh: Mesh, params: Params, requests: decode.Requests, prefix: Prefix, sampling: decode.Sampling,
-    temperature_model: jax.Array, state: decode.DecodeState, max_steps: jax.Array,
-) -> tuple[jax.Array, decode.DecodeState]:  # fmt: skip
+    sampler: decode.Sampler, mesh: Mesh, inputs: decode.Inputs, state: decode.DecodeState, max_steps: jax.Array
+) -> tuple[jax.Array, decode.DecodeState]:
     """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has requests left; DecodeState)."""
-    requests_spec, prefix_spec, state_spec = _PER_SHARD
-    in_specs = (REPLICATED, requests_spec, prefix_spec, REPLICATED, REPLICATED, state_spec, REPLICATED)
-    advance = parallel.over_rows(mesh, partial(decode.advance, model), in_specs, (REPLICATED, state_spec))
-    unfinished, state = advance(params, requests, prefix, sampling, temperature_model, state, max_steps)
-    return unfinished, _pin(mesh, state, LAYOUTS[2])
+    inputs_spec, state_spec = layouts(sampler.kernel.rows)
+    in_specs = (inputs_spec, state_spec, REPLICATED)
+    advance = parallel.over_rows(mesh, partial(decode.advance, sampler), in_specs, (REPLICATED, state_spec))
+    unfinished, state = advance(inputs, state, max_steps)
+    return unfinished, _pin(mesh, state, layouts(sampler.kernel.spec)[1])
 
 
 @partial(jax.jit, static_argnames=("mesh", "samples"))

@@ -1,0 +1,288 @@
+"""Attention over a paged KV cache: one reference in plain JAX, JAX's kernels for TPUs and GPUs, and the choice of one.
+
+A layer's keys and values lie in a pool of pages, and row i of a table names the pages of row i's sequence in order: token
+t is at offset t mod page_size of page table[i, t // page_size]. Every kernel here is a `Kernel`: how its pool is laid out,
+how keys and values are written there, and the attention of C consecutive queries a row to all tokens up to their own.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from rpg_jax.models import ModelConfig
+from rpg_jax.parallel import ROW_AXES
+
+Pool = tuple[jax.Array, ...]  # one layer's arrays
+
+BLOCK = (
+    128  # tokens of a sequence that `blocks` reads in one turn, whatever the page size: so results do not depend on it
+)
+TILE, FEW = 32, 8  # rows that it works on together while most of them need another turn, and when few still do
+KERNEL_TOKENS, KERNEL_QUERIES = 1024, 32  # tokens and queries of a block of the TPU kernel
+
+
+class Kernel(NamedTuple):
+    """A layout of the pool and the functions that know it; hashable, so it can be a static argument."""
+
+    name: str
+    spec: PartitionSpec  # of each of a layer's arrays: pages over data shards, KV heads over tensor
+    empty: Callable[..., Pool]  # (config, dtype, pages, page_size)
+    write: Callable[
+        ..., Pool
+    ]  # (pool, k, v [N, kv_heads, head_dim], page, offset i32[N]); a page out of range is dropped
+    copy: Callable[[Pool, jax.Array, jax.Array], Pool]  # (pool, source page i32[], target page i32[])
+    attend: Callable[..., jax.Array]  # (q [R, C, heads, head_dim], pool, table i32[R, W], first i32[R], page_size)
+
+    @property
+    def rows(self) -> PartitionSpec:
+        """The spec without the tensor axis, as `parallel.over_rows` splits the arrays."""
+        return PartitionSpec(*(axis if axis == ROW_AXES else None for axis in self.spec))
+
+
+def choose(mesh: Mesh, config: ModelConfig, page_size: int) -> Kernel:
+    """The kernel for a mesh's platform and a model's heads: `ragged` on TPU, `paged_gpu` on GPU, else `blocks`.
+
+    Args:
+      page_size: tokens of a page.
+
+    Raises ValueError for a page size that the kernel does not take.
+    """
+    platform = mesh.devices.flat[0].platform
+    if page_size < 1 or page_size & (page_size - 1) or page_size > BLOCK:
+        raise ValueError(f"page_size is {page_size}; it must be a power of two and at most {BLOCK}")
+    if platform == "tpu" and config.head_dim % 128 == 0:
+        if page_size < 16:
+            raise ValueError(f"page_size is {page_size}; the TPU kernel takes at least 16")
+        return RAGGED
+    if platform == "gpu" and config.head_dim in (64, 128, 256):
+        if page_size < 16:
+            raise ValueError(f"page_size is {page_size}; the GPU kernel takes at least 16")
+        return PAGED_GPU
+    return BLOCKS
+
+
+def block_of(capacity: int) -> int:
+    """Tokens that `running_softmax` reads in one turn for sequences of at most `capacity`: a power of two up to BLOCK."""
+    return min(BLOCK, 1 << max(capacity - 1, 0).bit_length())
+
+
+def table_width(capacity: int, page_size: int) -> int:
+    """Pages of a row of a table for sequences of at most `capacity` tokens: whole blocks."""
+    return -(-capacity // block_of(capacity)) * block_of(capacity) // page_size
+
+
+def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.Array, page_size: int) -> jax.Array:
+    """Attention with a running softmax over blocks of pages, whose work follows the tokens that there are.
+
+    Rows are sorted by length. A tile of them takes turns together until half of them are through, and what is left goes
+    on in tiles of a few. A row's result depends on its own sequence alone, and not on the page size: in each turn its
+    columns are the same tokens.
+
+    Args:
+      q: [R, C, heads, head_dim], queries of the tokens first[r] + c; a row with first < 0 is idle, its result means
+        nothing.
+      fetch: pages i32[T, n] -> (k [T, kv_heads, head_dim, n * page_size], v [T, kv_heads, n * page_size, head_dim]).
+      table: i32[R, W], with W pages a multiple of those of a block; first: i32[R].
+
+    Returns:
+      [R, C, heads, head_dim]; scores and sums are at least float32.
+    """
+    rows, count, heads, dim = q.shape
+    block = min(BLOCK, table.shape[1] * page_size)
+    pages = block // page_size  # of a turn
+    tiles = -(-rows // TILE)
+    tile = -(-rows // tiles)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    kv_heads = jax.eval_shape(fetch, table[:, :1])[0].shape[1]
+    group = heads // kv_heads
+    last = jnp.tile(first[:, None] + jnp.arange(count), (1, group))  # [R, G * C], the last token that each query sees
+    live = jnp.where(first < 0, 0, first + count)  # [R], tokens that the row's last query sees
+    q = q.reshape(rows, count, kv_heads, group, dim).transpose(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
+
+    def turns(row, carry, begin, end):
+        """The turns from begin to end - 1 for rows of (q [T, K, G * C, D], table, last), on (largest, total, mixed)."""
+        q, table, last = row
+
+        def turn(index, carry):
+            largest, total, mixed = carry
+            k, v = fetch(jax.lax.dynamic_slice_in_dim(table, index * pages, pages, axis=1))
+            scores = jnp.einsum("tkqd,tkdc->tkqc", q, k, preferred_element_type=wide) * dim**-0.5
+            visible = index * block + jnp.arange(block) <= last[:, None, :, None]  # [T, 1, G * C, block]
+            scores = jnp.where(visible, scores, -1e30)
+            peak = jnp.maximum(largest, scores.max(-1))  # [T, K, G * C]
+            weights, scale = jnp.exp(scores - peak[..., None]), jnp.exp(largest - peak)
+            new = jnp.einsum("tkqc,tkcd->tkqd", weights.astype(v.dtype), v, preferred_element_type=wide)
+            return peak, total * scale + weights.sum(-1), mixed * scale[..., None] + new
+
+        return jax.lax.fori_loop(begin, end, turn, carry)
+
+    def attention(tiled):
+        row, live = tiled  # of T rows, the longest first
+        turns_of = -(-live // block)  # [T]
+        zeros = jnp.zeros(row[0].shape[:3], wide)
+        carry = zeros - 1e30, zeros, jnp.zeros(row[0].shape, wide)
+        long = -(-(tile // 2) // FEW) * FEW if tile > FEW else 0  # rows, in tiles of a few, that may need more turns
+        together = turns_of[long]
+        carry = turns(row, carry, 0, together)
+        if long:
+
+            def go_on(few):
+                row, carry, turns_of = few
+                return turns(row, carry, together, jnp.maximum(turns_of[0], together))
+
+            few = jax.tree.map(lambda x: x[:long].reshape(-1, FEW, *x.shape[1:]), (row, carry, turns_of))
+            rest = jax.lax.map(go_on, few)
+            carry = jax.tree.map(lambda x, y: jnp.concatenate([y.reshape(-1, *y.shape[2:]), x[long:]]), carry, rest)
+        _, total, mixed = carry
+        return mixed / jnp.maximum(total, 1e-30)[..., None]
+
+    padding = tiles * tile - rows
+    order = jnp.argsort(-jnp.pad(live, (0, padding)), stable=True)  # [tiles * tile], longest first
+
+    def sort(x):  # [R, ...] -> [tiles, T, ...]
+        padded = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))
+        return padded[order].reshape(tiles, tile, *x.shape[1:])
+
+    out = jax.lax.map(attention, jax.tree.map(sort, ((q, table, last), live)))  # [tiles, T, K, G * C, D]
+    out = out.reshape(tiles * tile, kv_heads, group, count, dim)[jnp.argsort(order)[:rows]]
+    return out.transpose(0, 3, 1, 2, 4).reshape(rows, count, heads, dim).astype(q.dtype)
+
+
+def _page_axis(axis):
+    """`copy` of a layout whose arrays have their pages along `axis`."""
+
+    def copy(pool, source, target):
+        def copied(array):
+            page = jax.lax.dynamic_slice_in_dim(array, source, 1, axis)
+            return jax.lax.dynamic_update_slice_in_dim(array, page, target, axis)
+
+        return jax.tree.map(copied, pool)
+
+    return copy
+
+
+# blocks: k [pages, kv_heads, head_dim, page_size], v [pages, kv_heads, page_size, head_dim]. Both products of attention
+# read it as it lies.
+
+
+def _blocks_empty(config, dtype, pages, page_size):
+    shape = pages, config.kv_heads
+    return jnp.zeros((*shape, config.head_dim, page_size), dtype), jnp.zeros(
+        (*shape, page_size, config.head_dim), dtype
+    )
+
+
+def _blocks_write(pool, k, v, page, offset):
+    return pool[0].at[page, :, :, offset].set(k, mode="drop"), pool[1].at[page, :, offset].set(v, mode="drop")
+
+
+def _blocks_attend(q, pool, table, first, page_size):
+    def fetch(pages):  # i32[T, n]
+        k, v = pool[0][pages], pool[1][pages]  # [T, n, kv_heads, head_dim, page_size], [T, n, kv_heads, page_size, ...]
+        k, v = jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2)
+        return k.reshape(*k.shape[:3], -1), v.reshape(*v.shape[:2], -1, v.shape[-1])
+
+    return running_softmax(q, fetch, table, first, page_size)
+
+
+_by_page_and_head = PartitionSpec(ROW_AXES, "tensor")
+BLOCKS = Kernel("blocks", _by_page_and_head, _blocks_empty, _blocks_write, _page_axis(0), _blocks_attend)
+
+# ragged: [pages, page_size, 2 kv_heads, head_dim], a head's key and value beside each other.
+
+
+def _ragged_empty(config, dtype, pages, page_size):
+    return (jnp.zeros((pages, page_size, 2 * config.kv_heads, config.head_dim), dtype),)
+
+
+def _ragged_write(pool, k, v, page, offset):
+    both = jnp.stack([k, v], axis=2).reshape(k.shape[0], -1, k.shape[2])  # [N, 2 kv_heads, head_dim]
+    return (pool[0].at[page, offset].set(both, mode="drop"),)
+
+
+def ragged(q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int) -> jax.Array:
+    """The TPU kernel `jax.experimental.pallas.ops.tpu.ragged_paged_attention`, for decoding and prefill alike."""
+    from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernels
+
+    rows, count, heads, dim = q.shape
+    pages = max(1, min(table.shape[1], KERNEL_TOKENS // page_size))
+
+    def attention(q, kv_pages, lengths, table):
+        return kernels.ragged_paged_attention(
+            q, kv_pages, lengths, table, jnp.arange(rows + 1, dtype=jnp.int32) * count, jnp.array([rows], jnp.int32),
+            sm_scale=dim**-0.5, num_kv_pages_per_block=pages, num_queries_per_block=min(rows * count, KERNEL_QUERIES),
+        )  # fmt: skip
+
+    heads_of = PartitionSpec(None, "tensor")
+    by_head = over_tensor(
+        attention, (heads_of, PartitionSpec(None, None, "tensor"), PartitionSpec(), PartitionSpec()), heads_of
+    )
+    lengths = jnp.maximum(first, 0) + count
+    table = jnp.pad(table, ((0, 0), (0, -(-(count - 1) // page_size))))  # queries that are not meant reach beyond it
+    return by_head(q.reshape(rows * count, heads, dim), pool[0], lengths, table).reshape(q.shape)
+
+
+_combined = PartitionSpec(ROW_AXES, None, "tensor")
+RAGGED = Kernel("ragged", _combined, _ragged_empty, _ragged_write, _page_axis(0), ragged)
+
+# paged_gpu: k and v [kv_heads, pages, page_size, head_dim].
+
+
+def _gpu_empty(config, dtype, pages, page_size):
+    return (jnp.zeros((config.kv_heads, pages, page_size, config.head_dim), dtype),) * 2
+
+
+def _gpu_write(pool, k, v, page, offset):
+    return tuple(
+        array.at[:, page, offset].set(jnp.moveaxis(x, 1, 0), mode="drop") for array, x in zip(pool, (k, v), strict=True)
+    )
+
+
+def paged_gpu(
+    q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int, *, interpret: bool = False
+) -> jax.Array:
+    """The Triton kernel `jax.experimental.pallas.ops.gpu.paged_attention` for one query a row; else `running_softmax`."""
+    from jax.experimental.pallas.ops.gpu import paged_attention as kernels
+
+    if q.shape[1] > 1:
+
+        def fetch(pages):  # i32[T, n]
+            k, v = (jnp.moveaxis(array[:, pages], 0, 1) for array in pool)  # [T, kv_heads, n, page_size, head_dim]
+            k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (k, v))
+            return k.swapaxes(2, 3), v
+
+        return running_softmax(q, fetch, table, first, page_size)
+    splits = next(n for n in (16, 8, 4, 2, 1) if table.shape[1] % n == 0)
+
+    def attention(q, k, v, table, lengths):  # the kernel does not scale
+        return kernels.paged_attention(
+            q * q.shape[-1] ** -0.5,
+            k,
+            v,
+            table,
+            lengths,
+            k_splits=splits,
+            pages_per_compute_block=1,
+            interpret=interpret,
+        )
+
+    heads_of, pages_of = PartitionSpec(None, "tensor"), PartitionSpec("tensor")
+    by_head = over_tensor(attention, (heads_of, pages_of, pages_of, PartitionSpec(), PartitionSpec()), heads_of)
+    return by_head(q[:, 0], *pool, table, jnp.maximum(first, 0) + 1)[:, None]
+
+
+_by_head_and_page = PartitionSpec("tensor", ROW_AXES)
+PAGED_GPU = Kernel("paged_gpu", _by_head_and_page, _gpu_empty, _gpu_write, _page_axis(1), paged_gpu)
+
+
+def over_tensor(function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """A shard_map over the tensor axis inside `parallel.over_rows`, for kernels that the compiler cannot partition."""
+    if "tensor" not in jax.sharding.get_abstract_mesh().axis_names:  # a single device, outside of any mesh
+        return function
+    return partial(jax.shard_map, axis_names={"tensor"}, check_vma=False)(
+        function, in_specs=in_specs, out_specs=out_specs
+    )
