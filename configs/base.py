@@ -87,7 +87,9 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             samples=required(int),  # [responses] to each prompt
             max_prompt=required(int),  # [tokens] of a prompt at most
             max_new=required(int),  # [tokens] of a response at most
-            slots=required(int),  # [responses] decoded at a time; the KV cache is that of so many rows
+            slots=required(int),  # [responses] decoded at a time
+            page_size=128,  # [tokens] of a page of the KV cache, a power of two up to 128
+            cache_pages=optional(int),  # [pages] of the KV cache, over all devices; unset: what slots can need at most
             temperature=1.0,  # [logits divided by it] of the behavior policy
             top_k=0,  # [tokens] must stay 0, off: a filter takes away the support of the importance ratio
             top_p=1.0,  # [probability] must stay 1, off, for the same reason

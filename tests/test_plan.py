@@ -18,7 +18,7 @@ from configs import paper, quickstart
 from rpg_jax.lab.planning import chips, command, decoding, estimates, hlo, measure, programs, report, search, sketch
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.run import compiler
-from rpg_jax.sampling.cache import empty_cache
+from rpg_jax.sampling.paged_attention import BLOCKS
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.rollout import RolloutSettings
 
@@ -219,8 +219,8 @@ def test_operations_of_an_update_are_those_of_the_model(size, remat):
 
 def test_memory_that_weights_and_caches_must_take():
     shape = SIZES["tiny"]
-    cache = jax.eval_shape(lambda: empty_cache(Model(shape, dtype=jnp.bfloat16), 4, 16))
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in (*cache.k, *cache.v))
+    pool = jax.eval_shape(lambda: BLOCKS.empty(shape, jnp.bfloat16, 4, 16))  # of 4 slots with a page of 16 tokens each
+    held = shape.layers * sum(leaf.size * leaf.dtype.itemsize for leaf in pool)
     assert estimates.prefill_needs(workload(shape, dtype=jnp.bfloat16))["keys and values of slots"] == held
     sizes = functools.partial(workload, shape, dtype=jnp.bfloat16)
     alone, spread = (estimates.update_needs(sizes("full", mesh=mesh)) for mesh in (

@@ -7,6 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from rpg_jax import data, objectives, parallel
@@ -14,6 +15,7 @@ from rpg_jax.data.datasets import Sets
 from rpg_jax.models import Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
+from rpg_jax.sampling import check_cache
 from rpg_jax.training.delay import make_recall, make_remember
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import SOURCES, make_experience, make_sampling_params
@@ -86,10 +88,19 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
         raise ValueError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
     longest = rollout.max_prompt + rollout.max_new
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
+    check_pages(model, mesh, rollout)
     # The scorer chooses a verifier by the task's name, and a prepared set may be named like a generated task.
     default = {} if "tasks" in config.data else {"function": "dapo", "tasks": problems.tasks}
     scorer = Scorer(**default | set_keys(config.reward, "scale"))
     return Run(mesh, problems, model, scorer, **settings)
+
+
+def check_pages(model: Model, mesh: Mesh, rollout: RolloutSettings) -> None:
+    """Raises ValueError for a KV cache that the sampler refuses."""
+    try:
+        check_cache(model, mesh, max_prompt=rollout.max_prompt, max_new=rollout.max_new, **rollout.decoding)
+    except ValueError as error:
+        raise ValueError(f"rollout.{error}") from error
 
 
 def check_rows(config: ConfigDict, run: Run) -> None:
@@ -227,8 +238,9 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
     evaluate = make_evaluate(
         run.model, run.data.tokenizer, run.scorer, run.mesh,
         k=config.evaluation.k, temperature=config.evaluation.temperature, key=noise_key(config.seed, EVALUATION),
-        max_prompt=run.rollout.max_prompt, max_new=run.rollout.max_new, slots=run.rollout.slots,
+        max_prompt=run.rollout.max_prompt, max_new=run.rollout.max_new,
         rows=run.rollout.fresh_prompts,  # as in rollouts: with the same k both share one compiled program
+        **run.rollout.decoding,
     )  # fmt: skip
     return Parts(
         sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),

@@ -89,6 +89,9 @@ def of_run(options, place: epath.Path) -> Subject:
         options, k=config.evaluation.k, temperature=config.evaluation.temperature, max_prompt=run.rollout.max_prompt,
         max_new=run.rollout.max_new, slots=run.rollout.slots, rows=run.rollout.fresh_prompts, seed=config.seed,
     )  # fmt: skip
+    settings["page_size"] = run.rollout.page_size
+    if options.max_prompt is None and options.max_new is None:
+        settings["cache_pages"] = run.rollout.cache_pages
     sets = run.data
     if options.data:
         sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.data.get("wording", "paper"))
@@ -141,8 +144,9 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording: str 
 
 
 def conditions(options, subject: Subject) -> dict:
-    """What responses depend on beside the weights: the number of slots and of rows changes nothing."""
-    sampling = {name: value for name, value in subject.settings.items() if name not in ("slots", "rows")}
+    """What responses depend on beside the weights: how much is decoded at a time changes nothing."""
+    at_a_time = ("slots", "rows", "page_size", "cache_pages")
+    sampling = {name: value for name, value in subject.settings.items() if name not in at_a_time}
     asked = {"data": options.data, "reward": options.reward}
     # Where they are unset, files of an evaluation are those that versions without these flags wrote.
     asked |= {name: value for name in ("extraction", "wording") if (value := getattr(options, name)) is not None}

@@ -1,6 +1,7 @@
 """`generate`: prompts in, a Rollout out; the one function that the rest of the code calls."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,11 +14,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rpg_jax import parallel
 from rpg_jax.models import Model
 from rpg_jax.parallel import REPLICATED, ROWS
-from rpg_jax.sampling import decode, paged_attention
+from rpg_jax.sampling import batching, decode, paged_attention
 from rpg_jax.sampling.draw import request_key
 from rpg_jax.types import Params, Prompts, Rollout
 
 PAGE_SIZE = 128  # tokens of a page, unless the caller says otherwise
+# Otherwise the order in which XLA adds a row's numbers on CPU depends on how many rows there are.
+SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 PREFILL_TOKENS = 256  # prefilled at once on each shard, unless the caller says otherwise
 
 
@@ -58,8 +61,8 @@ def generate(
       segment: most decode steps between two calls of should_stop.
       prefill_rows: prompts prefilled at once, over all shards; None is as many as make PREFILL_TOKENS on each.
       page_size: tokens of a page of the KV cache, a power of two up to 128.
-      cache_pages: pages of the KV cache, over all shards; None is what the slots can need at most. With fewer, responses
-        wait for pages, and the youngest are drawn again where none is left.
+      cache_pages: pages of the KV cache, over all shards; None is what the slots can need at most. With fewer,
+        responses wait for pages, and the youngest are drawn again where none is left.
       should_stop: called after each segment; once it is true, complete responses are returned and all others are empty.
 
     Returns:
@@ -97,9 +100,7 @@ def generate(
     temperature_model = jnp.asarray(temperature_model, jnp.float32)
 
     shards = parallel.row_shards(mesh)
-    sampler = make_sampler(
-        model, mesh, count // shards, columns, max_new, page_size, prefill_rows and -(-prefill_rows // shards)
-    )
+    sampler = make_sampler(model, mesh, columns, max_new, page_size, prefill_rows and -(-prefill_rows // shards))
     slots = max(2, min(slots, count * samples) // shards)  # a product of one row sums in another order
     pool = pool_pages(sampler, columns, max_new, slots, cache_pages, shards)
     requests, state = start(
@@ -113,14 +114,23 @@ def generate(
 
 
 def make_sampler(
-    model: Model, mesh: Mesh, prompts: int, columns: int, max_new: int, page_size: int, prefill_rows: int | None
+    model: Model, mesh: Mesh, columns: int, max_new: int, page_size: int, prefill_rows: int | None
 ) -> decode.Sampler:
-    """The `Sampler` of one data shard with `prompts` prompts; raises ValueError for a page size that no kernel takes."""
+    """The `Sampler` of a data shard; raises ValueError for a page size that the kernel does not take."""
     capacity = columns + max_new
     kernel = paged_attention.choose(mesh, model.config, page_size)
     chunk = paged_attention.block_of(columns)
     rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
-    return decode.Sampler(model, kernel, min(page_size, paged_attention.block_of(capacity)), chunk, min(rows, prompts))
+    return decode.Sampler(model, kernel, min(page_size, paged_attention.block_of(capacity)), chunk, rows)
+
+
+def check_cache(
+    model: Model, mesh: Mesh, *, max_prompt: int, max_new: int, slots: int, page_size: int, cache_pages: int | None
+) -> None:
+    """Raises ValueError, as `generate` does, for a page size or a number of pages that cannot be."""
+    shards = parallel.row_shards(mesh)
+    sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, None)
+    pool_pages(sampler, max_prompt, max_new, max(2, slots // shards), cache_pages, shards)
 
 
 def pool_pages(
@@ -137,9 +147,9 @@ def pool_pages(
         return slots * least
     if cache_pages % shards or cache_pages // shards < least:
         raise ValueError(
-            f"cache_pages is {cache_pages}; a response of {max_new} tokens to a prompt of {columns} needs {least} pages of "
-            f"{sampler.page_size} tokens on each of the {shards} data shards; give a multiple of {shards}, at least "
-            f"{least * shards}"
+            f"cache_pages is {cache_pages}; a response of {max_new} tokens to a prompt of {columns} needs {least} "
+            f"pages of {sampler.page_size} tokens on each of the {shards} data shards; give a multiple of {shards}, at "
+            f"least {least * shards}"
         )
     return cache_pages // shards
 
@@ -185,14 +195,25 @@ def start(
     return requests, _pin(mesh, state, laid_out)
 
 
-@partial(jax.jit, static_argnames=("sampler", "mesh"), donate_argnames=("state",))
 def decode_segment(
     sampler: decode.Sampler, mesh: Mesh, inputs: decode.Inputs, state: decode.DecodeState, max_steps: jax.Array
 ) -> tuple[jax.Array, decode.DecodeState]:
     """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has requests left; DecodeState)."""
+    return segment_on(mesh.devices.flat[0].platform)(sampler, mesh, inputs, state, max_steps)
+
+
+@functools.cache
+def segment_on(platform: str) -> Any:
+    """`decode_segment`, jitted for a platform; the state is donated."""
+    options = SAME_SUMS if platform == "cpu" else None
+    static, donated = ("sampler", "mesh"), ("state",)
+    return jax.jit(_decode_segment, static_argnames=static, donate_argnames=donated, compiler_options=options)
+
+
+def _decode_segment(sampler, mesh, inputs, state, max_steps):
     inputs_spec, state_spec = layouts(sampler.kernel.rows)
     in_specs = (inputs_spec, state_spec, REPLICATED)
-    advance = parallel.over_rows(mesh, partial(decode.advance, sampler), in_specs, (REPLICATED, state_spec))
+    advance = parallel.over_rows(mesh, partial(batching.advance, sampler), in_specs, (REPLICATED, state_spec))
     unfinished, state = advance(inputs, state, max_steps)
     return unfinished, _pin(mesh, state, layouts(sampler.kernel.spec)[1])
 

@@ -1,8 +1,8 @@
-"""Attention over a paged KV cache: one reference in plain JAX, JAX's kernels for TPUs and GPUs, and the choice of one.
+"""Attention over a paged KV cache: plain JAX for any platform, JAX's kernels for TPUs and GPUs, and the choice of one.
 
-A layer's keys and values lie in a pool of pages, and row i of a table names the pages of row i's sequence in order: token
-t is at offset t mod page_size of page table[i, t // page_size]. Every kernel here is a `Kernel`: how its pool is laid out,
-how keys and values are written there, and the attention of C consecutive queries a row to all tokens up to their own.
+A layer's keys and values lie in a pool of pages, and a row of a table names the pages of a sequence in order: token t
+of row i is at offset t mod page_size of page table[i, t // page_size]. A `Kernel` is how the pool is laid out, how keys
+and values are written there, and the attention of C consecutive queries a row to all tokens up to their own.
 """
 
 from collections.abc import Callable
@@ -66,13 +66,32 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int) -> Kernel:
 
 
 def block_of(capacity: int) -> int:
-    """Tokens that `running_softmax` reads in one turn for sequences of at most `capacity`: a power of two up to BLOCK."""
+    """Tokens that `running_softmax` reads in a turn for sequences of at most `capacity`: a power of two up to BLOCK."""
     return min(BLOCK, 1 << max(capacity - 1, 0).bit_length())
 
 
 def table_width(capacity: int, page_size: int) -> int:
     """Pages of a row of a table for sequences of at most `capacity` tokens: whole blocks."""
     return -(-capacity // block_of(capacity)) * block_of(capacity) // page_size
+
+
+def reference(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, first: jax.Array) -> jax.Array:
+    """What every kernel computes, in a few lines: the whole sequence of each row is gathered.
+
+    Args:
+      q: [R, C, heads, head_dim]; k, v: [pages, page_size, kv_heads, head_dim]; table: i32[R, W]; first: i32[R].
+
+    Returns:
+      [R, C, heads, head_dim].
+    """
+    rows, count, _, dim = q.shape
+    k, v = (x[table].reshape(rows, -1, *x.shape[2:]) for x in (k, v))  # [R, W * page_size, kv_heads, head_dim]
+    position = first[:, None] + jnp.arange(count)  # [R, C]
+    visible = jnp.arange(k.shape[1]) <= position[..., None]  # [R, C, W * page_size]
+    grouped = q.reshape(rows, count, k.shape[2], -1, dim)
+    scores = jnp.einsum("rckgd,rtkd->rckgt", grouped, k) * dim**-0.5
+    weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("rckgt,rtkd->rckgd", weights, v).reshape(q.shape)
 
 
 def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.Array, page_size: int) -> jax.Array:
@@ -245,7 +264,7 @@ def _gpu_write(pool, k, v, page, offset):
 def paged_gpu(
     q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int, *, interpret: bool = False
 ) -> jax.Array:
-    """The Triton kernel `jax.experimental.pallas.ops.gpu.paged_attention` for one query a row; else `running_softmax`."""
+    """The Triton kernel of `jax.experimental.pallas.ops.gpu` for single queries, else `running_softmax`."""
     from jax.experimental.pallas.ops.gpu import paged_attention as kernels
 
     if q.shape[1] > 1:

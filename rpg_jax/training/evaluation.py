@@ -14,7 +14,7 @@ from rpg_jax.data import Problem, Tokenizer
 from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer
-from rpg_jax.sampling import Sampling
+from rpg_jax.sampling import PAGE_SIZE, Sampling
 from rpg_jax.training.rollout import grade, respond
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
 from rpg_jax.types import Params
@@ -92,7 +92,7 @@ def examples(answered: list[Answered], vote: Callable[[Problem, str], str | None
 def make_evaluate(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, *,
     k: int, rows: int, temperature: float, max_prompt: int, max_new: int, slots: int, key: jax.Array,
-    top_k: int = 0, top_p: float = 1.0,
+    top_k: int = 0, top_p: float = 1.0, page_size: int = PAGE_SIZE, cache_pages: int | None = None,
 ) -> Evaluate:  # fmt: skip
     """Builds `Evaluate`, which samples k responses to `rows` problems at a time.
 
@@ -110,7 +110,8 @@ def make_evaluate(
             own = [batch[min(row, len(batch) - 1)] for row in held]
             rollout, texts = respond(
                 model, params, tokenizer, mesh, own, samples=k, max_prompt=max_prompt, max_new=max_new, run=len(mine),
-                key=key, step=0, sampling=sampling, slots=slots, should_stop=should_stop,
+                key=key, step=0, sampling=sampling, slots=slots, page_size=page_size, cache_pages=cache_pages,
+                should_stop=should_stop,
             )  # fmt: skip
             if should_stop is not None and should_stop():
                 return

@@ -15,7 +15,7 @@ from rpg_jax.data import Problem, ProblemStream, Tokenizer, prompt_rows
 from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer, overlong_penalty, signed_reward
-from rpg_jax.sampling import Sampling, generate
+from rpg_jax.sampling import PAGE_SIZE, Sampling, generate
 from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.types import Params, Prompts, Rollout
 
@@ -41,6 +41,8 @@ class RolloutSettings:
     max_batches: int  # generation batches a step at most
     overlong_buffer: int  # soft punishment over the last so many tokens
     overlong_factor: float
+    page_size: int = PAGE_SIZE  # of the KV cache
+    cache_pages: int | None = None  # of the KV cache; None is what the slots can need at most
 
     def __post_init__(self):
         for name in ("prompts", "samples", "max_prompt", "max_new", "slots", "max_batches"):
@@ -60,6 +62,11 @@ class RolloutSettings:
             raise ValueError(
                 f"rollout.overlong_buffer ({self.overlong_buffer}) must be under rollout.max_new ({self.max_new})"
             )
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The arguments of `generate` that say how much is decoded at a time; responses do not depend on them."""
+        return dict(slots=self.slots, page_size=self.page_size, cache_pages=self.cache_pages)
 
     @property
     def fresh_prompts(self) -> int:
@@ -149,8 +156,8 @@ def make_collect(
         problems = stream.next(fresh, rows)
         rollout, texts = respond(
             model, params, tokenizer, mesh, problems, samples=samples, max_prompt=settings.max_prompt,
-            max_new=settings.max_new, key=key, step=step, sampling=sampling, slots=settings.slots,
-            should_stop=should_stop,
+            max_new=settings.max_new, key=key, step=step, sampling=sampling, should_stop=should_stop,
+            **settings.decoding,
         )  # fmt: skip
         if should_stop():
             raise Preempted

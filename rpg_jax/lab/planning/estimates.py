@@ -14,7 +14,7 @@ import numpy as np
 from rpg_jax.lab.planning import decoding
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.models import Model, ModelConfig, parameter_count
-from rpg_jax.sampling.generate import PREFILL_ROWS
+from rpg_jax.sampling.generate import PREFILL_TOKENS
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.rollout import RolloutSettings
 
@@ -286,9 +286,8 @@ def prefill_needs(w: Workload) -> dict[str, float]:
     per_shard = kv_bytes(w) / w.row_shards
     return _with_sum(
         {
-            "keys and values of prompts": w.rollout.fresh_prompts * w.rollout.max_prompt * per_shard,
             "keys and values of slots": w.rollout.slots * w.length * per_shard,
-            "one layer": _layer_forward(w) * PREFILL_ROWS * w.rollout.max_prompt / w.row_shards,
+            "one layer": _layer_forward(w) * PREFILL_TOKENS,
         }
     )
 

@@ -53,7 +53,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     weights = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, layout)
     sampler = sampler_programs(
         sketch.run.model, mesh, weights, prompts=rollout.fresh_prompts, max_prompt=rollout.max_prompt,
-        samples=rollout.samples, max_new=rollout.max_new, slots=rollout.slots,
+        samples=rollout.samples, max_new=rollout.max_new, **rollout.decoding,
     )  # fmt: skip
     rows = workload.step_rows
     columns = [by_rows(rows, dtype, workload.length) for dtype in (jnp.int32, bool, jnp.float32, jnp.float32)]

@@ -1,5 +1,6 @@
 """The sampler's jitted programs and the shapes that `generate` calls them with, to compile them without weights."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,14 +9,28 @@ from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import parallel
 from rpg_jax.models import Model
-from rpg_jax.sampling.decode import Sampling
-from rpg_jax.sampling.generate import LAYOUTS, PREFILL_ROWS, decode_segment, prefill_and_start
+from rpg_jax.sampling import batching, decode
+from rpg_jax.sampling.generate import PAGE_SIZE, layouts, make_sampler, pool_pages, segment_on, start
 from rpg_jax.types import Params, Prompts
 
 
+@partial(jax.jit, static_argnames=("sampler", "mesh"), donate_argnames=("state",))
+def prefill(
+    sampler: decode.Sampler, mesh: Mesh, inputs: decode.Inputs, state: decode.DecodeState
+) -> decode.DecodeState:
+    """As many prompts as the sampler prefills at a time; `decode_segment` does it between its decode steps."""
+
+    def load(inputs, state):
+        return batching.load_prompts(sampler, inputs, state, ~state.prompt_ready)
+
+    inputs_spec, state_spec = layouts(sampler.kernel.rows)
+    return parallel.over_rows(mesh, load, (inputs_spec, state_spec), state_spec)(inputs, state)
+
+
 def sampler_programs(
-    model: Model, mesh: Mesh, params: Params, *, prompts: int, max_prompt: int, samples: int, max_new: int, slots: int
-) -> dict[str, tuple[Any, tuple]]:
+    model: Model, mesh: Mesh, params: Params, *, prompts: int, max_prompt: int, samples: int, max_new: int, slots: int,
+    page_size: int = PAGE_SIZE, cache_pages: int | None = None,
+) -> dict[str, tuple[Any, tuple]]:  # fmt: skip
     """Prefill and decode as (jitted function, its arguments), ready for `function.lower(*arguments)`.
 
     Args:
@@ -38,10 +53,16 @@ def sampler_programs(
         shape((prompts,), jnp.int32, by_rows),
     )
     key = scalar(jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype)
-    sizes = samples, max_new, min(slots, prompts * samples) // shards, -(-PREFILL_ROWS // shards)
-    start = model, mesh, params, queue, key, scalar(jnp.int32), shape((prompts,), jnp.int32, by_rows), *sizes
-    traced = jax.eval_shape(lambda *arrays: prefill_and_start(model, mesh, *arrays, *sizes), *start[2:-4])
-    requests, prefix, state = laid_out(traced, LAYOUTS)
-    sampling = laid_out(jax.eval_shape(Sampling.make), parallel.REPLICATED)
-    decode = model, mesh, params, requests, prefix, sampling, scalar(jnp.float32), state, scalar(jnp.int32)
-    return {"prefill": (prefill_and_start, start), "decode": (decode_segment, decode)}
+    sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, None)
+    slots = min(slots, prompts * samples) // shards
+    pool = pool_pages(sampler, max_prompt, max_new, slots, cache_pages, shards)
+    arrays = queue, key, scalar(jnp.int32), shape((prompts,), jnp.int32, by_rows)
+    begin = partial(start, sampler, mesh, samples=samples, max_new=max_new, slots=slots, cache_pages=pool)
+    requests, state = jax.eval_shape(begin, *arrays)
+    state = laid_out(state, layouts(sampler.kernel.spec)[1])
+    sampling = laid_out(jax.eval_shape(decode.Sampling.make), parallel.REPLICATED)
+    inputs = decode.Inputs(params, queue, laid_out(requests, by_rows), sampling, scalar(jnp.float32))
+    return {
+        "prefill": (prefill, (sampler, mesh, inputs, state)),
+        "decode": (segment_on(mesh.devices.flat[0].platform), (sampler, mesh, inputs, state, scalar(jnp.int32))),
+    }

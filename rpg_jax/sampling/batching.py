@@ -1,0 +1,293 @@
+"""Continuous batching: complete responses leave, pages change hands, waiting requests start, inside the jitted loop.
+
+A prompt is prefilled once, and its full pages are shared by its responses. A response takes a page when it writes the
+first token there. When none is free, the youngest request gives its pages back and waits again; its noise is keyed by
+its own number and by token indices, so it draws the same tokens later. What a request draws therefore depends neither
+on slots nor on pages.
+
+Data shards agree on nothing but the conditions of loops that compute with the model, so that all of them take the same
+number of steps.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rpg_jax import parallel
+from rpg_jax.sampling import pages
+from rpg_jax.sampling.decode import COMPLETE, RUNNING, WAITING, DecodeState, Inputs, Sampler, decode_step, extend
+from rpg_jax.types import Prompts, pytree
+
+
+def over(mask: jax.Array, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+    """body(index i32[], carry) for every index at which bool[n] is true, in ascending order."""
+    order = jnp.argsort(~mask, stable=True)
+    return jax.lax.fori_loop(0, mask.sum(), lambda n, carry: body(order[n], carry), carry)
+
+
+def leave(state: DecodeState, slots: jax.Array, status: int) -> DecodeState:
+    """The slots that are true in bool[slots] give their own pages back and are idle; their requests get `status`."""
+    free = over(
+        slots,
+        lambda slot, free: pages.give_back(free, state.table, slot, state.shared[slot], state.held[slot]),
+        state.free,
+    )
+    row = jnp.where(slots, state.request, state.status.size)
+    return dataclasses.replace(
+        state,
+        free=free,
+        status=state.status.at[row].set(status, mode="drop"),
+        request=jnp.where(slots, -1, state.request),
+        done=state.done & ~slots,
+    )
+
+
+def prompt_tokens(prompts: Prompts) -> jax.Array:
+    """i32[P], prompt tokens whose keys and values are prefilled: all but the last, which is the first decode input."""
+    return prompts.mask.sum(-1, dtype=jnp.int32) - 1
+
+
+def drop_prompts(sampler: Sampler, prompts: Prompts, state: DecodeState, drop: jax.Array) -> DecodeState:
+    """The prompts that are true in bool[P] give their pages back."""
+    drop &= state.prompt_ready
+    held = -(-prompt_tokens(prompts) // sampler.page_size)  # [P]
+    free = over(
+        drop, lambda row, free: pages.give_back(free, state.prompt_table, row, jnp.int32(0), held[row]), state.free
+    )
+    return dataclasses.replace(state, free=free, prompt_ready=state.prompt_ready & ~drop)
+
+
+def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+    """Complete responses leave their slots, and prompts that no request needs any more leave the cache."""
+    row = jnp.where(state.done, state.request, state.status.size)
+    state = dataclasses.replace(
+        state,
+        length=state.length.at[row].set(state.count, mode="drop"),
+        finished=state.finished.at[row].set(state.stopped, mode="drop"),
+    )
+    state = leave(state, state.done, COMPLETE)
+    needed = (state.status != COMPLETE).reshape(state.prompt_ready.size, -1).any(1)  # [P]
+    return drop_prompts(sampler, inputs.prompts, state, ~needed)
+
+
+def needs_page(sampler: Sampler, state: DecodeState) -> jax.Array:
+    """bool[slots], whether the next token begins a page that the slot does not hold yet."""
+    return (state.request >= 0) & (state.position >= state.held * sampler.page_size)
+
+
+def idle_prompts(state: DecodeState) -> jax.Array:
+    """bool[P], ready prompts of which no response runs, except that of the first request that waits."""
+    by_prompt = state.status.reshape(state.prompt_ready.size, -1)  # [P, samples]
+    first = jnp.arange(state.prompt_ready.size) == jnp.argmax((by_prompt == WAITING).any(1))
+    return state.prompt_ready & ~first & ~(by_prompt == RUNNING).any(1)
+
+
+def grant(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+    """Every running slot gets the page that it needs; the youngest requests go back to the queue where none is left."""
+
+    def short(state):
+        return needs_page(sampler, state).sum() > state.free.count[0]
+
+    def preempt(state):
+        youngest = jnp.arange(state.request.size) == jnp.argmax(state.request)
+        return dataclasses.replace(leave(state, youngest, WAITING), preemptions=state.preemptions + 1)
+
+    state = drop_prompts(sampler, inputs.prompts, state, idle_prompts(state) & short(state))
+    state = jax.lax.while_loop(short, preempt, state)
+    needs = needs_page(sampler, state)
+    free, table = pages.take_one_each(state.free, state.table, needs, state.held)
+    return dataclasses.replace(state, free=free, table=table, held=state.held + needs)
+
+
+@pytree
+class Admission:
+    """Which requests idle slots take next, and which prompts are prefilled before."""
+
+    request: jax.Array  # i32[slots]; the first `count` are meant, in the order of the queue
+    count: jax.Array  # i32[]
+    load: jax.Array  # bool[P], prompts to prefill: those that these requests need, and others that fit beside
+    waits: jax.Array  # bool[], whether one of these requests needs a prompt that is not ready
+
+
+def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission:
+    """The longest run of waiting requests, in order, for which idle slots and free pages suffice.
+
+    A request starts only if another page is left for every response that may still need one, so that it is not sent
+    back at once; if nothing runs, it starts anyway.
+    """
+    size, requests, prompts = sampler.page_size, inputs.requests, state.prompt_ready.size
+    tokens = prompt_tokens(inputs.prompts)  # [P]
+    running = state.request >= 0  # [slots]
+    rank = jnp.arange(running.size)
+    candidate = jnp.searchsorted(jnp.cumsum(state.status == WAITING), rank + 1)  # [slots], the n-th that waits
+    valid = (rank < (~running).sum()) & (candidate < state.status.size)
+    request = jnp.minimum(candidate, state.status.size - 1)
+    prompt = requests.prompt[request]
+
+    def most(request):  # pages that a response can need at most, beside full ones of its prompt
+        begin = tokens[requests.prompt[request]]
+        return (begin + requests.max_new[request] - 1) // size + 1 - begin // size
+
+    prompt_pages = -(-tokens // size)  # [P]
+    leads = jnp.concatenate([jnp.ones(1, bool), prompt[1:] != prompt[:-1]])  # the first of its prompt
+    load = jnp.where(leads & ~state.prompt_ready[prompt], prompt_pages[prompt], 0)
+    own = state.held - state.shared
+    may_grow = running & (own < most(jnp.maximum(state.request, 0)))
+    budget = state.free.count[0] - may_grow.sum()
+    total = jnp.cumsum(jnp.where(valid, 1 + (most(request) > 1) + load, 0))  # [slots], with a page to grow
+    alone = ~running.any() & (rank == 0) & (1 + load <= state.free.count[0])
+    starts = valid & ((total <= budget) | alone)
+    needed = (
+        jnp.zeros(prompts, bool).at[jnp.where(starts, prompt, prompts)].set(True, mode="drop") & ~state.prompt_ready
+    )
+    beside = (state.status == WAITING).reshape(prompts, -1).any(1) & ~state.prompt_ready & ~needed
+    left = budget - jnp.max(jnp.where(starts, total, 0))
+    beside &= jnp.cumsum(jnp.where(beside, prompt_pages, 0)) <= left
+    return Admission(request, starts.sum(), needed | beside, needed.any())
+
+
+def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax.Array) -> DecodeState:
+    """Prefills the first `prefill_rows` of the prompts that are true in bool[P]; there must be pages for them."""
+    size, columns = sampler.page_size, inputs.prompts.tokens.shape[1]
+    count = load.size
+    target = jnp.searchsorted(
+        jnp.cumsum(load), jnp.arange(sampler.prefill_rows) + 1
+    )  # [R], `count` where there is none
+    row = jnp.minimum(target, count - 1)
+    tokens = jnp.where(target < count, prompt_tokens(inputs.prompts)[row], 0)  # [R]
+
+    def take(n, carry):
+        return pages.take(carry[0], carry[1], row[n], jnp.int32(0), -(-tokens[n] // size))
+
+    free, table = jax.lax.fori_loop(0, (target < count).sum(), take, (state.free, state.prompt_table))
+    padding = -columns % sampler.chunk
+    text = jnp.pad(inputs.prompts.tokens[row], ((0, 0), (0, padding)))  # [R, columns rounded up]
+
+    def chunk(carry):
+        index, pools = carry
+        begin = index * sampler.chunk
+        part = jax.lax.dynamic_slice_in_dim(text, begin, sampler.chunk, axis=1)
+        meant = jnp.clip(tokens - begin, 0, sampler.chunk)
+        _, pools = extend(sampler, inputs.params, pools, table[row], part, jnp.full_like(tokens, begin), meant)
+        return index + 1, pools
+
+    chunks = jax.lax.pmax(-(-jnp.max(tokens) // sampler.chunk), parallel.ROW_AXES)
+    _, pools = jax.lax.while_loop(lambda carry: carry[0] < chunks, chunk, (jnp.int32(0), state.pools))
+    ready = state.prompt_ready.at[target].set(True, mode="drop")
+    return dataclasses.replace(state, pools=pools, free=free, prompt_table=table, prompt_ready=ready)
+
+
+def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+    """Idle slots take the next requests of the queue, as far as pages suffice; their prompts are prefilled before."""
+    size, requests = sampler.page_size, inputs.requests
+
+    def plan(state):
+        """(whether some shard prefills first, what to admit, whether prompts that nobody runs must make room)."""
+        next_ones = admission(sampler, inputs, state)
+        stuck = (state.request < 0).all() & (next_ones.count == 0) & idle_prompts(state).any()
+        return agreed(next_ones.waits | stuck)[0], next_ones, stuck
+
+    def load(carry):
+        (_, next_ones, stuck), state = carry
+        state = drop_prompts(sampler, inputs.prompts, state, idle_prompts(state) & stuck)
+        state = load_prompts(sampler, inputs, state, next_ones.load & ~stuck)
+        return plan(state), state
+
+    (_, admitted, _), state = jax.lax.while_loop(lambda carry: carry[0][0], load, (plan(state), state))
+    tokens = prompt_tokens(inputs.prompts)  # [P]
+    slots = jnp.argsort(state.request >= 0, stable=True)  # idle ones first
+
+    def place(n, carry):
+        """Slot n shares the full pages of its prompt, and gets a page of its own with what the last one holds."""
+        pools, free, table = carry
+        slot, prompt = slots[n], requests.prompt[admitted.request[n]]
+        full = tokens[prompt] // size
+        table = table.at[slot].set(state.prompt_table[prompt])
+        free, table = pages.take(free, table, slot, full, jnp.int32(1))
+        source, target = state.prompt_table[prompt, full], table[slot, full]
+        pools = jax.lax.cond(
+            tokens[prompt] % size > 0,
+            lambda pools: [sampler.kernel.copy(pool, source, target) for pool in pools],
+            lambda pools: pools,
+            pools,
+        )
+        return pools, free, table
+
+    pools, free, table = jax.lax.fori_loop(0, admitted.count, place, (state.pools, state.free, state.table))
+    rank = jnp.arange(slots.size)
+    target = jnp.where(rank < admitted.count, slots, slots.size)  # [slots], out of range: dropped
+    prompt = requests.prompt[admitted.request]
+    last = jnp.take_along_axis(inputs.prompts.tokens, tokens[:, None], axis=1)[:, 0]  # [P]
+
+    def put(array, values):
+        return array.at[target].set(values, mode="drop")
+
+    row = jnp.where(rank < admitted.count, admitted.request, state.status.size)
+    return dataclasses.replace(
+        state,
+        pools=pools,
+        free=free,
+        table=table,
+        shared=put(state.shared, tokens[prompt] // size),
+        held=put(state.held, tokens[prompt] // size + 1),
+        token=put(state.token, last[prompt]),
+        position=put(state.position, tokens[prompt]),
+        request=put(state.request, admitted.request),
+        count=put(state.count, 0),
+        stopped=put(state.stopped, False),
+        status=state.status.at[row].set(RUNNING, mode="drop"),
+    )
+
+
+def agreed(*conditions: jax.Array) -> tuple[jax.Array, ...]:
+    """Whether each condition, bool[], holds on any data shard; all shards get the same answers."""
+    held = jax.lax.pmax(jnp.stack(conditions).astype(jnp.int32), parallel.ROW_AXES)
+    return tuple(held > 0)
+
+
+def unfinished(state: DecodeState) -> jax.Array:
+    """Whether a request waits or runs on any shard: bool[]."""
+    return agreed((state.status != COMPLETE).any())[0]
+
+
+def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
+    """Whether on all shards together some slot runs, and none is complete or needs a page: bool[]."""
+    running, disturbed = agreed((state.request >= 0).any(), (state.done | needs_page(sampler, state)).any())
+    return running & ~disturbed
+
+
+def advance(
+    sampler: Sampler, inputs: Inputs, state: DecodeState, max_steps: jax.Array
+) -> tuple[jax.Array, DecodeState]:
+    """Decodes until all requests are complete, or for at most `max_steps` steps (i32[], traced).
+
+    The outer loop collects complete responses, grants pages and refills slots; the inner one decodes until some
+    response is complete or needs a page. Both carry whether to go on beside the state: in a loop's condition, the
+    collective that decides it would not be ordered with those of the body.
+
+    Returns:
+      whether requests are left, bool[], and the state.
+    """
+    end = state.step + max_steps
+
+    def goes_on(carry):
+        return carry[0] & (carry[1].step < end)
+
+    def decode(carry):
+        state = decode_step(sampler, inputs, carry[1])
+        return undisturbed(sampler, state), state
+
+    def turn_over(state):
+        for change in (collect, grant, admit):
+            state = change(sampler, inputs, state)
+        return state
+
+    def turn_over_and_decode(carry):
+        state = turn_over(carry[1])
+        _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(sampler, state), state))
+        return unfinished(state), state
+
+    return jax.lax.while_loop(goes_on, turn_over_and_decode, (unfinished(state), state))

@@ -1,0 +1,263 @@
+"""The paged KV cache: kernels against one reference, pages that change hands, and responses that do not notice."""
+
+import dataclasses
+import functools
+import importlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rpg_jax import models, parallel
+from rpg_jax.sampling import Sampling, check_cache, decode, generate, paged_attention, pages
+from rpg_jax.sampling.paged_attention import BLOCKS, PAGED_GPU, RAGGED, table_width
+from rpg_jax.types import Prompts
+
+CONFIG = models.ModelConfig(53, 32, 48, 1, 4, 2, 8, qk_norm=True, max_length=512)
+MODEL = models.Model(CONFIG)
+module = importlib.import_module("rpg_jax.sampling.generate")  # the package has a function of that name
+KEY = jax.random.key(0, impl="threefry2x32")
+STOPS = (5, 6, 7)
+
+
+@functools.cache
+def params():
+    tree = jax.jit(MODEL.init)(jax.random.key(1))
+    tree["embed"]["embedding"] *= 0.02 * CONFIG.hidden_size**0.5
+    return models.unstack_layers(jax.tree.map(lambda leaf: 2.0 * leaf, tree))
+
+
+def filled(kernel, config, rows, width, page_size, seed=0, dtype=jnp.float32):
+    """A pool and a table of random pages, and the same keys and values as [pages, page_size, kv_heads, head_dim]."""
+    rng = np.random.default_rng(seed)
+    count = rows * width + 3
+    k, v = (jnp.asarray(rng.normal(size=(count, page_size, config.kv_heads, config.head_dim)), dtype) for _ in "kv")
+    page, offset = (jnp.asarray(x.reshape(-1), jnp.int32) for x in np.divmod(np.arange(count * page_size), page_size))
+    pool = kernel.write(
+        kernel.empty(config, dtype, count, page_size),
+        k.reshape(-1, *k.shape[2:]),
+        v.reshape(-1, *v.shape[2:]),
+        page,
+        offset,
+    )
+    table = jnp.asarray(rng.permutation(count)[: rows * width].reshape(rows, width), jnp.int32)
+    return pool, table, k, v
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 300), min_size=1, max_size=40),
+    count=st.sampled_from([1, 3]),
+    page_size=st.sampled_from([4, 16, 64, 128]),
+    seed=st.integers(0, 99),
+)
+@example(lengths=[300] + [2] * 33, count=1, page_size=16, seed=0)
+def test_running_softmax_is_the_reference_whatever_the_lengths(lengths, count, page_size, seed):
+    width, rows = table_width(304, page_size), 40  # one shape for all lengths: nothing recompiles
+    pool, table, k, v = filled(BLOCKS, CONFIG, rows, width, page_size, seed)
+    q = jnp.asarray(np.random.default_rng(seed).normal(size=(rows, count, 4, 8)), jnp.float32)
+    first = jnp.asarray(np.resize(lengths, rows), jnp.int32)
+    out = jitted(BLOCKS.attend, page_size)(q, pool, table, first)
+    np.testing.assert_allclose(out, jitted(paged_attention.reference)(q, k, v, table, first), rtol=0, atol=2e-5)
+
+
+@functools.cache
+def jitted(function, page_size=None):
+    return jax.jit(function) if page_size is None else jax.jit(lambda *arrays: function(*arrays, page_size))
+
+
+def test_running_softmax_is_bit_for_bit_the_same_for_every_page_size():
+    rng, capacity, rows = np.random.default_rng(0), 304, 20
+    k, v = (rng.normal(size=(rows, 384, 2, 8)).astype(np.float32) for _ in "kv")
+    q, first = rng.normal(size=(rows, 1, 4, 8)).astype(np.float32), rng.integers(0, capacity, rows).astype(np.int32)
+    outs = []
+    for page_size in (4, 32, 128):
+        width = table_width(capacity, page_size)
+        table = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+        row, position = np.divmod(np.arange(rows * 384), 384)
+        page = jnp.asarray(table[row, position // page_size])
+        pool = BLOCKS.write(
+            BLOCKS.empty(CONFIG, jnp.float32, rows * width, page_size),
+            *(jnp.asarray(x.reshape(-1, 2, 8)) for x in (k, v)), page, jnp.asarray(position % page_size, jnp.int32),
+        )  # fmt: skip
+        outs.append(np.asarray(jitted(BLOCKS.attend, page_size)(q, pool, table, first)))
+    np.testing.assert_array_equal(outs[0], outs[1])
+    np.testing.assert_array_equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_the_tpu_kernel_is_called_as_its_own_reference_reads_the_arguments(count, monkeypatch):
+    """JAX has a reference for the kernel's arguments; `rpg_jax.plan` compiles the kernel itself for TPUs.
+
+    This version of JAX cannot interpret it on CPU: its interpreters lack a transformation that the kernel uses.
+    """
+    from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernels
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
+
+    def by_reference(*arrays, sm_scale, num_kv_pages_per_block, num_queries_per_block):
+        return ref_ragged_paged_attention(*arrays, sm_scale=sm_scale)
+
+    monkeypatch.setattr(kernels, "ragged_paged_attention", by_reference)
+    config = models.ModelConfig(64, 64, 64, 1, 4, 2, 128)
+    pool, table, k, v = filled(RAGGED, config, 3, 8, 16)
+    q = jnp.asarray(np.random.default_rng(1).normal(size=(3, count, 4, 128)), jnp.float32)
+    first = jnp.asarray([0, 37, 100], jnp.int32)
+    out = RAGGED.attend(q, pool, table, first, 16)
+    np.testing.assert_allclose(out, paged_attention.reference(q, k, v, table, first), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_gpu_kernel_is_the_reference(count):
+    config = models.ModelConfig(64, 64, 64, 1, 4, 2, 64)
+    pool, table, k, v = filled(PAGED_GPU, config, 3, 8, 16)
+    q = jnp.asarray(np.random.default_rng(1).normal(size=(3, count, 4, 64)), jnp.float32)
+    first = jnp.asarray([0, 37, 100], jnp.int32)
+    out = paged_attention.paged_gpu(q, pool, table, first, 16, interpret=True)
+    np.testing.assert_allclose(out, paged_attention.reference(q, k, v, table, first), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("kernel", [BLOCKS, RAGGED, PAGED_GPU], ids=lambda kernel: kernel.name)
+def test_copying_a_page_and_writing_beyond_the_pool(kernel):
+    pool, *_ = filled(kernel, CONFIG, 2, 2, 4)
+    copied = kernel.copy(pool, jnp.int32(5), jnp.int32(2))
+    row = jnp.full((1, 2, 8), 9.0)
+    assert all(
+        (a == b).all() for a, b in zip(kernel.write(pool, row, row, jnp.array([7]), jnp.array([0])), pool, strict=True)
+    ), "7 pages: there is no page 7"
+    changed = [a != b for a, b in zip(copied, pool, strict=True)]
+    axis = 1 if kernel is PAGED_GPU else 0
+    for array, whole in zip(changed, copied, strict=True):
+        assert set(np.nonzero(np.asarray(array))[axis]) == {2}
+        whole = np.asarray(whole)
+        np.testing.assert_array_equal(np.take(whole, 2, axis), np.take(whole, 5, axis))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_pages_are_never_lost_nor_held_twice(data):
+    width, rows, count = 4, 3, 9
+    free, table = pages.all_free(count, width), jnp.zeros((rows, width), jnp.int32)
+    held = [0] * rows
+    for _ in range(data.draw(st.integers(1, 12))):
+        row = data.draw(st.integers(0, rows - 1))
+        kind = data.draw(st.sampled_from(["take", "each", "back"]))
+        if kind == "take" and held[row] < width and int(free.count[0]):
+            more = data.draw(st.integers(1, min(width - held[row], int(free.count[0]))))
+            free, table = pages.take(free, table, jnp.int32(row), jnp.int32(held[row]), jnp.int32(more))
+            held[row] += more
+        elif kind == "each":
+            asks = np.array([n < width for n in held])
+            if asks.sum() <= int(free.count[0]):
+                free, table = pages.take_one_each(free, table, jnp.asarray(asks), jnp.asarray(held, jnp.int32))
+                held = [n + bool(ask) for n, ask in zip(held, asks, strict=True)]
+        elif kind == "back":
+            begin = data.draw(st.integers(0, held[row]))
+            free = pages.give_back(free, table, jnp.int32(row), jnp.int32(begin), jnp.int32(held[row]))
+            held[row] = begin
+        in_use = [int(page) for row, n in enumerate(held) for page in table[row, :n]]
+        left = np.asarray(free.stack)[: int(free.count[0])].tolist()
+        assert sorted(in_use + left) == list(range(count))
+
+
+def prompts_of(lengths, columns):
+    mask = np.arange(columns) < np.asarray(lengths)[:, None]
+    tokens = np.where(mask, np.random.default_rng(0).integers(0, 53, mask.shape), 0)
+    return Prompts(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), jnp.arange(len(mask)) * 3 + 7)
+
+
+LENGTHS, COLUMNS, NEW = [1, 5, 9, 3, 7, 17], 17, 40
+
+
+def run(**changes):
+    settings = dict(samples=3, max_new=NEW, sampling=Sampling.make(stop_ids=STOPS), slots=4, page_size=4) | changes
+    rollout = generate(MODEL, params(), prompts_of(LENGTHS, COLUMNS), key=KEY, step=3, **settings)
+    return jax.tree.map(np.asarray, rollout)
+
+
+@functools.cache
+def expected():
+    return run(page_size=128, slots=18)
+
+
+LEAST = 15  # pages of 4 tokens for a response of 40 tokens to a prompt of 17, and one for the prompt's last page
+
+
+@pytest.mark.parametrize("slots, page_size, spare", [(1, 64, 0), (2, 4, 0), (5, 4, 2), (5, 16, 1), (18, 4, 3)])
+def test_responses_are_bit_for_bit_the_same_whatever_slots_pages_and_preemption(slots, page_size, spare):
+    least = {4: LEAST, 16: 5, 64: 2}[page_size]
+    rollout = run(slots=slots, page_size=page_size, cache_pages=least + spare)
+    for field in dataclasses.fields(rollout):
+        np.testing.assert_array_equal(getattr(rollout, field.name), getattr(expected(), field.name), err_msg=field.name)
+
+
+def test_a_small_pool_sends_the_youngest_back_and_a_large_one_nobody(monkeypatch):
+    final = {}
+
+    def kept(function):
+        def segment(*arguments):
+            unfinished, state = function(*arguments)
+            final["state"] = state
+            return unfinished, state
+
+        return segment
+
+    monkeypatch.setattr(module, "decode_segment", kept(module.decode_segment))
+    run(slots=5)
+    assert int(final["state"].preemptions[0]) == 0
+    run(slots=5, cache_pages=LEAST + 5)
+    state = final["state"]
+    assert int(state.preemptions[0]) > 3
+    assert int(state.free.count[0]) == LEAST + 5, "pages are left over"
+    assert sorted(np.asarray(state.free.stack)[: LEAST + 5].tolist()) == list(range(LEAST + 5))
+
+
+def test_a_prompt_is_prefilled_once_for_its_group_and_shared(monkeypatch):
+    """Pools of 16 responses to one prompt of 3 full pages: these pages are there once."""
+    held = []
+    function = module.decode_segment
+
+    def segment(sampler, mesh, inputs, state, steps):
+        unfinished, state = function(sampler, mesh, inputs, state, jnp.int32(1))
+        held.append(state.free.stack.size - state.table.shape[1] - int(state.free.count[0]))
+        return unfinished, state
+
+    monkeypatch.setattr(module, "decode_segment", segment)
+    settings = dict(samples=16, max_new=3, sampling=Sampling.make(), slots=16, page_size=4)
+    generate(MODEL, params(), prompts_of([14], 14), key=KEY, step=0, **settings)
+    assert max(held) == 4 + 16, "four pages of the prompt, the last of them copied, and one of each response"
+
+
+def test_work_and_memory_of_decoding_do_not_grow_with_the_longest_response():
+    """With the same pool, the bytes that a decode step needs beside its arguments are those of the live tokens."""
+    mesh, temporary = parallel.make_mesh(devices=jax.devices()[:1]), []
+    for max_new in (40, 360):
+        sampler = module.make_sampler(MODEL, mesh, COLUMNS, max_new, 4, None)
+        prompts, limits = prompts_of(LENGTHS, COLUMNS), np.full(6, 40, np.int32)
+        requests, state = module.start(sampler, mesh, prompts, KEY, jnp.int32(0), limits, 3, max_new, 6, 120)
+        inputs = decode.Inputs(params(), prompts, requests, Sampling.make(), jnp.float32(1))
+        compiled = module.segment_on("cpu").lower(sampler, mesh, inputs, state, jnp.int32(9)).compile()
+        temporary.append(compiled.memory_analysis().temp_size_in_bytes)
+    columns = 2 * 18 * (360 - 40) * 12  # what is written down of each response: a token and two log-probs
+    assert temporary[1] - temporary[0] < columns + 6 * 32 * 128 * 8 * 2 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(page_size=0), "page_size is 0"),
+        (dict(page_size=24), "page_size is 24; it must be a power of two"),
+        (dict(page_size=256), "at most 128"),
+        (dict(cache_pages=LEAST - 1), f"needs {LEAST} pages of 4 tokens.*at least {LEAST}$"),
+        (dict(cache_pages=0), "cache_pages is 0"),
+    ],
+)
+def test_caches_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(**changes)
+    arguments = dict(max_prompt=COLUMNS, max_new=NEW, slots=4, page_size=4, cache_pages=None) | changes
+    with pytest.raises(ValueError, match=re.compile(message)):
+        check_cache(MODEL, parallel.make_mesh(devices=jax.devices()[:1]), **arguments)
