@@ -39,7 +39,8 @@ from configs import base
 
 MODELS = {"qwen3-4b": "Qwen3-4B", "qwen2.5-7b": "Qwen2.5-7B-Instruct"}
 CONTEXTS = {"2k": 2048, "4k": 4096, "8k": 8192}  # tokens of a response
-SLOTS = {"2k": 512, "4k": 256, "8k": 128}  # responses decoded at a time, so that their caches fit
+SLOTS = {"2k": 1536, "4k": 1024, "8k": 512}  # responses decoded at a time
+CACHE_PAGES = 16384  # of 128 tokens: 39 GB on each of 8 GPUs for qwen3-4b; python -m rpg_jax.plan says what others hold
 BENCHMARKS = {"AIME24": "data/aime24", "AIME25": "data/aime25", "AMC23": "data/amc23"}
 MORE_BENCHMARKS = {"MinervaMath": "data/minerva", "OlympiadBench": "data/olympiadbench"}
 OBJECTIVES = {
@@ -176,7 +177,9 @@ def experiments() -> list[tuple[str, ConfigDict, list[Score]]]:
 def get_config(variant=""):
     run = parse(variant)
     response = CONTEXTS[run.context]
-    rollout = dict(prompts=512, samples=16, max_prompt=2048, max_new=response, slots=SLOTS[run.context])
+    rollout = dict(
+        prompts=512, samples=16, max_prompt=2048, max_new=response, slots=SLOTS[run.context], cache_pages=CACHE_PAGES
+    )
     if run.objective != "grpo":
         rollout |= dict(dynamic_sampling=True, oversample=3.0, max_batches=20, overlong_buffer=response // 4)
     clip_low, clip_high = CLIPS[run.clip]

@@ -15,7 +15,19 @@ import numpy as np
 import pytest
 
 from configs import paper, quickstart
-from rpg_jax.lab.planning import chips, command, decoding, estimates, hlo, measure, programs, report, search, sketch
+from rpg_jax.lab.planning import (
+    cache,
+    chips,
+    command,
+    decoding,
+    estimates,
+    hlo,
+    measure,
+    programs,
+    report,
+    search,
+    sketch,
+)
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.run import compiler
 from rpg_jax.sampling.paged_attention import BLOCKS
@@ -221,7 +233,7 @@ def test_memory_that_weights_and_caches_must_take():
     shape = SIZES["tiny"]
     pool = jax.eval_shape(lambda: BLOCKS.empty(shape, jnp.bfloat16, 4, 16))  # of 4 slots with a page of 16 tokens each
     held = shape.layers * sum(leaf.size * leaf.dtype.itemsize for leaf in pool)
-    assert estimates.prefill_needs(workload(shape, dtype=jnp.bfloat16))["keys and values of slots"] == held
+    assert estimates.kv_bytes(workload(shape, dtype=jnp.bfloat16)) * 4 * 16 == held
     sizes = functools.partial(workload, shape, dtype=jnp.bfloat16)
     alone, spread = (estimates.update_needs(sizes("full", mesh=mesh)) for mesh in (
         dict(data=1, fsdp=1, tensor=1), dict(data=1, fsdp=2, tensor=1)))  # fmt: skip
@@ -256,6 +268,24 @@ def test_work_is_shared_by_the_devices_of_a_mesh():
         one, eighth = cost(whole), cost(parts)
         assert one.flops == pytest.approx(8 * eighth.flops) and one.sent == 0 < eighth.sent, phase
         assert one.bytes / 8 < eighth.bytes < one.bytes, phase  # weights are read by several
+
+
+def test_the_largest_cache_fills_the_memory_that_is_left():
+    [topology] = chips.parse("h100:8")
+    sizes = dict(prompts=4096, slots=64, page_size=4)
+    w = workload(SIZES["m1"], lengths="uniform", rollout=sizes, mesh=dict(data=8, fsdp=1, tensor=1))
+    page, found = estimates.kv_bytes(w) * 4, []
+    for memory in (2e6, 4e6):
+        small = topology._replace(chip=topology.chip._replace(memory=memory))
+        found.append(cache.largest_cache(small, w, peak=1.2e6, cache=1e6))
+        slots, pages = found[-1]["slots"] // 8, found[-1]["pages"] // 8
+        logits = estimates.decode_needs(w)["sum"] / 8
+        others = 0.2e6 + (slots - 8) * logits
+        assert slots % 8 == 0 and abs(others + pages * page - 0.95 * memory) < page + 8 * logits
+        assert slots <= decoding.slots_that_fit(w.lengths, w.prompt_length, pages, 4) < slots + 8
+    assert found[0]["slots"] < found[1]["slots"] and found[0]["seconds"] > found[1]["seconds"]
+    full = topology._replace(chip=topology.chip._replace(memory=1e6))
+    assert cache.largest_cache(full, w, peak=1.2e6, cache=0.0)["slots"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -175,7 +175,8 @@ def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax
         return index + 1, pools
 
     chunks = jax.lax.pmax(-(-jnp.max(tokens) // sampler.chunk), parallel.ROW_AXES)
-    _, pools = jax.lax.while_loop(lambda carry: carry[0] < chunks, chunk, (jnp.int32(0), state.pools))
+    with jax.named_scope("prefill"):  # by which plans tell it from decoding
+        _, pools = jax.lax.while_loop(lambda carry: carry[0] < chunks, chunk, (jnp.int32(0), state.pools))
     ready = state.prompt_ready.at[target].set(True, mode="drop")
     return dataclasses.replace(state, pools=pools, free=free, prompt_table=table, prompt_ready=ready)
 

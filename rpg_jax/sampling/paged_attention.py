@@ -23,6 +23,7 @@ BLOCK = (
 )
 TILE, FEW = 32, 8  # rows that it works on together while most of them need another turn, and when few still do
 KERNEL_TOKENS, KERNEL_QUERIES = 1024, 32  # tokens and queries of a block of the TPU kernel
+KERNEL_VMEM = 32 << 20  # bytes for its blocks: 32 query heads with 8 KV heads need more than the default, 16 MiB
 
 
 class Kernel(NamedTuple):
@@ -234,6 +235,7 @@ def ragged(q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_si
         return kernels.ragged_paged_attention(
             q, kv_pages, lengths, table, jnp.arange(rows + 1, dtype=jnp.int32) * count, jnp.array([rows], jnp.int32),
             sm_scale=dim**-0.5, num_kv_pages_per_block=pages, num_queries_per_block=min(rows * count, KERNEL_QUERIES),
+            vmem_limit_bytes=KERNEL_VMEM,
         )  # fmt: skip
 
     heads_of = PartitionSpec(None, "tensor")

@@ -65,7 +65,7 @@ def steps(lengths: np.ndarray, requests: int, slots: int, shards: int = 1) -> fl
     until_empty = (requests * mean_length - slots * age(lengths)) / slots
     spread = np.sqrt((lengths @ np.arange(len(lengths)) ** 2.0 - mean_length**2) * requests) / slots
     slowest = spread * stats.norm.ppf((shards - 0.375) / (shards + 0.25)) if shards > 1 else 0.0  # Blom's formula
-    return until_empty + slowest + _largest(rest, slots)
+    return float(until_empty + slowest + _largest(rest, slots))
 
 
 def _largest(probability: np.ndarray, count: int) -> float:

@@ -1,7 +1,8 @@
 """Memory, FLOPs and bytes moved of each phase of an RL step on one device, computed from shapes alone.
 
-Nothing here is compiled. Every row counts as max_prompt + max_new tokens long; `times` takes the length of responses
-into account. D, M, Q and K are the widths of the residual stream, the MLP, all query heads and all key heads.
+Nothing here is compiled. Rows of updates and log-prob passes count as max_prompt + max_new tokens long; how full packed
+ones are is in `times`. Prefill and decoding count the tokens that are there on average. D, M, Q and K are the widths of
+the residual stream, the MLP, all query heads and all key heads.
 """
 
 import dataclasses
@@ -181,12 +182,12 @@ def experience_attention(w: Workload) -> Cost:
 
 def prefill_attention(w: Workload) -> Cost:
     """Attention among the prompts of one generation batch."""
-    return Cost(_attention(w, w.rollout.fresh_prompts, w.rollout.max_prompt), 0, 0)
+    return Cost(_attention(w, w.rollout.fresh_prompts, w.prompt_length), 0, 0)
 
 
 def decode_attention(w: Workload) -> Cost:
-    """Attention of one token of every slot to the KV cache, which is read once."""
-    cached = w.rollout.slots * w.length
+    """Attention of one token of every slot to the keys and values of its prompt and of what it has drawn so far."""
+    cached = w.rollout.slots * (w.prompt_length + decoding.age(w.lengths))
     flops = 4 * widths(w.shape)[2] * w.shape.layers * cached / w.devices
     return Cost(flops, kv_bytes(w) * cached / w.row_shards, 0)
 
@@ -218,16 +219,22 @@ def experience(w: Workload) -> Cost:
     return Cost(flops, policies * (count * moved), policies * (count * sent))
 
 
+def prefill_passes(w: Workload) -> float:
+    """Passes over the model in which a shard prefills the prompts of one generation batch."""
+    return max(w.rollout.fresh_prompts * w.prompt_length / w.row_shards / PREFILL_TOKENS, 1.0)
+
+
 def prefill(w: Workload) -> Cost:
     """Keys and values of the prompts of one generation batch."""
-    rows, length = w.rollout.fresh_prompts, w.rollout.max_prompt
+    rows, length = w.rollout.fresh_prompts, w.prompt_length
     flops = _products(w, rows * length) + prefill_attention(w).flops
-    moved = _moved(w, rows, length, 1, logits=0) + kv_bytes(w) * rows * length / w.row_shards
+    again = (prefill_passes(w) - 1) * _weights(w)
+    moved = _moved(w, rows, length, 1, logits=0) + again + kv_bytes(w) * rows * length / w.row_shards
     return Cost(flops, moved, _summed(w, rows, length, 1))
 
 
 def decode(w: Workload) -> Cost:
-    """One token for every slot: all weights and the whole KV cache are read."""
+    """One token for every slot: all weights and the live part of the KV cache are read."""
     rows = w.rollout.slots
     attention = decode_attention(w)
     flops = _products(w, rows) + _vocabulary(w, rows) + attention.flops
@@ -282,14 +289,8 @@ def experience_needs(w: Workload) -> dict[str, float]:
 
 
 def prefill_needs(w: Workload) -> dict[str, float]:
-    """Bytes of temporaries as in `update_needs`, of the prefill: the caches for decoding, and one layer at work."""
-    per_shard = kv_bytes(w) / w.row_shards
-    return _with_sum(
-        {
-            "keys and values of slots": w.rollout.slots * w.length * per_shard,
-            "one layer": _layer_forward(w) * PREFILL_TOKENS,
-        }
-    )
+    """Bytes of temporaries as in `update_needs`, of the prefill: the KV cache is an argument and updated in place."""
+    return _with_sum({"one layer": _layer_forward(w) * PREFILL_TOKENS})
 
 
 def decode_needs(w: Workload) -> dict[str, float]:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 from rpg_jax.lab.planning import decoding, estimates, hlo
+from rpg_jax.lab.planning.cache import largest_cache
 from rpg_jax.lab.planning.chips import GIB, Topology
 from rpg_jax.lab.planning.estimates import Workload
 from rpg_jax.lab.planning.programs import Program, programs
@@ -18,7 +19,8 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
     """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
 
     Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, remat, rows,
-    length, needs (temporaries of each phase), phases (memory and cost of each), step (an RL step), fits.
+    length, needs (temporaries of each phase), phases (memory and cost of each), step (an RL step), cache (the largest
+    KV cache), fits.
     """
     made, workload = programs(sketch), sketch.workload
     with ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
@@ -56,6 +58,7 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         "needs": {phase: needs(workload) for phase, needs in estimates.NEEDS.items()},
         "phases": phases,
         "step": step(workload, phases),
+        "cache": largest_cache(topology, workload, phases["decode"]["peak"], made["decode"].cache),
         "fits": all(phase["fits"] for phase in phases.values()),
     }
 
@@ -120,7 +123,7 @@ def compiled(program: Program) -> dict:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return _refused(str(error), program)
-    analysis, work = executable.memory_analysis(), hlo.work(executable.as_text(), program.turns)
+    analysis, work = executable.memory_analysis(), hlo.work(executable.as_text(), program.turns, program.apart)
     arguments = analysis.argument_size_in_bytes
     output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     sizes = {

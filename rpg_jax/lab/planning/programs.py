@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from rpg_jax import parallel
+from rpg_jax.lab.planning import estimates
 from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.types import Rollout
@@ -21,6 +22,8 @@ class Program(NamedTuple):
     arguments: tuple
     beside: float  # bytes of a device that arrays take which the program does not read
     turns: float  # of its loops whose trip count is not a constant, in the work that `estimates` counts as one
+    cache: float = 0.0  # bytes of the KV cache on a device
+    apart: str | None = None  # the named scope whose loops are no part of that work
 
     def argument_bytes(self) -> float:
         return device_bytes(self.arguments)
@@ -55,6 +58,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
         sketch.run.model, mesh, weights, prompts=rollout.fresh_prompts, max_prompt=rollout.max_prompt,
         samples=rollout.samples, max_new=rollout.max_new, **rollout.decoding,
     )  # fmt: skip
+    pools = sampler["decode"][1][3].pools  # of its state
     rows = workload.step_rows
     columns = [by_rows(rows, dtype, workload.length) for dtype in (jnp.int32, bool, jnp.float32, jnp.float32)]
     responses = Rollout(*columns, by_rows(rows, jnp.int32), by_rows(rows, jnp.int32), by_rows(rows, bool))
@@ -66,8 +70,8 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     update = state, minibatch, *packing_plan(workload.minibatch_rows)
     state_bytes = device_bytes(state)
     return {
-        "prefill": Program(*sampler["prefill"], beside=state_bytes, turns=1),
-        "decode": Program(*sampler["decode"], beside=state_bytes, turns=1),
+        "prefill": Program(*sampler["prefill"], beside=state_bytes, turns=estimates.prefill_passes(workload)),
+        "decode": Program(*sampler["decode"], beside=state_bytes, turns=1, cache=device_bytes(pools), apart="prefill"),
         "experience": Program(parts.experience, experience, beside=0, turns=rows / loop.scoring_rows),
         "update": Program(
             parts.update,

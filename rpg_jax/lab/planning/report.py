@@ -73,6 +73,11 @@ def text(plan: dict) -> str:
     if step["estimated"]:
         parts = ", ".join(f"{name} {seconds:.4g}" for name, seconds in step["estimated"].items() if name != "sum")
         lines.append(f"by the compiler's estimate it takes {step['estimated']['sum']:.4g} s: {parts}")
+    cache = plan["cache"]
+    lines.append(
+        f"the largest KV cache is rollout.cache_pages={cache['pages']} for rollout.slots={cache['slots']}: decoding "
+        f"then takes at least {cache['seconds']:.4g} s, and responses stay the same"
+    )
     for key, largest in plan.get("largest", {}).items():
         peak = largest["value"] is not None and f"{largest['value']:g} (peak {largest['peak'] / GIB:.4g} GiB)"
         lines.append(f"largest {key} that fits, all else as configured: {peak or 'nothing fits'}; {largest['how']}")
