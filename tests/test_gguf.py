@@ -1,7 +1,5 @@
 """GGUF files: what convert makes of each architecture and quantization, its tokenizer, and what is refused."""
 
-import contextlib
-import io
 import json
 import pathlib
 import struct
@@ -10,14 +8,14 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 import safetensors.numpy
-from absl.testing import flagsaver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg_jax.data import gguf_tokenizer, load_tokenizer
-from rpg_jax.models import huggingface, rope
+from rpg_jax.models import Model, huggingface, rope
 from rpg_jax.storage import gguf_files, weights
 
 gguf = pytest.importorskip("gguf")
@@ -40,14 +38,9 @@ def written(folder, name, *args, **kwargs):
 
 def convert(*arguments):
     """(exit status, stdout, lines of stderr without progress) of the command."""
-    from rpg_jax import convert as command
-    from rpg_jax.run import cli
-
-    out, err = io.StringIO(), io.StringIO()
-    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        with pytest.raises(SystemExit) as left:
-            cli.run(command.main, ["convert", *map(str, arguments)])
-    return left.value.code, out.getvalue(), [line for line in err.getvalue().splitlines() if "ing tensors" not in line]
+    done = processes.run("convert", *arguments)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(("loading", "writing"))]
+    return done.returncode, done.stdout, lines
 
 
 def by_the_package(file):
@@ -137,6 +130,7 @@ REFUSED = {
     "rotary": (dict(more={"llama.rope.dimension_count": 32}), "llama.rope.dimension_count is 32; only the 64 of a he"),
     "scaling": (dict(more={"llama.rope.scaling.type": "longrope"}), "rope.scaling.type is 'longrope'; known: none"),
     "layers": (dict(more={"llama.block_count": 10**9}), "llama.block_count is 1000000000, and there are 21 tensors"),
+    "split": (dict(more={"split.count": 2}), "is one of 2 files; join them with llama-gguf-split --merge"),
     "fewer": (dict(more={"llama.block_count": 3}), "missing: model.layers.2.input_layernorm.weight"),
     "bias": (dict(tensors={"blk.0.attn_q.bias": _ZEROS}), "unexpected: model.layers.0.self_attn.q_proj.bias"),
     "odd": (dict(tensors={"blk.0.odd": _ZEROS}), "1 unexpected: blk.0.odd"),
@@ -279,8 +273,6 @@ def test_weights_are_those_that_the_folder_holds(folder):
     """Straight from the file, and by way of convert: the same parameters."""
     file = written(folder, "straight", "llama", "Q5_0")
     assert convert(f"--source={file}", f"--target={folder}/way")[0] == 0
-    from rpg_jax.models import Model
-
     shapes = jax.eval_shape(Model(huggingface.read_config(folder / "way")).init, jax.random.key(0))
     here, there = weights.load(file, shapes), weights.load(folder / "way", shapes)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), here, there))

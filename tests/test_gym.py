@@ -211,3 +211,13 @@ def test_families_are_listed(call):
     lines = out.splitlines()
     assert status == 0 and len(lines) > 90 and not any(line.startswith("composite") for line in lines)
     assert "gcd(min_numbers=2, max_numbers=2, min_value=1, max_value=1000)" in lines
+
+
+def test_an_item_that_a_family_cannot_draw_is_named():
+    class Broken:
+        def __getitem__(self, index):
+            raise IndexError("no such board")
+
+    with mock.patch.object(gym_worker, "_dataset", lambda *_: Broken()):
+        with pytest.raises(ValueError, match="gcd fails to draw item 0 of seed 0: no such board"):
+            draw("gym:gcd(size=1)")

@@ -57,7 +57,12 @@ def problems(parts, split):
             seed = part["seed"] * _STRIDE + chunk * _CHUNK
             if index == 0:
                 dataset = _dataset(family, parameters, seed)
-            item = dataset[index]
+            try:
+                item = dataset[index]
+            except Exception as error:
+                raise ValueError(
+                    f"{family} fails to draw item {index} of seed {seed}: {error or type(error).__name__}"
+                ) from None
             question = item["question"]
             digest = hashlib.blake2b(f"{family}\n{question}".encode(), digest_size=8).hexdigest()
             if (family, question) in seen or (int(digest, 16) % _HELDOUT_SHARE == 0) != (split == "heldout"):

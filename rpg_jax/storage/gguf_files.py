@@ -82,6 +82,8 @@ def read_header(file) -> Gguf:
     if metadata.get("general.architecture") not in ARCHITECTURES:
         name = metadata.get("general.architecture")
         raise ValueError(f"{file}: architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
+    if (files := metadata.get("split.count", 1)) not in (0, 1):
+        raise ValueError(f"{file} is one of {files} files; join them with llama-gguf-split --merge of llama.cpp")
     return Gguf(file, metadata, {name: _stored(file, name, *place) for name, place in places.items()})
 
 
