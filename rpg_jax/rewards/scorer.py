@@ -69,8 +69,12 @@ class Scorer:
         self._limits = dict(workers=workers, timeout_seconds=timeout_seconds, memory_mb=memory_mb)
         self._pools: dict[str, Pool] = {}
         needed = {self._function_of(task) for task in tasks} | ({function} if function is not None else set())
-        for name in sorted(needed - _IN_PROCESS.keys()):
-            self._pool(name)
+        try:
+            for name in sorted(needed - _IN_PROCESS.keys()):
+                self._pool(name)
+        except BaseException:
+            self.close()
+            raise
 
     def score(self, items: Sequence) -> Scores:
         """Scores N pairs (problem, response); a problem has `id`, `task`, `prompt` and `answer`.
