@@ -205,7 +205,8 @@ def test_a_small_pool_sends_the_youngest_back_and_a_large_one_nobody(monkeypatch
 
         return segment
 
-    monkeypatch.setattr(module, "decode_segment", kept(module.decode_segment))
+    function = module.segment_on("cpu")
+    monkeypatch.setattr(module, "segment_on", lambda platform: kept(function))
     run(slots=5)
     assert int(final["state"].preemptions[0]) == 0
     run(slots=5, cache_pages=LEAST + 5)
@@ -218,14 +219,14 @@ def test_a_small_pool_sends_the_youngest_back_and_a_large_one_nobody(monkeypatch
 def test_a_prompt_is_prefilled_once_for_its_group_and_shared(monkeypatch):
     """Pools of 16 responses to one prompt of 3 full pages: these pages are there once."""
     held = []
-    function = module.decode_segment
+    function = module.segment_on("cpu")
 
     def segment(sampler, mesh, inputs, state, steps):
         unfinished, state = function(sampler, mesh, inputs, state, jnp.int32(1))
         held.append(state.free.stack.size - state.table.shape[1] - int(state.free.count[0]))
         return unfinished, state
 
-    monkeypatch.setattr(module, "decode_segment", segment)
+    monkeypatch.setattr(module, "segment_on", lambda platform: segment)
     settings = dict(samples=16, max_new=3, sampling=Sampling.make(), slots=16, page_size=4)
     generate(MODEL, params(), prompts_of([14], 14), key=KEY, step=0, **settings)
     assert max(held) == 4 + 16, "four pages of the prompt, the last of them copied, and one of each response"

@@ -107,6 +107,7 @@ def generate(
         sampler, mesh, prompts, _threefry(key), jnp.int32(step), limits, samples, max_new, slots, pool
     )
     inputs = decode.Inputs(params, prompts, requests, sampling, temperature_model)
+    decode_segment = segment_on(mesh.devices.flat[0].platform)
     while True:
         unfinished, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(segment))
         if not unfinished or (should_stop is not None and should_stop()):
@@ -195,27 +196,23 @@ def start(
     return requests, _pin(mesh, state, laid_out)
 
 
-def decode_segment(
-    sampler: decode.Sampler, mesh: Mesh, inputs: decode.Inputs, state: decode.DecodeState, max_steps: jax.Array
-) -> tuple[jax.Array, decode.DecodeState]:
-    """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has requests left; DecodeState)."""
-    return segment_on(mesh.devices.flat[0].platform)(sampler, mesh, inputs, state, max_steps)
-
-
 @functools.cache
 def segment_on(platform: str) -> Any:
     """`decode_segment`, jitted for a platform; the state is donated."""
+
+    def decode_segment(
+        sampler: decode.Sampler, mesh: Mesh, inputs: decode.Inputs, state: decode.DecodeState, max_steps: jax.Array
+    ) -> tuple[jax.Array, decode.DecodeState]:
+        """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has requests left; state)."""
+        inputs_spec, state_spec = layouts(sampler.kernel.rows)
+        in_specs = (inputs_spec, state_spec, REPLICATED)
+        advance = parallel.over_rows(mesh, partial(batching.advance, sampler), in_specs, (REPLICATED, state_spec))
+        unfinished, state = advance(inputs, state, max_steps)
+        return unfinished, _pin(mesh, state, layouts(sampler.kernel.spec)[1])
+
     options = SAME_SUMS if platform == "cpu" else None
     static, donated = ("sampler", "mesh"), ("state",)
-    return jax.jit(_decode_segment, static_argnames=static, donate_argnames=donated, compiler_options=options)
-
-
-def _decode_segment(sampler, mesh, inputs, state, max_steps):
-    inputs_spec, state_spec = layouts(sampler.kernel.rows)
-    in_specs = (inputs_spec, state_spec, REPLICATED)
-    advance = parallel.over_rows(mesh, partial(batching.advance, sampler), in_specs, (REPLICATED, state_spec))
-    unfinished, state = advance(inputs, state, max_steps)
-    return unfinished, _pin(mesh, state, layouts(sampler.kernel.spec)[1])
+    return jax.jit(decode_segment, static_argnames=static, donate_argnames=donated, compiler_options=options)
 
 
 @partial(jax.jit, static_argnames=("mesh", "samples"))
