@@ -98,7 +98,7 @@ def test_the_tpu_kernel_is_called_as_its_own_reference_reads_the_arguments(count
     from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernels
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
 
-    def by_reference(*arrays, sm_scale, num_kv_pages_per_block, num_queries_per_block):
+    def by_reference(*arrays, sm_scale, **blocks):
         return ref_ragged_paged_attention(*arrays, sm_scale=sm_scale)
 
     monkeypatch.setattr(kernels, "ragged_paged_attention", by_reference)
