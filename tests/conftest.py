@@ -19,6 +19,8 @@ os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax  # noqa: E402
 
+# Tracing allocates by the million: at Python's own threshold, looking for garbage takes a sixth of the suite's time.
+gc.set_threshold(100_000)
 C = ctypes.CDLL(None)
 # Files that start processes, train, or compile models and samplers in many forms, the longest first. The inner loop of
 # somebody who changes an objective, a metric or a task does without them: `launch/test.sh --quick`.

@@ -1,5 +1,7 @@
-"""Commands in processes of their own that start fast: forks of a server that has imported JAX, Orbax and the like."""
+"""Python processes that start fast: forks of a server that has imported JAX, Orbax and the like."""
 
+import atexit
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -7,35 +9,64 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import types
+
+import jax
 
 ROOT = pathlib.Path(__file__).parent.parent
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["rpg_jax.run.train", "pandas", "tensorboardX", "matplotlib.figure", "matplotlib.ticker"])
 
 
-def _become(module, arguments, output, errors):
-    """What `python -m MODULE ARGUMENTS` does, with both streams in files."""
+def _become(command, environment, output, errors):
+    """What `python COMMAND` does in the repository's root, with both streams in files."""
+    gc.freeze()
+    gc.set_threshold(100_000)  # as in conftest.py
     os.chdir(ROOT)
+    os.environ.update(environment)
+    if "JAX_NUM_CPU_DEVICES" in environment:  # JAX read it when the server imported it
+        jax.config.update("jax_num_cpu_devices", int(environment["JAX_NUM_CPU_DEVICES"]))
     for descriptor, file in ((1, output), (2, errors)):
-        os.dup2(os.open(file, os.O_WRONLY | os.O_TRUNC), descriptor)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), descriptor)
+    option, program, *arguments = command
+    sys.argv = [option, *arguments]
+    try:
+        if option == "-m":
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]))
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing's children do not: jax.distributed takes its leave in one
+
+
+def fork(*command, **environment):
+    """`python COMMAND`, `-m MODULE ...` or `-c TEXT ...`, as a running multiprocessing.Process, and its streams' files.
+
+    The environment is this process's and what is named here.
+    """
+    files = [tempfile.NamedTemporaryFile(mode="r", prefix="stream-") for _ in range(2)]
+    paths = [file.name for file in files]
+    process = _forks.Process(target=_become, args=(list(map(str, command)), os.environ | environment, *paths))
+    process.start()
+    atexit.register(lambda: process.is_alive() and process.kill())  # of a test that failed; else pytest would wait
+    return process, files
+
+
+def finish(process, files, timeout=400):
+    """Waits for what `fork` or `start` gave: (exit status, stdout, stderr)."""
+    process.join(timeout)
+    if process.exitcode is None:
+        process.kill()
+        raise subprocess.TimeoutExpired(str(process), timeout)
+    return process.exitcode, *(pathlib.Path(file.name).read_text() for file in files)
 
 
 def start(name, *arguments):
-    """`python -m rpg_jax.NAME ARGUMENTS` as a running multiprocessing.Process, and the files of its two streams."""
-    files = [tempfile.NamedTemporaryFile(prefix=f"{name}-") for _ in range(2)]
-    paths = [file.name for file in files]
-    process = _forks.Process(target=_become, args=(f"rpg_jax.{name}", list(map(str, arguments)), *paths))
-    process.start()
-    return process, files
+    """`python -m rpg_jax.NAME ARGUMENTS`, as `fork` gives it."""
+    return fork("-m", f"rpg_jax.{name}", *arguments)
 
 
 def run(name, *arguments, timeout=400):
     """`python -m rpg_jax.NAME ARGUMENTS` to its end, as subprocess.run gives it."""
-    process, files = start(name, *arguments)
-    process.join(timeout)
-    if process.exitcode is None:
-        process.kill()
-        raise subprocess.TimeoutExpired(name, timeout)
-    return subprocess.CompletedProcess(arguments, process.exitcode, *(file.read().decode() for file in files))
+    return subprocess.CompletedProcess(arguments, *finish(*start(name, *arguments), timeout))

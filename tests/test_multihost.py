@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 import numpy as np
+import processes
 import pytest
 
 from configs import quickstart
@@ -30,23 +31,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def members(count, command, devices=2, port=None):
-    """Starts the processes of a job; `command(index)` is the arguments of each."""
-    port = port or free_port()
-    shared = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(count)}
-    shared |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-    return [
-        subprocess.Popen(
-            [sys.executable, *map(str, command(index))],
-            cwd=ROOT,
-            env=os.environ | shared | {"JAX_PROCESS_ID": str(index)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
-    ]
+def members(*commands, devices=2):
+    """Starts the processes of a job as processes.fork does, each with a command of its own."""
+    job = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": str(len(commands))}
+    job |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    return [processes.fork(*command, **job, JAX_PROCESS_ID=str(index)) for index, command in enumerate(commands)]
 
 
 # The launcher, with processes that are shell scripts.
@@ -160,9 +149,9 @@ def test_an_environment_that_makes_no_sense(changes, message):
 
 def test_a_coordinator_that_cannot_be_reached_is_one_line(tmp_path):
     port = free_port()
-    flags = ["-m", "rpg_jax.train", CONFIG, f"--workdir={tmp_path / 'run'}", "--coordinator_timeout=1"]
-    process = members(2, lambda index: flags if index else ["-c", ""], port=port)[1]
-    status, _, err = outcome(process)
+    flags = [CONFIG, f"--workdir={tmp_path / 'run'}", "--coordinator_timeout=1"]
+    identity = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+    status, _, err = processes.finish(*processes.fork("-m", "rpg_jax.train", *flags, **identity), 60)
     assert status == 2 and not (tmp_path / "run").exists()
     assert err == (
         f"error: process 1 could not reach the coordinator at localhost:{port} within 1 s; start every process, or "
@@ -172,9 +161,9 @@ def test_a_coordinator_that_cannot_be_reached_is_one_line(tmp_path):
 
 def test_hosts_with_other_configs_are_named(tmp_path):
     def flags(index):
-        return ["-m", "rpg_jax.train", CONFIG, f"--workdir={tmp_path / 'run'}", f"--config.steps={3 + index}"]
+        return "-m", "rpg_jax.train", CONFIG, f"--workdir={tmp_path / 'run'}", f"--config.steps={3 + index}"
 
-    for status, _, err in map(outcome, members(2, flags)):
+    for status, _, err in (processes.finish(*member, 60) for member in members(flags(0), flags(1))):
         errors = [line for line in err.splitlines() if line.startswith("error: ")]
         assert status == 2 and len(errors) == 1 and "Traceback" not in err, err
         assert "process 1 has config.steps=4, process 0 3; start all of them" in errors[0]
@@ -228,7 +217,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def told():
-    found = [outcome(process) for process in members(2, lambda index: ["-c", EXCHANGE, index])]
+    found = [processes.finish(*member, 60) for member in members(*(("-c", EXCHANGE, index) for index in range(2)))]
     assert [status for status, _, _ in found] == [0, 0], found
     return [json.loads(out.splitlines()[-1]) for _, out, _ in found]
 
@@ -300,13 +289,15 @@ cli.run(main)
 @pytest.fixture(scope="module")
 def stopped():
     """(exit status, seconds from the signal) of both processes of two jobs: SIGTERM, and SIGKILL, to the second one."""
-    jobs = {number: members(2, lambda _: ["-c", WAITS]) for number in (signal.SIGTERM, signal.SIGKILL)}
+    jobs = {number: members(*[("-c", WAITS)] * 2) for number in (signal.SIGTERM, signal.SIGKILL)}
     found = {}
     for number, job in jobs.items():
-        assert [process.stdout.readline() for process in job] == ["joined\n"] * 2
-        job[1].send_signal(number)
+        while not all("joined\n" in pathlib.Path(output.name).read_text() for _, (output, _) in job):
+            assert all(process.is_alive() for process, _ in job)
+            time.sleep(0.05)
+        os.kill(job[1][0].pid, number)
         begin = time.monotonic()
-        found[number] = [(outcome(process)[0], time.monotonic() - begin) for process in job]
+        found[number] = [(processes.finish(*member, 60)[0], time.monotonic() - begin) for member in job]
     return found
 
 
@@ -373,8 +364,8 @@ def runs(tmp_path_factory):
     status, _, err = outcome(job)
     killed = status, err, time.monotonic() - begin
     for name in ("two", "one"):
-        command = ["-m", "rpg_jax.train", *training_flags(folder, name)]
-        status, _, err = outcome(members(1, lambda _, command=command: command)[0], 300)
+        (member,) = members(("-m", "rpg_jax.train", *training_flags(folder, name)))
+        status, _, err = processes.finish(*member, 300)
         assert status == 0, err
     return folder, killed
 
@@ -447,11 +438,11 @@ with watchdog.Watchdog(0.8) as dog:
 
 def test_the_watchdog_ends_a_process_that_hangs_but_not_one_that_compiles():
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", HANG], cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 1 and time.monotonic() - begin < 40
-    assert done.stdout == "alive\n"
-    assert done.stderr.startswith("error: no progress for 1 s, more than --watchdog_seconds=0.8")
-    assert "in waits_forever" in done.stderr and "Thread" in done.stderr
+    status, out, err = processes.finish(*processes.fork("-c", HANG), timeout=50)
+    assert status == 1 and time.monotonic() - begin < 40
+    assert out == "alive\n"
+    assert err.startswith("error: no progress for 1 s, more than --watchdog_seconds=0.8")
+    assert "in waits_forever" in err and "Thread" in err
 
 
 def test_a_watchdog_of_zero_seconds_never_fires():
