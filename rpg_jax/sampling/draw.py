@@ -66,6 +66,11 @@ def over_vocabulary(reduce: Callable[..., jax.Array], folded: jax.Array) -> jax.
     return reduce(reduce(folded, axis=1), axis=1)
 
 
+def lane_sums(folded: jax.Array) -> jax.Array:
+    """Sums of [B, rows, LANES] over rows, [B, LANES], as a product with ones: on CPU faster than a sum."""
+    return jnp.einsum("brl,br->bl", folded, jnp.ones(folded.shape[:2], folded.dtype))
+
+
 def draw(
     logits: jax.Array, temperature: jax.Array, threshold: jax.Array, uniforms: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -88,7 +93,7 @@ def draw(
         bound, top = (y.reshape(-1, *(1,) * (x.ndim - 1)) for y in (threshold, largest))
         return jnp.where(x >= bound, jnp.exp((x - top) / temperature), 0.0)
 
-    totals = jnp.sum(mass(folded), axis=1)  # [B, LANES]
+    totals = lane_sums(mass(folded))  # [B, LANES]
     lane = inverse_cdf(totals.T, uniforms[0])  # [B]
     inside = jnp.take_along_axis(folded, lane[:, None, None], axis=2)[:, :, 0]  # [B, rows], the chosen lane's logits
     row = inverse_cdf(mass(inside).T, uniforms[1])  # [B]
@@ -100,5 +105,5 @@ def token_logp(logits: jax.Array, token: jax.Array) -> jax.Array:
     """log softmax(logits)[b, token[b]]: f32[B, V], i32[B] -> f32[B]."""
     folded = fold(logits)
     largest = over_vocabulary(jnp.max, folded)  # [B]
-    total = over_vocabulary(jnp.sum, jnp.exp(folded - largest[:, None, None]))
+    total = jnp.sum(lane_sums(jnp.exp(folded - largest[:, None, None])), axis=1)
     return jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - largest - jnp.log(total)
