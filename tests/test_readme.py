@@ -36,7 +36,7 @@ SMALLER = {
     "quickstart.sh": "--config.model.size=micro",
     "train --config=configs/quickstart.py": "--config.model.size=micro",
     "configs/paper.py:": "--config.steps=1 --config.rollout.prompts=2 --config.rollout.samples=2 "
-    "--config.rollout.slots=4 "
+    "--config.rollout.slots=4 --config.rollout.cache_pages=64 --config.learner.scoring_rows=4 "
     "--config.rollout.dynamic_sampling=False --config.rollout.max_new=8 --config.rollout.overlong_buffer=0 "
     "--config.learner.minibatch_prompts=2 --config.learner.microbatch_rows=2 --config.evaluation.k=1 "
     "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
