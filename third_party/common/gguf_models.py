@@ -111,9 +111,11 @@ def _packed(rng, shape, kind):
         pass
     blocks, wanted = np.empty((0, size), np.uint8), shape[0] * shape[1] // block
     with np.errstate(all="ignore"):
-        while len(blocks) < 8:
-            drawn = rng.integers(0, 256, (256, size), np.uint8)
+        while len(blocks) < min(
+            wanted, 512
+        ):  # equal rows of the vocabulary matrix would tie: any of them is the greedy token
+            drawn = rng.integers(0, 256, (4096, size), np.uint8)
             values = gguf.dequantize(drawn, kind)
             small = np.isfinite(values).all(1) & (np.abs(values).max(1) < 0.3) & (np.abs(values).max(1) > 0.01)
             blocks = np.concatenate([blocks, drawn[small]])
-    return blocks[rng.integers(0, len(blocks), wanted)].reshape(shape[0], -1)
+    return blocks[rng.permutation(max(wanted, len(blocks)))[:wanted] % len(blocks)].reshape(shape[0], -1)
