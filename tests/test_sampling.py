@@ -300,6 +300,7 @@ def test_a_vocabulary_of_151936():
     [
         (dict(max_new=56), "max_length"),
         (dict(slots=0), "slots"),
+        (dict(prefill_rows=0), "prefill_rows is 0"),
         (dict(samples=0), "samples"),
         (dict(limits=np.full(5, NEW + 1)), "limits"),
         (dict(limits=np.full(4, 1)), "limits"),

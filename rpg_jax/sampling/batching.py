@@ -18,7 +18,17 @@ import jax.numpy as jnp
 
 from rpg_jax import parallel
 from rpg_jax.sampling import pages
-from rpg_jax.sampling.decode import COMPLETE, RUNNING, WAITING, DecodeState, Inputs, Sampler, decode_step, extend
+from rpg_jax.sampling.decode import (
+    COMPLETE,
+    NOWHERE,
+    RUNNING,
+    WAITING,
+    DecodeState,
+    Inputs,
+    Sampler,
+    decode_step,
+    extend,
+)
 from rpg_jax.types import Prompts, pytree
 
 
@@ -35,7 +45,7 @@ def leave(state: DecodeState, slots: jax.Array, status: int) -> DecodeState:
         lambda slot, free: pages.give_back(free, state.table, slot, state.shared[slot], state.held[slot]),
         state.free,
     )
-    row = jnp.where(slots, state.request, state.status.size)
+    row = jnp.where(slots, state.request, NOWHERE)
     return dataclasses.replace(
         state,
         free=free,
@@ -62,7 +72,7 @@ def drop_prompts(sampler: Sampler, prompts: Prompts, state: DecodeState, drop: j
 
 def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
     """Complete responses leave their slots, and prompts that no request needs any more leave the cache."""
-    row = jnp.where(state.done, state.request, state.status.size)
+    row = jnp.where(state.done, state.request, NOWHERE)
     state = dataclasses.replace(
         state,
         length=state.length.at[row].set(state.count, mode="drop"),
@@ -140,9 +150,8 @@ def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission
     total = jnp.cumsum(jnp.where(valid, 1 + (most(request) > 1) + load, 0))  # [slots], with a page to grow
     alone = ~running.any() & (rank == 0) & (1 + load <= state.free.count[0])
     starts = valid & ((total <= budget) | alone)
-    needed = (
-        jnp.zeros(prompts, bool).at[jnp.where(starts, prompt, prompts)].set(True, mode="drop") & ~state.prompt_ready
-    )
+    starting = jnp.zeros(prompts, bool).at[jnp.where(starts, prompt, NOWHERE)].set(True, mode="drop")
+    needed = starting & ~state.prompt_ready
     beside = (state.status == WAITING).reshape(prompts, -1).any(1) & ~state.prompt_ready & ~needed
     left = budget - jnp.max(jnp.where(starts, total, 0))
     beside &= jnp.cumsum(jnp.where(beside, prompt_pages, 0)) <= left
@@ -153,9 +162,8 @@ def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax
     """Prefills the first `prefill_rows` of the prompts that are true in bool[P]; there must be pages for them."""
     size, columns = sampler.page_size, inputs.prompts.tokens.shape[1]
     count = load.size
-    target = jnp.searchsorted(
-        jnp.cumsum(load), jnp.arange(sampler.prefill_rows) + 1
-    )  # [R], `count` where there is none
+    # [R], and `count`, beyond every prompt, where there is none
+    target = jnp.searchsorted(jnp.cumsum(load), jnp.arange(sampler.prefill_rows) + 1)
     row = jnp.minimum(target, count - 1)
     tokens = jnp.where(target < count, prompt_tokens(inputs.prompts)[row], 0)  # [R]
 
@@ -219,14 +227,14 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
 
     pools, free, table = jax.lax.fori_loop(0, admitted.count, place, (state.pools, state.free, state.table))
     rank = jnp.arange(slots.size)
-    target = jnp.where(rank < admitted.count, slots, slots.size)  # [slots], out of range: dropped
+    target = jnp.where(rank < admitted.count, slots, NOWHERE)  # [slots]
     prompt = requests.prompt[admitted.request]
     last = jnp.take_along_axis(inputs.prompts.tokens, tokens[:, None], axis=1)[:, 0]  # [P]
 
     def put(array, values):
         return array.at[target].set(values, mode="drop")
 
-    row = jnp.where(rank < admitted.count, admitted.request, state.status.size)
+    row = jnp.where(rank < admitted.count, admitted.request, NOWHERE)
     return dataclasses.replace(
         state,
         pools=pools,

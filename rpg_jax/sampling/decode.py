@@ -20,6 +20,7 @@ from rpg_jax.types import Params, Prompts, pytree
 
 STOP_IDS = 8  # size of Sampling.stop_ids
 WAITING, RUNNING, COMPLETE = 0, 1, 2  # a request's status
+NOWHERE = jnp.iinfo(jnp.int32).max  # an index beyond every array: what is written there is dropped
 
 
 @pytree
@@ -164,8 +165,7 @@ def extend(
     steps = jnp.arange(tokens.shape[1])
     position = first[:, None] + steps  # [R, C]
     page = jnp.take_along_axis(table, jnp.minimum(position // size, table.shape[1] - 1), axis=1)
-    beyond = jax.tree.leaves(pools[0])[0].size  # no page: what is written there is dropped
-    page = jnp.where(steps < count[:, None], page, beyond).reshape(-1)
+    page = jnp.where(steps < count[:, None], page, NOWHERE).reshape(-1)
     offset = (position % size).reshape(-1)
     start = jnp.where(count > 0, first, -1)
 
@@ -216,7 +216,7 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     logits = sampler.model.logits(inputs.params, hidden[:, 0])  # [slots, V]
     keys = inputs.requests.key[request]
     drawn = Responses(*sample(logits, keys, state.count, inputs.sampling, inputs.model_temperature))
-    row = jnp.where(running, request, state.status.size)  # out of range: dropped
+    row = jnp.where(running, request, NOWHERE)
     responses = jax.tree.map(lambda rows, new: rows.at[row, state.count].set(new, mode="drop"), state.responses, drawn)
     token, count = drawn.tokens, state.count + running
     stopped = running & (token[:, None] == inputs.sampling.stop_ids).any(-1)  # [slots]

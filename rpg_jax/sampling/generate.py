@@ -1,9 +1,8 @@
 """`generate`: prompts in, a Rollout out; the one function that the rest of the code calls."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -80,9 +79,9 @@ def generate(
             f"prompts of {columns} columns and {max_new} new tokens exceed the model's max_length "
             f"{model.config.max_length}; shorten either"
         )
-    sizes = dict(samples=samples, max_new=max_new, slots=slots, segment=segment, prefill_rows=prefill_rows or 1)
+    sizes = dict(samples=samples, max_new=max_new, slots=slots, segment=segment, prefill_rows=prefill_rows)
     for name, value in sizes.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"generate: {name} is {value}; it must be at least 1")
     if limits is None:
         limits = np.full(count, max_new, np.int32)
@@ -196,7 +195,7 @@ def start(
     return requests, _pin(mesh, state, laid_out)
 
 
-@functools.cache
+@cache
 def segment_on(platform: str) -> Any:
     """`decode_segment`, jitted for a platform; the state is donated."""
 
@@ -221,18 +220,18 @@ def _rollout(mesh, prompts, responses, length, finished, samples):
 
     def rollout(prompts, responses, length, finished):
         count, columns = prompts.tokens.shape
-        row, ring = jnp.arange(count * samples), responses.tokens.shape[1]
+        row, longest = jnp.arange(count * samples), responses.tokens.shape[1]
         prompt = jnp.repeat(jnp.where(prompts.mask, prompts.tokens, 0), samples, axis=0)  # [N, Tp]
         start = jnp.repeat(prompts.mask.sum(-1), samples)  # [N], column of the first response token
-        index = jnp.arange(columns + ring) - start[:, None]  # [N, T], index within the response
+        index = jnp.arange(columns + longest) - start[:, None]  # [N, T], index within the response
         mask = (index >= 0) & (index < length[:, None])
 
         def shifted(values):  # [N, R] -> [N, T]
-            return jnp.where(mask, jnp.take_along_axis(values, jnp.clip(index, 0, ring - 1), axis=1), 0)
+            return jnp.where(mask, jnp.take_along_axis(values, jnp.clip(index, 0, longest - 1), axis=1), 0)
 
         drawn = jax.tree.map(shifted, responses)
         return Rollout(
-            tokens=jnp.pad(prompt, ((0, 0), (0, ring))) + drawn.tokens,
+            tokens=jnp.pad(prompt, ((0, 0), (0, longest))) + drawn.tokens,
             response_mask=mask,
             sampler_logp=drawn.sampler_logp,
             model_logp=drawn.model_logp,

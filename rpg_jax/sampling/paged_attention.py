@@ -18,9 +18,7 @@ from rpg_jax.parallel import ROW_AXES
 
 Pool = tuple[jax.Array, ...]  # one layer's arrays
 
-BLOCK = (
-    128  # tokens of a sequence that `blocks` reads in one turn, whatever the page size: so results do not depend on it
-)
+BLOCK = 128  # tokens that `running_softmax` reads in a turn, whatever the page size: so results do not depend on it
 TILE, FEW = 32, 8  # rows that it works on together while most of them need another turn, and when few still do
 KERNEL_TOKENS, KERNEL_QUERIES = 1024, 32  # tokens and queries of a block of the TPU kernel
 KERNEL_VMEM = 32 << 20  # bytes for its blocks: 32 query heads with 8 KV heads need more than the default, 16 MiB
@@ -32,9 +30,8 @@ class Kernel(NamedTuple):
     name: str
     spec: PartitionSpec  # of each of a layer's arrays: pages over data shards, KV heads over tensor
     empty: Callable[..., Pool]  # (config, dtype, pages, page_size)
-    write: Callable[
-        ..., Pool
-    ]  # (pool, k, v [N, kv_heads, head_dim], page, offset i32[N]); a page out of range is dropped
+    # (pool, k, v [N, kv_heads, head_dim], page, offset i32[N]); what goes to a page out of range is dropped
+    write: Callable[..., Pool]
     copy: Callable[[Pool, jax.Array, jax.Array], Pool]  # (pool, source page i32[], target page i32[])
     attend: Callable[..., jax.Array]  # (q [R, C, heads, head_dim], pool, table i32[R, W], first i32[R], page_size)
 
@@ -47,23 +44,19 @@ class Kernel(NamedTuple):
 def choose(mesh: Mesh, config: ModelConfig, page_size: int) -> Kernel:
     """The kernel for a mesh's platform and a model's heads: `ragged` on TPU, `paged_gpu` on GPU, else `blocks`.
 
-    Args:
-      page_size: tokens of a page.
-
-    Raises ValueError for a page size that the kernel does not take.
+    Raises ValueError for a page size, in tokens, that the kernel does not take.
     """
     platform = mesh.devices.flat[0].platform
     if page_size < 1 or page_size & (page_size - 1) or page_size > BLOCK:
         raise ValueError(f"page_size is {page_size}; it must be a power of two and at most {BLOCK}")
+    kernel = BLOCKS
     if platform == "tpu" and config.head_dim % 128 == 0:
-        if page_size < 16:
-            raise ValueError(f"page_size is {page_size}; the TPU kernel takes at least 16")
-        return RAGGED
+        kernel = RAGGED
     if platform == "gpu" and config.head_dim in (64, 128, 256):
-        if page_size < 16:
-            raise ValueError(f"page_size is {page_size}; the GPU kernel takes at least 16")
-        return PAGED_GPU
-    return BLOCKS
+        kernel = PAGED_GPU
+    if kernel is not BLOCKS and page_size < 16:
+        raise ValueError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
+    return kernel
 
 
 def block_of(capacity: int) -> int:
