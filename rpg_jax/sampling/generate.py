@@ -100,7 +100,7 @@ def generate(
 
     shards = parallel.row_shards(mesh)
     sampler = make_sampler(model, mesh, columns, max_new, page_size, prefill_rows and -(-prefill_rows // shards))
-    slots = max(2, min(slots, count * samples) // shards)  # a product of one row sums in another order
+    slots = shard_slots(slots, count * samples, shards)
     pool = pool_pages(sampler, columns, max_new, slots, cache_pages, shards)
     requests, state = start(
         sampler, mesh, prompts, _threefry(key), jnp.int32(step), limits, samples, max_new, slots, pool
@@ -124,13 +124,18 @@ def make_sampler(
     return decode.Sampler(model, kernel, min(page_size, paged_attention.block_of(capacity)), chunk, rows)
 
 
+def shard_slots(slots: int, requests: int, shards: int) -> int:
+    """Slots of one data shard: at least two, because a product of one row sums in another order."""
+    return max(2, min(slots, requests) // shards)
+
+
 def check_cache(
     model: Model, mesh: Mesh, *, max_prompt: int, max_new: int, slots: int, page_size: int, cache_pages: int | None
 ) -> None:
     """Raises ValueError, as `generate` does, for a page size or a number of pages that cannot be."""
     shards = parallel.row_shards(mesh)
     sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, None)
-    pool_pages(sampler, max_prompt, max_new, max(2, slots // shards), cache_pages, shards)
+    pool_pages(sampler, max_prompt, max_new, shard_slots(slots, slots, shards), cache_pages, shards)
 
 
 def pool_pages(

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from rpg_jax import parallel
 from rpg_jax.models import Model
 from rpg_jax.sampling import batching, decode
-from rpg_jax.sampling.generate import PAGE_SIZE, layouts, make_sampler, pool_pages, segment_on, start
+from rpg_jax.sampling.generate import PAGE_SIZE, layouts, make_sampler, pool_pages, segment_on, shard_slots, start
 from rpg_jax.types import Params, Prompts
 
 
@@ -54,7 +54,7 @@ def sampler_programs(
     )
     key = scalar(jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype)
     sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, None)
-    slots = min(slots, prompts * samples) // shards
+    slots = shard_slots(slots, prompts * samples, shards)
     pool = pool_pages(sampler, max_prompt, max_new, slots, cache_pages, shards)
     arrays = queue, key, scalar(jnp.int32), shape((prompts,), jnp.int32, by_rows)
     begin = partial(start, sampler, mesh, samples=samples, max_new=max_new, slots=slots, cache_pages=pool)
