@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rpg_jax import models, parallel
 from rpg_jax.sampling import Sampling, check_cache, decode, generate, paged_attention, pages
 from rpg_jax.sampling.paged_attention import BLOCKS, PAGED_GPU, RAGGED, table_width
-from rpg_jax.types import Prompts
+from rpg_jax.types import Prompts, Rollout
 
 CONFIG = models.ModelConfig(53, 32, 48, 1, 4, 2, 8, qk_norm=True, max_length=512)
 MODEL = models.Model(CONFIG)
@@ -194,6 +194,37 @@ def test_responses_are_bit_for_bit_the_same_whatever_slots_pages_and_preemption(
         np.testing.assert_array_equal(getattr(rollout, field.name), getattr(expected(), field.name), err_msg=field.name)
 
 
+def cut(rollout, counts):
+    """The first counts[row] response tokens of each row, as a rollout that stopped there returns them."""
+    mask = rollout.response_mask & (rollout.response_mask.cumsum(-1) <= counts[:, None])
+    tokens, *logps = (
+        np.where(rollout.response_mask & ~mask, 0, x)
+        for x in (rollout.tokens, rollout.sampler_logp, rollout.model_logp)
+    )
+    whole = mask.sum(-1) == rollout.response_mask.sum(-1)
+    return Rollout(tokens, mask, *logps, rollout.problem, rollout.sample, rollout.finished & whole)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.integers(0, NEW), min_size=18, max_size=18), st.integers(0, 6), st.sets(st.integers(0, 5)))
+@example([0] * 18, 6, set())
+@example([NEW - 1] * 18, 0, {5})
+def test_resumed_responses_go_on_as_if_they_had_never_stopped(counts, until, must):
+    """Bit for bit, under the same parameters: from random tokens on, with a pool that sends responses back, and after a
+    rollout that ended as soon as `until` prompts and those in `must` were complete."""
+    must = np.isin(np.arange(6), list(must))
+    arguments = dict(slots=5, cache_pages=LEAST + 2)
+    stopped = run(resume=cut(expected(), np.array(counts)), until=until, must=must, **arguments)
+    lengths = stopped.response_mask.sum(-1)
+    complete = (stopped.finished | (lengths == NEW)).reshape(6, 3).all(1)
+    assert complete.sum() >= until and complete[must].all()
+    for rollout, reference in (stopped, cut(expected(), lengths)), (run(resume=stopped, **arguments), expected()):
+        for field in dataclasses.fields(rollout):
+            np.testing.assert_array_equal(
+                getattr(rollout, field.name), getattr(reference, field.name), err_msg=field.name
+            )
+
+
 def test_a_small_pool_sends_the_youngest_back_and_a_large_one_nobody(monkeypatch):
     final = {}
 
@@ -239,7 +270,8 @@ def test_work_and_memory_of_decoding_do_not_grow_with_the_longest_response():
         sampler = module.make_sampler(MODEL, mesh, COLUMNS, max_new, 4, None)
         prompts, limits = prompts_of(LENGTHS, COLUMNS), np.full(6, 40, np.int32)
         requests, state = module.start(sampler, mesh, prompts, KEY, jnp.int32(0), limits, 3, max_new, 6, 120)
-        inputs = decode.Inputs(params(), prompts, requests, Sampling.make(), jnp.float32(1))
+        everything = jnp.int32(6), np.zeros(6, bool)
+        inputs = decode.Inputs(params(), prompts, requests, Sampling.make(), jnp.float32(1), *everything)
         compiled = module.segment_on("cpu").lower(sampler, mesh, inputs, state, jnp.int32(9)).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)
     columns = 2 * 18 * (360 - 40) * 12  # what is written down of each response: a token and two log-probs

@@ -25,10 +25,12 @@ from rpg_jax.sampling.decode import (
     WAITING,
     DecodeState,
     Inputs,
+    Requests,
     Sampler,
     decode_step,
     extend,
 )
+from rpg_jax.sampling.paged_attention import Pool
 from rpg_jax.types import Prompts, pytree
 
 
@@ -122,11 +124,16 @@ class Admission:
     waits: jax.Array  # bool[], whether one of these requests needs a prompt that is not ready
 
 
+def drawn_before(requests: Requests, request: jax.Array) -> jax.Array:
+    """Tokens that these requests had drawn before this rollout: i32[n] for i32[n]."""
+    return jnp.zeros_like(request) if requests.drawn is None else requests.drawn[request]
+
+
 def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission:
     """The longest run of waiting requests, in order, for which idle slots and free pages suffice.
 
-    A request starts only if another page is left for every response that may still need one, so that it is not sent
-    back at once; if nothing runs, it starts anyway.
+    A request starts with pages for what it had drawn before this rollout, and only if another page is left for every
+    response that may still need one, so that it is not sent back at once; if nothing runs, it starts anyway.
     """
     size, requests, prompts = sampler.page_size, inputs.requests, state.prompt_ready.size
     tokens = prompt_tokens(inputs.prompts)  # [P]
@@ -137,9 +144,12 @@ def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission
     request = jnp.minimum(candidate, state.status.size - 1)
     prompt = requests.prompt[request]
 
-    def most(request):  # pages that a response can need at most, beside full ones of its prompt
+    def own_pages(request, count):  # of a response when `count` tokens are drawn, beside full ones of its prompt
         begin = tokens[requests.prompt[request]]
-        return (begin + requests.max_new[request] - 1) // size + 1 - begin // size
+        return (begin + count) // size + 1 - begin // size
+
+    def most(request):
+        return own_pages(request, requests.max_new[request] - 1)
 
     prompt_pages = -(-tokens // size)  # [P]
     leads = jnp.concatenate([jnp.ones(1, bool), prompt[1:] != prompt[:-1]])  # the first of its prompt
@@ -147,8 +157,9 @@ def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission
     own = state.held - state.shared
     may_grow = running & (own < most(jnp.maximum(state.request, 0)))
     budget = state.free.count[0] - may_grow.sum()
-    total = jnp.cumsum(jnp.where(valid, 1 + (most(request) > 1) + load, 0))  # [slots], with a page to grow
-    alone = ~running.any() & (rank == 0) & (1 + load <= state.free.count[0])
+    least = own_pages(request, drawn_before(requests, request))
+    total = jnp.cumsum(jnp.where(valid, least + (most(request) > least) + load, 0))  # [slots], with a page to grow
+    alone = ~running.any() & (rank == 0) & (least + load <= state.free.count[0])
     starts = valid & ((total <= budget) | alone)
     starting = jnp.zeros(prompts, bool).at[jnp.where(starts, prompt, NOWHERE)].set(True, mode="drop")
     needed = starting & ~state.prompt_ready
@@ -189,6 +200,36 @@ def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax
     return dataclasses.replace(state, pools=pools, free=free, prompt_table=table, prompt_ready=ready)
 
 
+def recompute(
+    sampler: Sampler, inputs: Inputs, pools: list[Pool], table: jax.Array, row: jax.Array, text: jax.Array
+) -> list[Pool]:
+    """Fills in the keys and values of what requests had drawn before this rollout, under its own parameters.
+
+    Args:
+      row: i32[slots], requests that begin in these slots, NOWHERE for none; table: i32[slots, W].
+      text: i32[slots, 1 + R], the last token of the prompt, and the response.
+    """
+    requests = inputs.requests
+    begin = prompt_tokens(inputs.prompts)[requests.prompt.at[row].get(mode="fill", fill_value=0)]  # of text, in the row
+    drawn = requests.drawn.at[row].get(mode="fill", fill_value=0)  # [slots]
+
+    def chunk(carry):
+        """The next chunk of the first `prefill_rows` slots that are not filled in yet."""
+        _, done, pools = carry
+        target = jnp.searchsorted(jnp.cumsum(done < drawn), jnp.arange(sampler.prefill_rows) + 1)  # [R]
+        slot = jnp.minimum(target, done.size - 1)
+        meant = jnp.where(target < done.size, jnp.minimum(drawn - done, sampler.chunk)[slot], 0)
+        columns = jnp.minimum(done[slot, None] + jnp.arange(sampler.chunk), text.shape[1] - 1)  # [R, C]
+        part = jnp.take_along_axis(text[slot], columns, axis=1)
+        _, pools = extend(sampler, inputs.params, pools, table[slot], part, (begin + done)[slot], meant)
+        done = done.at[target].add(meant, mode="drop")
+        return agreed((done < drawn).any())[0], done, pools
+
+    first = agreed((drawn > 0).any())[0], jnp.zeros_like(drawn), pools
+    with jax.named_scope("prefill"):
+        return jax.lax.while_loop(lambda carry: carry[0], chunk, first)[2]
+
+
 def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
     """Idle slots take the next requests of the queue, as far as pages suffice; their prompts are prefilled before."""
     size, requests = sampler.page_size, inputs.requests
@@ -215,7 +256,7 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
         slot, prompt = slots[n], requests.prompt[admitted.request[n]]
         full = tokens[prompt] // size
         table = table.at[slot].set(state.prompt_table[prompt])
-        free, table = pages.take(free, table, slot, full, jnp.int32(1))
+        free, table = pages.take(free, table, slot, full, held[n] - full)
         source, target = state.prompt_table[prompt, full], table[slot, full]
         pools = jax.lax.cond(
             tokens[prompt] % size > 0,
@@ -225,27 +266,32 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
         )
         return pools, free, table
 
+    prompt, drawn = requests.prompt[admitted.request], drawn_before(requests, admitted.request)  # [slots]
+    held = (tokens[prompt] + drawn) // size + 1
     pools, free, table = jax.lax.fori_loop(0, admitted.count, place, (state.pools, state.free, state.table))
     rank = jnp.arange(slots.size)
     target = jnp.where(rank < admitted.count, slots, NOWHERE)  # [slots]
-    prompt = requests.prompt[admitted.request]
-    last = jnp.take_along_axis(inputs.prompts.tokens, tokens[:, None], axis=1)[:, 0]  # [P]
+    row = jnp.where(rank < admitted.count, admitted.request, NOWHERE)
+    token = jnp.take_along_axis(inputs.prompts.tokens, tokens[:, None], axis=1)[prompt]  # [slots, 1], the next input
+    if requests.drawn is not None:
+        text = jnp.concatenate([token, state.responses.tokens[admitted.request]], axis=1)  # [slots, 1 + R]
+        pools = recompute(sampler, inputs, pools, table[slots], row, text)
+        token = jnp.take_along_axis(text, drawn[:, None], axis=1)
 
     def put(array, values):
         return array.at[target].set(values, mode="drop")
 
-    row = jnp.where(rank < admitted.count, admitted.request, NOWHERE)
     return dataclasses.replace(
         state,
         pools=pools,
         free=free,
         table=table,
         shared=put(state.shared, tokens[prompt] // size),
-        held=put(state.held, tokens[prompt] // size + 1),
-        token=put(state.token, last[prompt]),
-        position=put(state.position, tokens[prompt]),
+        held=put(state.held, held),
+        token=put(state.token, token[:, 0]),
+        position=put(state.position, tokens[prompt] + drawn),
         request=put(state.request, admitted.request),
-        count=put(state.count, 0),
+        count=put(state.count, drawn),
         stopped=put(state.stopped, False),
         status=state.status.at[row].set(RUNNING, mode="drop"),
     )
@@ -257,9 +303,12 @@ def agreed(*conditions: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(held > 0)
 
 
-def unfinished(state: DecodeState) -> jax.Array:
-    """Whether a request waits or runs on any shard: bool[]."""
-    return agreed((state.status != COMPLETE).any())[0]
+def unfinished(inputs: Inputs, state: DecodeState) -> jax.Array:
+    """Whether too few prompts have all of their requests complete, over all shards, or one that must is not: bool[]."""
+    complete = (state.status == COMPLETE).reshape(state.prompt_ready.size, -1).all(1)  # [P]
+    counts = jnp.stack([complete.sum(), (inputs.must & ~complete).sum()])
+    count, missing = jax.lax.psum(counts, parallel.ROW_AXES)
+    return (count < inputs.until) | (missing > 0)
 
 
 def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
@@ -271,9 +320,9 @@ def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
 def advance(
     sampler: Sampler, inputs: Inputs, state: DecodeState, max_steps: jax.Array
 ) -> tuple[jax.Array, DecodeState]:
-    """Decodes until all requests are complete, or for at most `max_steps` steps (i32[], traced).
+    """Decodes until enough requests are complete, or for at most `max_steps` steps (i32[], traced).
 
-    The outer loop collects complete responses, grants pages and refills slots; the inner one decodes until some
+    The outer loop grants pages, refills slots and collects complete responses; the inner one decodes until some
     response is complete or needs a page. Both carry whether to go on beside the state: in a loop's condition, the
     collective that decides it would not be ordered with those of the body.
 
@@ -289,14 +338,10 @@ def advance(
         state = decode_step(sampler, inputs, carry[1])
         return undisturbed(sampler, state), state
 
-    def turn_over(state):
-        for change in (collect, grant, admit):
-            state = change(sampler, inputs, state)
-        return state
-
-    def turn_over_and_decode(carry):
-        state = turn_over(carry[1])
+    def turn_over(carry):
+        state = admit(sampler, inputs, grant(sampler, inputs, carry[1]))
         _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(sampler, state), state))
-        return unfinished(state), state
+        state = collect(sampler, inputs, state)
+        return unfinished(inputs, state), state
 
-    return jax.lax.while_loop(goes_on, turn_over_and_decode, (unfinished(state), state))
+    return jax.lax.while_loop(goes_on, turn_over, (unfinished(inputs, state), state))

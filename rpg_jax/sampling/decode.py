@@ -56,6 +56,7 @@ class Requests:
     prompt: jax.Array  # i32[N], row of the prompts
     key: jax.Array  # uint32[N, 2], threefry key of its noise
     max_new: jax.Array  # i32[N], most tokens; 0 marks padding, which is not run
+    drawn: jax.Array | None = None  # i32[N], tokens that were drawn before this rollout; None for none
 
 
 @pytree
@@ -88,7 +89,7 @@ class DecodeState:
     preemptions: jax.Array  # i32[1] on each data shard, requests that went back to the queue
     status: jax.Array  # i32[N]
     responses: Responses
-    length: jax.Array  # i32[N], of complete responses
+    length: jax.Array  # i32[N], of complete responses; of others, what was drawn before this rollout
     finished: jax.Array  # bool[N], ended by a stop token
 
 
@@ -112,6 +113,8 @@ class Inputs:
     requests: Requests
     sampling: Sampling
     model_temperature: jax.Array  # f32[]
+    until: jax.Array  # i32[], prompts over all shards whose requests are to be complete; the rollout ends with them
+    must: jax.Array  # bool[P], prompts that have to be among them
 
 
 def start(

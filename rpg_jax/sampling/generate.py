@@ -29,7 +29,7 @@ def generate(
     prompts: Prompts,
     *,
     key: jax.Array,
-    step: int | jax.Array,
+    step: int | np.ndarray | jax.Array,
     samples: int,
     max_new: int,
     sampling: decode.Sampling,
@@ -41,6 +41,9 @@ def generate(
     page_size: int = PAGE_SIZE,
     cache_pages: int | None = None,
     should_stop: Callable[[], bool] | None = None,
+    resume: Rollout | None = None,
+    until: int | None = None,
+    must: np.ndarray | None = None,
 ) -> Rollout:
     """Samples `samples` responses to each prompt.
 
@@ -50,7 +53,8 @@ def generate(
     Args:
       params: the model's tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype.
       prompts: P rows, split along `parallel.ROWS` of the mesh to work on, or on one device.
-      key: threefry2x32 key of the run; step: i32[], so that every step draws anew.
+      key: threefry2x32 key of the run.
+      step: i32[], so that every step draws anew; or i32[P] on the host, the step of each prompt's noise.
       max_new: most tokens a response may have; a shape, so another value compiles anew.
       sampling: the distribution to draw from.
       slots: responses decoded at once, over all shards; at least two on each.
@@ -63,6 +67,11 @@ def generate(
       cache_pages: pages of the KV cache, over all shards; None is what the slots can need at most. With fewer,
         responses wait for pages, and the youngest are drawn again where none is left.
       should_stop: called after each segment; once it is true, complete responses are returned and all others are empty.
+      resume: what an earlier call returned for the same prompts, or rows without tokens. Its complete responses stay,
+        and the others go on with the noise of their next tokens; their keys and values are computed anew, under params.
+      until: return as soon as all responses are complete to so many prompts, over all shards, padding included. Others
+        hold what they have drawn, which then depends on slots, pages and the mesh. None is all prompts.
+      must: bool[P] on the host: with `until`, prompts whose responses have to be complete, too.
 
     Returns:
       Rollout of P * samples rows, problem-major: row p * samples + s is prompt ++ response ++ zeros, T = Tp + max_new.
@@ -102,15 +111,17 @@ def generate(
     sampler = make_sampler(model, mesh, columns, max_new, page_size, prefill_rows and -(-prefill_rows // shards))
     slots = shard_slots(slots, count * samples, shards)
     pool = pool_pages(sampler, columns, max_new, slots, cache_pages, shards)
-    requests, state = start(
-        sampler, mesh, prompts, _threefry(key), jnp.int32(step), limits, samples, max_new, slots, pool
-    )
-    inputs = decode.Inputs(params, prompts, requests, sampling, temperature_model)
+    step = np.asarray(step, np.int32)
+    requests, state = start(sampler, mesh, prompts, _threefry(key), step, limits, samples, max_new, slots, pool, resume)
+    must = np.zeros(count, bool) if must is None else must
+    goal = jnp.int32(count if until is None else until)
+    inputs = decode.Inputs(params, prompts, requests, sampling, temperature_model, goal, must)
     decode_segment = segment_on(mesh.devices.flat[0].platform)
     while True:
         unfinished, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(segment))
         if not unfinished or (should_stop is not None and should_stop()):
-            return _rollout(mesh, prompts, state.responses, state.length, state.finished, samples)
+            running = None if until is None else (state.request, state.count)
+            return _rollout(mesh, prompts, state.responses, state.length, state.finished, running, samples)
 
 
 def make_sampler(
@@ -171,7 +182,7 @@ def _threefry(key: jax.Array) -> jax.Array:
 def layouts(pools: PartitionSpec) -> tuple[decode.Inputs, decode.DecodeState]:
     """Prefix trees of PartitionSpecs for Inputs and DecodeState; `pools` is that of keys and values."""
     fields: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
-    inputs = decode.Inputs(REPLICATED, *(ROWS,) * 2, *(REPLICATED,) * 2)  # type: ignore[arg-type]
+    inputs = decode.Inputs(REPLICATED, *(ROWS,) * 2, *(REPLICATED,) * 3, ROWS)  # type: ignore[arg-type]
     return inputs, decode.DecodeState(**fields | dict(pools=pools, step=REPLICATED))
 
 
@@ -184,20 +195,37 @@ def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:
 @partial(jax.jit, static_argnames=("sampler", "mesh", "samples", "max_new", "slots", "cache_pages"))
 def start(
     sampler: decode.Sampler, mesh: Mesh, prompts: Prompts, key: jax.Array, step: jax.Array, limits: jax.Array,
-    samples: int, max_new: int, slots: int, cache_pages: int,
+    samples: int, max_new: int, slots: int, cache_pages: int, resume: Rollout | None = None,
 ) -> tuple[decode.Requests, decode.DecodeState]:  # fmt: skip
     """The queue and the state before the first decode step; `slots` and `cache_pages` are those of one data shard."""
 
-    def begin(prompts, key, step, limits):
+    def begin(prompts, key, step, limits, resume):
         row = jnp.arange(prompts.tokens.shape[0] * samples)  # [N], problem-major
-        keys = jax.vmap(partial(request_key, key, step))(prompts.problem[row // samples], row % samples)
-        requests = decode.Requests(row // samples, keys, limits[row // samples])
-        return requests, decode.start(sampler, prompts, requests, slots, max_new, cache_pages)
+        prompt = row // samples
+        step = jnp.broadcast_to(step, limits.shape)[prompt]
+        keys = jax.vmap(partial(request_key, key))(step, prompts.problem[prompt], row % samples)
+        requests = decode.Requests(prompt, keys, limits[prompt])
+        state = decode.start(sampler, prompts, requests, slots, max_new, cache_pages)
+        return (requests, state) if resume is None else resumed(prompts, requests, state, resume)
 
     (_, state_spec), (_, laid_out) = layouts(sampler.kernel.rows), layouts(sampler.kernel.spec)
-    in_specs = (ROWS, REPLICATED, REPLICATED, ROWS)
-    requests, state = parallel.over_rows(mesh, begin, in_specs, (ROWS, state_spec))(prompts, key, step, limits)
+    in_specs = (ROWS, REPLICATED, ROWS if step.ndim else REPLICATED, ROWS, ROWS)
+    requests, state = parallel.over_rows(mesh, begin, in_specs, (ROWS, state_spec))(prompts, key, step, limits, resume)
     return requests, _pin(mesh, state, laid_out)
+
+
+def resumed(
+    prompts: Prompts, requests: decode.Requests, state: decode.DecodeState, resume: Rollout
+) -> tuple[decode.Requests, decode.DecodeState]:
+    """The queue and the state of `start`, with what its requests have drawn already."""
+    drawn = resume.response_mask.sum(-1, dtype=jnp.int32)  # [N]
+    first = prompts.mask.sum(-1)[requests.prompt]  # [N], column of the first response token
+    columns = first[:, None] + jnp.arange(state.responses.tokens.shape[1])  # [N, R]
+    rows = decode.Responses(resume.tokens, resume.sampler_logp, resume.model_logp)  # each [N, T]
+    responses = jax.tree.map(lambda values: jnp.take_along_axis(values, columns, axis=1), rows)
+    status = jnp.where(resume.finished | (drawn >= requests.max_new), decode.COMPLETE, decode.WAITING)
+    changed = dict(responses=responses, status=status, length=drawn, finished=resume.finished)
+    return dataclasses.replace(requests, drawn=drawn), dataclasses.replace(state, **changed)
 
 
 @cache
@@ -220,10 +248,16 @@ def segment_on(platform: str) -> Any:
 
 
 @partial(jax.jit, static_argnames=("mesh", "samples"))
-def _rollout(mesh, prompts, responses, length, finished, samples):
-    """Rows of prompt ++ response ++ zeros, from responses in the order of the queue."""
+def _rollout(mesh, prompts, responses, length, finished, running, samples):
+    """Rows of prompt ++ response ++ zeros, from responses in the order of the queue.
 
-    def rollout(prompts, responses, length, finished):
+    `running` is None, or (request, count) of slots whose responses are kept although they are not complete.
+    """
+
+    def rollout(prompts, responses, length, finished, running):
+        if running is not None:
+            request, drawn = running
+            length = length.at[jnp.where(request >= 0, request, decode.NOWHERE)].set(drawn, mode="drop")
         count, columns = prompts.tokens.shape
         row, longest = jnp.arange(count * samples), responses.tokens.shape[1]
         prompt = jnp.repeat(jnp.where(prompts.mask, prompts.tokens, 0), samples, axis=0)  # [N, Tp]
@@ -245,5 +279,5 @@ def _rollout(mesh, prompts, responses, length, finished, samples):
             finished=finished,
         )
 
-    rows = parallel.over_rows(mesh, rollout, ROWS, ROWS)(prompts, responses, length, finished)
+    rows = parallel.over_rows(mesh, rollout, ROWS, ROWS)(prompts, responses, length, finished, running)
     return _pin(mesh, rows, ROWS)

@@ -61,7 +61,8 @@ def sampler_programs(
     requests, state = jax.eval_shape(begin, *arrays)
     state = laid_out(state, layouts(sampler.kernel.spec)[1])
     sampling = laid_out(jax.eval_shape(decode.Sampling.make), parallel.REPLICATED)
-    inputs = decode.Inputs(params, queue, laid_out(requests, by_rows), sampling, scalar(jnp.float32))
+    until, must = scalar(jnp.int32), shape((prompts,), bool, by_rows)
+    inputs = decode.Inputs(params, queue, laid_out(requests, by_rows), sampling, scalar(jnp.float32), until, must)
     return {
         "prefill": (prefill, (sampler, mesh, inputs, state)),
         "decode": (segment_on(mesh.devices.flat[0].platform), (sampler, mesh, inputs, state, scalar(jnp.int32))),
