@@ -10,8 +10,6 @@ number of steps.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +18,6 @@ from rpg_jax import parallel
 from rpg_jax.sampling import pages
 from rpg_jax.sampling.decode import (
     COMPLETE,
-    NOWHERE,
     RUNNING,
     WAITING,
     DecodeState,
@@ -31,22 +28,19 @@ from rpg_jax.sampling.decode import (
     extend,
 )
 from rpg_jax.sampling.paged_attention import Pool
+from rpg_jax.sampling.pages import NOWHERE
 from rpg_jax.types import Prompts, pytree
 
 
-def over(mask: jax.Array, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
-    """body(index i32[], carry) for every index at which bool[n] is true, in ascending order."""
-    order = jnp.argsort(~mask, stable=True)
-    return jax.lax.fori_loop(0, mask.sum(), lambda n, carry: body(order[n], carry), carry)
+def first_true(mask: jax.Array, count: int) -> jax.Array:
+    """i32[count], the first indices at which bool[n] is true, in ascending order; n where there are no more."""
+    order = jnp.sort(jnp.where(mask, jnp.arange(mask.size), mask.size))
+    return jnp.take(order, jnp.arange(count), mode="fill", fill_value=mask.size)
 
 
 def leave(state: DecodeState, slots: jax.Array, status: int) -> DecodeState:
     """The slots that are true in bool[slots] give their own pages back and are idle; their requests get `status`."""
-    free = over(
-        slots,
-        lambda slot, free: pages.give_back(free, state.table, slot, state.shared[slot], state.held[slot]),
-        state.free,
-    )
+    free = pages.give_back(state.free, state.table, state.shared, jnp.where(slots, state.held, state.shared))
     row = jnp.where(slots, state.request, NOWHERE)
     return dataclasses.replace(
         state,
@@ -65,10 +59,8 @@ def prompt_tokens(prompts: Prompts) -> jax.Array:
 def drop_prompts(sampler: Sampler, prompts: Prompts, state: DecodeState, drop: jax.Array) -> DecodeState:
     """The prompts that are true in bool[P] give their pages back."""
     drop &= state.prompt_ready
-    held = -(-prompt_tokens(prompts) // sampler.page_size)  # [P]
-    free = over(
-        drop, lambda row, free: pages.give_back(free, state.prompt_table, row, jnp.int32(0), held[row]), state.free
-    )
+    held = jnp.where(drop, -(-prompt_tokens(prompts) // sampler.page_size), 0)  # [P]
+    free = pages.give_back(state.free, state.prompt_table, jnp.zeros_like(held), held)
     return dataclasses.replace(state, free=free, prompt_ready=state.prompt_ready & ~drop)
 
 
@@ -110,8 +102,9 @@ def grant(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
     state = drop_prompts(sampler, inputs.prompts, state, idle_prompts(state) & short(state))
     state = jax.lax.while_loop(short, preempt, state)
     needs = needs_page(sampler, state)
-    free, table = pages.take_one_each(state.free, state.table, needs, state.held)
-    return dataclasses.replace(state, free=free, table=table, held=state.held + needs)
+    held = state.held + needs
+    free, table = pages.take(state.free, state.table, state.held, held)
+    return dataclasses.replace(state, free=free, table=table, held=held)
 
 
 @pytree
@@ -139,7 +132,7 @@ def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission
     tokens = prompt_tokens(inputs.prompts)  # [P]
     running = state.request >= 0  # [slots]
     rank = jnp.arange(running.size)
-    candidate = jnp.searchsorted(jnp.cumsum(state.status == WAITING), rank + 1)  # [slots], the n-th that waits
+    candidate = first_true(state.status == WAITING, rank.size)  # [slots]
     valid = (rank < (~running).sum()) & (candidate < state.status.size)
     request = jnp.minimum(candidate, state.status.size - 1)
     prompt = requests.prompt[request]
@@ -171,17 +164,14 @@ def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission
 
 def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax.Array) -> DecodeState:
     """Prefills the first `prefill_rows` of the prompts that are true in bool[P]; there must be pages for them."""
-    size, columns = sampler.page_size, inputs.prompts.tokens.shape[1]
-    count = load.size
-    # [R], and `count`, beyond every prompt, where there is none
-    target = jnp.searchsorted(jnp.cumsum(load), jnp.arange(sampler.prefill_rows) + 1)
-    row = jnp.minimum(target, count - 1)
-    tokens = jnp.where(target < count, prompt_tokens(inputs.prompts)[row], 0)  # [R]
-
-    def take(n, carry):
-        return pages.take(carry[0], carry[1], row[n], jnp.int32(0), -(-tokens[n] // size))
-
-    free, table = jax.lax.fori_loop(0, (target < count).sum(), take, (state.free, state.prompt_table))
+    columns = inputs.prompts.tokens.shape[1]
+    target = first_true(load, sampler.prefill_rows)  # [R]
+    load &= jnp.arange(load.size) <= target[-1]
+    row = jnp.minimum(target, load.size - 1)
+    tokens = jnp.where(load, prompt_tokens(inputs.prompts), 0)  # [P]
+    held = -(-tokens // sampler.page_size)
+    free, table = pages.take(state.free, state.prompt_table, jnp.zeros_like(held), held)
+    tokens = jnp.where(target < load.size, tokens[row], 0)  # [R]
     padding = -columns % sampler.chunk
     text = jnp.pad(inputs.prompts.tokens[row], ((0, 0), (0, padding)))  # [R, columns rounded up]
 
@@ -196,7 +186,7 @@ def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax
     chunks = jax.lax.pmax(-(-jnp.max(tokens) // sampler.chunk), parallel.ROW_AXES)
     with jax.named_scope("prefill"):  # by which plans tell it from decoding
         _, pools = jax.lax.while_loop(lambda carry: carry[0] < chunks, chunk, (jnp.int32(0), state.pools))
-    ready = state.prompt_ready.at[target].set(True, mode="drop")
+    ready = state.prompt_ready | load
     return dataclasses.replace(state, pools=pools, free=free, prompt_table=table, prompt_ready=ready)
 
 
@@ -216,7 +206,7 @@ def recompute(
     def chunk(carry):
         """The next chunk of the first `prefill_rows` slots that are not filled in yet."""
         _, done, pools = carry
-        target = jnp.searchsorted(jnp.cumsum(done < drawn), jnp.arange(sampler.prefill_rows) + 1)  # [R]
+        target = first_true(done < drawn, sampler.prefill_rows)  # [R]
         slot = jnp.minimum(target, done.size - 1)
         meant = jnp.where(target < done.size, jnp.minimum(drawn - done, sampler.chunk)[slot], 0)
         columns = jnp.minimum(done[slot, None] + jnp.arange(sampler.chunk), text.shape[1] - 1)  # [R, C]
@@ -247,52 +237,47 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
         return plan(state), state
 
     (_, admitted, _), state = jax.lax.while_loop(lambda carry: carry[0][0], load, (plan(state), state))
-    tokens = prompt_tokens(inputs.prompts)  # [P]
-    slots = jnp.argsort(state.request >= 0, stable=True)  # idle ones first
+    idle = state.request < 0
+    rank = jnp.cumsum(idle) - 1
+    takes = idle & (rank < admitted.count)  # [slots]
+    request = admitted.request[rank]
+    row = jnp.where(takes, request, NOWHERE)
+    prompt, drawn = requests.prompt[request], drawn_before(requests, request)
+    tokens = prompt_tokens(inputs.prompts)[prompt]  # [slots]
+    full = tokens // size  # pages that it shares with its prompt; a page of its own takes what the last one holds
+    held = (tokens + drawn) // size + 1
+    table = jnp.where(takes[:, None], state.prompt_table[prompt], state.table)
+    source = jnp.take_along_axis(table, full[:, None], axis=1)[:, 0]
+    free, table = pages.take(state.free, table, full, jnp.where(takes, held, full))
+    target = jnp.take_along_axis(table, full[:, None], axis=1)[:, 0]
+    copied = takes & (tokens % size > 0)
+    order = first_true(copied, copied.size)
 
-    def place(n, carry):
-        """Slot n shares the full pages of its prompt, and gets a page of its own with what the last one holds."""
-        pools, free, table = carry
-        slot, prompt = slots[n], requests.prompt[admitted.request[n]]
-        full = tokens[prompt] // size
-        table = table.at[slot].set(state.prompt_table[prompt])
-        free, table = pages.take(free, table, slot, full, held[n] - full)
-        source, target = state.prompt_table[prompt, full], table[slot, full]
-        pools = jax.lax.cond(
-            tokens[prompt] % size > 0,
-            lambda pools: [sampler.kernel.copy(pool, source, target) for pool in pools],
-            lambda pools: pools,
-            pools,
-        )
-        return pools, free, table
+    def copy(n, pools):
+        return [sampler.kernel.copy(pool, source[order[n]], target[order[n]]) for pool in pools]
 
-    prompt, drawn = requests.prompt[admitted.request], drawn_before(requests, admitted.request)  # [slots]
-    held = (tokens[prompt] + drawn) // size + 1
-    pools, free, table = jax.lax.fori_loop(0, admitted.count, place, (state.pools, state.free, state.table))
-    rank = jnp.arange(slots.size)
-    target = jnp.where(rank < admitted.count, slots, NOWHERE)  # [slots]
-    row = jnp.where(rank < admitted.count, admitted.request, NOWHERE)
-    token = jnp.take_along_axis(inputs.prompts.tokens, tokens[:, None], axis=1)[prompt]  # [slots, 1], the next input
+    pools = jax.lax.fori_loop(0, copied.sum(), copy, state.pools)
+    token = jnp.take_along_axis(inputs.prompts.tokens[prompt], tokens[:, None], axis=1)  # [slots, 1], the next input
     if requests.drawn is not None:
-        text = jnp.concatenate([token, state.responses.tokens[admitted.request]], axis=1)  # [slots, 1 + R]
-        pools = recompute(sampler, inputs, pools, table[slots], row, text)
+        text = jnp.concatenate([token, state.responses.tokens[request]], axis=1)  # [slots, 1 + R]
+        pools = recompute(sampler, inputs, pools, table, row, text)
         token = jnp.take_along_axis(text, drawn[:, None], axis=1)
 
-    def put(array, values):
-        return array.at[target].set(values, mode="drop")
+    def put(new, old):
+        return jnp.where(takes, new, old)
 
     return dataclasses.replace(
         state,
         pools=pools,
         free=free,
         table=table,
-        shared=put(state.shared, tokens[prompt] // size),
-        held=put(state.held, held),
-        token=put(state.token, token[:, 0]),
-        position=put(state.position, tokens[prompt] + drawn),
-        request=put(state.request, admitted.request),
-        count=put(state.count, drawn),
-        stopped=put(state.stopped, False),
+        shared=put(full, state.shared),
+        held=put(held, state.held),
+        token=put(token[:, 0], state.token),
+        position=put(tokens + drawn, state.position),
+        request=put(request, state.request),
+        count=put(drawn, state.count),
+        stopped=put(False, state.stopped),
         status=state.status.at[row].set(RUNNING, mode="drop"),
     )
 

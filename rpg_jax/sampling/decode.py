@@ -16,11 +16,11 @@ from rpg_jax.sampling import pages
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
 from rpg_jax.sampling.filters import filter_threshold
 from rpg_jax.sampling.paged_attention import Kernel, Pool, table_width
+from rpg_jax.sampling.pages import NOWHERE
 from rpg_jax.types import Params, Prompts, pytree
 
 STOP_IDS = 8  # size of Sampling.stop_ids
 WAITING, RUNNING, COMPLETE = 0, 1, 2  # a request's status
-NOWHERE = jnp.iinfo(jnp.int32).max  # an index beyond every array: what is written there is dropped
 
 
 @pytree
@@ -130,7 +130,7 @@ def start(
             sampler.kernel.empty(config, sampler.model.dtype, cache_pages, sampler.page_size)
             for _ in range(config.layers)
         ],
-        free=pages.all_free(cache_pages, width),
+        free=pages.all_free(cache_pages),
         table=jnp.zeros((slots, width), jnp.int32),
         shared=zeros,
         held=zeros,

@@ -13,14 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rpg_jax import parallel
 from rpg_jax.models import Model
 from rpg_jax.parallel import REPLICATED, ROWS
-from rpg_jax.sampling import batching, decode, paged_attention
+from rpg_jax.sampling import batching, decode, paged_attention, pages
 from rpg_jax.sampling.draw import request_key
 from rpg_jax.types import Params, Prompts, Rollout
 
 PAGE_SIZE = 128  # tokens of a page, unless the caller says otherwise
 # Otherwise the order in which XLA adds a row's numbers on CPU depends on how many rows there are.
-SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
-PREFILL_TOKENS = 256  # prefilled at once on each shard, unless the caller says otherwise
+SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+PREFILL_TOKENS = 512  # prefilled at once on each shard, unless the caller says otherwise
 
 
 def generate(
@@ -130,7 +130,7 @@ def make_sampler(
     """The `Sampler` of a data shard; raises ValueError for a page size that the kernel does not take."""
     capacity = columns + max_new
     kernel = paged_attention.choose(mesh, model.config, page_size)
-    chunk = paged_attention.block_of(columns)
+    chunk = min(max(columns - 1, 1), paged_attention.BLOCK)  # the last token of a prompt is not prefilled
     rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
     return decode.Sampler(model, kernel, min(page_size, paged_attention.block_of(capacity)), chunk, rows)
 
@@ -257,7 +257,7 @@ def _rollout(mesh, prompts, responses, length, finished, running, samples):
     def rollout(prompts, responses, length, finished, running):
         if running is not None:
             request, drawn = running
-            length = length.at[jnp.where(request >= 0, request, decode.NOWHERE)].set(drawn, mode="drop")
+            length = length.at[jnp.where(request >= 0, request, pages.NOWHERE)].set(drawn, mode="drop")
         count, columns = prompts.tokens.shape
         row, longest = jnp.arange(count * samples), responses.tokens.shape[1]
         prompt = jnp.repeat(jnp.where(prompts.mask, prompts.tokens, 0), samples, axis=0)  # [N, Tp]

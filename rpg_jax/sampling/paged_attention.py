@@ -91,9 +91,9 @@ def reference(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, first:
 def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.Array, page_size: int) -> jax.Array:
     """Attention with a running softmax over blocks of pages, whose work follows the tokens that there are.
 
-    Rows are sorted by length. A tile of them takes turns together until half of them are through, and what is left goes
-    on in tiles of a few. A row's result depends on its own sequence alone, and not on the page size: in each turn its
-    columns are the same tokens.
+    Tables of one block are read in one turn. Of longer ones, rows are sorted by length: a tile of them takes turns
+    together until half of them are through, and what is left goes on in tiles of a few. A row's result depends on its
+    own sequence alone, and not on the page size: in each turn its columns are the same tokens.
 
     Args:
       q: [R, C, heads, head_dim], queries of the tokens first[r] + c; a row with first < 0 is idle, its result means
@@ -107,8 +107,6 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
     rows, count, heads, dim = q.shape
     block = min(BLOCK, table.shape[1] * page_size)
     pages = block // page_size  # of a turn
-    tiles = -(-rows // TILE)
-    tile = -(-rows // tiles)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     kv_heads = jax.eval_shape(fetch, table[:, :1])[0].shape[1]
     group = heads // kv_heads
@@ -133,11 +131,14 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
 
         return jax.lax.fori_loop(begin, end, turn, carry)
 
+    def nothing_read(q):  # (largest, total, mixed) before the first turn
+        zeros = jnp.zeros(q.shape[:3], wide)
+        return zeros - 1e30, zeros, jnp.zeros(q.shape, wide)
+
     def attention(tiled):
         row, live = tiled  # of T rows, the longest first
         turns_of = -(-live // block)  # [T]
-        zeros = jnp.zeros(row[0].shape[:3], wide)
-        carry = zeros - 1e30, zeros, jnp.zeros(row[0].shape, wide)
+        carry = nothing_read(row[0])
         long = -(-(tile // 2) // FEW) * FEW if tile > FEW else 0  # rows, in tiles of a few, that may need more turns
         together = turns_of[long]
         carry = turns(row, carry, 0, together)
@@ -150,9 +151,19 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
             few = jax.tree.map(lambda x: x[:long].reshape(-1, FEW, *x.shape[1:]), (row, carry, turns_of))
             rest = jax.lax.map(go_on, few)
             carry = jax.tree.map(lambda x, y: jnp.concatenate([y.reshape(-1, *y.shape[2:]), x[long:]]), carry, rest)
-        _, total, mixed = carry
+        return normalized(*carry)
+
+    def normalized(largest, total, mixed):
         return mixed / jnp.maximum(total, 1e-30)[..., None]
 
+    def result(out):  # [R, K, G * C, D] -> [R, C, heads, head_dim]
+        out = out.reshape(rows, kv_heads, group, count, dim)
+        return out.transpose(0, 3, 1, 2, 4).reshape(rows, count, heads, dim).astype(q.dtype)
+
+    if table.shape[1] == pages:
+        return result(normalized(*turns((q, table, last), nothing_read(q), 0, 1)))
+    tiles = -(-rows // TILE)
+    tile = -(-rows // tiles)
     padding = tiles * tile - rows
     order = jnp.argsort(-jnp.pad(live, (0, padding)), stable=True)  # [tiles * tile], longest first
 
@@ -161,8 +172,7 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
         return padded[order].reshape(tiles, tile, *x.shape[1:])
 
     out = jax.lax.map(attention, jax.tree.map(sort, ((q, table, last), live)))  # [tiles, T, K, G * C, D]
-    out = out.reshape(tiles * tile, kv_heads, group, count, dim)[jnp.argsort(order)[:rows]]
-    return out.transpose(0, 3, 1, 2, 4).reshape(rows, count, heads, dim).astype(q.dtype)
+    return result(out.reshape(-1, *out.shape[2:])[jnp.argsort(order)[:rows]])
 
 
 def _page_axis(axis):
