@@ -118,17 +118,24 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
         ),
         objective=dict(  # unset: the objective's own default, which rpg_jax/objectives/registry.py lists
             name=required(str),  # [name] rpg, grpo, dapo, …, or FILE.py:NAME
-            clip=optional(str),  # [name] rpg's: none, rpg, dual, truncate; the baselines': ppo, none
-            divergence=optional(str),  # [name] of the policy from the reference: fkl, rkl, ufkl, urkl, js, hellinger
+            # Unset, which may be spelled default, is the objective's own clip; none takes it away. rpg takes none, rpg,
+            # dual, dual_reward, truncate, icepop, sequence_mask, geometric_mask, m2po, dppo; most baselines ppo, none.
+            clip=optional(str),  # [name] of the clip or trust region
+            divergence=optional(str),  # [name] fkl, rkl, ufkl, urkl, js, hellinger, jeffreys, chi2, alpha
+            alpha=optional(float),  # [number] other than 0 and 1: the parameter of divergence alpha
             estimator=optional(str),  # [name] of the gradient: reinforce, differentiable
             beta=optional(float),  # [reward a nat] coefficient of the divergence
+            # Constants that rkl and urkl take off the advantage, times beta (docs/method.md 4.4).
+            control=optional(object),  # [nats] control variate, or optimal: estimated from the microbatch's others
+            kl=optional(str),  # [name] log ratios that a token is charged: token, its own; to_go, all later ones too
             advantage=optional(str),  # [name] what is subtracted from rewards, and what divides them
             level=optional(str),  # [name] of importance ratios: token, sequence
             reduction=optional(str),  # [name] of losses to one number: token_mean, sequence_mean, constant, …
             denominator=optional(float),  # [tokens or sequences] that divide a minibatch's sum, with constant
-            clip_low=optional(float),  # [importance ratio] how far below 1 the lower bound lies
-            clip_high=optional(float),  # [importance ratio] how far above 1 the upper bound lies
+            clip_low=optional(float),  # [importance ratio; dppo: probability] how far down the lower bound lies
+            clip_high=optional(float),  # [importance ratio; dppo: probability] how far up the upper bound lies
             clip_c=optional(float),  # [importance ratio] bound at negative advantages
+            clip_m2=optional(float),  # [nats²] largest mean of squared log ratios, with clip m2po
             z_old=optional(float),  # [mass] of the reference measure; 1 is a distribution
             sampler_correction=optional(float),  # [importance ratio] cap of trained over sampled probabilities
         ),

@@ -17,9 +17,11 @@ from rpg_jax.exact import (
     examine,
     level_gap,
     targets,
+    verification,
     worst,
 )
 from rpg_jax.exact.enumeration import MIXTURES, every_sequence, random_problems, token_logprobs
+from rpg_jax.exact.generators import divergence_faults
 from rpg_jax.objectives import DIVERGENCES, Divergence, make
 
 EXACT, EXACT_MEAN, BIASED = VERDICTS
@@ -109,6 +111,9 @@ def test_exact_gradient_is_the_slope_of_the_objective():
             "urkl": p @ np.log(p / q) + (q - p).sum(),
             "js": (p @ np.log(p / m) + q @ np.log(q / m)) / 2,
             "hellinger": ((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2,
+            "jeffreys": (p - q) @ np.log(p / q),
+            "chi2": ((p - q) ** 2 / q).sum() / 2,
+            "alpha": 2 * ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(),
         }
 
     up, down = numpy_parts(theta + 1e-5 * direction), numpy_parts(theta - 1e-5 * direction)
@@ -134,6 +139,8 @@ def test_clips_are_exact_at_old_and_biased_away_from_it():
         ("dual", "ufkl", EXACT),
         ("dual", "rkl", EXACT_MEAN),
         ("dual", "urkl", EXACT_MEAN),
+        ("sequence_mask", "jeffreys", EXACT),
+        ("m2po", "urkl", EXACT),
     ):
         objective = constant(clip=clip, divergence=divergence, beta=0.3)
         assert verdicts(objective) == (on_policy, BIASED) == objective.declares
@@ -180,13 +187,48 @@ def test_a_wrong_gradient_is_caught():
 
 
 def test_a_divergence_is_added_by_one_function(monkeypatch):
-    monkeypatch.setitem(DIVERGENCES, "chi2", Divergence(lambda log_u, w, r: 0.5 * (w * jnp.exp(log_u) - 2 * w + r)))
+    monkeypatch.setitem(DIVERGENCES, "mine", Divergence(lambda log_u, w, r: 0.5 * (w * jnp.exp(log_u) - 2 * w + r)))
     with jax.enable_x64():
         p, q = jnp.array([0.2, 0.8]), jnp.array([0.5, 0.5])
-        assert float(targets.integrands(["chi2"])["chi2"](p, q).sum()) == pytest.approx(0.5 * 0.09 / 0.5 * 2)
+        assert float(targets.integrands(["mine"])["mine"](p, q).sum()) == pytest.approx(0.5 * 0.09 / 0.5 * 2)
     for clip in ("none", "rpg"):
-        objective = constant(divergence="chi2", clip=clip, beta=0.3)
+        objective = constant(divergence="mine", clip=clip, beta=0.3)
         assert verdicts(objective, seed=7) == objective.declares
+
+
+def test_a_wrong_divergence_is_caught(monkeypatch):
+    right = DIVERGENCES["hellinger"]
+    assert divergence_faults("hellinger") == divergence_faults("alpha", 1.5) == []
+    wrong = {
+        "kappa_over_u is not": right._replace(kappa_over_u=lambda log_u: -7 * right.kappa_over_u(log_u)),
+        "product form rho": right._replace(rho=lambda log_u, w, r: 2 * right.rho(log_u, w, r)),
+    }
+    wrong["kappa_over_u is lost"] = right._replace(  # the same function, but exp(60)² overflows in float32
+        kappa_over_u=lambda log_u: 0.5 - 0.5 * jnp.sqrt(jnp.exp(-2 * log_u)) ** 0.5
+    )
+    for words, divergence in wrong.items():
+        monkeypatch.setitem(DIVERGENCES, "hellinger", divergence)
+        assert any(words in fault for fault in divergence_faults("hellinger")), words
+    monkeypatch.setitem(DIVERGENCES, "mine", Divergence(lambda log_u, w, r: r * jnp.sin(log_u)))
+    assert "its generator f(u) is not convex" in divergence_faults("mine")
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_control_variates_keep_the_expectation(level):
+    """Whatever c is, also where it is estimated from the other response of a batch of two; and c = 0, 1 are exact."""
+    for control, own in ((0.7, EXACT_MEAN), (1.0, EXACT)):
+        objective = constant(divergence="rkl", control=control, level=level, beta=0.3)
+        assert verdicts(objective) == (own, own)
+        assert objective.declares == (EXACT_MEAN, EXACT_MEAN)
+
+
+def test_kl_to_go_is_the_gradient_of_the_sequence_objective_on_policy():
+    """For any reference; the advantage is one a response there."""
+    objective = constant(divergence="rkl", kl="to_go", beta=0.3)
+    assert (objective.level, objective.target_level) == ("token", "sequence")
+    case = verification._case("", objective)
+    assert verdicts(case.members[0][0], case.members[0][1]) == (EXACT_MEAN, BIASED) == objective.declares
+    assert verdicts(objective, Target("token", "rkl", 0.3)) == (BIASED, BIASED)
 
 
 def test_levels_agree_on_the_reward_at_old_only():

@@ -20,6 +20,9 @@ RHO = {
     "urkl": lambda u: u * math.log(u) - u + 1,
     "js": lambda u: 0.5 * (u * math.log(2 * u / (1 + u)) + math.log(2 / (1 + u))),
     "hellinger": lambda u: 0.5 * (math.sqrt(u) - 1) ** 2,
+    "jeffreys": lambda u: (u - 1) * math.log(u),
+    "chi2": lambda u: 0.5 * (u - 1) ** 2,
+    "alpha": lambda u: (math.sqrt(u) - 0.5 * u - 0.5) / -0.25,
 }
 KAPPA = {
     "fkl": lambda u: -1.0,
@@ -28,6 +31,9 @@ KAPPA = {
     "urkl": lambda u: u * math.log(u),
     "js": lambda u: 0.5 * u * math.log(2 * u / (1 + u)),
     "hellinger": lambda u: 0.5 * (u - math.sqrt(u)),
+    "jeffreys": lambda u: u * math.log(u) + u - 1,
+    "chi2": lambda u: u * (u - 1),
+    "alpha": lambda u: 2 * (u - math.sqrt(u)),
 }
 
 

@@ -7,8 +7,12 @@ import textwrap
 
 import pytest
 
+from rpg_jax.lab import verification
+from rpg_jax.objectives import CLIPS, DIVERGENCES
+
 MINE = """
 import jax.numpy as jnp
+from jax.lax import stop_gradient
 from rpg_jax.objectives import make
 
 def weighted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
@@ -16,7 +20,11 @@ def weighted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=N
     return jnp.sum(jnp.where(mask, -ratio * advantage, 0)) / denominator, {}
 
 def unweighted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
-    return jnp.sum(jnp.where(mask, -advantage * logp, 0)) / denominator, {}
+    advantage = jnp.where(mask, stop_gradient(advantage * (1 if weight is None else weight)), 0)
+    return jnp.sum(-advantage * jnp.where(mask, logp, 0)) / denominator, {}
+
+def silent(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+    return unweighted(logp, behavior_logp, advantage, mask, weight=weight, denominator=denominator)
 
 weighted.declares = "exact per sample"
 unweighted.declares = ("exact per sample", "exact in expectation")
@@ -67,11 +75,11 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
         (e["objective"], e["divergence"], e["estimator"], e["clip"], e["level"], e["z_old"]): e["verdict"]
         for e in report["objectives"]
     }
-    assert len({key[1] for key in found if key[0] == "rpg"}) == 6
+    assert len({key[1] for key in found if key[0] == "rpg"}) == 9
     for (name, divergence, _, clip, _, _), verdict in found.items():
         if name == "rpg" and clip == "none":
             assert set(verdict.values()) == {"exact per sample"}
-        if name == "rpg" and clip in ("rpg", "dual", "truncate"):
+        if name == "rpg" and clip in CLIPS.keys() - {"none"}:
             mean_only = clip == "dual" and divergence in ("rkl", "urkl")
             assert verdict["on_policy"] == ("exact in expectation" if mean_only else "exact per sample")
             assert verdict["off_policy"] == "biased"
@@ -95,16 +103,39 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
     assert moved["dapo", "none"] == moved["grpo_corrected", "none"] == [0, 0, 0, 0]
     for name, clip in (("reinforce", "-"), ("grpo", "none"), ("reinforce_pp_baseline", "none"), ("cispo", "-")):
         assert moved[name, clip] == sorted(moved[name, clip]) and moved[name, clip][-1] > 20
+    natural = report["natural_gradient_gaps"]
+    assert max(natural["rkl"]) < 1e-9 and 0.01 > natural["fkl"][1] < natural["fkl"][0] / 9
+    assert not report["divergence_faults"] and not report["contract_faults"]
+    controlled = {(e["objective"], e["level"]): tuple(e["verdict"].values()) for e in report["objectives"]}
+    for level in ("token", "sequence"):
+        assert controlled["rpg, control optimal", level] == controlled["rpg, control -0.5", level] == (mean, mean)
+    assert controlled["rpg, KL to go", "sequence"] == (mean, biased)
+    assert controlled["rpg, KL to go", "token"] == (biased, biased)
     assert "away, by KL(behavior || policy)" in done.stdout and "KL 0.001  KL 0.01" in done.stdout
     one = report["objectives"][0]["measurements"]
     assert len(one) == 12 and all(m["expected_gap"] < 1e-12 for m in one)
 
 
-def test_a_function_that_keeps_its_word(call):
+def test_a_function_that_keeps_its_word_and_breaks_the_contract(call):
     status, out, _ = call("--objective=mine.py:weighted")
-    assert status == 0 and out.count("exact per sample") == 2 and "contract: gradients reach behavior_logp" in out
+    assert status == 1 and out.count("exact per sample") == 2 and "contract: gradients reach behavior_logp" in out
+    assert "All are what they declare" in out and "The contract is broken in" in out
     status, out, _ = call("--objective=mine.py:made")
     assert status == 0 and "js" in out and "contract" not in out
+
+
+def test_a_wrong_divergence_is_status_1(call, monkeypatch, tmp_path):
+    """By its closed form alone, which the unclipped gradient never uses and every clip decides by."""
+    right = DIVERGENCES["jeffreys"]
+    wrong = right._replace(kappa_over_u=lambda log_u: -7 * right.kappa_over_u(log_u))
+    monkeypatch.setitem(DIVERGENCES, "jeffreys", wrong)
+    monkeypatch.setattr(verification, "built_in_cases", list)
+    monkeypatch.setattr(verification, "natural_gradient_gaps", lambda name: [0.0, 0.0])
+    monkeypatch.setattr(verification, "level_gap", lambda *_: {})
+    status, out, _ = call("--json=out.json")
+    assert status == 1 and "divergence jeffreys: kappa_over_u is not f'(u)" in out
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert not report["ok"] and list(report["divergence_faults"]) == ["jeffreys"]
 
 
 def test_a_function_that_does_not(call, tmp_path):
@@ -114,6 +145,8 @@ def test_a_function_that_does_not(call, tmp_path):
     assert entry["verdict"] == {"on_policy": "exact per sample", "off_policy": "biased"} and not entry["holds"]
     assert call("--objective=mine.py:weighted", "--divergence=urkl", "--beta=0.1")[0] == 1  # it lacks the regularizer
     assert call("--objective=mine.py:unweighted", "--declares=biased")[0] == 0
+    status, out, _ = call("--objective=mine.py:silent")
+    assert status == 0 and "declares nothing" in out and "Nothing was declared" in out
     assert call("--objective=mine.py:unweighted", "--declares=exact per sample, biased")[0] == 0
 
 

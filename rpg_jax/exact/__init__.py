@@ -1,6 +1,7 @@
 """Enumerated policies and exact objectives, and what they say of a loss.
 
-Reading order: enumeration, targets, certify, contract, verification. What a clip costs and saves: `lab.tradeoff`.
+Reading order: enumeration, generators, targets, certify, contract, verification. What a clip costs and saves:
+`lab.tradeoff`.
 """
 
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, level_gap, worst

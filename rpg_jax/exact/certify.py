@@ -19,7 +19,7 @@ from rpg_jax.exact.enumeration import (
     random_problems,
     token_logprobs,
 )
-from rpg_jax.objectives import DIVERGENCES
+from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES
 from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN
 
 TOLERANCE = 1e-9  # relative, in float64; exact forms come out near 1e-15
@@ -28,12 +28,13 @@ VERDICTS = (EXACT, EXACT_MEAN, BIASED)  # each promises less than the one before
 
 
 class Target(NamedTuple):
-    """The objective a loss is held against. divergence None: reward only."""
+    """The objective a loss is held against. divergence None: reward only; `alpha` is that of divergence "alpha"."""
 
     level: str = "token"
     divergence: str | None = None
     beta: float = 0.0
     z: float = 1.0
+    alpha: float = ALPHA
 
 
 class Gap(NamedTuple):
@@ -88,8 +89,18 @@ def _rows(count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
     return tuple(map(jnp.concatenate, zip(*batches, strict=True)))
 
 
-def sample_gradients(objective: Callable, count: int, seed: int, mixture: str | None = None) -> dict[Space, jax.Array]:
-    """dL/dlogp [S, N, T] in every space; each sequence is a batch of its own, [1, T], with denominator=1."""
+def sample_gradients(
+    objective: Callable, count: int, seed: int, mixture: str | None = None, companion: bool = False
+) -> dict[Space, jax.Array]:
+    """dL/dlogp [S, N, T] in every space; each sequence is a batch of its own, [1, T], with denominator=1.
+
+    With a companion, each is the first of a batch of two, and the mean over the second, drawn by the behavior policy,
+    is taken: for losses that estimate something from the other responses of the batch.
+    """
+    if companion:
+        problems = _problems(count, seed, mixture)
+        with_companion = jax.vmap(_companion_gradient, in_axes=(None, None, 0))
+        return {space: with_companion(objective, space, problem) for space, problem in problems.items()}
 
     def loss(*row):
         logp, behavior, reference, advantage, mask = (x[None] for x in row)
@@ -105,14 +116,36 @@ def sample_gradients(objective: Callable, count: int, seed: int, mixture: str | 
     return results
 
 
+@functools.partial(jax.jit, static_argnames=("objective", "space"))
+def _companion_gradient(objective: Callable, space: Space, problem: Problem) -> jax.Array:
+    """dL/dlogp [N, T] of the first of two sequences, averaged over the second."""
+    logs = [token_logprobs(space, x) for x in problem[:3]]
+    rows = (*logs, problem.advantage, jnp.asarray(space.mask))
+    probability = jnp.exp(jnp.sum(logs[1], axis=1))
+
+    def of_pair(first, second):
+        logp, behavior, reference, advantage, mask = (jnp.stack(x) for x in zip(first, second, strict=True))
+        loss = lambda x: objective(x, behavior, advantage, mask, reference_logp=reference, denominator=1.0)[0]  # noqa: E731
+        return jax.grad(loss)(logp)[0]
+
+    over_second = jax.vmap(of_pair, in_axes=(None, 0))
+
+    def of_first(first):
+        return jnp.einsum("n,nt->t", probability, over_second(first, rows))
+
+    return jax.lax.map(of_first, rows)
+
+
 @functools.partial(jax.jit, static_argnames=("space", "level", "names"))
-def _parts(space: Space, level: str, z: float, names: tuple[str, ...], problem: Problem) -> tuple[dict, dict]:
+def _parts(
+    space: Space, level: str, z: float, names: tuple[str, ...], problem: Problem, alpha: float = ALPHA
+) -> tuple[dict, dict]:
     """By "reward" and divergence: the parts of a sample's coefficient [S, N, T] and those of ∇J [S, H, V]."""
 
     def of_problem(problem):
         parts = targets.PARTS[level]
-        gradient = jax.jacrev(lambda policy: parts(space, policy, problem, z, names))(problem.policy)
-        return targets.sample_parts(space, problem, level, z, names), gradient
+        gradient = jax.jacrev(lambda policy: parts(space, policy, problem, z, names, alpha))(problem.policy)
+        return targets.sample_parts(space, problem, level, z, names, alpha), gradient
 
     return jax.vmap(of_problem)(problem)
 
@@ -120,16 +153,17 @@ def _parts(space: Space, level: str, z: float, names: tuple[str, ...], problem: 
 @functools.cache
 def _truth(space: Space, target: Target, count: int, seed: int, mixture: str | None) -> tuple[jax.Array, jax.Array]:
     """The right gradient of a sample, as a multiple of ∇log policy [S, N, T], and ∇J [S, H, V]."""
-    sample, gradient = _parts_of(space, target.level, target.z, tuple(DIVERGENCES), count, seed, mixture)
+    names = tuple(DIVERGENCES)
+    sample, gradient = _parts_of(space, target.level, target.z, target.alpha, names, count, seed, mixture)
     beta, name = (target.beta, target.divergence) if target.divergence else (0.0, "reward")
     return beta * sample[name] - sample["reward"], gradient["reward"] - beta * gradient[name]
 
 
 @functools.cache
 def _parts_of(
-    space: Space, level: str, z: float, names: tuple[str, ...], count: int, seed: int, mixture: str | None
+    space: Space, level: str, z: float, alpha: float, names: tuple[str, ...], count: int, seed: int, mixture: str | None
 ) -> tuple[dict, dict]:
-    return _parts(space, level, z, names, _problems(count, seed, mixture)[space])
+    return _parts(space, level, z, names, _problems(count, seed, mixture)[space], alpha)
 
 
 @functools.partial(jax.jit, static_argnames="space")
@@ -155,7 +189,12 @@ def _measure(
 
 
 def examine(
-    objective: Callable, target: Target, count: int = 6, seed: int = 0, mixture: str | None = None
+    objective: Callable,
+    target: Target,
+    count: int = 6,
+    seed: int = 0,
+    mixture: str | None = None,
+    companion: bool = False,
 ) -> dict[tuple[str, Condition], list[Gap]]:
     """Gaps of `count` random problems in every space and condition, those of `MOVED` too, in float64.
 
@@ -163,6 +202,7 @@ def examine(
       objective: with the contract of `rpg_jax.objectives`.
       target: the objective whose gradient it should have.
       mixture: one of `MIXTURES`, for sequences whose tokens were drawn by different policies.
+      companion: whether each sequence is in a batch with another one, see `sample_gradients`.
 
     Returns:
       (space name, condition) -> a Gap of each problem.
@@ -170,7 +210,7 @@ def examine(
     results = {}
     with jax.enable_x64():
         problems = _problems(count, seed, mixture)
-        for space, actual in sample_gradients(objective, count, seed, mixture).items():
+        for space, actual in sample_gradients(objective, count, seed, mixture, companion).items():
             truth = _truth(space, target, count, seed, mixture)
             measured = jax.device_get(_measure(space, problems[space], actual, *truth))
             gaps = [Gap(*map(float, x)) for x in zip(*measured, strict=True)]

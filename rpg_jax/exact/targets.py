@@ -1,7 +1,6 @@
 """The objectives themselves, summed over every outcome, and the share of one sample in their gradient.
 
-Written from the textbook definitions of the divergences between masses p and q, not from `rpg_jax.objectives`:
-nothing here depends on a surrogate.
+Divergences come from their `generators`, not from `rpg_jax.objectives`: nothing here depends on a surrogate.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,27 +9,24 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax.exact.enumeration import Problem, Space, row_means, token_logprobs
-from rpg_jax.objectives import DIVERGENCES
-
-# D(p, q) = Σ of these over outcomes, with q = Z · reference a measure of any mass.
-INTEGRANDS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "fkl": lambda p, q: q * jnp.log(q / p),
-    "rkl": lambda p, q: p * jnp.log(p / q),
-    "ufkl": lambda p, q: q * jnp.log(q / p) - q + p,
-    "urkl": lambda p, q: p * jnp.log(p / q) - p + q,
-    "js": lambda p, q: 0.5 * (p * jnp.log(2 * p / (p + q)) + q * jnp.log(2 * q / (p + q))),
-    "hellinger": lambda p, q: 0.5 * (jnp.sqrt(p) - jnp.sqrt(q)) ** 2,
-}
+from rpg_jax.exact.generators import generator
+from rpg_jax.objectives.divergences import ALPHA
 
 
-def integrands(names: Iterable[str]) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
-    """By name, (p, q) -> an outcome's contribution. One that is not in `INTEGRANDS` is the rho of its `Divergence`."""
-    added = {name: lambda p, q, name=name: DIVERGENCES[name].rho(jnp.log(p / q), p, q) for name in names}
-    return added | {name: f for name, f in INTEGRANDS.items() if name in names}
+def integrands(
+    names: Iterable[str], alpha: float | jax.Array = ALPHA
+) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
+    """By name, (p, q) -> an outcome's contribution to D(p, q), with q = Z · reference a measure of any mass."""
+
+    def of(name):
+        f = generator(name, alpha)
+        return lambda p, q: q * f(p / q)
+
+    return {name: of(name) for name in names}
 
 
 def sequence_parts(
-    space: Space, policy: jax.Array, problem: Problem, z: float, names: Iterable[str]
+    space: Space, policy: jax.Array, problem: Problem, z: float, names: Iterable[str], alpha: float | jax.Array = ALPHA
 ) -> dict[str, jax.Array]:
     """E_policy[A] as "reward", and by name D(policy, Z·reference), over whole sequences; J = reward − beta·D.
 
@@ -38,12 +34,12 @@ def sequence_parts(
     """
     p = jnp.exp(jnp.sum(token_logprobs(space, policy), axis=1))
     q = z * jnp.exp(jnp.sum(token_logprobs(space, problem.reference), axis=1))
-    divergences = {name: jnp.sum(f(p, q)) for name, f in integrands(names).items()}
+    divergences = {name: jnp.sum(f(p, q)) for name, f in integrands(names, alpha).items()}
     return {"reward": jnp.sum(p * row_means(space, problem.advantage)[:, 0]), **divergences}
 
 
 def token_parts(
-    space: Space, policy: jax.Array, problem: Problem, z: float, names: Iterable[str]
+    space: Space, policy: jax.Array, problem: Problem, z: float, names: Iterable[str], alpha: float | jax.Array = ALPHA
 ) -> dict[str, jax.Array]:
     """The same at token level: sums over histories, weighted by the behavior policy's visits (docs/method.md 5.1).
 
@@ -57,14 +53,16 @@ def token_parts(
     drawn = zeros.at[at].add(probability)  # [H, V], visits of (h, a)
     quality = zeros.at[at].add(probability * problem.advantage) / drawn  # Q, [H, V]
     visits = jnp.sum(drawn, axis=1, keepdims=True)  # [H, 1]
-    divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names).items()}
+    divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names, alpha).items()}
     return {"reward": jnp.sum(visits * p * quality), **divergences}
 
 
 PARTS = {"sequence": sequence_parts, "token": token_parts}
 
 
-def sample_parts(space: Space, problem: Problem, level: str, z: float, names: Iterable[str]) -> dict[str, jax.Array]:
+def sample_parts(
+    space: Space, problem: Problem, level: str, z: float, names: Iterable[str], alpha: float | jax.Array = ALPHA
+) -> dict[str, jax.Array]:
     """wA as "reward", and by name r·kappa(u), each [N, T]: the gradient is −(wA − beta·r·kappa(u)) ∇log policy."""
     logs = [token_logprobs(space, x) for x in (problem.policy, problem.behavior, problem.reference)]
     advantage = problem.advantage
@@ -73,6 +71,6 @@ def sample_parts(space: Space, problem: Problem, level: str, z: float, names: It
         advantage = row_means(space, advantage)
     p, mu, q = jnp.exp(logs[0]), jnp.exp(logs[1]), z * jnp.exp(logs[2])
     parts = {"reward": p / mu * advantage}
-    for name, f in integrands(names).items():
+    for name, f in integrands(names, alpha).items():
         parts[name] = jax.jvp(lambda p, f=f: f(p, q), (p,), (p,))[1] / mu  # d/d log p of D's summand, over mu
     return {name: jnp.where(space.mask, part, 0) for name, part in parts.items()}

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from rpg_jax import objectives
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, worst
 from rpg_jax.exact.enumeration import CONDITIONS, MIXTURES, MOVED, Condition
-from rpg_jax.objectives import DIVERGENCES, Claim, Objective, own
+from rpg_jax.objectives import CLIPS, DIVERGENCES, Claim, Objective, TrustRegion, own
 from rpg_jax.objectives.advantages import kl_penalty, to_go
+from rpg_jax.objectives.divergences import ALPHA
 from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
-from rpg_jax.objectives.registry import ALWAYS, IN_EXPECTATION, NEVER, RPG_FORMS, checked, of_function
+from rpg_jax.objectives.registry import ALWAYS, IN_EXPECTATION, NEVER, OWN_CONTROL, RPG_FORMS, checked, of_function
 
 PROBLEMS = 6  # random problems in each situation
 BETA = 0.3  # large enough that a wrong regularizer shows
@@ -31,6 +32,7 @@ class Case(NamedTuple):
     members: tuple[tuple[Callable, Target], ...]
     declares: Claim | None
     mixture: str | None = None  # one of `MIXTURES`: which log-probs, where different policies drew a sequence's tokens
+    companion: bool = False  # whether each sequence is in a batch with another one
 
 
 class Finding(NamedTuple):
@@ -64,7 +66,8 @@ class Finding(NamedTuple):
 
 def find(case: Case) -> Finding:
     """Examines every member of a case; in float64."""
-    return Finding(case, [examine(loss, target, PROBLEMS, mixture=case.mixture) for loss, target in case.members])
+    more = dict(mixture=case.mixture, companion=case.companion)
+    return Finding(case, [examine(loss, target, PROBLEMS, **more) for loss, target in case.members])
 
 
 def built_in_cases() -> list[Case]:
@@ -74,11 +77,19 @@ def built_in_cases() -> list[Case]:
     for level in ("token", "sequence"):
         for divergence in DIVERGENCES:
             for clip, estimator in RPG_FORMS:
+                if isinstance(CLIPS[clip], TrustRegion) and divergence != "urkl":
+                    continue  # a trust region acts beside the surrogate: one divergence says it all
+                if clip == "dual_reward" and divergence not in OWN_CONTROL:
+                    continue  # the same as "dual"
                 settings = dict(divergence=divergence, estimator=estimator, clip=clip, level=level, beta=BETA)
                 masses = MASSES if clip == "none" else (1.0,)
                 cases.append(
                     _case("rpg", *(objectives.make("rpg", reduction="constant", z_old=z, **settings) for z in masses))
                 )
+    cases += _controlled_cases()
+    for alpha in (-1.0, 1.5):
+        loss = objectives.make("rpg", divergence="alpha", alpha=alpha, beta=BETA, reduction="constant")
+        cases.append(_case(f"rpg, alpha {alpha:g}", loss))
     for divergence in ("rkl", "urkl"):  # Algorithm 1 unclipped
         bounds = dict(clip_low=1.0, clip_high=1e9, clip_c=1e9)
         loss = objectives.make("rpg", divergence=divergence, clip="dual", beta=BETA, reduction="constant", **bounds)
@@ -100,6 +111,35 @@ def built_in_cases() -> list[Case]:
     return cases
 
 
+def _controlled_cases() -> list[Case]:
+    """Control variates at both levels, and KL-to-go against the objective over sequences and against that of tokens."""
+    cases = []
+    for level in ("token", "sequence"):
+        for control in (-0.5, "optimal"):
+            loss = objectives.make(
+                "rpg", divergence="rkl", control=control, level=level, beta=BETA, reduction="constant"
+            )
+            cases.append(_case(f"rpg, control {control}", loss)._replace(companion=control == "optimal"))
+    for divergence, control in (("rkl", None), ("urkl", None), ("urkl", 0.5)):
+        settings = dict(divergence=divergence, control=control, kl="to_go", beta=BETA, reduction="constant")
+        name = "rpg, KL to go" + ("" if control is None else f", control {control}")
+        cases.append(_case(name, objectives.make("rpg", **settings)))
+    token = Target("token", "urkl", BETA)
+    loss = objectives.make("rpg", divergence="urkl", kl="to_go", beta=BETA, reduction="constant")
+    cases.append(_case("rpg, KL to go", loss)._replace(level="token", members=((loss, token),), declares=NEVER))
+    return cases
+
+
+def _by_row(loss: Callable) -> Callable:
+    """The loss with one advantage a response, as an objective over sequences has it: the mean of the tokens'."""
+
+    def with_means(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
+        mean = jnp.sum(jnp.where(mask, advantage, 0), axis=1, keepdims=True) / jnp.sum(mask, axis=1, keepdims=True)
+        return loss(logp, behavior_logp, mean, mask, reference_logp, weight, denominator)
+
+    return with_means
+
+
 def _kl_in_reward(objective: Objective) -> Case:
     """The loss, with its KL taken out of the reward: on policy that is the gradient of `rkl` over sequences."""
 
@@ -116,9 +156,14 @@ def _kl_in_reward(objective: Objective) -> Case:
 
 def _case(name: str, *losses: Objective) -> Case:
     first, get = losses[0], losses[0].settings.get
-    members = tuple((loss, Target(loss.level, loss.divergence, loss.beta, loss.z_old)) for loss in losses)
+    level = first.target_level
+    alpha = get("alpha") or ALPHA
+    members = tuple(
+        (loss if level == loss.level else _by_row(loss), Target(level, loss.divergence, loss.beta, loss.z_old, alpha))
+        for loss in losses
+    )
     return Case(
-        name, first.divergence or "-", get("estimator") or "-", get("clip") or "-", first.level, members, first.declares
+        name, first.divergence or "-", get("estimator") or "-", get("clip") or "-", level, members, first.declares
     )
 
 

@@ -9,6 +9,7 @@ from rpg_jax.objectives import (
     advantages,
     baselines,
     clips,
+    controls,
     corrections,
     divergences,
     metrics,
@@ -16,7 +17,7 @@ from rpg_jax.objectives import (
     reductions,
     surrogates,
 )
-from rpg_jax.objectives.clips import CLIPS, Clip
+from rpg_jax.objectives.clips import CLIPS, Clip, TrustRegion
 from rpg_jax.objectives.divergences import DIVERGENCES, Divergence
 from rpg_jax.objectives.objective import Claim, Objective
 from rpg_jax.objectives.registry import RECIPES, make
@@ -29,9 +30,11 @@ __all__ = [
     "Clip",
     "Divergence",
     "Objective",
+    "TrustRegion",
     "advantages",
     "baselines",
     "clips",
+    "controls",
     "corrections",
     "divergences",
     "make",

@@ -1,8 +1,14 @@
-"""Clips ("trust regions"): rules that say where a sample may not push the policy further. Any surrogate takes any.
+"""Clips and trust regions: rules that say where a sample may not push the policy further (docs/method.md 4).
 
-A rule is `(w, advantage, **bounds) -> Clipped`: which bound each importance ratio w = policy / behavior has crossed,
-given the advantage whose sign is the direction that the sample pushes in. A surrogate calls a `Clip`, which has its
-bounds, and gets the bounded ratio back; `reinforce` keeps a clipped entry's value and takes its gradient away.
+There are two kinds, and `clip=NAME` names either.
+
+* A `Clip` bounds the importance ratio w = policy / behavior inside a surrogate. Its rule is
+  `(w, advantage, **bounds) -> Clipped`: which bound each ratio has crossed, given the advantage whose sign is the
+  direction that the sample pushes in. The surrogate gets the bounded ratio back; `reinforce` keeps a clipped entry's
+  value and takes its gradient away.
+* A `TrustRegion` removes entries beside the surrogate: its rule is `(entries, tokens, advantage, **bounds) -> Clipped`
+  and sees the whole batch, because some regions are about responses or about all tokens. A dead entry's loss is 0, and
+  it stays in the denominator.
 
 To add one, write its rule and put it in `CLIPS`, with the defaults of its bounds and the estimators of `rpg` that take
 it: `make("rpg", clip=NAME)` and `python -m rpg_jax.verify` know it from there.
@@ -15,11 +21,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rpg_jax.objectives.batch import Batch
+
 stop = jax.lax.stop_gradient
 
 
 class Clipped(NamedTuple):
-    """Where a clip replaced the ratio by one of its bounds: bool arrays of one shape that exclude each other."""
+    """Where a ratio crossed a bound of a clip or left a trust region: bool arrays that exclude each other."""
 
     high: jax.Array  # by 1 + clip_high
     low: jax.Array  # by 1 − clip_low
@@ -88,13 +96,102 @@ class Clip(NamedTuple):
         return jnp.where(clipped.ceiling, ceiling, jnp.where(clipped.low, 1 - low, w)), clipped
 
 
-BOUNDS = ("clip_low", "clip_high", "clip_c")
+def _outside(statistic: jax.Array, entries: Batch, low: jax.Array | float, high: jax.Array | float) -> Clipped:
+    """Where a statistic [B, 1] or of the entries' shape is not in [low, high]; the bounds themselves are inside."""
+    above, below = (jnp.broadcast_to(x, entries.mask.shape) for x in (statistic > high, statistic < low))
+    return Clipped(above, below, jnp.zeros_like(above))
+
+
+def icepop(entries: Batch, tokens: Batch, advantage: jax.Array, *, clip_low: float, clip_high: float) -> Clipped:
+    """Where w is out of bounds, whatever the sign of the advantage: IcePop's two-sided mask (arXiv 2510.18855),
+    whose authors use 0.5 and 5 as bounds of w, which is clip_low 0.5 and clip_high 4."""
+    del tokens, advantage
+    return _outside(jnp.exp(entries.logp - entries.behavior_logp), entries, 1 - clip_low, 1 + clip_high)
+
+
+def sequence_mask(entries: Batch, tokens: Batch, advantage: jax.Array, *, clip_low: float, clip_high: float) -> Clipped:
+    """Whole responses whose ratio Π_t w_t is out of bounds (trust region masking, arXiv 2512.23075)."""
+    del advantage
+    return _outside(jnp.exp(_log_ratio(tokens)), entries, 1 - clip_low, 1 + clip_high)
+
+
+def geometric_mask(
+    entries: Batch, tokens: Batch, advantage: jax.Array, *, clip_low: float, clip_high: float
+) -> Clipped:
+    """Whole responses whose geometric mean of the tokens' ratios is out of bounds (as in verl's rollout correction).
+
+    Unlike the product of the ratios, their geometric mean does not drift with the length of a response.
+    """
+    del advantage
+    length = jnp.maximum(jnp.sum(tokens.mask, axis=1, keepdims=True), 1).astype(tokens.logp.dtype)
+    return _outside(jnp.exp(_log_ratio(tokens) / length), entries, 1 - clip_low, 1 + clip_high)
+
+
+def m2po(entries: Batch, tokens: Batch, advantage: jax.Array, *, clip_m2: float) -> Clipped:
+    """The entries of largest log² w, as few as leave the mean of log² w over the others at most `clip_m2`.
+
+    M2PO (Zheng et al., arXiv 2510.01161), whose threshold is 0.04. The mean is over all valid entries that the loss is
+    called with, which in training is a microbatch. All are dead if even the smallest log² w is larger than the bound.
+    """
+    del tokens, advantage
+    log_w = entries.logp - entries.behavior_logp
+    moment = jnp.where(entries.mask, log_w**2, jnp.inf).reshape(-1)  # [N], masked entries last in increasing order
+    order = jnp.argsort(moment)
+    ascending = jnp.where(jnp.isfinite(moment[order]), moment[order], 0)
+    means = jnp.cumsum(ascending) / jnp.arange(1, moment.size + 1)  # of the k smallest, which increases with k
+    kept = jnp.zeros(moment.shape, bool).at[order].set(means <= clip_m2).reshape(entries.mask.shape)
+    dead = entries.mask & ~kept
+    return Clipped(dead & (log_w > 0), dead & (log_w <= 0), jnp.zeros_like(dead))
+
+
+def dppo(entries: Batch, tokens: Batch, advantage: jax.Array, *, clip_low: float, clip_high: float) -> Clipped:
+    """Where the sampled token's probability has moved by more than a bound in the direction of the advantage.
+
+    DPPO with binary total variation |policy − behavior| (Qi et al., arXiv 2602.04879): a bound on probabilities does
+    not punish rare tokens, whose ratio is large while their probability hardly changes. One threshold in the paper;
+    here `clip_low` holds for negative advantages and `clip_high` for positive ones.
+    """
+    del tokens
+    moved = jnp.exp(entries.logp) - jnp.exp(entries.behavior_logp)
+    high, low = (advantage > 0) & (moved > clip_high), (advantage < 0) & (moved < -clip_low)
+    return Clipped(high, low, jnp.zeros_like(high))
+
+
+def _log_ratio(tokens: Batch) -> jax.Array:
+    """log Π_t w_t over the valid tokens of each row, [B, 1]."""
+    return jnp.sum(jnp.where(tokens.mask, tokens.logp - tokens.behavior_logp, 0), axis=1, keepdims=True)
+
+
+class TrustRegion(NamedTuple):
+    """A rule with its bounds that removes entries beside any surrogate; see the module's docstring."""
+
+    rule: Callable[..., Clipped]
+    bounds: Mapping[str, Any] = {}
+    estimators: tuple[str, ...] = ("reinforce",)
+
+    def __call__(self, entries: Batch, tokens: Batch, advantage: jax.Array) -> Clipped:
+        """Which entries are dead, bool, in the shape of `entries`: tokens [B, T], or responses [B, 1].
+
+        Args:
+          entries: what the level counts; tokens: the batch [B, T] that they come from.
+          advantage: the regularized advantage A', in the shape of the entries.
+        """
+        return self.rule(*stop((entries, tokens, advantage)), **self.bounds)
+
+
+BOUNDS = ("clip_low", "clip_high", "clip_c", "clip_m2")
 _PAPER = dict(clip_low=0.2, clip_high=0.28)  # section 5 of the paper
-CLIPS = {
+CLIPS: dict[str, Clip | TrustRegion] = {
     "none": Clip(none, estimators=("reinforce", "differentiable")),
     "rpg": Clip(rpg, dict(**_PAPER, clip_c=3.0), ("reinforce",)),
     "truncate": Clip(truncate, _PAPER, ("reinforce",), truncates=True),
     "dual": Clip(ppo, dict(**_PAPER, clip_c=3.0), ("differentiable",)),
+    "dual_reward": Clip(ppo, dict(**_PAPER, clip_c=3.0), ("differentiable",)),
+    "icepop": TrustRegion(icepop, _PAPER),
+    "sequence_mask": TrustRegion(sequence_mask, _PAPER),
+    "geometric_mask": TrustRegion(geometric_mask, _PAPER),
+    "m2po": TrustRegion(m2po, dict(clip_m2=0.04)),
+    "dppo": TrustRegion(dppo, dict(clip_low=0.15, clip_high=0.15)),
     "ppo": Clip(ppo, dict(clip_low=0.2, clip_high=0.2)),
     "cap": Clip(cap, dict(clip_high=None), truncates=True),
 }

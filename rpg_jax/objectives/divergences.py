@@ -33,6 +33,23 @@ class Divergence(NamedTuple):
     kappa_over_u: Callable[[jax.Array], jax.Array] | None = None
 
 
+def alpha_divergence(alpha: float) -> Divergence:
+    """rho = (u^alpha − alpha·u + alpha − 1) / (alpha (alpha − 1)), which tends to `ufkl` at 0 and to `urkl` at 1.
+
+    At 2 it is `chi2`, and at ½ four times `hellinger`. Raises ValueError for the two limits.
+    """
+    if alpha in (0, 1):
+        limit = {0: "ufkl", 1: "urkl"}[int(alpha)]
+        raise ValueError(f"alpha={alpha:g} is a limit of the alpha divergences: take divergence={limit!r}")
+
+    def rho(log_u, w, r):  # r·u^alpha = r·exp(alpha·log u) = w·exp((alpha − 1)·log u): the one that overflows less
+        power = r * jnp.exp(alpha * log_u) if abs(alpha) < abs(alpha - 1) else w * jnp.exp((alpha - 1) * log_u)
+        return (power - alpha * w + (alpha - 1) * r) / (alpha * (alpha - 1))
+
+    return Divergence(rho, lambda log_u: jnp.expm1((alpha - 1) * log_u) / (alpha - 1))
+
+
+ALPHA = 0.5  # of divergence "alpha" where none is given
 DIVERGENCES = {
     # forward KL(ref || policy): rho = −log u
     "fkl": Divergence(lambda log_u, w, r: -r * log_u, lambda log_u: -jnp.exp(-log_u)),
@@ -52,7 +69,17 @@ DIVERGENCES = {
         lambda log_u, w, r: 0.5 * (w + r) - r * jnp.exp(0.5 * log_u),
         lambda log_u: -0.5 * jnp.expm1(-0.5 * log_u),
     ),
+    # Jeffreys, the sum of the two KL divergences: rho = (u − 1) log u
+    "jeffreys": Divergence(lambda log_u, w, r: (w - r) * log_u, lambda log_u: log_u - jnp.expm1(-log_u)),
+    # half of Pearson's chi squared: rho = ½ (u − 1)²
+    "chi2": Divergence(lambda log_u, w, r: 0.5 * (w - r) * jnp.expm1(log_u), lambda log_u: jnp.expm1(log_u)),
+    "alpha": alpha_divergence(ALPHA),
 }
+
+
+def named(name: str, alpha: float | None = None) -> Divergence:
+    """The divergence of that name in `DIVERGENCES`; `alpha` is the parameter of "alpha" and of no other."""
+    return DIVERGENCES[name] if alpha is None else alpha_divergence(alpha)
 
 
 def weighted_kappa(divergence: Divergence, log_u: jax.Array, w: jax.Array, r: jax.Array) -> jax.Array:

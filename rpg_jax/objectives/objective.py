@@ -13,6 +13,7 @@ from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
 from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty
 from rpg_jax.objectives.baselines import k3
+from rpg_jax.objectives.batch import Batch, prepare
 from rpg_jax.objectives.clips import Clipped
 from rpg_jax.objectives.corrections import truncated_importance_weight
 
@@ -26,17 +27,6 @@ class Claim(NamedTuple):
 
     on_policy: str  # where policy = behavior
     off_policy: str
-
-
-class Batch(NamedTuple):
-    """Arrays of one shape: [B, T] for tokens, [B, 1] for sequences. Finite wherever masked."""
-
-    logp: jax.Array
-    behavior_logp: jax.Array
-    reference_logp: jax.Array
-    advantage: jax.Array
-    weight: jax.Array
-    mask: jax.Array  # bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -84,6 +74,11 @@ class Objective(abc.ABC):
           ValueError: a shape that does not fit, or no denominator for reduction "constant".
         """
         return self.measured_loss(prepare(logp, behavior_logp, advantage, mask, reference_logp, weight), denominator)
+
+    @property
+    def target_level(self) -> str:
+        """The level of the objective whose gradient it estimates: its own, but "sequence" with KL-to-go."""
+        return "sequence" if self.settings.get("kl") == "to_go" and self.beta else self.level
 
     @property
     def advantage(self) -> str:
@@ -140,67 +135,27 @@ class SurrogateObjective(Objective):
 
     units: Batch of tokens -> Batch of what `surrogate` counts (`as_tokens`, `as_sequences`, `as_mean_tokens`).
     surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses, and where they were clipped.
+    control: (tokens, units) -> advantage of the units, where a control variate or KL-to-go is part of it.
+    region: (units, tokens) -> which units are dead, where the clip is a `TrustRegion`.
     """
 
     units: Callable[[Batch], Batch]
     surrogate: Callable[..., tuple[jax.Array, Clipped]]
+    control: Callable[[Batch, Batch], jax.Array] | None = None
+    region: Callable[[Batch, Batch], Clipped] | None = None
 
     def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
         units = self.units(tokens)
-        losses, clipped = self.surrogate(*units[:4])
+        if self.control is not None:
+            units = units._replace(advantage=self.control(*jax.lax.stop_gradient((tokens, units))))
+        if self.region is None:
+            losses, clipped = self.surrogate(*units[:4])
+        else:  # a dead unit's ratio may be too large for a float, so its loss is computed at the ratio 1
+            clipped = self.region(units, tokens)
+            alive = jnp.where(clipped.anywhere, units.behavior_logp, units.logp)
+            losses = jnp.where(clipped.anywhere, 0, self.surrogate(alive, *units[1:4])[0])
         loss = reductions.reduce(self.reduction, losses * units.weight, units.mask, denominator)
         return loss, clip_fractions(clipped, units) | measure(tokens, units)
-
-
-def prepare(
-    logp: jax.Array, behavior_logp: jax.Array, advantage: jax.Array, mask: jax.Array,
-    reference_logp: jax.Array | None = None, weight: jax.Array | None = None,
-) -> Batch:  # fmt: skip
-    """Checks, promotes to one dtype of at least float32, zeroes what is masked, and stops gradients on all but logp."""
-    logp = jnp.asarray(logp)
-    reference_logp = behavior_logp if reference_logp is None else reference_logp
-    arrays = dict(behavior_logp=behavior_logp, reference_logp=reference_logp, advantage=advantage)
-    arrays["weight"] = jnp.ones((), logp.dtype) if weight is None else weight
-    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
-    mask = jnp.asarray(mask)
-    if logp.ndim != 2:
-        raise ValueError(f"logp has shape {logp.shape}; expected [B, T], one sequence a row")
-    rows = (logp.shape[0], 1)
-    for name, array in {**arrays, "mask": mask}.items():
-        by_row = name in ("advantage", "weight")
-        if array.shape == logp.shape or (by_row and array.shape == rows) or (name == "weight" and weight is None):
-            continue
-        expected = f"{logp.shape}, that of logp" + (f", or {rows}" if by_row else "")
-        raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
-    dtype = jnp.result_type(jnp.float32, logp.dtype, *(array.dtype for array in arrays.values()))
-    mask = mask.astype(bool)
-
-    def clean(array):
-        return jnp.where(mask, array.astype(dtype), 0)
-
-    constants = {name: jax.lax.stop_gradient(clean(array)) for name, array in arrays.items()}
-    return Batch(logp=clean(logp), mask=mask, **constants)
-
-
-def as_tokens(tokens: Batch) -> Batch:
-    """Tokens as units."""
-    return tokens
-
-
-def as_mean_tokens(tokens: Batch) -> Batch:
-    """Rows as units, [B, 1], everything a masked row mean: w is the geometric mean of the tokens' ratios."""
-    length = jnp.maximum(jnp.sum(tokens.mask, axis=1, keepdims=True), 1).astype(tokens.logp.dtype)
-    means = Batch(*(jnp.sum(x, axis=1, keepdims=True) / length for x in tokens))
-    return means._replace(mask=jnp.any(tokens.mask, axis=1, keepdims=True))
-
-
-def as_sequences(tokens: Batch) -> Batch:
-    """Rows as units, [B, 1]: log-probs are masked sums, advantage and weight masked row means (no length in w)."""
-    sums = {name: jnp.sum(getattr(tokens, name), axis=1, keepdims=True) for name in Batch._fields[:3]}
-    return as_mean_tokens(tokens)._replace(**sums)
-
-
-UNITS = {"token": as_tokens, "sequence": as_sequences}  # by level
 
 
 def clip_fractions(clipped: Clipped, units: Batch) -> metric.Metrics:

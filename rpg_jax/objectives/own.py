@@ -22,7 +22,8 @@ from jax.typing import ArrayLike
 
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
-from rpg_jax.objectives.objective import UNITS, Batch, Objective, measure
+from rpg_jax.objectives.batch import UNITS, Batch
+from rpg_jax.objectives.objective import Objective, measure
 
 POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
 OPTIONAL = ("reference_logp", "weight", "denominator")

@@ -12,21 +12,15 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from rpg_jax.objectives import baselines, own, surrogates
+from rpg_jax.objectives import baselines, controls, divergences, own, surrogates
 from rpg_jax.objectives.advantages import ADVANTAGES
-from rpg_jax.objectives.clips import BOUNDS, CLIPS, Clip
-from rpg_jax.objectives.divergences import DIVERGENCES
-from rpg_jax.objectives.objective import (
-    BIASED,
-    EXACT,
-    EXACT_MEAN,
-    UNITS,
-    Claim,
-    Objective,
-    SurrogateObjective,
-    as_mean_tokens,
-)
+from rpg_jax.objectives.batch import UNITS, as_mean_tokens
+from rpg_jax.objectives.clips import BOUNDS, CLIPS, Clip, TrustRegion
+from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES
+from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Claim, Objective, SurrogateObjective
 from rpg_jax.objectives.reductions import BY_LEVEL, REDUCTIONS
+
+DEFAULT = "default"  # the name of an unset clip
 
 
 class Recipe(NamedTuple):
@@ -44,9 +38,14 @@ class Recipe(NamedTuple):
 def make(name: str, **settings: Any) -> Objective:
     """Builds an objective; `RECIPES[name].defaults` lists its settings. A setting that is None is unset.
 
-        make("rpg", divergence="fkl|rkl|ufkl|urkl|js|hellinger", estimator="differentiable|reinforce", beta=1e-4,
-             clip="none|rpg|dual|truncate", clip_low, clip_high, clip_c, level="token|sequence",
-             reduction="token_mean|sequence_mean|sequence_mean_token_mean|constant", z_old=1.0)
+    Unset is the objective's default and not "none": PPO's clip stays on for `make("grpo", clip=None)`, which is spelled
+    `clip="default"` too, and only `clip="none"` takes it away.
+
+        make("rpg", divergence="fkl|rkl|ufkl|urkl|js|hellinger|jeffreys|chi2|alpha", alpha=0.5, beta=1e-4,
+             estimator="differentiable|reinforce", level="token|sequence", z_old=1.0,
+             clip="none|rpg|dual|dual_reward|truncate|icepop|sequence_mask|geometric_mask|m2po|dppo",
+             clip_low, clip_high, clip_c, clip_m2, control=None or a float or "optimal", kl="token|to_go",
+             reduction="token_mean|sequence_mean|sequence_mean_token_mean|constant")
         make("grpo", beta=0.04, clip="ppo|none", clip_low, clip_high, reduction="sequence_mean_token_mean")
 
     Unset, rpg's divergence is urkl, its clip "none", its estimator the first that the clip takes, its reduction
@@ -70,14 +69,15 @@ def make(name: str, **settings: Any) -> Objective:
     recipe = RECIPES[name]
     _refuse_unknown(name, settings, recipe.defaults)
     checks: dict[str, Callable] = {**CHECKS, "clip": functools.partial(_choice, recipe.clips)}
-    chosen = {key: checks[key](key, value) for key, value in settings.items() if value is not None}
+    unset = {key for key, value in settings.items() if value is None or (key == "clip" and value == DEFAULT)}
+    chosen = {key: checks[key](key, value) for key, value in settings.items() if key not in unset}
     settings = {**recipe.defaults, **chosen}
     clip = _clip(name, settings, chosen, settings.get("clip", recipe.clips[0]))
     bounds = {key: clip.bounds.get(key) for key in BOUNDS if key in settings}
     return recipe.build(name, {**settings, **bounds}, clip)
 
 
-def _clip(name: str, settings: Mapping, chosen: Mapping, clip_name: str) -> Clip:
+def _clip(name: str, settings: Mapping, chosen: Mapping, clip_name: str) -> Clip | TrustRegion:
     """The clip of that name with the bounds of the settings; raises for a bound that it lacks, or that is missing."""
     clip = CLIPS[clip_name]
     for key in BOUNDS:
@@ -131,6 +131,12 @@ def _choice(known: Iterable[str], key: str, value: Any) -> Any:
     return value
 
 
+def _control(key: str, value: Any) -> float | str:
+    if value == controls.OPTIMAL:
+        return controls.OPTIMAL
+    return _number(math.isfinite, f"or {controls.OPTIMAL!r}", key, value)
+
+
 def _number(fits: Callable, expected: str, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(value):
         raise ValueError(f"{key}={value!r}; expected a number {expected}")
@@ -154,6 +160,12 @@ CHECKS: dict[str, Callable] = {
     "clip_low": functools.partial(_number, lambda x: 0 < x <= 1, "above 0 and at most 1"),
     "clip_high": functools.partial(_number, lambda x: x > 0, "above 0"),
     "clip_c": functools.partial(_number, lambda x: x > 1, "above 1"),
+    "clip_m2": functools.partial(_number, lambda x: x > 0, "above 0"),
+    "control": _control,
+    "kl": functools.partial(_choice, controls.KINDS),
+    "alpha": functools.partial(
+        _number, lambda x: math.isfinite(x) and x not in (0, 1), "other than 0 and 1, the limits ufkl and urkl"
+    ),
     "declares": _declared,
     "z_old": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"),
     "advantage": functools.partial(_choice, ADVANTAGES),
@@ -161,7 +173,7 @@ CHECKS: dict[str, Callable] = {
 }
 
 
-def _claim(unclipped: Claim, clip: Clip, reduction: str) -> Claim:
+def _claim(unclipped: Claim, clip: Clip | TrustRegion, reduction: str) -> Claim:
     """Biased off policy with a clip, and altogether by a mean over each response's own length."""
     if reduction == "sequence_mean_token_mean":
         return Claim(BIASED, BIASED)
@@ -176,7 +188,10 @@ def _reduction(settings: Mapping[str, Any], level: str) -> str:
     return reduction
 
 
-def _rpg(name: str, settings: Mapping[str, Any], clip: Clip) -> SurrogateObjective:
+OWN_CONTROL = {"rkl": 1.0, "urkl": 0.0}  # c of the coefficient w(A − beta·(log u + c))
+
+
+def _rpg(name: str, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> SurrogateObjective:
     """RPG: an estimator of `surrogates.ESTIMATORS` with a clip that goes with it (docs/method.md 4)."""
     divergence, beta, level, z_old = (settings[key] for key in ("divergence", "beta", "level", "z_old"))
     estimator = settings["estimator"] or clip.estimators[0]
@@ -187,15 +202,29 @@ def _rpg(name: str, settings: Mapping[str, Any], clip: Clip) -> SurrogateObjecti
         raise ValueError(
             f"z_old={z_old} takes clip='none', not {settings['clip']!r}: clips are for a normalized reference"
         )
+    if divergence != "alpha" and settings["alpha"] is not None:
+        raise ValueError(f"alpha={settings['alpha']} cannot matter with divergence={divergence!r}; leave alpha unset")
+    alpha = (settings["alpha"] or ALPHA) if divergence == "alpha" else None
     surrogate, unclipped = surrogates.ESTIMATORS[estimator], ALWAYS
-    if settings["clip"] == "dual" and divergence in ("rkl", "urkl"):
+    if settings["clip"] == "dual" and divergence in OWN_CONTROL:
         surrogate, unclipped = surrogates.regularized_ratio, IN_EXPECTATION if beta else ALWAYS
+    target = divergences.named(divergence, alpha)
+    control = _controlled(settings)
+    if control is not None:
+        target = DIVERGENCES["urkl"]  # whose advantage takes the control variate and the later tokens
+        unclipped = IN_EXPECTATION if settings["kl"] == "token" else Claim(EXACT_MEAN, BIASED)
+    region = None
+    if isinstance(clip, TrustRegion):
+        region = functools.partial(surrogates.dead_units, region=clip, divergence=target, beta=beta)
     reduction = _reduction(settings, level)
+    bounded = CLIPS["none"] if isinstance(clip, TrustRegion) else clip
     return SurrogateObjective(
         name=name,
-        settings={**settings, "estimator": estimator, "reduction": reduction},
+        settings={**settings, "alpha": alpha, "estimator": estimator, "reduction": reduction},
         units=UNITS[level],
-        surrogate=functools.partial(surrogate, divergence=DIVERGENCES[divergence], beta=beta, clip=clip, z_old=z_old),
+        surrogate=functools.partial(surrogate, divergence=target, beta=beta, clip=bounded, z_old=z_old),
+        control=control,
+        region=region,
         level=level,
         reduction=reduction,
         divergence=divergence if beta else None,
@@ -203,6 +232,27 @@ def _rpg(name: str, settings: Mapping[str, Any], clip: Clip) -> SurrogateObjecti
         z_old=z_old,
         declares=_claim(unclipped, clip, reduction),
     )
+
+
+def _controlled(settings: Mapping[str, Any]) -> Callable | None:
+    """`controls.controlled_advantage` of the settings, None where they ask for none; raises for what takes none."""
+    chosen = {key: settings[key] for key in ("control", "kl") if settings[key] not in (None, "token")}
+    if not chosen:
+        return None
+    spelled = " and ".join(f"{key}={value!r}" for key, value in chosen.items())
+    divergence, beta = settings["divergence"], settings["beta"]
+    if divergence not in OWN_CONTROL:
+        raise ValueError(f"{spelled} is for divergence='rkl' or 'urkl', not {divergence!r}")
+    if settings["clip"] in ("dual", "dual_reward"):
+        raise ValueError(f"{spelled} cannot go with clip={settings['clip']!r}, which has a KL term of its own")
+    if settings["kl"] == "to_go" and settings["level"] == "sequence":
+        raise ValueError("kl='to_go' is for level='token': over a whole response there are no later tokens")
+    if not beta:
+        return None
+    own = OWN_CONTROL[divergence]
+    c = own if settings["control"] is None else settings["control"]
+    z_old, kl = settings["z_old"], settings["kl"]
+    return functools.partial(controls.controlled_advantage, beta=beta, c=c, own=own, kl=kl, z_old=z_old)
 
 
 def _baseline(
@@ -222,7 +272,7 @@ def _baseline(
       units: what the loss counts; None: what its level does.
     """
 
-    def build(name: str, settings: Mapping[str, Any], clip: Clip) -> SurrogateObjective:
+    def build(name: str, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> SurrogateObjective:
         reduction, beta = _reduction(settings, level), settings.get("beta", 0.0)
         in_loss = beta if regularized else 0.0
         return SurrogateObjective(
@@ -254,8 +304,8 @@ _GRPO = dict(beta=0.04, **_PPO, reduction="sequence_mean_token_mean", advantage=
 RECIPES = {
     "rpg": Recipe(
         _rpg,
-        dict(divergence="urkl", estimator=None, beta=1e-4, clip="none", **_NO_BOUNDS, clip_c=None)
-        | dict(level="token", reduction=None, z_old=1.0),
+        dict(divergence="urkl", alpha=None, estimator=None, beta=1e-4, control=None, kl="token")
+        | dict(clip="none", **_NO_BOUNDS, clip_c=None, clip_m2=None, level="token", reduction=None, z_old=1.0),
         tuple(dict(RPG_FORMS)),
     ),
     "grpo": Recipe(_grpo, _GRPO),

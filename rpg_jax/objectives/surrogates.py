@@ -16,7 +16,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array
 
-from rpg_jax.objectives.clips import CLIPS, Clip, Clipped, stop
+from rpg_jax.objectives.batch import Batch
+from rpg_jax.objectives.clips import CLIPS, Clip, Clipped, TrustRegion, stop
 from rpg_jax.objectives.divergences import Divergence, kappa_over_u, weighted_kappa
 
 Losses = tuple[Array, Clipped]
@@ -77,7 +78,8 @@ def differentiable(
 ) -> Losses:  # fmt: skip
     """−w̄A + beta·r·rho(u), differentiated through both (Tables 1 and 4); the clip bounds w̄ by A alone.
 
-    With clip "dual" that is PPO's dual clip on the reward and an unclipped regularizer (Appendix G.2).
+    With clip "dual_reward" that is PPO's dual clip on the reward and an unclipped regularizer, as in the authors'
+    released code for every divergence. With "dual" it is so for all but `rkl` and `urkl` (Appendix G.2).
     """
     regularization = functools.partial(regularizer, divergence=divergence, z_old=z_old)
     penalty = scaled(beta, lambda: regularization(logp, behavior_logp, reference_logp))
@@ -98,6 +100,16 @@ def regularized_ratio(
     shaped = regularized_advantage(logp, reference_logp, advantage, divergence=divergence, beta=beta)
     bounded, clipped = clip(logp - behavior_logp, shaped)
     return -bounded * shaped, clipped
+
+
+def dead_units(
+    units: Batch, tokens: Batch, *, region: TrustRegion, divergence: Divergence, beta: float
+) -> Clipped:  # fmt: skip
+    """Which units a trust region removes, given the regularized advantage A'; Z = 1."""
+    decides = regularized_advantage(
+        units.logp, units.reference_logp, units.advantage, divergence=divergence, beta=beta
+    )  # fmt: skip
+    return region(units, tokens, decides)
 
 
 ESTIMATORS: dict[str, Callable[..., Losses]] = {"reinforce": reinforce, "differentiable": differentiable}

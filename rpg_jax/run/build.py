@@ -154,6 +154,12 @@ def build_objective(config: ConfigDict) -> objectives.Objective:
     except ValueError as error:
         name = objective.advantage
         raise ValueError(f"rollout.samples={samples} with objective.advantage={name}: {error}") from error
+    alone = config.learner.microbatch_rows == 1 and not config.learner.pack
+    if objective.settings.get("control") == "optimal" and alone:
+        raise ValueError(
+            "objective.control=optimal is estimated from the other responses of a microbatch, and "
+            "learner.microbatch_rows=1 has no others; raise it, or set objective.control to a number"
+        )
     if isinstance(objective, objectives.own.OwnObjective):
         objective.try_out((config.learner.microbatch_rows, config.rollout.max_prompt + config.rollout.max_new))
     return objective

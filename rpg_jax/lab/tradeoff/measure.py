@@ -13,7 +13,7 @@ from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
 from rpg_jax.lab.tradeoff.groups import measure_groups
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, Situations, measurer, situations, with_settings
-from rpg_jax.objectives import CLIPS, make
+from rpg_jax.objectives import CLIPS, TrustRegion, make
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.registry import RPG_FORMS
 
@@ -107,6 +107,8 @@ def built_in_forms(grid: Grid) -> list[Form]:
     for level in ("token", "sequence"):
         for divergence in grid.divergences:
             for clip, estimator in RPG_FORMS:
+                if isinstance(CLIPS[clip], TrustRegion) or clip == "dual_reward":
+                    continue  # the clips of the paper; trust regions act beside the surrogate
                 pairs = grid.epsilons if "clip_low" in CLIPS[clip].bounds else ((None, None),)
                 ceilings = grid.ceilings if "clip_c" in CLIPS[clip].bounds else (None,)
                 forms += [

@@ -1,0 +1,224 @@
+"""Trust regions, control variates and KL-to-go, entry by entry against docs/method.md 4 in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objectives import run, sample
+
+from configs import quickstart
+from rpg_jax.objectives import make
+from rpg_jax.run import build
+
+BETA = 0.4
+BOUNDS = {"icepop": (0.3, 0.5), "sequence_mask": (0.3, 0.5), "geometric_mask": (0.1, 0.1), "dppo": (0.03, 0.05)}
+
+
+def arrays(spread=0.3, seed=0):
+    logp, mu, ref, advantage, mask = sample(6, 5, seed, spread)
+    return logp, mu, ref, np.where(mask, advantage, 0), mask
+
+
+def coefficients(objective, logp, mu, ref, advantage, mask, **more):
+    """−dL/dlogp at denominator 1."""
+    return -run(objective, logp, mu, ref, advantage, mask, denominator=1.0, **more)[1]
+
+
+def unclipped(logp, mu, ref, advantage, mask):
+    """w(A − beta·log u), the coefficient of urkl; 0 where masked."""
+    return np.where(mask, np.exp(logp - mu) * (advantage - BETA * (logp - ref)), 0)
+
+
+def alive(clip, low, high, logp, mu, ref, advantage, mask):
+    """Where the coefficient survives, from the definitions."""
+    w, row = np.exp(logp - mu), np.where(mask, logp - mu, 0).sum(1, keepdims=True)
+    if clip == "icepop":
+        return (w >= 1 - low) & (w <= 1 + high)
+    if clip == "dppo":
+        shaped, moved = advantage - BETA * (logp - ref), np.exp(logp) - np.exp(mu)
+        return ~(((shaped > 0) & (moved > high)) | ((shaped < 0) & (moved < -low)))
+    if clip == "geometric_mask":
+        row = row / np.maximum(mask.sum(1, keepdims=True), 1)
+    return np.broadcast_to((np.exp(row) >= 1 - low) & (np.exp(row) <= 1 + high), mask.shape)
+
+
+@pytest.mark.parametrize("clip", BOUNDS)
+def test_a_dead_entry_has_no_gradient_and_stays_in_the_denominator(clip):
+    low, high = BOUNDS[clip]
+    batch = arrays()
+    objective = make("rpg", clip=clip, clip_low=low, clip_high=high, beta=BETA, reduction="constant")
+    survive = alive(clip, low, high, *batch)
+    assert survive[batch[4]].any() and not survive[batch[4]].all()
+    expected = np.where(survive, unclipped(*batch), 0)
+    np.testing.assert_allclose(coefficients(objective, *batch), expected, rtol=1e-12, atol=1e-14)
+    loss, _ = run(objective, *batch, denominator=1.0)
+    np.testing.assert_allclose(loss, -(expected * batch[0]).sum(), rtol=1e-12)  # a dead entry's value is 0, too
+    mean = make("rpg", clip=clip, clip_low=low, clip_high=high, beta=BETA)
+    np.testing.assert_allclose(run(mean, *batch)[0], loss / batch[4].sum(), rtol=1e-12)
+
+
+def test_rows_die_whole_at_level_sequence():
+    """There, the product of the tokens' ratios is the ratio itself: `sequence_mask` and `icepop` are one."""
+    batch = arrays()
+    masks = [
+        coefficients(make("rpg", clip=clip, level="sequence", reduction="constant", beta=BETA), *batch)
+        for clip in ("sequence_mask", "icepop")
+    ]
+    np.testing.assert_array_equal(*masks)
+    dead = ~masks[0].any(1)
+    assert dead.any() and not dead.all()
+    geometric = make("rpg", clip="geometric_mask", level="sequence", reduction="constant", beta=BETA)
+    assert (~coefficients(geometric, *batch).any(1)).sum() < dead.sum()  # whose bounds do not tighten with the length
+
+
+def test_m2po_drops_the_largest_squared_log_ratios_until_their_mean_is_small_enough():
+    logp, mu, ref, advantage, mask = arrays()
+    for threshold in (1e-4, 0.02, 0.04, 0.2, 10.0):
+        objective = make("rpg", clip="m2po", clip_m2=threshold, beta=BETA, reduction="constant")
+        survive = coefficients(objective, logp, mu, ref, advantage, mask) != 0
+        squared = (logp - mu) ** 2
+        ordered = np.sort(squared[mask])
+        count = (np.cumsum(ordered) / np.arange(1, len(ordered) + 1) <= threshold).sum()
+        assert survive.sum() == count
+        np.testing.assert_array_equal(survive[mask], squared[mask] <= (ordered[count - 1] if count else -1))
+    assert make("rpg", clip="m2po").settings["clip_m2"] == 0.04
+
+
+def test_a_dead_entry_may_have_any_ratio():
+    mu = np.full((2, 3), -100, np.float32)
+    logp = jnp.asarray(mu).at[0, 0].add(99)
+    for clip in ("icepop", "sequence_mask", "geometric_mask", "m2po", "dppo"):
+        objective = make("rpg", clip=clip)
+        loss, gradient = jax.value_and_grad(lambda x, o=objective: o(x, mu, np.ones((2, 1)), np.ones(mu.shape))[0])(
+            logp
+        )
+        assert np.isfinite(loss) and np.isfinite(gradient).all() and gradient[0, 0] == 0
+
+
+@pytest.mark.parametrize("z", [1.0, 0.5])
+@pytest.mark.parametrize("divergence, own", [("rkl", 1.0), ("urkl", 0.0)])
+def test_control_replaces_the_constant(divergence, own, z):
+    logp, mu, ref, advantage, mask = arrays()
+    for control in (None, own, 0.3, -2.0):
+        objective = make("rpg", divergence=divergence, control=control, beta=BETA, z_old=z, reduction="constant")
+        c = own if control is None else control
+        log_u = logp - ref - np.log(z)
+        expected = np.where(mask, np.exp(logp - mu) * (advantage - BETA * (log_u + c)), 0)
+        np.testing.assert_allclose(
+            coefficients(objective, logp, mu, ref, advantage, mask), expected, rtol=1e-12, atol=1e-14
+        )
+    clipped = make("rpg", divergence=divergence, control=own, clip="rpg", beta=BETA, reduction="constant")
+    plain = make("rpg", divergence=divergence, clip="rpg", beta=BETA, reduction="constant")
+    batch = (logp, mu, ref, advantage, mask)
+    np.testing.assert_allclose(coefficients(clipped, *batch), coefficients(plain, *batch), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_optimal_control_is_of_the_other_responses(level):
+    """Row i's own data do not move its constant, other rows' do; and the constant is the least squares solution."""
+    logp, mu, ref, advantage, mask = arrays()
+    mask[1] = True
+    objective = make("rpg", divergence="rkl", control="optimal", level=level, beta=BETA, reduction="constant")
+
+    def entries(logp, advantage):
+        if level == "token":
+            return logp, mu, ref, advantage, mask, (1 - np.exp(logp)) ** 2
+        sums = [np.where(mask, x, 0).sum(1, keepdims=True) for x in (logp, mu, ref, (1 - np.exp(logp)) ** 2)]
+        return *sums[:3], np.where(mask, advantage, 0).sum(1, keepdims=True) / mask.sum(1, keepdims=True), 1, sums[3]
+
+    def expected(logp, advantage):
+        x, m, r, a, valid, score = entries(logp, advantage)
+        w = np.exp(x - m)
+        weight = np.where(valid, w**2 * score, 0)
+        returns = a - BETA * (x - r)
+        rows = [[(weight * returns)[j].sum(), weight[j].sum()] for j in range(len(mask))]
+        total = np.sum(rows, axis=0)
+        baseline = np.array([[(total[0] - n) / (total[1] - d)] for n, d in rows])
+        return np.where(mask, np.broadcast_to(w * (returns - baseline), mask.shape), 0)
+
+    batch = (logp, mu, ref, advantage, mask)
+    np.testing.assert_allclose(coefficients(objective, *batch), expected(logp, advantage), rtol=1e-9, atol=1e-12)
+    alone = [x[:1] for x in batch]  # nothing to estimate it from: the divergence's own constant
+    own = make("rpg", divergence="rkl", level=level, beta=BETA, reduction="constant")
+    np.testing.assert_allclose(coefficients(objective, *alone), coefficients(own, *alone), rtol=1e-12, atol=1e-14)
+    huge = logp.copy()
+    huge[0] += 300.0  # a row whose squared weight is e^600 of the others'
+    assert np.isfinite(coefficients(objective, huge, mu, ref, advantage, mask)[1:]).all()
+
+
+def test_optimal_control_has_less_variance_than_the_constants_of_both_divergences():
+    """Of the coefficient's mean over a batch of independent tokens, by sampling; same mean for all three."""
+    rng = np.random.default_rng(0)
+    logits, shift = rng.normal(size=(2, 6))
+    policy = np.log(np.exp(logits) / np.exp(logits).sum())
+    reference = np.log(np.exp(logits + 2 * shift) / np.exp(logits + 2 * shift).sum())
+    tokens = rng.choice(6, p=np.exp(policy), size=(400, 64, 1))
+    advantage = np.zeros(tokens.shape)
+    score = np.eye(6)[tokens[..., 0]] - np.exp(policy)  # [400, 64, 6]
+    means, spreads = [], []
+    for control in (0.0, 1.0, "optimal"):
+        objective = make("rpg", divergence="urkl", control=control, beta=1.0, reduction="constant")
+        with jax.enable_x64():
+            x, ref = jnp.asarray(policy)[tokens], jnp.asarray(reference)[tokens]
+            loss = lambda x, b, r, a, o=objective: o(x, b, a, jnp.ones(b.shape), r, denominator=64.0)[0]  # noqa: E731
+            slopes = np.asarray(jax.jit(jax.vmap(jax.grad(loss)))(x, x, ref, jnp.asarray(advantage)))
+        gradients = np.einsum("bnt,bnv->bv", slopes, score)
+        means.append(gradients.mean(0))
+        spreads.append(gradients.var(0).sum())
+    assert spreads[2] < 0.9 * min(spreads[:2])
+    assert max(np.abs(means[2] - mean).max() for mean in means[:2]) < 4 * np.sqrt(max(spreads) / 400)
+
+
+@pytest.mark.parametrize("control", [None, 0.4])
+def test_kl_to_go_charges_a_token_with_all_later_ones(control):
+    logp, mu, ref, advantage, mask = arrays()
+    objective = make("rpg", divergence="rkl", kl="to_go", control=control, beta=BETA, reduction="constant")
+    log_u = np.where(mask, logp - ref, 0)
+    to_go = np.cumsum(log_u[:, ::-1], axis=1)[:, ::-1] + (1.0 if control is None else control)
+    expected = np.where(mask, np.exp(logp - mu) * (advantage - BETA * to_go), 0)
+    np.testing.assert_allclose(
+        coefficients(objective, logp, mu, ref, advantage, mask), expected, rtol=1e-12, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (dict(divergence="fkl", control=0.5), ["control=0.5", "'rkl' or 'urkl'", "'fkl'"]),
+        (dict(divergence="js", kl="to_go"), ["kl='to_go'", "'rkl' or 'urkl'"]),
+        (dict(control="best"), ["control='best'", "optimal"]),
+        (dict(control=float("nan")), ["control=nan"]),
+        (dict(kl="later"), ["kl='later'", "to_go"]),
+        (dict(kl="to_go", level="sequence"), ["to_go", "level='token'"]),
+        (dict(divergence="rkl", control=0.5, clip="dual"), ["control=0.5", "dual"]),
+        (dict(clip="icepop", clip_c=3.0), ["clip_c", "icepop"]),
+        (dict(clip="icepop", estimator="differentiable"), ["icepop", "reinforce"]),
+        (dict(clip="dppo", z_old=2.0), ["z_old", "dppo"]),
+        (dict(clip="m2po", clip_low=0.2), ["clip_low", "m2po"]),
+        (dict(clip="m2po", clip_m2=0.0), ["clip_m2", "above 0"]),
+        (dict(divergence="alpha", alpha=1.0), ["alpha=1", "urkl"]),
+        (dict(divergence="alpha", alpha=0), ["alpha=0", "ufkl"]),
+        (dict(divergence="rkl", alpha=0.5), ["alpha=0.5", "cannot matter"]),
+    ],
+)
+def test_refusals(settings, words):
+    with pytest.raises(ValueError) as error:
+        make("rpg", **settings)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_a_config_names_them_and_a_microbatch_of_one_has_no_others():
+    config = quickstart.get_config("smoke")
+    config.objective.update(dict(clip="icepop", clip_high=4.0, clip_c=None, control="optimal", kl="to_go"))
+    assert build.build_objective(config).settings["control"] == "optimal"
+    config.learner.microbatch_rows = 1
+    with pytest.raises(ValueError, match="learner.microbatch_rows=1 has no others"):
+        build.build_objective(config)
+    config.objective.control = 0.5
+    assert build.build_objective(config).settings["control"] == 0.5
+
+
+def test_an_unset_clip_has_a_name():
+    assert make("grpo", clip="default").settings == make("grpo", clip=None).settings == make("grpo").settings
+    assert make("grpo", clip="default").settings["clip"] == "ppo"
+    assert make("rpg", clip="default").settings["clip"] == "none"
