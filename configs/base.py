@@ -140,9 +140,10 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             sampler_correction=optional(float),  # [importance ratio] cap of trained over sampled probabilities
         ),
         reference=dict(
-            mode="iterative",  # [name] what renews the reference: iterative (each rollout), every, kl_target, fixed
+            mode="iterative",  # [name] what renews it: iterative (each rollout), every, kl_target, ema, fixed
             every=optional(int),  # [optimizer updates] between renewals, with mode every
             kl_target=optional(float),  # [nats a token] from the reference, above which mode kl_target renews it
+            decay=optional(float),  # [share an optimizer update] of the old reference that mode ema keeps
         ),
         learner=dict(
             epochs=1,  # [passes] over a rollout

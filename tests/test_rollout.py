@@ -189,8 +189,17 @@ def test_reference_schedules():
     assert [target.is_due(state_of(100, 0, kl)) for kl in (0.0, 0.1, 0.11)] == [False, False, True]
     for mode in ("iterative", "fixed"):
         assert not ReferenceSchedule(mode).is_due(state_of(1000, 0, 9.0))
+    average = ReferenceSchedule("ema", decay=0.99)
+    assert not average.is_due(state_of(1000, 0, 9.0)) and average.age(state_of(1000, 0, 9.0)) == pytest.approx(100)
+    assert every.age(state_of(25, 20, 9.0)) == 5
     refused = [dict(mode="every"), dict(mode="fixed", every=3), dict(mode="kl_target", kl_target=-1.0), dict(mode="no")]
     refused.append(dict(mode="kl_target", kl_target=float("nan")))
+    refused += [
+        dict(mode="ema"),
+        dict(mode="fixed", decay=0.9),
+        dict(mode="ema", decay=1.0),
+        dict(mode="ema", decay=0.0),
+    ]
     for wrong in refused:
         with pytest.raises(ValueError, match="reference"):
             ReferenceSchedule(**wrong)

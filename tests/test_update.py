@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from rpg_jax.models import Model, ModelConfig
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.experience import make_sampling_params, merge_rows, take_rows
 from rpg_jax.training.optimizer import check_offload, layout, make_optimizer
+from rpg_jax.training.reference import make_refresh
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import TrainBatch
 
@@ -140,12 +142,21 @@ def test_a_non_finite_update_changes_nothing_and_is_counted(mesh, name):
     assert state.skipped.tolist() == [2, 0] and int(state.step) == 2
 
 
-def test_schedule_free_samples_at_x_and_trains_at_y(mesh):
-    objective = objectives.make("reinforce")
-    state, _, _ = updated(mesh, objective, name="schedule_free_adamw", times=3)
+def test_schedule_free_samples_at_x_and_trains_at_y_and_ema_follows_x(mesh):
     optimizer = make_optimizer("schedule_free_adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1)
+    state = init_state(optimizer, mesh, init_params(MODEL, mesh, 0))
+    state = make_refresh(optimizer, mesh, state)(state)
+    update = make_update(
+        MODEL, objectives.make("reinforce"), optimizer, mesh, state, rows=4, temperature=0.8, clip_norm=1.0,
+        logprob_chunk=5, reference_decay=0.75,
+    )  # fmt: skip
+    expected = jax.tree.map(np.asarray, state.reference.params)
+    for _ in range(3):
+        state, _ = update(state, make_batch(), jnp.int32(2))
+        x = jax.tree.map(lambda y, z: (y - 0.1 * z) / 0.9, state.params, state.opt_state.z)  # y = 0.9 x + 0.1 z
+        expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * np.asarray(new), expected, x)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), state.reference.params, expected)
     sampled = make_sampling_params(MODEL, optimizer, mesh, state)(state)
-    x = jax.tree.map(lambda y, z: (y - 0.1 * z) / 0.9, state.params, state.opt_state.z)  # y = 0.9 x + 0.1 z
     np.testing.assert_allclose(sampled["embed"]["embedding"], x["embed"]["embedding"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(sampled["layers"][1]["q"]["kernel"], x["layers"]["q"]["kernel"][1], rtol=1e-5, atol=1e-6)
     assert np.abs(x["embed"]["embedding"] - state.params["embed"]["embedding"]).max() > 1e-4

@@ -260,7 +260,8 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         ),
         update=make_update(
             run.model, run.objective, run.optimizer, run.mesh, shapes, rows=run.loop.microbatch_rows,
-            clip_norm=config.optimizer.clip_norm, denominator=denominator, **logprobs,
+            clip_norm=config.optimizer.clip_norm, denominator=denominator, reference_decay=run.reference.decay,
+            **logprobs,
         ),
         refresh=make_refresh(run.optimizer, run.mesh, shapes),
         remember=make_remember(run.model, run.optimizer, run.mesh, shapes),

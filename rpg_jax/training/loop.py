@@ -192,7 +192,7 @@ def rl_step(
     row["train/padding_waste"] = 1.0 - settings.epochs * int(lengths.sum()) / tokens
     row["train/updates"], row["train/skipped_updates"] = int(state.step), int(state.skipped[0])
     if parts.reference.mode != "iterative":
-        row["train/reference_age"] = int(state.step) - int(state.reference.refreshed_at)  # updates since its renewal
+        row["train/reference_age"] = parts.reference.age(state)
     return state, collected, row
 
 

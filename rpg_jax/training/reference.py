@@ -1,7 +1,8 @@
 """When the reference policy is renewed (docs/method.md 9.2; Figure 9 and the released scripts).
 
 `iterative` is the default: each rollout's behavior policy is the reference, and only its log-probs are kept. The other
-modes hold a parameter tree in `TrainState.reference`, which is renewed between rollouts and never within one.
+modes hold a parameter tree in `TrainState.reference`. Most renew it between rollouts and never within one; `ema` moves
+it a little with every update (arXiv 2602.04417), and a rollout is scored by what it is at the rollout's start.
 """
 
 import dataclasses
@@ -13,9 +14,9 @@ from jax.sharding import Mesh
 
 from rpg_jax import parallel
 from rpg_jax.training.optimizer import Optimizer
-from rpg_jax.types import Reference, TrainState
+from rpg_jax.types import Params, Reference, TrainState
 
-MODES = ("iterative", "every", "kl_target", "fixed")
+MODES = ("iterative", "every", "kl_target", "ema", "fixed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,23 +26,37 @@ class ReferenceSchedule:
     mode: str = "iterative"
     every: int | None = None  # optimizer updates, at whose multiples the reference is renewed
     kl_target: float | None = None  # nats; the reference is renewed once `Reference.kl_average` is larger
+    decay: float | None = None  # of the moving average ema, an optimizer update
 
     def __post_init__(self):
         if self.mode not in MODES:
             raise ValueError(f"unknown reference.mode {self.mode!r}; known: {', '.join(MODES)}")
-        for name, mode in (("every", "every"), ("kl_target", "kl_target")):
+        for name, mode in (("every", "every"), ("kl_target", "kl_target"), ("decay", "ema")):
             value = getattr(self, name)
             if (value is not None) != (self.mode == mode):
                 needs = "must be given" if value is None else "cannot matter and must be left unset"
                 raise ValueError(f"reference.{name} {needs} with reference.mode={self.mode}")
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"reference.{name} is {value}; it must be above 0 and finite")
+        if self.decay is not None and not self.decay < 1:
+            raise ValueError(f"reference.decay is {self.decay}; it must be below 1, or the reference never moves")
 
     def is_due(self, state: TrainState) -> bool:
         """Whether the coming rollout gets a new reference; reads scalars from the device."""
         if self.every is not None:
             return int(state.step) // self.every > int(state.reference.refreshed_at) // self.every
         return self.kl_target is not None and float(state.reference.kl_average) > self.kl_target
+
+    def age(self, state: TrainState) -> float:
+        """Optimizer updates since the reference was renewed; the mean age 1 / (1 − decay) of what ema averages."""
+        if self.decay is not None:
+            return 1 / (1 - self.decay)
+        return int(state.step) - int(state.reference.refreshed_at)
+
+
+def moved(reference: Params, policy: Params, decay: float) -> Params:
+    """decay·reference + (1 − decay)·policy, leaf by leaf: the reference of mode `ema` after an update."""
+    return jax.tree.map(lambda r, p: decay * r + (1 - decay) * p.astype(r.dtype), reference, policy)
 
 
 def make_refresh(optimizer: Optimizer, mesh: Mesh, shapes: TrainState) -> Callable[[TrainState], TrainState]:

@@ -1,7 +1,8 @@
 """One optimizer update from a minibatch: gradients of microbatches, added up under the denominator of the minibatch.
 
 The number of microbatches is traced and the gradient is taken inside the loop. So one compilation serves any number,
-and the size of microbatches changes memory and speed but neither loss nor gradient.
+and the size of microbatches changes memory and speed but neither loss nor gradient. Clip m2po and control optimal are
+exceptions, because they estimate something from the responses that a loss is called with.
 """
 
 from typing import Protocol
@@ -18,6 +19,7 @@ from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.training.packing import microbatches
+from rpg_jax.training.reference import moved
 from rpg_jax.types import Params, Reference, TrainBatch, TrainState
 
 KL_AVERAGE_DECAY = 0.9  # of the moving average that the `kl_target` reference schedule watches
@@ -64,6 +66,7 @@ def policy_age(step: jax.Array, batch: TrainBatch) -> metric.Metrics:
 def make_update(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, *,
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
+    reference_decay: float | None = None,
 ) -> Update:  # fmt: skip
     """Builds the jitted `Update`. An update whose loss or gradient is not finite is skipped, and counted in the state.
 
@@ -73,6 +76,7 @@ def make_update(
         (i32[]), of rows packed at `start` (i32[B], see `packing.plan`), or of rows as they are without it.
       clip_norm: largest norm of the gradient; logprob_chunk: columns whose logits are computed at a time.
       denominator: the number that reduction="constant" divides by.
+      reference_decay: that of reference mode `ema`, whose reference follows the policy that samples; None: it stays.
     """
     state_shardings = layout(optimizer, mesh, shapes)
 
@@ -121,11 +125,14 @@ def make_update(
         metrics |= policy_age(state.step, batch)
         average = state.reference.kl_average
         average += (1 - KL_AVERAGE_DECAY) * (metrics["kl_reference_weighted"].value() - average)
+        reference = state.reference.params
+        if reference_decay is not None:
+            reference = moved(reference, optimizer.evaluation_params(opt_state, params), reference_decay)
         taken = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            reference=Reference(state.reference.params, state.reference.refreshed_at, average),
+            reference=Reference(reference, state.reference.refreshed_at, average),
             skipped=state.skipped * jnp.array([1, 0]),
         )
         not_taken = TrainState(state.step, state.params, before, state.reference, state.skipped + 1)
