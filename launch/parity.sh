@@ -13,10 +13,17 @@ wanted="$(sha256sum third_party/transformers/requirements.txt)"
 if [[ "$(cat "$peer/requirements.sha256" 2>/dev/null)" != "$wanted" ]]; then
   echo "parity: installing third_party/transformers/requirements.txt (a few minutes the first time)" >&2
   .venv/bin/python -m venv --clear "$peer"
-  "$peer/bin/python" -m pip install --quiet --disable-pip-version-check -r third_party/transformers/requirements.txt
+  "$peer/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -r third_party/transformers/requirements.txt
   echo "$wanted" >"$peer/requirements.sha256"
 fi
-export JAX_DISABLE_MOST_OPTIMIZATIONS=1 # LLVM's expensive passes: half of the time here is compiling what runs once
-.venv/bin/python third_party/transformers/parity.py --peer_python="$peer/bin/python"
-.venv/bin/python third_party/transformers/gguf_parity.py --peer_python="$peer/bin/python"
-.venv/bin/python third_party/transformers/end_to_end.py --peer_python="$peer/bin/python" --smoke --workdir=runs/end_to_end_smoke
+# As in tests/conftest.py: what is compiled here runs once, and its commands and the tests share compiled programs.
+export JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+export XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 ${XLA_FLAGS:-}"
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
+compare() { .venv/bin/python "third_party/transformers/$1.py" --peer_python="$peer/bin/python" "${@:2}"; }
+# Two at a time: compiling, which most of the time goes to, takes one core.
+compare gguf_parity &
+gguf=$! status=0
+{ compare parity && compare end_to_end --smoke --workdir=runs/end_to_end_smoke; } || status=$?
+wait "$gguf" || status=$?
+exit "$status"

@@ -30,7 +30,8 @@ print(hashlib.sha256(b"".join(open(name, "rb").read() for name in sys.argv[1:]))
   echo "setup: installing $* (a few minutes the first time)" >&2
   for list in "$@"; do lists+=(-r "$rpg_root/$list"); done
   "$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip >&2
-  "$python" -m pip install --quiet --disable-pip-version-check "${lists[@]}" || {
+  # Python compiles what it imports; compiling every file of every package takes longer than installing them.
+  "$python" -m pip install --quiet --disable-pip-version-check --no-compile "${lists[@]}" || {
     echo "error: pip could not install $*; mend what it says above and start again" >&2
     return 1
   }

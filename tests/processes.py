@@ -67,6 +67,11 @@ def start(name, *arguments):
     return fork("-m", f"rpg_jax.{name}", *arguments)
 
 
+def execute(*command, timeout=400, **environment):
+    """What `fork` starts, to its end, as subprocess.run gives it."""
+    return subprocess.CompletedProcess(command, *finish(*fork(*command, **environment), timeout))
+
+
 def run(name, *arguments, timeout=400):
     """`python -m rpg_jax.NAME ARGUMENTS` to its end, as subprocess.run gives it."""
-    return subprocess.CompletedProcess(arguments, *finish(*start(name, *arguments), timeout))
+    return execute("-m", f"rpg_jax.{name}", *arguments, timeout=timeout)

@@ -1,20 +1,18 @@
 """Checkpoints against damage: flipped bits, cut and missing files, kills, full disks. What returns is bit for bit."""
 
 import errno
-import os
 import pathlib
 import resource
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +23,6 @@ from rpg_jax.training.phases import CompilationCounter
 from rpg_jax.types import Reference, TrainState
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8", "bool")
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def make_state(seed):
@@ -352,16 +349,16 @@ def test_killed_in_the_middle_of_saves(tmp_path):
     """kill -9 at some moment of a save, again and again: a saved step always remains, whole, and never an older one."""
     newest = leftovers = 0
     for pause in (0.0, 0.04, 0.1):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        start = int(process.stdout.readline().split()[1])
+        process, (output, errors) = processes.fork("-c", KILLED, tmp_path)
+        # Once the third save has begun, the first is on disk.
+        while (text := pathlib.Path(output.name).read_text()).count("\n") < 4:
+            assert process.is_alive(), pathlib.Path(errors.name).read_text()
+            time.sleep(0.002)
+        start = int(text.split()[1])
         assert start >= newest
-        for _ in range(3):  # once the third save has begun, the first is on disk
-            assert process.stdout.readline()
         time.sleep(pause)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.join()
         newest = start + 1
         leftovers += len(list(tmp_path.glob("*tmp*")))
     assert leftovers  # else no kill hit a save
@@ -449,8 +446,7 @@ with Checkpoints(sys.argv[1]) as checkpoints:
 
 
 def test_saved_on_one_mesh_and_restored_on_others(tmp_path):
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", SHARDED, tmp_path], cwd=ROOT, env=environment, check=True)
+    processes.execute("-c", SHARDED, tmp_path, JAX_NUM_CPU_DEVICES="4").check_returncode()
 
 
 TWO_PROCESSES = """
@@ -496,19 +492,8 @@ def test_processes_agree_on_what_is_damaged(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_PROCESSES, tmp_path, port, str(process)], cwd=ROOT, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for process in (0, 1)
-    ]  # fmt: skip
-    try:
-        (first, first_errors), (second, second_errors) = [process.communicate(timeout=60) for process in both]
-    finally:
-        for process in both:
-            process.kill()
+    both = [processes.fork("-c", TWO_PROCESSES, tmp_path, port, process) for process in (0, 1)]
+    (_, first, first_errors), (_, second, second_errors) = [processes.finish(*member, 60) for member in both]
     assert "agreed" in first and "agreed" in second, first_errors + second_errors
     assert [line.split(" in ")[0] for line in first_errors.splitlines() if "warning: checkpoint" in line] == [
         "warning: checkpoint 3", "warning: checkpoint 2"

@@ -4,28 +4,25 @@ All commands run in one process of their own: absl keeps one set of flags a proc
 """
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import ml_dtypes
 import numpy as np
+import processes
 import pytest
 import safetensors.numpy
 import test_huggingface as checkpoint
 
 from rpg_jax.models import huggingface
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXTRAS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 DRIVER = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from functools import partial
 import jax, numpy as np
 from absl.testing import flagsaver
+from configs import quickstart
 from rpg_jax.run import build, cli, states
 from rpg_jax import convert
 from rpg_jax.storage import workdir
@@ -34,8 +31,6 @@ from rpg_jax.training.update import init_params
 
 def make_run(path):
     '''A run of the quickstart after no step, its two points set apart.'''
-    sys.path.insert(0, "configs")
-    import quickstart
     config = quickstart.get_config("smoke")
     config.data.directory = path + "-data"
     workdir.open_workdir(path, config, False)
@@ -48,8 +43,9 @@ def make_run(path):
     run.scorer.close()
 
 found = []
-make_run(sys.argv[1])
-for arguments in json.load(sys.stdin):
+os.chdir(sys.argv[1])
+make_run(sys.argv[2])
+for arguments in json.loads(sys.argv[3]):
     out, err = io.StringIO(), io.StringIO()
     with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -116,16 +112,7 @@ REFUSED = {
 def found(folder):
     """{case: (exit status, stdout, lines of stderr without progress)}."""
     cases = CASES | {name: arguments for name, (arguments, _) in REFUSED.items()}
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    (folder / "configs").symlink_to(ROOT / "configs")
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, "run"],
-        input=json.dumps(list(cases.values())),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = processes.execute("-c", DRIVER, folder, "run", json.dumps(list(cases.values())))
     assert done.returncode == 0, done.stderr
     return dict(zip(cases, json.loads(done.stdout), strict=True))
 

@@ -3,15 +3,12 @@
 import dataclasses
 import json
 import math
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import processes
 import pytest
 import safetensors.numpy
 import tensorstore
@@ -20,8 +17,6 @@ from hypothesis import strategies as st
 
 from rpg_jax.models import Model, ModelConfig, huggingface, rope
 from rpg_jax.storage import tensor_files, weights
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 YARN = dict(factor=4.0, original_max_position_embeddings=16)
@@ -269,8 +264,7 @@ def test_files_are_cut_at_the_size_asked_for(tmp_path):
 
 
 SHARDED = """
-import sys, jax, numpy as np
-sys.path.insert(0, "tests")
+import sys, jax
 import test_huggingface as t
 from rpg_jax import parallel
 from rpg_jax.storage import weights
@@ -288,8 +282,7 @@ for axes in (dict(data=1, fsdp=2, tensor=2), dict(data=1, fsdp=4), dict(data=4))
 def test_every_device_of_a_mesh_gets_its_shards(tmp_path):
     raw = {**raw_config("qwen3"), "vocab_size": 40, "tie_word_embeddings": False}
     save(tmp_path, raw, random_tensors(raw, ml_dtypes.bfloat16), files=2)
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", SHARDED, tmp_path], cwd=ROOT, env=environment, check=True)
+    processes.execute("-c", SHARDED, tmp_path, JAX_NUM_CPU_DEVICES="4").check_returncode()
 
 
 def flip_a_byte(state, chunk):

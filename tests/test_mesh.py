@@ -2,23 +2,17 @@
 
 import ast
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
+import processes
 import pytest
 
-FOLDER = pathlib.Path(__file__).parent
 DATA_AND_FSDP, WITH_TENSOR = ["(8, 1, 1)", "(1, 8, 1)", "(2, 4, 1)"], ["(1, 2, 4)", "(2, 2, 2)"]
 MESHES = DATA_AND_FSDP + WITH_TENSOR
 
 
 @pytest.fixture(scope="module")
 def measured():
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(FOLDER.parent)}
-    script = [sys.executable, FOLDER / "mesh_equivalence.py"]
-    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=900)
+    done = processes.execute("-m", "mesh_equivalence", timeout=900, JAX_NUM_CPU_DEVICES="8")
     assert done.returncode == 0, done.stderr[-4000:]
     assert "donated buffers were not usable" not in done.stderr
     return json.loads(done.stdout)

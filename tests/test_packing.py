@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import os
-import pathlib
-import subprocess
-import sys
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +20,6 @@ from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import Rollout
 
-ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = ModelConfig(24, 16, 32, 1, 4, 2, 8, qk_norm=True)
 B, T, ROWS = 16, 12, 8
 # Full rows, equal ones, the shortest that can be trained, and two without a trained token.
@@ -163,9 +159,7 @@ def test_a_neighbor_in_the_row_is_not_seen():
 
 @pytest.fixture(scope="module")
 def on_meshes():
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "8"}
-    script = [sys.executable, str(ROOT / "tests" / "packing_on_meshes.py")]
-    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=600)
+    done = processes.execute("-m", "packing_on_meshes", timeout=600, JAX_NUM_CPU_DEVICES="8")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -4,13 +4,11 @@ import html
 import html.parser
 import itertools
 import json
-import pathlib
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree
 
 import numpy as np
+import processes
 import pytest
 import scipy.stats
 from hypothesis import given, settings
@@ -33,7 +31,6 @@ from rpg_jax.lab.reporting.estimates import (
 )
 from rpg_jax.storage.settings import flatten
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXPERIMENTS = [
     published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in paper.experiments()
 ]
@@ -148,9 +145,7 @@ def read(*folders):
 
 
 def command(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "rpg_jax.report", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
-    )
+    done = processes.run("report", *arguments)
     return done.returncode, done.stderr.strip()
 
 

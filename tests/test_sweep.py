@@ -13,6 +13,7 @@ import threading
 import time
 import types
 
+import processes
 import pytest
 
 from rpg_jax.lab.sweeping import command, joblist, machine, results, variants, warm_starts
@@ -431,10 +432,7 @@ def test_one_sweep_from_the_command_line(tmp_path):
     steps = ["--seeds=4", f"--out={out}"]
 
     def run_command(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "rpg_jax.sweep", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
-        )
-        return done.returncode, done.stdout, done.stderr
+        return processes.finish(*processes.start("sweep", *words))
 
     status, text, _ = run_command(f"{file}:smoke", "--dry_run", *steps)
     (line,) = [line for line in text.splitlines() if "rpg_jax.train" in line]

@@ -1,10 +1,9 @@
 """The command: what it says, what it writes, and how it leaves."""
 
 import json
-import subprocess
-import sys
 import textwrap
 
+import processes
 import pytest
 
 from rpg_jax.lab import verification
@@ -66,7 +65,7 @@ def call(tmp_path, call_verify):
 
 def test_everything_built_in_is_what_it_declares(tmp_path):
     path = tmp_path / "out.json"
-    done = subprocess.run([sys.executable, "-m", "rpg_jax.verify", f"--json={path}"], capture_output=True, text=True)
+    done = processes.run("verify", f"--json={path}")
     assert done.returncode == 0, done.stderr
     assert "All are what they declare" in done.stdout
     report = json.loads(path.read_text())

@@ -1,13 +1,9 @@
 """`python -m rpg_jax.evaluate` on checkpoints that are elsewhere, that come while it watches, or that are not whole."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
+import processes
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # One process for all, as compiling takes longest: makes a run of two steps, and says what each command did.
 DRIVER = """
@@ -30,7 +26,7 @@ run_evaluate.POLL_SECONDS = 0.05
 
 def make_run():
     config = quickstart.get_config("smoke")
-    config.data.directory = str(root / "data")
+    config.data.directory, config.model.size = str(root / "data"), "micro"
     workdir.open_workdir(root / "run", config, False, place)
     run = build.build_run(config, log=lambda _: None)
     with Checkpoints(place / "checkpoints") as checkpoints:
@@ -97,9 +93,7 @@ json.dump(found, sys.__stdout__)
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watch")
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, folder], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = processes.execute("-c", DRIVER, folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

@@ -27,7 +27,7 @@ LLAMA3 = dict(
 )
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
 BARE = dict(rope_type="default")
-COMMON = dict(vocab_size=67, hidden_size=48, intermediate_size=80, num_hidden_layers=3, max_position_embeddings=128)
+COMMON = dict(vocab_size=67, hidden_size=48, intermediate_size=80, num_hidden_layers=2, max_position_embeddings=128)
 
 
 def shape(family, heads, kv_heads, rope, tied, theta=1e4, files=1, dtype="float32", **more):
