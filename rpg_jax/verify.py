@@ -4,6 +4,7 @@
     python -m rpg_jax.verify --json=out.json
     python -m rpg_jax.verify --objective=my_file.py:my_objective --divergence=urkl --beta=0.1
     python -m rpg_jax.verify --tradeoff --out=FOLDER
+    python -m rpg_jax.verify --figures --out=FOLDER
 
 Sums over every outcome of small policies (a softmax, and sequences of fixed and of varying length), in float64, with
 the policy equal to the behavior policy or not, and the reference equal to it or not. Two measures: each sample's
@@ -15,17 +16,21 @@ all [B, T] but the scalar denominator, and returns (loss, metrics); further keyw
 What it is held against comes from the flags, or from such settings or attributes of the function: `divergence` (None:
 reward only), `beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it
 claims: "exact per sample", "exact in expectation" or "biased", or a pair of them for on and off policy. Without it
-nothing is claimed. `train` and sweeps take the same FILE.py:NAME as objective.name.
+the verdict says that nothing was declared. `train` and sweeps take the same FILE.py:NAME as objective.name.
 
 With --tradeoff: the exact bias, variance and mean squared error of the gradient from N samples for each clip, epsilon,
 c, beta, level and estimator, or of --objective, at policies a given KL away. Tables here, CSV and figures in --out.
 
-Exit status: 0; 1 if something is not what it declares itself to be; 2 for a mistake in the call.
+With --figures: the paper's Figures 2 and 3, the loss of one sample against its importance ratio under the dual clip and
+under RPG-Style Clip, computed from the losses of `rpg_jax.objectives` and their gradients.
+
+Exit status: 0; 1 if something is not what it declares itself to be, if a divergence is not what its generator says, or
+if a function breaks the contract; 2 for a mistake in the call.
 """
 
 from absl import flags
 
-from rpg_jax.lab import verification
+from rpg_jax.lab import clip_figures, verification
 from rpg_jax.lab.tradeoff import command as tradeoff
 from rpg_jax.run import cli
 
@@ -38,7 +43,8 @@ flags.DEFINE_string("json", None, "file to write every measurement to")
 flags.DEFINE_bool(
     "tradeoff", False, "bias, variance and mean squared error of the gradient instead: tables, CSV and figures"
 )
-flags.DEFINE_string("out", "runs/tradeoff", "with --tradeoff: folder of its CSV files and figures")
+flags.DEFINE_bool("figures", False, "the paper's Figures 2 and 3 instead: the loss against the importance ratio")
+flags.DEFINE_string("out", "runs/tradeoff", "with --tradeoff or --figures: folder of CSV files and figures")
 for name, text in tradeoff.WHOLE.items():
     flags.DEFINE_integer(name, tradeoff.default(name), f"with --tradeoff: {text}")
 for name, text in tradeoff.LISTS.items():
@@ -46,7 +52,9 @@ for name, text in tradeoff.LISTS.items():
 
 
 def main(options):
-    return tradeoff.main(options) if tradeoff.asked(options) else verification.main(options)
+    if tradeoff.asked(options):
+        return tradeoff.main(options)
+    return clip_figures.main(options) if options.figures else verification.main(options)
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def sample_gradients(
     is taken: for losses that estimate something from the other responses of the batch.
     """
     if companion:
-        problems = _problems(count, seed, mixture)
         with_companion = jax.vmap(_companion_gradient, in_axes=(None, None, 0))
-        return {space: with_companion(objective, space, problem) for space, problem in problems.items()}
+        spaces = _problems(count, seed, mixture).items()
+        return {space: with_companion(objective, space, problem) for space, problem in spaces}
 
     def loss(*row):
         logp, behavior, reference, advantage, mask = (x[None] for x in row)

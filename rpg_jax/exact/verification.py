@@ -66,8 +66,9 @@ class Finding(NamedTuple):
 
 def find(case: Case) -> Finding:
     """Examines every member of a case; in float64."""
-    more = dict(mixture=case.mixture, companion=case.companion)
-    return Finding(case, [examine(loss, target, PROBLEMS, **more) for loss, target in case.members])
+    mixture, companion = case.mixture, case.companion
+    gaps = [examine(loss, target, PROBLEMS, mixture=mixture, companion=companion) for loss, target in case.members]
+    return Finding(case, gaps)
 
 
 def built_in_cases() -> list[Case]:
@@ -120,10 +121,12 @@ def _controlled_cases() -> list[Case]:
                 "rpg", divergence="rkl", control=control, level=level, beta=BETA, reduction="constant"
             )
             cases.append(_case(f"rpg, control {control}", loss)._replace(companion=control == "optimal"))
-    for divergence, control in (("rkl", None), ("urkl", None), ("urkl", 0.5)):
-        settings = dict(divergence=divergence, control=control, kl="to_go", beta=BETA, reduction="constant")
-        name = "rpg, KL to go" + ("" if control is None else f", control {control}")
-        cases.append(_case(name, objectives.make("rpg", **settings)))
+    to_go: dict[str, dict[str, Any]] = {
+        "rpg, KL to go": dict(divergence="rkl"),
+        "rpg, KL to go, control 0.5": dict(divergence="urkl", control=0.5),
+    }
+    for name, settings in to_go.items():
+        cases.append(_case(name, objectives.make("rpg", kl="to_go", beta=BETA, reduction="constant", **settings)))
     token = Target("token", "urkl", BETA)
     loss = objectives.make("rpg", divergence="urkl", kl="to_go", beta=BETA, reduction="constant")
     cases.append(_case("rpg, KL to go", loss)._replace(level="token", members=((loss, token),), declares=NEVER))

@@ -180,9 +180,10 @@ class TrustRegion(NamedTuple):
 
 
 BOUNDS = ("clip_low", "clip_high", "clip_c", "clip_m2")
+UNCLIPPED = Clip(none, estimators=("reinforce", "differentiable"))
 _PAPER = dict(clip_low=0.2, clip_high=0.28)  # section 5 of the paper
 CLIPS: dict[str, Clip | TrustRegion] = {
-    "none": Clip(none, estimators=("reinforce", "differentiable")),
+    "none": UNCLIPPED,
     "rpg": Clip(rpg, dict(**_PAPER, clip_c=3.0), ("reinforce",)),
     "truncate": Clip(truncate, _PAPER, ("reinforce",), truncates=True),
     "dual": Clip(ppo, dict(**_PAPER, clip_c=3.0), ("differentiable",)),

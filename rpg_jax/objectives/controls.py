@@ -31,7 +31,7 @@ def controlled_advantage(
     if kl == "to_go":
         later = jax.lax.cumsum(log_u, axis=1, reverse=True) - log_u
         advantage = advantage - beta * later
-    if c == OPTIMAL:
+    if isinstance(c, str):
         return advantage - optimal_baseline(tokens, units, advantage - beta * log_u, beta * own)
     return advantage - beta * c
 

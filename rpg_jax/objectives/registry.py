@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rpg_jax.objectives import baselines, controls, divergences, own, surrogates
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.batch import UNITS, as_mean_tokens
-from rpg_jax.objectives.clips import BOUNDS, CLIPS, Clip, TrustRegion
+from rpg_jax.objectives.clips import BOUNDS, CLIPS, UNCLIPPED, Clip, TrustRegion
 from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES
 from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Claim, Objective, SurrogateObjective
 from rpg_jax.objectives.reductions import BY_LEVEL, REDUCTIONS
@@ -217,7 +217,7 @@ def _rpg(name: str, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> Su
     if isinstance(clip, TrustRegion):
         region = functools.partial(surrogates.dead_units, region=clip, divergence=target, beta=beta)
     reduction = _reduction(settings, level)
-    bounded = CLIPS["none"] if isinstance(clip, TrustRegion) else clip
+    bounded = UNCLIPPED if isinstance(clip, TrustRegion) else clip
     return SurrogateObjective(
         name=name,
         settings={**settings, "alpha": alpha, "estimator": estimator, "reduction": reduction},

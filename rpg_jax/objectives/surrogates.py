@@ -17,11 +17,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from rpg_jax.objectives.batch import Batch
-from rpg_jax.objectives.clips import CLIPS, Clip, Clipped, TrustRegion, stop
+from rpg_jax.objectives.clips import UNCLIPPED, Clip, Clipped, TrustRegion, stop
 from rpg_jax.objectives.divergences import Divergence, kappa_over_u, weighted_kappa
 
 Losses = tuple[Array, Clipped]
-UNCLIPPED = CLIPS["none"]
 
 
 def log_ratios(

@@ -50,7 +50,10 @@ def default(name: str) -> int | str:
 
 def asked(options: SimpleNamespace) -> bool:
     """Whether --tradeoff was given; `cli.Mistake` for a flag of its own without it."""
-    given = [name for name in (*WHOLE, *LISTS, "out") if name in options.given]
+    if options.figures and options.tradeoff:
+        raise cli.Mistake("--figures and --tradeoff exclude each other; give one")
+    own = (*WHOLE, *LISTS) if options.figures else (*WHOLE, *LISTS, "out")
+    given = [name for name in own if name in options.given]
     if given and not options.tradeoff:
         raise cli.Mistake(f"--{given[0]} goes with --tradeoff")
     return options.tradeoff
