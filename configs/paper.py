@@ -8,7 +8,14 @@ MODEL      qwen3-4b, qwen2.5-7b: in checkpoints/Qwen3-4B and checkpoints/Qwen2.5
 OBJECTIVE  grpo, dapo, reinforce++, reinforce++-baseline, rpg-{fkl,rkl,ufkl,urkl}, rpg-reinforce-{fkl,rkl,ufkl,urkl}
 CONTEXT    2k, 4k, 8k: most tokens of a response
 OPTION     adamw (default), schedule-free; clip-0.1, clip-0.2 (default of grpo), clip-0.2-0.28 (default of the others);
-           iterative reference (default), fixed (default of grpo); minerva-olympiad: evaluates on those two as well
+           iterative reference (default), fixed (default of grpo); minerva-olympiad: evaluates on those two as well;
+           as-released: dapo and rpg as the authors' public code runs them, in place of what the paper prints
+
+As released: the public code never calls its implementation of Algorithm 2. Its actor runs PPO's dual clip, and the
+scripts of RPG-REINFORCE switch the KL loss off and give the KL in the reward a coefficient of zero. So as released,
+rpg-reinforce-fkl, -rkl, -ufkl and -urkl are one algorithm: DAPO without division by the deviation, at a learning rate
+of 5e-7. These scripts are for 7B models; those of the 4B runs are not public, and what ran there cannot be told here.
+docs/paper.md lists the differences; third_party/rpg/parity.py holds our objectives against the authors' functions.
 
 Hardware: 8 GPUs of 80 GB, as in the paper; qwen3-4b at 8k: 16 of them, or --config.rollout.oversample=1.0. TPUs:
 docs/memory.md. Expect the mean@32 that `python -m configs.paper` prints; for qwen3-4b,rpg-reinforce-urkl,8k a best of
@@ -16,14 +23,15 @@ docs/memory.md. Expect the mean@32 that `python -m configs.paper` prints; for qw
 
 Where the sources differ or are silent:
 * GRPO clips at (0.2, 0.2) in the paper's section 5 and the released scripts, as here, at (0.1, 0.1) in its Appendix H.
-* Learning rates are Appendix H's 1e-6, and 5e-7 for schedule-free on the 7B; the released 7B scripts run
-  RPG-REINFORCE at 5e-7 with either optimizer.
+* Learning rates are Appendix H's 1e-6. The released 7B scripts run RPG-REINFORCE at 5e-7 with either optimizer, and
+  all else at 1e-6 with either. Here RPG-REINFORCE takes 5e-7 as released, and on the 7B with schedule-free, which only
+  the scripts describe.
 * verl's scheduler steps once a rollout: its 10 warm-up steps are 160 updates.
 * c = 10 and at most 20 generation batches are the scripts'. Their overlong buffer at 2K is a quarter of the response;
   that share is taken at every context. GRPO has neither this buffer nor dynamic sampling. verl bounds negative
   advantages by c in every loss; GRPO, DAPO and REINFORCE++ are without it here, as published.
-* REINFORCE++ has its KL in the reward here, which is zero with an iterative reference; the scripts add its k1 to the
-  loss, whose expected gradient is zero on policy.
+* REINFORCE++ has its KL in the reward here, which is zero with an iterative reference, and REINFORCE++-Baseline has k2
+  in its loss. The scripts of both add k1 to the loss, whose expected gradient is zero on policy.
 * Tables 5 and 7 are the same runs on other benchmarks.
 """
 
@@ -69,7 +77,11 @@ OPTIONS = {
     "clip": tuple(CLIPS),
     "reference": ("iterative", "fixed"),
     "benchmarks": ("minerva-olympiad",),
+    "source": ("as-released",),
 }
+# The actor of the released code: PPO's dual clip at c = 10 on the reward, and the KL, where there is one, beside it.
+RELEASED = dict(name="rpg", clip="dual_reward", clip_c=10.0, estimator="differentiable")
+RELEASED_ADVANTAGES = {"dapo": "group_mean_std"}  # RPG's is the group mean, without a deviation
 
 
 class Variant(NamedTuple):
@@ -82,6 +94,12 @@ class Variant(NamedTuple):
     clip: str
     reference: str
     benchmarks: str | None
+    source: str | None
+
+    @property
+    def has_kl(self) -> bool:
+        """Whether its objective has a KL term: as released, RPG-REINFORCE has none."""
+        return self.objective != "dapo" and not (self.source and self.objective.startswith("rpg-reinforce"))
 
     @property
     def heldout(self) -> dict:
@@ -141,11 +159,18 @@ def parse(variant: str) -> Variant:
         given[kind] = word
     model, objective, context = words[: len(PARTS)]
     grpo = objective == "grpo"
-    if objective == "dapo" and "reference" in given:
-        raise ValueError(f"{given['reference']!r} of configs/paper.py:{variant} cannot matter: dapo has no KL; drop it")
-    own = dict(optimizer="adamw", clip="clip-0.2" if grpo else "clip-0.2-0.28", benchmarks=None)
+    own = dict(optimizer="adamw", clip="clip-0.2" if grpo else "clip-0.2-0.28", benchmarks=None, source=None)
     own["reference"] = "fixed" if grpo else "iterative"
-    return Variant(model, objective, context, **(own | given))
+    run = Variant(model, objective, context, **(own | given))
+    if run.source and objective not in ("dapo", *(name for name in OBJECTIVES if name.startswith("rpg-"))):
+        raise ValueError(
+            f"'as-released' of configs/paper.py:{variant} is for dapo and rpg objectives: of {objective} the scripts "
+            "differ by what docs/paper.md says and no setting here expresses; drop it"
+        )
+    if "reference" in given and not run.has_kl:
+        reason = f"{objective} has no KL" + (" as released" if run.source else "")
+        raise ValueError(f"{run.reference!r} of configs/paper.py:{variant} cannot matter: {reason}; drop it")
+    return run
 
 
 def scores() -> list[Score]:
@@ -183,14 +208,20 @@ def get_config(variant=""):
     if run.objective != "grpo":
         rollout |= dict(dynamic_sampling=True, oversample=3.0, max_batches=20, overlong_buffer=response // 4)
     clip_low, clip_high = CLIPS[run.clip]
-    half_rate = (run.model, run.optimizer) == ("qwen2.5-7b", "schedule-free")
+    reinforce = run.objective.startswith("rpg-reinforce")
+    half_rate = reinforce and (run.source or (run.model, run.optimizer) == ("qwen2.5-7b", "schedule-free"))
+    objective = OBJECTIVES[run.objective]
+    if run.source:
+        objective = RELEASED | dict(beta=objective["beta"] if run.has_kl else 0.0)
+        objective |= dict(divergence=OBJECTIVES[run.objective]["divergence"]) if run.has_kl else {}
+        objective |= dict(advantage=RELEASED_ADVANTAGES.get(run.objective, "group_mean"))
     return base.get_config(
         base.prepared_sets(train="data/dapo-math-17k", heldout=tuple(run.heldout.values()), overlong="drop"),
         steps=400,
         model=dict(checkpoint=f"checkpoints/{MODELS[run.model]}"),
         rollout=rollout,
         reward=REWARD_LIMITS,
-        objective=dict(OBJECTIVES[run.objective], clip_low=clip_low, clip_high=clip_high),
+        objective=dict(objective, clip_low=clip_low, clip_high=clip_high),
         reference=dict(mode=run.reference),
         # Log-probs alone need little memory, and every pass gathers all weights: more rows at a time than in updates.
         learner=dict(minibatch_prompts=32, microbatch_rows=16, scoring_rows=64, logprob_chunk=1024, pack=True),

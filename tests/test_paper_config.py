@@ -60,6 +60,30 @@ def test_every_variant_builds_with_the_published_hyperparameters(monkeypatch):
             assert settings["advantage"] == advantage.get(objective, "group_mean_std")
 
 
+@pytest.mark.parametrize("model", paper.MODELS)
+def test_as_released_rpg_reinforce_is_one_algorithm_without_a_kl(monkeypatch, model):
+    """DAPO's actor without division by the deviation, for every divergence, at half the learning rate."""
+    configs = [
+        paper.get_config(f"{model},rpg-reinforce-{name},4k,as-released") for name in ("fkl", "rkl", "ufkl", "urkl")
+    ]
+    assert len({config.to_json() for config in configs}) == 1 and configs[0].optimizer.learning_rate == 5e-7
+    run = run_of(configs[0], monkeypatch)
+    assert (run.objective.beta, run.objective.divergence, run.objective.advantage) == (0.0, None, "group_mean")
+    settings = run.objective.settings
+    bounds = (settings["clip_low"], settings["clip_high"], settings["clip_c"])
+    assert bounds == (0.2, 0.28, 10.0) and settings["estimator"] == "differentiable"
+    dapo = run_of(paper.get_config(f"{model},dapo,4k,as-released"), monkeypatch).objective
+    different = {key for key, value in settings.items() if dapo.settings[key] != value}
+    assert different == {"advantage"} and dapo.advantage == "group_mean_std"
+    for name in ("fkl", "rkl", "ufkl", "urkl"):
+        config = paper.get_config(f"{model},rpg-{name},4k,as-released,schedule-free")
+        objective = run_of(config, monkeypatch).objective
+        assert (objective.divergence, objective.beta, config.optimizer.learning_rate) == (name, 1e-4, 1e-6)
+        assert objective.settings["clip"] == "dual_reward" and objective.advantage == "group_mean"
+    for name in ("grpo", "dapo", "reinforce++-baseline", "rpg-urkl"):  # 5e-7 is RPG-REINFORCE's alone
+        assert paper.get_config(f"{model},{name},4k,schedule-free").optimizer.learning_rate == 1e-6
+
+
 @pytest.mark.parametrize("model, learning_rate", [("qwen3-4b", 1e-6), ("qwen2.5-7b", 5e-7)])
 def test_options(monkeypatch, model, learning_rate):
     config = paper.get_config(f"{model},rpg-reinforce-urkl,4k,schedule-free,clip-0.1,fixed,minerva-olympiad")
@@ -103,6 +127,9 @@ def test_every_published_score_belongs_to_a_variant_and_back():
         ("qwen3-4b,dapo,8k,schedulefree", ["option", "nearest is 'schedule-free'"]),
         ("qwen3-4b,dapo,8k,adamw,schedule-free", ["'adamw' and 'schedule-free'", "exclude"]),
         ("qwen3-4b,dapo,8k,fixed", ["dapo has no KL"]),
+        ("qwen3-4b,rpg-reinforce-urkl,8k,as-released,fixed", ["rpg-reinforce-urkl has no KL as released"]),
+        ("qwen3-4b,reinforce++,8k,as-released", ["'as-released'", "docs/paper.md"]),
+        ("qwen3-4b,dapo,8k,as-relesed", ["nearest is 'as-released'"]),
     ],
 )
 def test_wrong_variants_name_what_is_right(variant, words):

@@ -30,6 +30,7 @@ def run(script, *arguments):
 
 def test_every_peer_has_a_script_and_requirements():
     assert SCRIPTS == [
+        "third_party/rpg/parity.py",
         "third_party/schedulefree/parity.py",
         "third_party/transformers/benchmark.py",
         "third_party/transformers/gpu_benchmark.py",
@@ -88,6 +89,14 @@ def test_our_side_of_the_gpu_benchmark_runs_in_small():
     found = json.loads(done.stdout)
     assert found.keys() == {"device", "bandwidth", "matrix", "few", "new", "update"}, done.stderr
     assert all(value > 0 for value in found.values() if isinstance(value, float))
+
+
+def test_a_checkout_that_is_not_there_is_one_clear_line(tmp_path):
+    peer = tmp_path / "python"  # says that it has torch
+    peer.write_text("#!/bin/sh\nexit 0\n")
+    peer.chmod(0o755)
+    done = run("third_party/rpg/parity.py", f"--peer_python={peer}", f"--repo={tmp_path}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "core_algos.py; name the folder of" in done.stderr
 
 
 def test_unknown_cases_are_named():
