@@ -20,6 +20,7 @@ fi
 export JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 ${XLA_FLAGS:-}"
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
+export OMP_NUM_THREADS=1 # of torch, whose threads wait by spinning: on models this small, four times the work
 compare() { .venv/bin/python "third_party/transformers/$1.py" --peer_python="$peer/bin/python" "${@:2}"; }
 # Two at a time: compiling, which most of the time goes to, takes one core.
 compare gguf_parity &
