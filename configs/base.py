@@ -90,6 +90,9 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             slots=required(int),  # [responses] decoded at a time
             page_size=128,  # [tokens] of a page of the KV cache, a power of two up to 128
             cache_pages=optional(int),  # [pages] of the KV cache, over all devices; unset: what slots can need at most
+            # Either makes the sampler another policy than the trainer's: set behavior.source=sampler.
+            cache_dtype=optional(str),  # [name] of keys and values: int8 or float8_e4m3fn; unset: model.dtype
+            weights_dtype=optional(str),  # [name] of the sampler's matrices: int8 or float8_e4m3fn; unset: model.dtype
             temperature=1.0,  # [logits divided by it] of the behavior policy
             top_k=0,  # [tokens] must stay 0, off: a filter takes away the support of the importance ratio
             top_p=1.0,  # [probability] must stay 1, off, for the same reason

@@ -8,12 +8,14 @@ import pytest
 
 from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
-from rpg_jax.models import Model, ModelConfig, unstack_layers
+from rpg_jax.models import Model, ModelConfig, quantize_params, token_logprobs, unstack_layers
 from rpg_jax.rewards import Scorer, Scores, scale_named, voted_answer
+from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training.evaluation import Answered, examples, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
+from rpg_jax.types import Prompts
 
 MODEL = Model(ModelConfig(32, 16, 32, 1, 2, 1, 8, max_length=64))
 PROBLEMS = [Problem(i, "task", f"prompt {i}", "", str(i)) for i in range(12)]
@@ -120,8 +122,32 @@ def test_preemption_is_noticed_inside_a_rollout(setup):
         collector(setup, settings(), should_stop=lambda: True)(ProblemStream(PROBLEMS, 0))
 
 
+def test_quantized_rollouts_record_the_log_probs_of_the_policy_that_drew(setup):
+    mesh, params = setup
+    eight_bits = settings(dynamic_sampling=False, oversample=1.0, weights_dtype="int8", cache_dtype="float8_e4m3fn")
+    rollout = collector(setup, eight_bits)(ProblemStream(PROBLEMS, 3)).rollout
+    prompts = rollout.tokens[::2, :12], ~rollout.response_mask[::2, :12] & (rollout.tokens[::2, :12] > 0)
+    drawn = generate(
+        MODEL, quantize_params(params, "int8"), Prompts(*prompts, rollout.problem[::2]), step=0, samples=2, max_new=6,
+        key=jax.random.key(7, impl="threefry2x32"), sampling=Sampling.make(stop_ids=(2,)), slots=8,
+        cache_dtype="float8_e4m3fn",
+    )  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, rollout, drawn)
+    tokens, mask = rollout.tokens, rollout.response_mask
+    assert np.abs(rollout.sampler_logp - token_logprobs(MODEL, params, tokens, mask))[np.asarray(mask)].max() > 1e-3
+
+
 @pytest.mark.parametrize(
-    "change", [dict(samples=1), dict(oversample=0.5), dict(temperature=0.0), dict(overlong_buffer=6), dict(prompts=0)]
+    "change",
+    [
+        dict(samples=1),
+        dict(oversample=0.5),
+        dict(temperature=0.0),
+        dict(overlong_buffer=6),
+        dict(prompts=0),
+        dict(cache_dtype="int4"),
+        dict(weights_dtype="bfloat16"),
+    ],
 )
 def test_settings_that_make_no_sense(change):
     with pytest.raises(ValueError, match=f"rollout.{next(iter(change))}|rollout.dynamic_sampling"):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rpg_jax.models import rope
 from rpg_jax.models.attention import SAVED, causal_attention
 from rpg_jax.models.config import ModelConfig
+from rpg_jax.models.quantization import dequantized, table_rows
 
 _kernel = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
@@ -152,7 +153,7 @@ class Model:
 
     def embed(self, params: dict, tokens: jax.Array) -> jax.Array:
         """[B, T] token ids to [B, T, hidden] in the compute dtype."""
-        x = jnp.take(params["embed"]["embedding"], tokens, axis=0).astype(self.dtype)
+        x = table_rows(params["embed"]["embedding"], tokens).astype(self.dtype)
         return self.constrain(self.constrain(x, "lookup"), "residual")
 
     def normalize(self, params: dict, x: jax.Array) -> jax.Array:
@@ -190,7 +191,7 @@ class Model:
         """One pass for sampling, unrolled over the layers of an unstacked tree.
 
         Args:
-          params: the tree of `unstack_layers`.
+          params: the tree of `unstack_layers`, its matrices `Quantized` or not.
           tokens, positions: i32[B, T].
           attend: (layer index, q, k, v) -> (out, kept); reads and writes the KV cache.
 
@@ -199,6 +200,7 @@ class Model:
         """
         x, kept = self.embed(params, tokens), []
         for index, layer_params in enumerate(params["layers"]):
+            layer_params = dequantized(layer_params, self.dtype)
             x, keep = self.block.apply({"params": layer_params}, x, positions, partial(attend, index))
             kept.append(keep)
         return self.normalize(params, x), kept
@@ -207,9 +209,9 @@ class Model:
         """Vocabulary projection: [..., hidden] -> [..., vocab], at least float32."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
         if self.config.tied_embeddings:
-            table = params["embed"]["embedding"].astype(self.dtype)
+            table = dequantized(params["embed"], self.dtype)["embedding"].astype(self.dtype)
             return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=wide)
-        kernel = params["head"]["kernel"].astype(self.dtype)
+        kernel = dequantized(params["head"], self.dtype)["kernel"].astype(self.dtype)
         return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=wide)
 
 

@@ -23,13 +23,15 @@ TRAINING: Table = (
     (r"kv_heads", PartitionSpec("tensor")),  # no parameter: a head is never split (`check_model`)
 )
 
-# Sampling: layers are unstacked (`layers/3/q/kernel`), and weights are split over tensor only.
+# Sampling: layers are unstacked (`layers/3/q/kernel`), and weights are split over tensor only. A quantized matrix has
+# two leaves, values and the scales of its channels.
 SAMPLING: Table = (
-    (r"embed/embedding", PartitionSpec("tensor", None)),
-    (r"head/kernel", PartitionSpec(None, "tensor")),
-    (r"layers/\d+/(q|k|v|gate|up)/kernel", PartitionSpec(None, "tensor")),
-    (r"layers/\d+/(q|k|v)/bias", PartitionSpec("tensor")),
-    (r"layers/\d+/(o|down)/kernel", PartitionSpec("tensor", None)),
+    (r"embed/embedding(/values)?", PartitionSpec("tensor", None)),
+    (r"head/kernel(/values)?", PartitionSpec(None, "tensor")),
+    (r"(embed/embedding|head/kernel)/scales", PartitionSpec("tensor")),
+    (r"layers/\d+/(q|k|v|gate|up)/kernel(/values)?", PartitionSpec(None, "tensor")),
+    (r"layers/\d+/(q|k|v|gate|up)/(bias|kernel/scales)", PartitionSpec("tensor")),
+    (r"layers/\d+/(o|down)/kernel(/values)?", PartitionSpec("tensor", None)),
 )
 
 # Activations: batches stay split by rows; heads and MLP, between two projections, are also split over tensor.

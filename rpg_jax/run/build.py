@@ -98,7 +98,8 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
 def check_pages(model: Model, mesh: Mesh, rollout: RolloutSettings) -> None:
     """Raises ValueError for a KV cache that the sampler refuses."""
     try:
-        check_cache(model, mesh, max_prompt=rollout.max_prompt, max_new=rollout.max_new, **rollout.decoding)
+        sizes = dict(max_prompt=rollout.max_prompt, max_new=rollout.max_new, cache_dtype=rollout.cache_dtype)
+        check_cache(model, mesh, **sizes, **rollout.decoding)
     except ValueError as error:
         raise ValueError(f"rollout.{error}") from error
 

@@ -7,6 +7,7 @@ come to slots and pages to requests is in `batching`.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,7 @@ class Sampler:
 
     model: Model
     kernel: Kernel
+    cache_dtype: Any  # of keys and values
     page_size: int  # tokens of a page
     chunk: int  # tokens of a prompt that are prefilled at a time
     prefill_rows: int  # prompts prefilled at a time
@@ -127,7 +129,7 @@ def start(
     zeros, none = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
     return DecodeState(
         pools=[
-            sampler.kernel.empty(config, sampler.model.dtype, cache_pages, sampler.page_size)
+            sampler.kernel.empty(config, sampler.cache_dtype, cache_pages, sampler.page_size)
             for _ in range(config.layers)
         ],
         free=pages.all_free(cache_pages),

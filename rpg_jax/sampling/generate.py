@@ -40,6 +40,7 @@ def generate(
     prefill_rows: int | None = None,
     page_size: int = PAGE_SIZE,
     cache_pages: int | None = None,
+    cache_dtype: str | None = None,
     should_stop: Callable[[], bool] | None = None,
     resume: Rollout | None = None,
     until: int | None = None,
@@ -51,7 +52,8 @@ def generate(
     the order of prompts or their layout on a mesh. Each data shard works through its own prompts in its own slots.
 
     Args:
-      params: the model's tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype.
+      params: the model's tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype; its matrices
+        may be in 8 bits (`models.quantize_params`).
       prompts: P rows, split along `parallel.ROWS` of the mesh to work on, or on one device.
       key: threefry2x32 key of the run.
       step: i32[], so that every step draws anew; or i32[P] on the host, the step of each prompt's noise.
@@ -66,6 +68,8 @@ def generate(
       page_size: tokens of a page of the KV cache, a power of two up to 128.
       cache_pages: pages of the KV cache, over all shards; None is what the slots can need at most. With fewer,
         responses wait for pages, and the youngest are drawn again where none is left.
+      cache_dtype: of keys and values, "int8" or "float8_e4m3fn"; None is the model's. Another type makes the sampler
+        another policy.
       should_stop: called after each segment; once it is true, complete responses are returned and all others are empty.
       resume: what an earlier call returned for the same prompts, or rows without tokens. Its complete responses stay,
         and the others go on with the noise of their next tokens; their keys and values are computed anew, under params.
@@ -108,7 +112,8 @@ def generate(
     temperature_model = jnp.asarray(temperature_model, jnp.float32)
 
     shards = parallel.row_shards(mesh)
-    sampler = make_sampler(model, mesh, columns, max_new, page_size, prefill_rows and -(-prefill_rows // shards))
+    prefill_rows = prefill_rows and -(-prefill_rows // shards)
+    sampler = make_sampler(model, mesh, columns, max_new, page_size, prefill_rows, cache_dtype)
     slots = shard_slots(slots, count * samples, shards)
     pool = pool_pages(sampler, columns, max_new, slots, cache_pages, shards)
     step = np.asarray(step, np.int32)
@@ -125,14 +130,15 @@ def generate(
 
 
 def make_sampler(
-    model: Model, mesh: Mesh, columns: int, max_new: int, page_size: int, prefill_rows: int | None
-) -> decode.Sampler:
-    """The `Sampler` of a data shard; raises ValueError for a page size that the kernel does not take."""
-    capacity = columns + max_new
-    kernel = paged_attention.choose(mesh, model.config, page_size)
+    model: Model, mesh: Mesh, columns: int, max_new: int, page_size: int, prefill_rows: int | None = None,
+    cache_dtype: str | None = None,
+) -> decode.Sampler:  # fmt: skip
+    """The `Sampler` of a data shard; raises ValueError for pages or a cache_dtype that the kernel does not take."""
+    page = min(page_size, paged_attention.block_of(columns + max_new))
+    kernel = paged_attention.choose(mesh, model.config, page_size, cache_dtype)
     chunk = min(max(columns - 1, 1), paged_attention.BLOCK)  # the last token of a prompt is not prefilled
     rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
-    return decode.Sampler(model, kernel, min(page_size, paged_attention.block_of(capacity)), chunk, rows)
+    return decode.Sampler(model, kernel, jnp.dtype(cache_dtype or model.dtype), page, chunk, rows)
 
 
 def shard_slots(slots: int, requests: int, shards: int) -> int:
@@ -141,11 +147,12 @@ def shard_slots(slots: int, requests: int, shards: int) -> int:
 
 
 def check_cache(
-    model: Model, mesh: Mesh, *, max_prompt: int, max_new: int, slots: int, page_size: int, cache_pages: int | None
-) -> None:
-    """Raises ValueError, as `generate` does, for a page size or a number of pages that cannot be."""
+    model: Model, mesh: Mesh, *, max_prompt: int, max_new: int, slots: int, page_size: int, cache_pages: int | None,
+    cache_dtype: str | None = None,
+) -> None:  # fmt: skip
+    """Raises ValueError, as `generate` does, for a page size, a number of pages or a cache_dtype that cannot be."""
     shards = parallel.row_shards(mesh)
-    sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, None)
+    sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, cache_dtype=cache_dtype)
     pool_pages(sampler, max_prompt, max_new, shard_slots(slots, slots, shards), cache_pages, shards)
 
 

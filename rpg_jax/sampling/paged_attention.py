@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from rpg_jax.models import ModelConfig
+from rpg_jax.models.quantization import LARGEST, Quantized, check_dtype, dequantize, quantize
 from rpg_jax.parallel import ROW_AXES
 
 Pool = tuple[jax.Array, ...]  # one layer's arrays
@@ -21,6 +22,7 @@ Pool = tuple[jax.Array, ...]  # one layer's arrays
 BLOCK = 128  # tokens that `running_softmax` reads in a turn, whatever the page size: so results do not depend on it
 TILE, FEW = 32, 8  # rows that it works on together while most of them need another turn, and when few still do
 KERNEL_TOKENS, KERNEL_QUERIES = 1024, 32  # tokens and queries of a block of the TPU kernel
+FLOAT8_CAPABILITY = 8.9  # of GPUs that have float8
 KERNEL_VMEM = 32 << 20  # bytes for its blocks: 32 query heads with 8 KV heads need more than the default, 16 MiB
 
 
@@ -41,12 +43,14 @@ class Kernel(NamedTuple):
         return PartitionSpec(*(axis if axis == ROW_AXES else None for axis in self.spec))
 
 
-def choose(mesh: Mesh, config: ModelConfig, page_size: int) -> Kernel:
+def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | None = None) -> Kernel:
     """The kernel for a mesh's platform and a model's heads: `ragged` on TPU, `paged_gpu` on GPU, else `blocks`.
 
-    Raises ValueError for a page size, in tokens, that the kernel does not take.
+    Raises ValueError for a page size, in tokens, or a type of keys and values that the kernel does not take.
     """
-    platform = mesh.devices.flat[0].platform
+    check_dtype("cache_dtype", cache_dtype)
+    device = mesh.devices.flat[0]
+    platform = device.platform
     if page_size < 1 or page_size & (page_size - 1) or page_size > BLOCK:
         raise ValueError(f"page_size is {page_size}; it must be a power of two and at most {BLOCK}")
     kernel = BLOCKS
@@ -56,6 +60,13 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int) -> Kernel:
         kernel = PAGED_GPU
     if kernel is not BLOCKS and page_size < 16:
         raise ValueError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
+    if kernel is RAGGED and cache_dtype == "int8":
+        raise ValueError("cache_dtype is int8; the TPU kernel has no scale for each token, so use float8_e4m3fn")
+    if platform == "gpu" and cache_dtype == "float8_e4m3fn" and float(device.compute_capability) < FLOAT8_CAPABILITY:
+        raise ValueError(
+            f"cache_dtype is float8_e4m3fn; this GPU's compute capability is {device.compute_capability}, and it takes "
+            f"{FLOAT8_CAPABILITY}: use int8"
+        )
     return kernel
 
 
@@ -188,24 +199,45 @@ def _page_axis(axis):
     return copy
 
 
+def _empty_scales(dtype, shape):
+    """Zeros for the scales of a pool's keys and values in 8 bits; nothing for other types."""
+    return (jnp.zeros(shape, jnp.float32),) * 2 if jnp.dtype(dtype).name in LARGEST else ()
+
+
+def _numbers_and_scales(k, v, pool):
+    """k and v [N, kv_heads, head_dim] as the pool keeps them: with a scale f32[N, kv_heads] each if in 8 bits."""
+    if len(pool) == 2:
+        return k, v
+    k, v = (quantize(x, pool[0].dtype, -1) for x in (k, v))
+    return k.values, v.values, k.scales, v.scales
+
+
 # blocks: k [pages, kv_heads, head_dim, page_size], v [pages, kv_heads, page_size, head_dim]. Both products of attention
-# read it as it lies.
+# read it as it lies. In 8 bits, two arrays more: scales [pages, kv_heads, page_size] of keys, and of values.
 
 
 def _blocks_empty(config, dtype, pages, page_size):
     shape = pages, config.kv_heads
-    return jnp.zeros((*shape, config.head_dim, page_size), dtype), jnp.zeros(
-        (*shape, page_size, config.head_dim), dtype
+    k, v = (
+        jnp.zeros((*shape, config.head_dim, page_size), dtype),
+        jnp.zeros((*shape, page_size, config.head_dim), dtype),
     )
+    return (k, v, *_empty_scales(dtype, (*shape, page_size)))
 
 
 def _blocks_write(pool, k, v, page, offset):
-    return pool[0].at[page, :, :, offset].set(k, mode="drop"), pool[1].at[page, :, offset].set(v, mode="drop")
+    k, v, *scales = _numbers_and_scales(k, v, pool)
+    new = pool[0].at[page, :, :, offset].set(k, mode="drop"), pool[1].at[page, :, offset].set(v, mode="drop")
+    return new + tuple(array.at[page, :, offset].set(x, mode="drop") for array, x in zip(pool[2:], scales, strict=True))
 
 
 def _blocks_attend(q, pool, table, first, page_size):
     def fetch(pages):  # i32[T, n]
-        k, v = pool[0][pages], pool[1][pages]  # [T, n, kv_heads, head_dim, page_size], [T, n, kv_heads, page_size, ...]
+        k, v, *scales = (array[pages] for array in pool)
+        if scales:
+            k = dequantize(Quantized(k, scales[0]), 3, q.dtype)
+            v = dequantize(Quantized(v, scales[1]), 4, q.dtype)
+        # k [T, n, kv_heads, head_dim, page_size], v [T, n, kv_heads, page_size, head_dim]
         k, v = jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2)
         return k.reshape(*k.shape[:3], -1), v.reshape(*v.shape[:2], -1, v.shape[-1])
 
@@ -224,7 +256,9 @@ def _ragged_empty(config, dtype, pages, page_size):
 
 def _ragged_write(pool, k, v, page, offset):
     both = jnp.stack([k, v], axis=2).reshape(k.shape[0], -1, k.shape[2])  # [N, 2 kv_heads, head_dim]
-    return (pool[0].at[page, offset].set(both, mode="drop"),)
+    if (largest := LARGEST.get(pool[0].dtype.name)) is not None:
+        both = jnp.clip(both, -largest, largest)  # beyond it float8 is not a number
+    return (pool[0].at[page, offset].set(both.astype(pool[0].dtype), mode="drop"),)
 
 
 def ragged(q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int) -> jax.Array:
@@ -233,12 +267,13 @@ def ragged(q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_si
 
     rows, count, heads, dim = q.shape
     pages = max(1, min(table.shape[1], KERNEL_TOKENS // page_size))
+    scale = None if pool[0].dtype == q.dtype else 1.0  # a scale makes the kernel convert what it reads
 
     def attention(q, kv_pages, lengths, table):
         return kernels.ragged_paged_attention(
             q, kv_pages, lengths, table, jnp.arange(rows + 1, dtype=jnp.int32) * count, jnp.array([rows], jnp.int32),
-            sm_scale=dim**-0.5, num_kv_pages_per_block=pages, num_queries_per_block=min(rows * count, KERNEL_QUERIES),
-            vmem_limit_bytes=KERNEL_VMEM,
+            sm_scale=dim**-0.5, k_scale=scale, v_scale=scale, num_kv_pages_per_block=pages,
+            num_queries_per_block=min(rows * count, KERNEL_QUERIES), vmem_limit_bytes=KERNEL_VMEM,
         )  # fmt: skip
 
     heads_of = PartitionSpec(None, "tensor")
@@ -253,16 +288,18 @@ def ragged(q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_si
 _combined = PartitionSpec(ROW_AXES, None, "tensor")
 RAGGED = Kernel("ragged", _combined, _ragged_empty, _ragged_write, _page_axis(0), ragged)
 
-# paged_gpu: k and v [kv_heads, pages, page_size, head_dim].
+# paged_gpu: k and v [kv_heads, pages, page_size, head_dim]; in 8 bits, scales [kv_heads, pages, page_size] of both.
 
 
 def _gpu_empty(config, dtype, pages, page_size):
-    return (jnp.zeros((config.kv_heads, pages, page_size, config.head_dim), dtype),) * 2
+    shape = config.kv_heads, pages, page_size
+    return (jnp.zeros((*shape, config.head_dim), dtype),) * 2 + _empty_scales(dtype, shape)
 
 
 def _gpu_write(pool, k, v, page, offset):
     return tuple(
-        array.at[:, page, offset].set(jnp.moveaxis(x, 1, 0), mode="drop") for array, x in zip(pool, (k, v), strict=True)
+        array.at[:, page, offset].set(jnp.moveaxis(x, 1, 0), mode="drop")
+        for array, x in zip(pool, _numbers_and_scales(k, v, pool), strict=True)
     )
 
 
@@ -275,28 +312,33 @@ def paged_gpu(
     if q.shape[1] > 1:
 
         def fetch(pages):  # i32[T, n]
-            k, v = (jnp.moveaxis(array[:, pages], 0, 1) for array in pool)  # [T, kv_heads, n, page_size, head_dim]
+            k, v, *scales = (jnp.moveaxis(array[:, pages], 0, 1) for array in pool)
+            if scales:
+                k, v = (
+                    dequantize(Quantized(x, scale), -1, q.dtype) for x, scale in zip((k, v), scales, strict=True)
+                )  # [T, kv_heads, n, page_size, head_dim]
             k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (k, v))
             return k.swapaxes(2, 3), v
 
         return running_softmax(q, fetch, table, first, page_size)
     splits = next(n for n in (16, 8, 4, 2, 1) if table.shape[1] % n == 0)
 
-    def attention(q, k, v, table, lengths):  # the kernel does not scale
+    def attention(q, table, lengths, k, v, *scales):  # the kernel does not scale
         return kernels.paged_attention(
             q * q.shape[-1] ** -0.5,
             k,
             v,
             table,
             lengths,
+            *scales,
             k_splits=splits,
             pages_per_compute_block=1,
             interpret=interpret,
         )
 
     heads_of, pages_of = PartitionSpec(None, "tensor"), PartitionSpec("tensor")
-    by_head = over_tensor(attention, (heads_of, pages_of, pages_of, PartitionSpec(), PartitionSpec()), heads_of)
-    return by_head(q[:, 0], *pool, table, jnp.maximum(first, 0) + 1)[:, None]
+    by_head = over_tensor(attention, (heads_of, PartitionSpec(), PartitionSpec(), *(pages_of,) * len(pool)), heads_of)
+    return by_head(q[:, 0], table, jnp.maximum(first, 0) + 1, *pool)[:, None]
 
 
 _by_head_and_page = PartitionSpec("tensor", ROW_AXES)

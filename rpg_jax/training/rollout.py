@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,8 @@ from jax.sharding import Mesh
 
 from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream, Tokenizer, prompt_rows
-from rpg_jax.models import Model
+from rpg_jax.models import Model, quantize_params
+from rpg_jax.models.quantization import check_dtype
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer, overlong_penalty, signed_reward
 from rpg_jax.sampling import PAGE_SIZE, Sampling, generate
@@ -43,11 +45,15 @@ class RolloutSettings:
     overlong_factor: float
     page_size: int = PAGE_SIZE  # of the KV cache
     cache_pages: int | None = None  # of the KV cache; None is what the slots can need at most
+    cache_dtype: str | None = None  # of the KV cache; None is the model's
+    weights_dtype: str | None = None  # of the sampler's matrices; None is the model's
 
     def __post_init__(self):
         for name in ("prompts", "samples", "max_prompt", "max_new", "slots", "max_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"rollout.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("cache_dtype", "weights_dtype"):
+            check_dtype(f"rollout.{name}", getattr(self, name))
         if self.samples < 2 and self.dynamic_sampling:
             raise ValueError(
                 "rollout.dynamic_sampling needs rollout.samples of at least 2: one response is always uniform"
@@ -122,6 +128,13 @@ def respond(
     return rollout, [texts[p * samples : (p + 1) * samples] for p in range(run)]
 
 
+@partial(jax.jit, static_argnames=("mesh", "dtype"))
+def quantized(params: Params, mesh: Mesh, dtype: str) -> Params:
+    """The sampler's parameters with their matrices in 8 bits, laid out for sampling."""
+    params = quantize_params(params, dtype)
+    return jax.lax.with_sharding_constraint(params, parallel.shardings(mesh, params, parallel.SAMPLING))
+
+
 def grade(
     scorer: Scorer, problems: Sequence[Problem], texts: list[list[str]]
 ) -> tuple[list[list[float]], list[list[str]]]:
@@ -157,7 +170,7 @@ def make_collect(
         rollout, texts = respond(
             model, params, tokenizer, mesh, problems, samples=samples, max_prompt=settings.max_prompt,
             max_new=settings.max_new, key=key, step=step, sampling=sampling, should_stop=should_stop,
-            **settings.decoding,
+            cache_dtype=settings.cache_dtype, **settings.decoding,
         )  # fmt: skip
         if should_stop():
             raise Preempted
@@ -176,6 +189,8 @@ def make_collect(
         return Generated(rows, problems, rollout, texts, correct, reward, lengths, sum(lines, []))
 
     def collect(params: Params, stream: ProblemStream, step: int) -> Collected:
+        if settings.weights_dtype:
+            params = quantized(params, mesh, settings.weights_dtype)
         seconds, filled = {"rollout": 0.0, "reward": 0.0}, 0
         seen: list[Generated] = []
         kept: Any = None  # a Rollout of the groups kept so far

@@ -120,8 +120,9 @@ def saved(shape: ModelConfig, remat: str, tensor: int) -> float:
 
 
 def kv_bytes(w: Workload) -> float:
-    """Keys and values of one token on one of the devices that share its heads."""
-    return 2 * w.shape.layers * widths(w.shape)[3] * w.itemsize / w.tensor
+    """Keys and values of one token on one of the devices that share its heads; scales of 8-bit ones are left out."""
+    itemsize = jnp.dtype(w.rollout.cache_dtype or w.model.dtype).itemsize
+    return 2 * w.shape.layers * widths(w.shape)[3] * itemsize / w.tensor
 
 
 def _products(w: Workload, tokens) -> float:
@@ -142,6 +143,11 @@ def _vocabulary(w: Workload, tokens) -> float:
 def _weights(w: Workload) -> float:
     """Bytes of all weights in the compute dtype, divided over the tensor axis."""
     return parameter_count(w.shape) * w.itemsize / w.tensor
+
+
+def _sampler_weights(w: Workload) -> float:
+    """As `_weights`, in the dtype of the sampler."""
+    return parameter_count(w.shape) * jnp.dtype(w.rollout.weights_dtype or w.model.dtype).itemsize / w.tensor
 
 
 def _master_shard(w: Workload) -> float:
@@ -228,7 +234,7 @@ def prefill(w: Workload) -> Cost:
     """Keys and values of the prompts of one generation batch."""
     rows, length = w.rollout.fresh_prompts, w.prompt_length
     flops = _products(w, rows * length) + prefill_attention(w).flops
-    again = (prefill_passes(w) - 1) * _weights(w)
+    again = (prefill_passes(w) - 1) * _sampler_weights(w)
     moved = _moved(w, rows, length, 1, logits=0) + again + kv_bytes(w) * rows * length / w.row_shards
     return Cost(flops, moved, _summed(w, rows, length, 1))
 
@@ -239,7 +245,7 @@ def decode(w: Workload) -> Cost:
     attention = decode_attention(w)
     flops = _products(w, rows) + _vocabulary(w, rows) + attention.flops
     logits = 4 * rows / w.row_shards * w.shape.vocab_size / w.tensor * MASTER
-    return Cost(flops, _weights(w) + attention.bytes + logits, _summed(w, rows, 1, 1))
+    return Cost(flops, _sampler_weights(w) + attention.bytes + logits, _summed(w, rows, 1, 1))
 
 
 def update_needs(w: Workload) -> dict[str, float]:

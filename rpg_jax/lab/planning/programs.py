@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from rpg_jax import parallel
 from rpg_jax.lab.planning import estimates
 from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
+from rpg_jax.models import quantize_params
 from rpg_jax.types import Rollout
 
 
@@ -52,11 +54,14 @@ def programs(sketch: Sketch) -> dict[str, Program]:
         return replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.pack else None
 
     weights = jax.eval_shape(parts.sampling_params, state)
+    if rollout.weights_dtype:
+        weights = jax.eval_shape(partial(quantize_params, dtype=rollout.weights_dtype), weights)
     layout = parallel.shardings(mesh, weights, parallel.SAMPLING)
     weights = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, layout)
     sampler = sampler_programs(
         sketch.run.model, mesh, weights, prompts=rollout.fresh_prompts, max_prompt=rollout.max_prompt,
-        samples=rollout.samples, max_new=rollout.max_new, **rollout.decoding,
+        samples=rollout.samples, max_new=rollout.max_new, cache_dtype=rollout.cache_dtype,
+        **rollout.decoding,
     )  # fmt: skip
     pools = sampler["decode"][1][3].pools  # of its state
     rows = workload.step_rows

@@ -29,7 +29,7 @@ def prefill(
 
 def sampler_programs(
     model: Model, mesh: Mesh, params: Params, *, prompts: int, max_prompt: int, samples: int, max_new: int, slots: int,
-    page_size: int = PAGE_SIZE, cache_pages: int | None = None,
+    page_size: int = PAGE_SIZE, cache_pages: int | None = None, cache_dtype: str | None = None,
 ) -> dict[str, tuple[Any, tuple]]:  # fmt: skip
     """Prefill and decode as (jitted function, its arguments), ready for `function.lower(*arguments)`.
 
@@ -53,7 +53,7 @@ def sampler_programs(
         shape((prompts,), jnp.int32, by_rows),
     )
     key = scalar(jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype)
-    sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, None)
+    sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, cache_dtype=cache_dtype)
     slots = shard_slots(slots, prompts * samples, shards)
     pool = pool_pages(sampler, max_prompt, max_new, slots, cache_pages, shards)
     arrays = queue, key, scalar(jnp.int32), shape((prompts,), jnp.int32, by_rows)
