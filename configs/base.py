@@ -98,7 +98,9 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             top_p=1.0,  # [probability] must stay 1, off, for the same reason
             delay=0,  # [optimizer updates] how old the policy is that responses are drawn from; 0: the current one
             dynamic_sampling=False,  # [switch] leave out groups whose responses all score the same, and generate more
-            oversample=1.0,  # [multiple of prompts] generated at a time with dynamic_sampling
+            carry_over=False,  # [switch] a step ends when `prompts` groups are complete; the others go on in the next
+            max_age=optional(int),  # [optimizer updates] of a trained token at most, with carry_over; unset: any
+            oversample=1.0,  # [multiple of prompts] generated at a time (dynamic_sampling), or under way (carry_over)
             max_batches=1,  # [generation batches] an RL step at most, with dynamic_sampling
             overlong_buffer=0,  # [tokens] at the end of max_new over which the penalty of long responses grows; 0: none
             overlong_factor=1.0,  # [reward] the largest such penalty

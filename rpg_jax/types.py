@@ -40,6 +40,17 @@ class Rollout:
     problem: jax.Array  # i32[B]
     sample: jax.Array  # i32[B], index among the responses to its problem
     finished: jax.Array  # bool[B], whether a stop token ended it (false: truncated at its length limit)
+    # i32[B, T], optimizer updates of the policy that drew each token; None: one policy drew them all
+    version: jax.Array | None = None
+
+
+@pytree
+class Pending:
+    """With rollout.carry_over, G groups of responses that were begun and not trained yet, oldest first."""
+
+    rollout: Rollout  # G * samples rows; their tokens may end where a step ended
+    position: jax.Array  # i32[G], of its problem in the stream's order; -1 for no group
+    begun: jax.Array  # i32[G], RL step in which it was begun, and whose noise its responses have
 
 
 @pytree
@@ -85,3 +96,5 @@ class TrainState:
     # With rollout.delay, the policies that coming rollouts are drawn from, in that order, in the hosts' memory. Only
     # checkpoints hold them here: the loop takes them out, so that no jitted function of a step sees them.
     past: tuple[Policy, ...] = ()
+    # With rollout.carry_over, what the next step goes on with. The loop takes it out, too.
+    pending: Pending | None = None

@@ -10,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from rpg_jax import objectives, parallel
-from rpg_jax.models import Model, ModelConfig, token_logprobs
+from rpg_jax.data import Problem, ProblemStream
+from rpg_jax.models import Model, ModelConfig, token_logprobs, unstack_layers
+from rpg_jax.rewards import Scores
 from rpg_jax.sampling import Sampling, generate
+from rpg_jax.training.carry_over import make_collect, nothing_pending
 from rpg_jax.training.delay import make_recall, make_remember
 from rpg_jax.training.experience import make_experience, make_sampling_params, take_rows
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.rollout import RolloutSettings
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import Prompts
 
@@ -76,6 +80,44 @@ def rl_step(mesh, initial) -> dict:
     found["params"] = jax.device_get(state.params)
     state, metrics = compiled(state, batch, jnp.int32(2))  # what was compiled serves any number of microbatches
     found["loss_of_half"] = np.asarray(metrics["loss"].value())
+    return found
+
+
+class Words:
+    """Problems are lists of ids, and so are answers; an eighth of all tokens end one."""
+
+    pad_id, stop_ids = 0, tuple(range(8))
+
+    def encode_prompt(self, text):
+        return list(map(int, text.split()))
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+    def score(self, pairs):
+        return Scores(np.zeros(len(pairs), np.float32), [])
+
+
+def carried_over(mesh, steps=3):
+    """Of each response that is trained in a few steps with carry-over: (problem, sample) -> tokens and versions."""
+    problems = [Problem(i, "task", f"{9 + i} {40 + i}", "", "") for i in range(32)]
+    settings = RolloutSettings(
+        prompts=8, samples=2, max_prompt=COLUMNS, max_new=NEW, slots=16, temperature=1.0, dynamic_sampling=False,
+        oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0, carry_over=True,
+    )  # fmt: skip
+    model = on(mesh, ModelConfig(64, 16, 32, 1, 2, 2, 8, max_length=64))
+    collect = make_collect(model, Words(), Words(), mesh, settings, KEY, lambda: False, wait=None)
+    params = unstack_layers(jax.device_get(model.init(KEY)))
+    params = jax.device_put(params, parallel.shardings(mesh, params, parallel.SAMPLING))
+    pending = nothing_pending(settings, make_optimizer("adamw", learning_rate=0.0), mesh)
+    stream, found = ProblemStream(problems, 0), {}
+    for step in range(steps):
+        collected = collect(params, stream, step, pending, jnp.int32(step))
+        rollout, pending = collected.rollout, collected.pending
+        rows = zip(*map(parallel.local_rows, (rollout.tokens, rollout.version, rollout.response_mask)), strict=True)
+        names = zip(*(parallel.local_rows(x).tolist() for x in (rollout.problem, rollout.sample)), strict=True)
+        for name, (tokens, version, mask) in zip(names, rows, strict=True):
+            found[str(name)] = [tokens[mask].tolist(), version[mask].tolist()]
     return found
 
 
@@ -153,6 +195,9 @@ def main():
             "remembered": other["remembered"] / one["remembered"],
             **{name: other[name] for name in ("donated", "gathered")},
         }
+    found["carried_over"] = [
+        carried_over(on_mesh) for on_mesh in (single, parallel.make_mesh(devices=jax.devices()[:2]))
+    ]
     found["initial"] = distance(initial, initial_params(mesh))
     found["initialization"] = initialization(parallel.make_mesh(1, 8))
     found["fsdp"] = logprob_collectives(parallel.make_mesh(2, 4), 2)

@@ -33,6 +33,16 @@ def test_sampled_tokens_are_those_of_one_device(measured, mesh):
     assert measured["meshes"][mesh]["other_tokens"] <= (0 if mesh in DATA_AND_FSDP else 2)
 
 
+def test_carried_over_responses_are_those_of_one_device(measured):
+    """Which of them are complete first depends on the mesh, but not what they are, as parameters do not change here."""
+    single, mesh = measured["carried_over"]
+    both = single.keys() & mesh.keys()
+    assert len(single) == len(mesh) == 3 * 16 and len(both) > 24
+    assert all(single[name][0] == mesh[name][0] for name in both)
+    mixed = [len(set(version)) > 1 for found in (single, mesh) for _, version in found.values()]
+    assert any(mixed[:48]) and any(mixed[48:])
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_one_compilation_serves_any_number_of_microbatches_and_donates_the_state(measured, mesh):
     assert measured["meshes"][mesh]["loss_of_half"] < 1e-4

@@ -219,6 +219,25 @@ def test_resumed_responses_go_on_as_if_they_had_never_stopped(counts, until, mus
             )
 
 
+def test_nothing_that_was_drawn_is_lost_when_a_rollout_ends_early(monkeypatch):
+    """Not even of responses that wait because their pages were taken: to draw the tokens of long responses anew, by
+    another policy, would be a bias."""
+    final, function = {}, module.segment_on("cpu")
+
+    def segment(*arguments):
+        unfinished, final["state"] = function(*arguments)
+        return unfinished, final["state"]
+
+    monkeypatch.setattr(module, "segment_on", lambda platform: segment)
+    waited = 0
+    for until in range(1, 6):
+        start = cut(expected(), np.zeros(18, int))
+        length = run(resume=start, until=until, slots=5, cache_pages=LEAST + 2).response_mask.sum(-1)
+        np.testing.assert_array_equal(length, (final["state"].responses.sampler_logp != 0).sum(-1))
+        waited += (length[np.asarray(final["state"].status) == decode.WAITING] > 0).sum()
+    assert waited > 0
+
+
 def test_a_small_pool_sends_the_youngest_back_and_a_large_one_nobody(monkeypatch):
     final = {}
 

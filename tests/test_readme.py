@@ -106,7 +106,7 @@ def test_the_step_in_the_readme_is_that_of_the_code():
     loop = loop.replace("jax.block_until_ready(parts.refresh(state))", "parts.refresh(state)")
     step, code = ([line.split("  #")[0].strip() for line in text.splitlines()] for text in (shown, loop))
     missing = [line for line in step if line not in code]
-    assert len(step) == 8 and not missing, f"rl_step has no {missing}"
+    assert len(step) == 9 and not missing, f"rl_step has no {missing}"
 
 
 def test_the_map_names_what_exists():

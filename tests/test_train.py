@@ -140,19 +140,22 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder,
     jax.tree.map(np.testing.assert_array_equal, state, other_state)
 
 
-def test_a_killed_run_goes_on_drawing_from_earlier_policies(folder):
-    """Bit for bit. A rollout is drawn from the policy of three updates ago, one and a half steps."""
+def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(folder):
+    """Bit for bit. A rollout is drawn from the policy of three updates ago, one and a half steps, and half of the
+    groups under way go on in the next step."""
     flags = ("--config.warm_start.steps=0", "--config.rollout.delay=3", "--config.behavior.source=sampler")
+    flags += ("--config.rollout.carry_over=True", "--config.rollout.oversample=2.0", "--config.rollout.max_age=6")
     whole, killed = folder / "delayed", folder / "killed"
     assert interrupted(killed, signal.SIGKILL, metrics_hold(3), flags) == -signal.SIGKILL
     for path in (whole, killed):
         done = run("train", *train_arguments(path, *flags))
         assert done.returncode == 0, done.stderr
     assert untimed(whole) == untimed(killed) and len(untimed(whole)) == 4
-    assert [row["train/policy_age_max"] for row in rows(whole)[1:]] == [1, 3, 4]
+    assert [row["train/policy_age_max"] for row in rows(whole)[1:]] == [1, 3, 5]
     assert not {"train/entropy", "train/sampler_logp_gap"} & rows(whole)[-1].keys(), "what nothing computed"
     (_, state, _), (_, other_state, _) = final_state(whole), final_state(killed)
     assert len(state.past) == 2 and [policy.version for policy in state.past] == [3, 5]
+    assert state.pending.begun.tolist() == [2] * 4 and 0 < state.pending.rollout.response_mask.sum() < 16 * 36
     jax.tree.map(np.testing.assert_array_equal, state, other_state)
 
 
@@ -258,6 +261,10 @@ MAKES_NO_SENSE = {
     "objective.denominator=-1.0": "objective.denominator",
     "rollout.samples=1 learner.microbatch_rows=1": "rollout.samples=1",
     "rollout.delay=-1": "rollout.delay is -1; it must be at least 0",
+    "rollout.max_age=3": "rollout.max_age is 3 and rollout.carry_over is off",
+    "rollout.carry_over=True": "set behavior.source=sampler",
+    "rollout.carry_over=True behavior.source=sampler rollout.oversample=1.0": "leaves nothing to carry over",
+    "rollout.carry_over=True behavior.source=sampler rollout.oversample=2.0 rollout.max_age=2": "must be at least 3",
     "behavior.source=nobody": "behavior.source 'nobody'; known: trainer, sampler",
     "behavior.source=sampler objective.sampler_correction=2.0": "unset objective.sampler_correction",
 }
@@ -269,7 +276,8 @@ def test_configs_that_make_no_sense_are_refused(finished, changes):
     for change in changes.split():
         key, value = change.split("=")
         section, name = key.split(".")
-        config[section][name] = value if value.isalpha() else float(value) if "." in value else int(value)
+        number = float(value) if "." in value else int(value) if value.lstrip("-").isdigit() else value
+        config[section][name] = True if value == "True" else number
     with pytest.raises(ValueError, match=MAKES_NO_SENSE[changes]):
         build.build_run(config)
 

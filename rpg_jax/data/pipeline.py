@@ -31,6 +31,10 @@ class ProblemStream:
         self._cursor += n
         return [self._order[start + int(row)] for row in (range(n) if rows is None else rows)]
 
+    def at(self, positions: Iterable[int]) -> list[Problem]:
+        """The problems at these positions of the global order, which were read before; the cursor stays."""
+        return [self._order[int(position)] for position in positions]
+
     def get_state(self) -> int:
         """The cursor: the number of problems read so far, over all processes."""
         return self._cursor

@@ -16,6 +16,7 @@ from rpg_jax.models import Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.sampling import check_cache
+from rpg_jax.training import carry_over
 from rpg_jax.training.delay import make_recall, make_remember
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import SOURCES, make_experience, make_sampling_params
@@ -68,6 +69,7 @@ def build_settings(config: ConfigDict) -> dict:
     )  # fmt: skip
     objective = build_objective(config)
     check_behavior(config.behavior.source, objective)
+    carry_over.check(rollout, config.behavior.source, loop.updates, loop.delay)
     total_steps = config.steps * loop.updates
     optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=total_steps)
     reference = ReferenceSchedule(**set_keys(config.reference))
@@ -108,7 +110,7 @@ def check_rows(config: ConfigDict, run: Run) -> None:
     """Raises ValueError when the mesh does not divide the rows of a batch. Only training has such batches: evaluation
     and export may use another mesh than the run."""
     rollout, learner, warm = run.rollout, config.learner, config.warm_start
-    fresh = "rollout.oversample x rollout.prompts" if rollout.dynamic_sampling else "rollout.prompts"
+    fresh = "rollout.prompts" if rollout.fresh_prompts == rollout.prompts else "rollout.oversample x rollout.prompts"
     counts = {
         fresh: rollout.fresh_prompts,
         "rollout.prompts x rollout.samples": rollout.prompts * rollout.samples,
@@ -236,12 +238,16 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
     """The functions of an RL step.
 
     Args:
-      shapes: the abstract state, with or without `past` policies.
+      shapes: the abstract state, with or without `past` policies and `pending` responses.
       services: the other fields of `Parts`: stream, checkpoints, log, traced.
     """
-    shapes = dataclasses.replace(shapes, past=())
+    shapes = dataclasses.replace(shapes, past=(), pending=None)
     logprobs = dict(temperature=run.rollout.temperature, logprob_chunk=config.learner.logprob_chunk)
     denominator = loss_denominator(config, run.objective)
+    collector = make_collect
+    if run.rollout.carry_over:
+        wait = carry_over.steps_to_wait(run.rollout.max_age, run.loop.updates, run.loop.delay)
+        collector = partial(carry_over.make_collect, wait=wait)
     evaluate = make_evaluate(
         run.model, run.data.tokenizer, run.scorer, run.mesh,
         k=config.evaluation.k, temperature=config.evaluation.temperature, key=noise_key(config.seed, EVALUATION),
@@ -251,7 +257,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
     )  # fmt: skip
     return Parts(
         sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),
-        collect=make_collect(
+        collect=collector(
             run.model, run.data.tokenizer, run.scorer, run.mesh, run.rollout, noise_key(config.seed, ROLLOUT),
             should_stop, scale=scale_named(config.reward.scale),
         ),

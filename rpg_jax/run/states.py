@@ -15,6 +15,7 @@ from rpg_jax.models import Model, unstack_layers
 from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints
+from rpg_jax.training.carry_over import nothing_pending
 from rpg_jax.training.delay import make_remember
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.reference import make_refresh
@@ -30,8 +31,9 @@ def for_inference(config: ConfigDict) -> ConfigDict:
     """
     config.model.attention = "auto"
     config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
-    config.behavior = ConfigDict(dict(source="trainer"))
-    config.rollout.delay = config.rollout.get("delay", 0)  # a run of an earlier version has no such key
+    # A run of an earlier version has no such keys.
+    config.behavior = config.get("behavior", ConfigDict(dict(source="trainer")))
+    config.rollout.update(dict(delay=0, carry_over=False, max_age=None) | config.rollout.to_dict())
     try:
         parallel.make_mesh(**config.mesh)
     except ValueError:
@@ -57,11 +59,14 @@ def read_run(
 
 
 def build_state(run: Run, params: Params) -> TrainState:
-    """A fresh RL state around parameters, with a reference tree if the run's schedule needs one, and with the policies
-    that the first rollouts are drawn from if `rollout.delay` is set: the initial one."""
+    """A fresh RL state around parameters, with a reference tree if the run's schedule needs one, with the policies that
+    the first rollouts are drawn from if `rollout.delay` is set, the initial one, and with room for what is pending if
+    `rollout.carry_over` is set."""
     state = init_state(run.optimizer, run.mesh, params)
     if run.reference.mode != "iterative":
         state = make_refresh(run.optimizer, run.mesh, state)(state)
+    if run.rollout.carry_over:
+        state = dataclasses.replace(state, pending=nothing_pending(run.rollout, run.optimizer, run.mesh))
     if run.loop.delay:
         initial = make_remember(run.model, run.optimizer, run.mesh, state)(state)
         state = dataclasses.replace(state, past=(initial,) * run.loop.policies_kept)

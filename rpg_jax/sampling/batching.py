@@ -39,13 +39,17 @@ def first_true(mask: jax.Array, count: int) -> jax.Array:
 
 
 def leave(state: DecodeState, slots: jax.Array, status: int) -> DecodeState:
-    """The slots that are true in bool[slots] give their own pages back and are idle; their requests get `status`."""
+    """The slots that are true in bool[slots] give their own pages back and are idle; their requests get `status`.
+
+    What they have drawn stays, also of a request that will draw the same tokens once more.
+    """
     free = pages.give_back(state.free, state.table, state.shared, jnp.where(slots, state.held, state.shared))
     row = jnp.where(slots, state.request, NOWHERE)
     return dataclasses.replace(
         state,
         free=free,
         status=state.status.at[row].set(status, mode="drop"),
+        length=state.length.at[row].max(state.count, mode="drop"),
         request=jnp.where(slots, -1, state.request),
         done=state.done & ~slots,
     )
@@ -67,11 +71,7 @@ def drop_prompts(sampler: Sampler, prompts: Prompts, state: DecodeState, drop: j
 def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
     """Complete responses leave their slots, and prompts that no request needs any more leave the cache."""
     row = jnp.where(state.done, state.request, NOWHERE)
-    state = dataclasses.replace(
-        state,
-        length=state.length.at[row].set(state.count, mode="drop"),
-        finished=state.finished.at[row].set(state.stopped, mode="drop"),
-    )
+    state = dataclasses.replace(state, finished=state.finished.at[row].set(state.stopped, mode="drop"))
     state = leave(state, state.done, COMPLETE)
     needed = (state.status != COMPLETE).reshape(state.prompt_ready.size, -1).any(1)  # [P]
     return drop_prompts(sampler, inputs.prompts, state, ~needed)

@@ -90,7 +90,7 @@ class DecodeState:
     preemptions: jax.Array  # i32[1] on each data shard, requests that went back to the queue
     status: jax.Array  # i32[N]
     responses: Responses
-    length: jax.Array  # i32[N], of complete responses; of others, what was drawn before this rollout
+    length: jax.Array  # i32[N], most tokens that were drawn by the time when the request left a slot
     finished: jax.Array  # bool[N], ended by a stop token
 
 

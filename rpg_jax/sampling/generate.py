@@ -125,8 +125,8 @@ def generate(
     while True:
         unfinished, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(segment))
         if not unfinished or (should_stop is not None and should_stop()):
-            running = None if until is None else (state.request, state.count)
-            return _rollout(mesh, prompts, state.responses, state.length, state.finished, running, samples)
+            progress = state.length, state.finished, state.status, state.request, state.count
+            return _rollout(mesh, prompts, state.responses, progress, samples, keep_all=until is not None)
 
 
 def make_sampler(
@@ -254,17 +254,19 @@ def segment_on(platform: str) -> Any:
     return jax.jit(decode_segment, static_argnames=static, donate_argnames=donated, compiler_options=options)
 
 
-@partial(jax.jit, static_argnames=("mesh", "samples"))
-def _rollout(mesh, prompts, responses, length, finished, running, samples):
+@partial(jax.jit, static_argnames=("mesh", "samples", "keep_all"))
+def _rollout(mesh, prompts, responses, progress, samples, keep_all):
     """Rows of prompt ++ response ++ zeros, from responses in the order of the queue.
 
-    `running` is None, or (request, count) of slots whose responses are kept although they are not complete.
+    `progress` are fields of the state; responses that are not complete are empty unless `keep_all`.
     """
 
-    def rollout(prompts, responses, length, finished, running):
-        if running is not None:
-            request, drawn = running
-            length = length.at[jnp.where(request >= 0, request, pages.NOWHERE)].set(drawn, mode="drop")
+    def rollout(prompts, responses, progress):
+        length, finished, status, request, drawn = progress
+        if keep_all:
+            length = length.at[jnp.where(request >= 0, request, pages.NOWHERE)].max(drawn, mode="drop")
+        else:
+            length = jnp.where(status == decode.COMPLETE, length, 0)
         count, columns = prompts.tokens.shape
         row, longest = jnp.arange(count * samples), responses.tokens.shape[1]
         prompt = jnp.repeat(jnp.where(prompts.mask, prompts.tokens, 0), samples, axis=0)  # [N, Tp]
@@ -286,5 +288,5 @@ def _rollout(mesh, prompts, responses, length, finished, running, samples):
             finished=finished,
         )
 
-    rows = parallel.over_rows(mesh, rollout, ROWS, ROWS)(prompts, responses, length, finished, running)
+    rows = parallel.over_rows(mesh, rollout, ROWS, ROWS)(prompts, responses, progress)
     return _pin(mesh, rows, ROWS)

@@ -15,7 +15,7 @@ from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer
 from rpg_jax.sampling import PAGE_SIZE, Sampling
-from rpg_jax.training.rollout import grade, respond
+from rpg_jax.training.rollout import grade, read_responses, respond
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
 from rpg_jax.types import Params
 
@@ -108,14 +108,14 @@ def make_evaluate(
             held = multihost.row_indices(mesh, rows)  # of this process, those that pad the last batch included
             mine = held[held < len(batch)]
             own = [batch[min(row, len(batch) - 1)] for row in held]
-            rollout, texts = respond(
+            rollout = respond(
                 model, params, tokenizer, mesh, own, samples=k, max_prompt=max_prompt, max_new=max_new, run=len(mine),
                 key=key, step=0, sampling=sampling, slots=slots, page_size=page_size, cache_pages=cache_pages,
                 should_stop=should_stop,
             )  # fmt: skip
             if should_stop is not None and should_stop():
                 return
-            lengths = parallel.local_rows(rollout.response_mask).sum(-1).reshape(-1, k)
+            texts, lengths = read_responses(tokenizer, rollout, k, np.arange(len(mine)))
             finished = parallel.local_rows(rollout.finished).reshape(-1, k)
             verdicts = grade(scorer, own[: len(mine)], texts)
             responses = zip(texts, *verdicts, lengths.tolist(), finished.tolist(), strict=False)

@@ -102,7 +102,7 @@ def make_experience(
             reference_logp=reference,
             advantage=objective.advantages(reward, behavior, reference, mask),
             weight=weight,
-            version=jnp.broadcast_to(version, (tokens.shape[0], 1)),
+            version=jnp.broadcast_to(version, (tokens.shape[0], 1)) if rollout.version is None else rollout.version,
         )
         return batch, metrics | corrected
 
@@ -110,7 +110,7 @@ def make_experience(
 
 
 def take_rows(tree: Tree, rows: ArrayLike) -> Tree:
-    """The given rows of every [B, ...] leaf, spread over the mesh that the leaves lie on."""
+    """The given rows of every [B, ...] leaf, spread over the mesh that the leaves lie on; zeros for an index of B."""
     return _take_rows(parallel.mesh_of(jax.tree.leaves(tree)[0]), tree, rows)
 
 
@@ -121,7 +121,7 @@ def merge_rows(kept: Tree, fresh: Any, source: ArrayLike) -> Tree:
 
 @partial(jax.jit, static_argnums=0)
 def _take_rows(mesh, tree, rows):
-    taken = jax.tree.map(lambda x: x[rows], tree)
+    taken = jax.tree.map(lambda x: x.at[rows].get(mode="fill", fill_value=0), tree)
     return jax.lax.with_sharding_constraint(taken, NamedSharding(mesh, parallel.ROWS))
 
 

@@ -22,7 +22,7 @@ from rpg_jax.training.phases import Clock, CompilationCounter, phase
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Collect, Collected, Preempted
 from rpg_jax.training.update import Update
-from rpg_jax.types import Params, Policy, TrainState
+from rpg_jax.types import Params, Pending, Policy, TrainState
 
 WARNINGS = 3  # failed rewards of a step that are printed
 SHOWN = ("accuracy", "reward", "entropy")  # metrics beside the progress of a run
@@ -152,18 +152,21 @@ def host(metrics: metric.Metrics) -> dict[str, float]:
 
 
 def rl_step(
-    parts: Parts, settings: LoopSettings, state: TrainState, step: int, past: deque[Policy]
+    parts: Parts, settings: LoopSettings, state: TrainState, step: int, past: deque[Policy], pending: Pending | None
 ) -> tuple[TrainState, Collected, dict[str, float]]:
     """One RL step; returns the new state, what was collected, and the step's log row.
 
     With `rollout.delay`, responses are drawn from the first of the `past` policies, which this step's updates replace.
+    With `rollout.carry_over`, `pending` responses go on; those of the next step are in what was collected.
     """
     if parts.reference.is_due(state):
         with phase("reference"):
             state = jax.block_until_ready(parts.refresh(state))
     old = past[0] if past else None  # the policy to draw from, in place of the current one
     with phase("rollout"):
-        collected = parts.collect(parts.recall(old) if old else parts.sampling_params(state), parts.stream, step)
+        carried = () if pending is None else (pending, old.version if old else state.step)
+        params = parts.recall(old) if old else parts.sampling_params(state)
+        collected = parts.collect(params, parts.stream, step, *carried)
     clock = Clock(**collected.seconds)
     with phase("experience"):
         lengths, columns = packing.lengths_on_host(collected.rollout.response_mask), collected.rollout.tokens.shape[1]
@@ -225,12 +228,14 @@ def run(
       (state, steps done, whether it came to its end). Raises RuntimeError after too many non-finite updates in a row.
     """
     begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
-    past, state = deque(state.past, maxlen=len(state.past)), dataclasses.replace(state, past=())
+    past, pending = deque(state.past, maxlen=len(state.past)), state.pending
+    state = dataclasses.replace(state, past=(), pending=None)
 
     def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
         totals["seconds"] = seconds_before + time.perf_counter() - begin
         extra = {"cursor": parts.stream.get_state(), "totals": totals}
-        parts.checkpoints.save(step, dataclasses.replace(state, past=tuple(past)), extra, metric=score, wait=wait)
+        whole = dataclasses.replace(state, past=tuple(past), pending=pending)
+        parts.checkpoints.save(step, whole, extra, metric=score, wait=wait)
 
     def evaluate_if_due(step: int, state: TrainState) -> tuple[dict[str, float], list[dict]] | None:
         """The evaluation's log row and examples: both empty when none is due; None when it was told to stop."""
@@ -254,12 +259,13 @@ def run(
             try:
                 if parts.should_stop():
                     raise Preempted
-                state, collected, row = rl_step(parts, settings, state, step, past)
+                state, collected, row = rl_step(parts, settings, state, step, past, pending)
             except Preempted:
                 if parts.checkpoints.latest_step() != step:
                     parts.stream.set_state(cursor)
                     save(step, state, wait=True)
                 return state, step, False
+            pending = collected.pending
             report(collected)
             totals["tokens"] += collected.tokens
             row["compilations"], compilations.count = compilations.count, 0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import parallel
 from rpg_jax.types import Params
@@ -38,8 +38,10 @@ def layout(optimizer: Optimizer, mesh: Mesh, tree: Any) -> Any:
     hosted = ("past/", "opt_state/") if optimizer.offload else ("past/",)
 
     def place(path, leaf, sharding):
-        on_host = leaf.ndim and parallel.leaf_name(path).startswith(hosted)
-        return sharding.with_memory_kind(HOST) if on_host else sharding
+        name = parallel.leaf_name(path)
+        if name.startswith("pending/rollout/") and leaf.shape[0] % parallel.row_shards(mesh) == 0:
+            return NamedSharding(mesh, parallel.ROWS)
+        return sharding.with_memory_kind(HOST) if leaf.ndim and name.startswith(hosted) else sharding
 
     return jax.tree_util.tree_map_with_path(place, tree, parallel.shardings(mesh, tree))
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +18,8 @@ from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer, overlong_penalty, signed_reward
 from rpg_jax.sampling import PAGE_SIZE, Sampling, generate
 from rpg_jax.training.experience import merge_rows, take_rows
-from rpg_jax.types import Params, Prompts, Rollout
+from rpg_jax.training.phases import Clock
+from rpg_jax.types import Params, Pending, Prompts, Rollout
 
 EXAMPLES = 3  # responses of a step that are logged
 
@@ -39,7 +39,7 @@ class RolloutSettings:
     slots: int
     temperature: float
     dynamic_sampling: bool  # drop groups whose accuracies are all equal
-    oversample: float  # prompts generated at a time, as a multiple of `prompts`
+    oversample: float  # prompts generated at a time, or under way with carry_over, as a multiple of `prompts`
     max_batches: int  # generation batches a step at most
     overlong_buffer: int  # soft punishment over the last so many tokens
     overlong_factor: float
@@ -47,6 +47,8 @@ class RolloutSettings:
     cache_pages: int | None = None  # of the KV cache; None is what the slots can need at most
     cache_dtype: str | None = None  # of the KV cache; None is the model's
     weights_dtype: str | None = None  # of the sampler's matrices; None is the model's
+    carry_over: bool = False  # unfinished responses go on in the next step
+    max_age: int | None = None  # optimizer updates, of a trained token at most; None is no limit
 
     def __post_init__(self):
         for name in ("prompts", "samples", "max_prompt", "max_new", "slots", "max_batches"):
@@ -77,15 +79,18 @@ class RolloutSettings:
     @property
     def fresh_prompts(self) -> int:
         """Prompts of one generation batch."""
-        return math.ceil(self.prompts * self.oversample) if self.dynamic_sampling else self.prompts
+        return math.ceil(self.prompts * self.oversample) if self.dynamic_sampling or self.carry_over else self.prompts
+
+    def usable(self, correct: np.ndarray) -> np.ndarray:
+        """Which groups [P] have a signal: those whose accuracies [P, G], before shaping, differ."""
+        return (correct != correct[:, :1]).any(1) | (not self.dynamic_sampling)
 
 
-class Generated(NamedTuple):
-    """One generation batch, P problems by G responses; problems and texts are this process's share only."""
+class Graded(NamedTuple):
+    """Responses to P problems, G each, that were scored; problems and texts are this process's share only."""
 
-    rows: np.ndarray  # i64[N], which of the P are this process's
+    rows: Sequence[int]  # [N], which of the P are this process's
     problems: list[Problem]  # [N]
-    rollout: Rollout
     texts: list[list[str]]  # [N][G]
     correct: np.ndarray  # f32[P, G], unshaped
     reward: np.ndarray  # f32[P, G], shaped
@@ -104,28 +109,42 @@ class Collected:
     failures: list[str]  # one line for each response that could not be scored
     seconds: dict[str, float]  # of "rollout" and "reward"
     tokens: int  # response tokens generated, those of dropped groups included
+    pending: Pending | None = None  # with carry_over, what the next step goes on with
 
 
-Collect = Callable[[Params, ProblemStream, int], Collected]  # the int is the RL step
+# Of parameters, problems and the RL step; with carry_over, also of what was pending and the version of the parameters.
+Collect = Callable[..., Collected]
+GradeGroups = Callable[[Sequence[int], list[Problem], list[list[str]], np.ndarray], Graded]
 
 
 def respond(
     model: Model, params: Params, tokenizer: Tokenizer, mesh: Mesh, problems: Sequence[Problem], *,
     samples: int, max_prompt: int, max_new: int, run: int | None = None, **settings: Any,
-) -> tuple[Rollout, list[list[str]]]:  # fmt: skip
-    """Samples responses to problems; returns the Rollout (rows problem-major) and the response texts [P][G].
+) -> Rollout:  # fmt: skip
+    """Samples responses to problems, which are those of this process's rows; rows are problem-major.
 
-    Problems and texts are those of this process's rows. Only the first `run` problems are run (all if None): the others
-    pad the batch, so that one compiled shape serves any remainder. `settings` are those of `generate`.
+    Only the first `run` problems are run (all if None): the others pad the batch, so that one compiled shape serves any
+    remainder. `settings` are those of `generate`.
     """
     run = len(problems) if run is None else run
     prompts = Prompts(*prompt_rows(problems, tokenizer, max_prompt, key="rollout.max_prompt"))
     limits = np.where(np.arange(len(problems)) < run, max_new, 0).astype(np.int32)
     prompts, limits = parallel.to_global(mesh, parallel.ROWS, (prompts, limits))
-    rollout = generate(model, params, prompts, samples=samples, max_new=max_new, limits=limits, **settings)
-    tokens, mask = map(parallel.local_rows, (rollout.tokens, rollout.response_mask))
-    texts = [tokenizer.decode(row[keep].tolist()) for row, keep in zip(tokens, mask, strict=True)]
-    return rollout, [texts[p * samples : (p + 1) * samples] for p in range(run)]
+    return generate(model, params, prompts, samples=samples, max_new=max_new, limits=limits, **settings)
+
+
+def read_responses(
+    tokenizer: Tokenizer, rollout: Rollout, samples: int, chosen: np.ndarray
+) -> tuple[list[list[str]], np.ndarray]:
+    """Texts [N][G] and lengths i32[N, G] of the chosen ones, i64[N], of this process's groups."""
+    tokens, mask = (
+        parallel.local_rows(x).reshape(-1, samples, x.shape[1])[chosen] for x in (rollout.tokens, rollout.response_mask)
+    )
+    texts = [
+        [tokenizer.decode(row[keep].tolist()) for row, keep in zip(*group, strict=True)]
+        for group in zip(tokens, mask, strict=True)
+    ]
+    return texts, mask.sum(-1, dtype=np.int32)
 
 
 @partial(jax.jit, static_argnames=("mesh", "dtype"))
@@ -149,92 +168,122 @@ def grade(
     return [[next(verdicts) for _ in group] for group in texts], lines
 
 
+def make_grade_groups(
+    scorer: Scorer, settings: RolloutSettings, scale: Callable[[np.ndarray], np.ndarray]
+) -> GradeGroups:
+    """Builds `grade_groups(rows, problems, texts, lengths)`, to which each process gives its share of P groups.
+
+    `scale` turns verdicts into rewards (`rewards.shaping.SCALES`), and the overlong punishment is added to them.
+    """
+
+    def grade_groups(
+        rows: Sequence[int], problems: list[Problem], texts: list[list[str]], lengths: np.ndarray
+    ) -> Graded:
+        graded = zip(*grade(scorer, problems, texts), lengths.tolist(), strict=True)
+        # From here on every process knows all verdicts, and so decides as the others do.
+        accuracies, lines, counts = zip(*multihost.gather_rows(rows, graded), strict=True)
+        correct, tokens = np.array(accuracies, np.float32), np.array(counts, np.int32)  # [P, G]
+        reward = scale(correct)
+        if settings.overlong_buffer:
+            penalty = overlong_penalty(tokens, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
+            reward = reward + penalty
+        return Graded(rows, problems, texts, correct, reward, tokens, sum(lines, []))
+
+    return grade_groups
+
+
+def make_draw(
+    model: Model, tokenizer: Tokenizer, mesh: Mesh, settings: RolloutSettings, key: jax.Array,
+    should_stop: Callable[[], bool],
+) -> Callable[..., Rollout]:  # fmt: skip
+    """Builds `draw(params, problems, step, **arguments)`: `respond` as the settings say; raises Preempted."""
+    sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
+
+    def draw(params: Params, problems: Sequence[Problem], step: int | np.ndarray, **arguments: Any) -> Rollout:
+        if settings.weights_dtype:
+            params = quantized(params, mesh, settings.weights_dtype)
+        rollout = respond(
+            model, params, tokenizer, mesh, problems, samples=settings.samples, max_prompt=settings.max_prompt,
+            max_new=settings.max_new, key=key, step=step, sampling=sampling, should_stop=should_stop,
+            cache_dtype=settings.cache_dtype, **settings.decoding, **arguments,
+        )  # fmt: skip
+        if should_stop():
+            raise Preempted
+        return rollout
+
+    return draw
+
+
 def make_collect(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, settings: RolloutSettings, key: jax.Array,
     should_stop: Callable[[], bool], scale: Callable[[np.ndarray], np.ndarray] = signed_reward,
 ) -> Collect:  # fmt: skip
     """Builds `collect(params, stream, step)`, which advances the stream by whole generation batches.
 
-    `key` is the run's threefry key of rollouts. `scale` turns verdicts into rewards (`rewards.shaping.SCALES`), and the
-    overlong punishment is added to them.
+    `key` is the run's threefry key of rollouts; `scale` is that of `make_grade_groups`.
 
     Raises RuntimeError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
     """
     groups, samples, fresh = settings.prompts, settings.samples, settings.fresh_prompts
-    sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
-
-    def generated(params: Params, stream: ProblemStream, step: int, seconds: dict[str, float]) -> Generated:
-        begin = time.perf_counter()
-        rows = multihost.row_indices(mesh, fresh)
-        problems = stream.next(fresh, rows)
-        rollout, texts = respond(
-            model, params, tokenizer, mesh, problems, samples=samples, max_prompt=settings.max_prompt,
-            max_new=settings.max_new, key=key, step=step, sampling=sampling, should_stop=should_stop,
-            cache_dtype=settings.cache_dtype, **settings.decoding,
-        )  # fmt: skip
-        if should_stop():
-            raise Preempted
-        counts = parallel.local_rows(rollout.response_mask).sum(-1).reshape(-1, samples)
-        scored = time.perf_counter()
-        # From here on every process knows all verdicts, and so decides as the others do.
-        graded = zip(*grade(scorer, problems, texts), counts.tolist(), strict=True)
-        verdicts, lines, tokens = zip(*multihost.gather_rows(rows, graded), strict=True)
-        correct, lengths = np.array(verdicts, np.float32), np.array(tokens, np.int32)  # [P, G]
-        reward = scale(correct)
-        if settings.overlong_buffer:
-            penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
-            reward = reward + penalty
-        seconds["rollout"] += scored - begin
-        seconds["reward"] += time.perf_counter() - scored
-        return Generated(rows, problems, rollout, texts, correct, reward, lengths, sum(lines, []))
+    draw = make_draw(model, tokenizer, mesh, settings, key, should_stop)
+    grade_groups = make_grade_groups(scorer, settings, scale)
 
     def collect(params: Params, stream: ProblemStream, step: int) -> Collected:
-        if settings.weights_dtype:
-            params = quantized(params, mesh, settings.weights_dtype)
-        seconds, filled = {"rollout": 0.0, "reward": 0.0}, 0
-        seen: list[Generated] = []
+        clock, filled = Clock(rollout=0.0, reward=0.0), 0
+        seen: list[Graded] = []
         kept: Any = None  # a Rollout of the groups kept so far
         kept_reward = np.zeros((groups, samples), np.float32)
         while filled < groups:
-            if len(seen) == settings.max_batches:
-                raise RuntimeError(starved(step, filled, seen))
-            batch = generated(params, stream, step, seconds)
+            check_batches(settings, step, filled, seen)
+            rows = multihost.row_indices(mesh, fresh)
+            problems = stream.next(fresh, rows)
+            rollout = draw(params, problems, step)
+            responses = read_responses(tokenizer, rollout, samples, np.arange(len(rows)))
+            clock.lap("rollout")
+            batch = grade_groups(rows, problems, *responses)
+            clock.lap("reward")
             seen.append(batch)
-            chosen = np.flatnonzero(usable(batch.correct))[: groups - filled]
+            chosen = np.flatnonzero(settings.usable(batch.correct))[: groups - filled]
             source = np.full((groups, samples), -1)
             source[filled : filled + len(chosen)] = chosen[:, None] * samples + np.arange(samples)
             kept_reward[filled : filled + len(chosen)] = batch.reward[chosen]
-            kept = take_rows(batch.rollout, np.arange(groups * samples)) if kept is None else kept
-            kept = merge_rows(kept, batch.rollout, source.reshape(-1))
+            kept = take_rows(rollout, np.arange(groups * samples)) if kept is None else kept
+            kept = merge_rows(kept, rollout, source.reshape(-1))
             filled += len(chosen)
-        correct = np.concatenate([batch.correct for batch in seen])
-        failures = [line for batch in seen for line in batch.failures]
-        metrics = {
-            "accuracy": float(correct.mean()),
-            "reward": float(np.concatenate([batch.reward for batch in seen]).mean()),
-            "kept_fraction": float(usable(correct).mean()),
-            "generation_batches": len(seen),
-            "reward_failures": len(failures),
-        }
         tokens = sum(int(batch.lengths.sum()) for batch in seen)
-        return Collected(kept, kept_reward, metrics, examples(seen[0]), failures, seconds, tokens)
-
-    def usable(correct):
-        """Which groups [P] have a signal: those whose accuracies, before shaping, differ."""
-        return (correct != correct[:, :1]).any(1) | (not settings.dynamic_sampling)
-
-    def starved(step, filled, seen):
-        accuracy = np.concatenate([batch.correct for batch in seen])
-        return (
-            f"step {step}: dynamic sampling kept {filled} of the {groups} groups that a step needs after {len(seen)} "
-            f"generation batches ({usable(accuracy).sum()} of {len(accuracy)} groups were not uniform; mean accuracy "
-            f"{accuracy.mean():.3f}); raise rollout.max_batches or rollout.oversample, or change the tasks' difficulty"
-        )
+        return Collected(kept, kept_reward, *logged(settings, seen), clock.seconds, tokens)
 
     return collect
 
 
-def examples(batch: Generated) -> list[dict]:
+def check_batches(settings: RolloutSettings, step: int, filled: int, seen: list[Graded]) -> None:
+    """Raises RuntimeError if the generation batches of a step are used up and it has `filled` groups only."""
+    if len(seen) < settings.max_batches:
+        return
+    correct = np.concatenate([batch.correct for batch in seen])
+    raise RuntimeError(
+        f"step {step}: dynamic sampling kept {filled} of the {settings.prompts} groups that a step needs after "
+        f"{len(seen)} generation batches ({settings.usable(correct).sum()} of {len(correct)} groups were not uniform; "
+        f"mean accuracy {correct.mean():.3f}); raise rollout.max_batches or rollout.oversample, or change the tasks' "
+        f"difficulty"
+    )
+
+
+def logged(settings: RolloutSettings, seen: list[Graded]) -> tuple[dict[str, float], list[dict], list[str]]:
+    """The metrics, examples and failures of a step in which these groups were graded."""
+    correct, reward = (np.concatenate(values) for values in ([b.correct for b in seen], [b.reward for b in seen]))
+    failures = [line for batch in seen for line in batch.failures]
+    metrics = {
+        "accuracy": float(correct.mean()),
+        "reward": float(reward.mean()),
+        "kept_fraction": float(settings.usable(correct).mean()),
+        "generation_batches": len(seen),
+        "reward_failures": len(failures),
+    }
+    return metrics, examples(seen[0]), failures
+
+
+def examples(batch: Graded) -> list[dict]:
     """The first response to each of this process's first few problems, for the log."""
     scores = batch.correct[batch.rows], batch.reward[batch.rows]
     rows = zip(batch.problems[:EXAMPLES], batch.texts, *scores, strict=False)

@@ -43,8 +43,8 @@ def sketch(
     problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None], tasks=())
     run = build.build_run(config, devices=devices, problems=problems)
     build.check_rows(config, run)
-    # The policies that rollout.delay keeps are in the hosts' memory: no program of a step has them in its state.
-    state = dataclasses.replace(states.abstract(run, partial(states.build_state, run)), past=())
+    # No program of a step has in its state what rollout.delay and rollout.carry_over keep.
+    state = dataclasses.replace(states.abstract(run, partial(states.build_state, run)), past=(), pending=None)
     unused = dict.fromkeys(("stream", "checkpoints", "log", "should_stop", "traced"))
     parameters, moments = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.opt_state))
     workload = Workload(
