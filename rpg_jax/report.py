@@ -4,7 +4,7 @@
 
 Each folder is that of a run, or of a sweep or anything else with runs beneath it. Runs that differ only in their seed
 are one variant. The page has every two variants with a permutation test and the probability that one improves on
-the other, training curves as interquartile means with 95 % stratified bootstrap bands, last and best scores, responses
+the other, training curves as interquartile means with 95 % bootstrap bands over runs, last and best scores, responses
 to held-out problems, what runs cost, how their configs differ and, for experiments of the paper, its scores. Beside
 --out (report.html in the first folder if unset) go the Markdown with the same name and its figures. Unfinished runs and
 lines that a crash cut short are shown as such.

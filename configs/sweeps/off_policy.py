@@ -4,7 +4,8 @@
     python -m rpg_jax.report runs/off_policy
 
 5 numbers x 3 seeds = 15 runs of about 65 s on one core each: 8 minutes on 2 cores, and the warm start if no other
-sweep of this folder has made it. More updates a rollout are also more updates in all.
+sweep of this folder has made it. More updates a rollout are also more updates in all, of smaller minibatches: the three
+cannot be told apart here. `rollout.delay` changes how old the data are and nothing else.
 """
 
 CONFIG = "configs/sweeps/small.py"

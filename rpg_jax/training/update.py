@@ -63,6 +63,17 @@ def policy_age(step: jax.Array, batch: TrainBatch) -> metric.Metrics:
     }
 
 
+def sample_sizes(logp: jax.Array, batch: TrainBatch) -> metric.Metrics:
+    """Effective sample sizes over tokens and over whole responses: those of objectives of different levels compare."""
+    mask = batch.response_mask
+    log_ratio = jax.lax.stop_gradient(jnp.where(mask, logp - batch.behavior_logp, 0))
+    rows = jnp.sum(log_ratio, axis=1)
+    return {
+        "effective_sample_size_token": metric.effective_sample_size(log_ratio, mask),
+        "effective_sample_size_sequence": metric.effective_sample_size(rows, jnp.any(mask, axis=1)),
+    }
+
+
 def make_update(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, *,
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
@@ -90,7 +101,7 @@ def make_update(
             model_rows, sequences, undo = micro(index)
             with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
                 logp = undo(token_logprobs(model, params, **model_rows, temperature=temperature, chunk=logprob_chunk))
-            return objective(
+            value, metrics = objective(
                 logp,
                 sequences.behavior_logp,
                 sequences.advantage,
@@ -99,6 +110,7 @@ def make_update(
                 weight=sequences.weight,
                 denominator=total,
             )
+            return value, metrics | sample_sizes(logp, sequences)
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         # Unrolled layers are cut out of the stack once, and not in every microbatch.

@@ -6,7 +6,15 @@ import itertools
 
 import pandas as pd
 
-from rpg_jax.lab.reporting.estimates import holm, improvement_estimate, iqm_curve, iqm_estimate, least_p, permutation_p
+from rpg_jax.lab.reporting.estimates import (
+    holm,
+    improvement_estimate,
+    iqm_curve,
+    iqm_estimate,
+    least_p,
+    mean_estimate,
+    permutation_p,
+)
 from rpg_jax.lab.reporting.runs import Variant
 
 SIGNIFICANT = 0.05
@@ -59,6 +67,10 @@ class Comparison:
     def runs(self) -> dict:
         """{variant: the number of its runs that reached the step}."""
         return self.last().groupby(level="variant", sort=False).size().to_dict()
+
+    def means(self, scores: pd.DataFrame) -> dict:
+        """{variant: Estimate} of the mean over runs of `last()` or `best()`."""
+        return {name: mean_estimate(group) for name, group in scores.groupby(level="variant", sort=False)}
 
     def iqms(self, scores: pd.DataFrame) -> dict:
         """{variant: Estimate} of the interquartile mean of `last()` or `best()`."""

@@ -10,12 +10,13 @@ from rpg_jax.rewards import voted_answer
 from rpg_jax.storage.settings import CODE
 
 CURVES = (
-    "Held-out mean@k: interquartile mean over runs x tasks, 95 % stratified bootstrap band; gray: the other variants. "
+    "Held-out mean@k: interquartile mean over runs x tasks, 95 % bootstrap band over runs; gray: the other variants. "
     "Dashed: not all runs of the variant; dotted: the step of comparison."
 )
 INTERVALS = (
-    "Interquartile mean over runs x tasks at the step of comparison, 95 % stratified bootstrap interval over seeds "
-    "(Agarwal et al. 2021, arXiv 2108.13264)."
+    "Mean over runs with its 95 % t interval, and interquartile mean over runs x tasks (Agarwal et al. 2021, arXiv "
+    "2108.13264) with a 95 % bootstrap interval that resamples whole runs, at the step of comparison. With 5 runs the "
+    "bootstrap covers the truth in 87 % of simulated cases, with 10 in 94 %; the t interval in 93 and 96 %."
 )
 DYNAMICS = (
     "Training: interquartile mean over the runs of a variant, smoothed over a tenth of a run; 95 % bootstrap bands of "
@@ -27,7 +28,8 @@ LAST_AND_BEST = (
 )
 PAIRS = (
     "P(improvement): P(X > Y) + P(X = Y)/2 for a run of the better and one of the worse variant, averaged over tasks, "
-    "with its 95 % interval. p: of the permutation test, alone and after Holm's correction for all pairs."
+    "with its 95 % interval. p: of the permutation test, alone and after Holm's correction for all pairs. Alone, one "
+    "pair in twenty is below 0.05 by chance: only what stays below it after the correction is a finding."
 )
 COSTS = (
     "Means over finished runs. Seconds: rollouts, rewards, log-probs, updates, evaluations. Wall seconds in all "
@@ -91,11 +93,13 @@ def _interleaved(last, best) -> pd.DataFrame:
 def interquartile_means(comparison) -> Table:
     last, best = comparison.iqms(comparison.last()), comparison.iqms(comparison.best())
     columns = _marked([[estimate.value for estimate in estimates.values()] for estimates in (last, best)])
+    means = comparison.means(comparison.last())
     rows = [
         [name, str(comparison.runs[name]), at_last, _interval(last[name], 4), at_best, _interval(best[name], 4)]
+        + [f"{means[name].value:.4f}", _interval(means[name], 4)]
         for name, at_last, at_best in zip(last, *columns, strict=True)
     ]
-    return Table(["variant", "runs", "IQM last", "95 %", "IQM best", "95 %"], rows)
+    return Table(["variant", "runs", "IQM last", "95 %", "IQM best", "95 %", "mean last", "95 % (t)"], rows)
 
 
 def _interval(estimate, decimals) -> str:
