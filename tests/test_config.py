@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import io
+import math
 import os
 import pathlib
 import re
@@ -13,10 +14,11 @@ import tokenize
 from functools import partial
 
 import pytest
+from ml_collections import ConfigDict
 
 from configs import base
 from rpg_jax.objectives import RECIPES
-from rpg_jax.run import build
+from rpg_jax.run import bounds, build
 from rpg_jax.storage import workdir
 from rpg_jax.storage.settings import flatten
 
@@ -169,6 +171,39 @@ def test_the_quickstart_takes_every_objective_by_flags(name):
     config = quickstart()
     config.objective.update(dict(name=name, clip=""))
     assert build.build_objective(config).name == name
+
+
+def numeric_keys(config, prefix=""):
+    """The keys whose values are numbers, with those that are unset; the registry of objectives checks its own."""
+    for key in config:
+        if isinstance(config.get_ref(key).get(), ConfigDict):
+            yield from numeric_keys(config[key], f"{prefix}{key}.") if key not in ("objective", "tasks") else ()
+        elif config.get_type(key) in (int, float):
+            yield f"{prefix}{key}"
+
+
+def test_every_number_has_bounds_outside_of_which_it_is_refused():
+    config = quickstart()
+    assert set(numeric_keys(config)) | {"objective.denominator"} == bounds.BOUNDS.keys()
+    for key in bounds.BOUNDS:
+        for value in (math.nan, math.inf, -2):
+            changed = quickstart()
+            section, _, name = key.rpartition(".")
+            with changed.ignore_type():
+                (changed[section] if section else changed)[name] = value
+            with pytest.raises(ValueError, match=rf"^{key} is {value}(\.0)?; it must be "):
+                build.build_settings(changed)
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.beta1=0.0", "optimizer.beta2=1.0", "learner.logprob_chunk=0", "steps=2**31"]
+)
+def test_bounds_exclude_what_their_keys_cannot_be(name):
+    config = quickstart()
+    key, value = name.split("=")
+    config.update_from_flattened_dict({key: ast.literal_eval(value) if "*" not in value else 2**31})
+    with pytest.raises(ValueError, match=rf"^{key} is "):
+        build.build_settings(config)
 
 
 def test_variants():

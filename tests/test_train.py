@@ -229,7 +229,11 @@ def test_reference_schedules_train_and_part_from_the_behavior_policy(folder, fin
 
 REFUSED = {
     "--config.objectve.beta=1": "objective",
-    "--config.objective.bta=1": "the config has no key 'bta'",
+    "--config.objective.bta=1": "the config has no key 'bta' in objective; near ones: objective.beta",
+    "--config.foo.bar=3": "the config has no key 'foo'; there are: behavior, checkpoint, data",
+    "--config.learner.logprob_chunk=0": "learner.logprob_chunk is 0; it must be at least 1 and whole",
+    "--workdir=": "--workdir is empty; give it a value",
+    "--watchdog_seconds=nan": "--watchdog_seconds=nan is not a finite number",
     "--config.objective.beta=much": "much",
     "--config.objective.estimator=differentiable": "clip='rpg'",
     "--config.rollout.max_prompt=5": "rollout.max_prompt",

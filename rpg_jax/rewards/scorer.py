@@ -1,6 +1,7 @@
 """Scoring responses: rules run in this process, functions that may hang or die in worker processes."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -58,7 +59,7 @@ class Scorer:
         """
         if workers < 1:
             raise ValueError(f"reward workers={workers} must be at least 1")
-        if timeout_seconds <= 0 or memory_mb < 64:
+        if not 0 < timeout_seconds < math.inf or memory_mb < 64:
             raise ValueError(f"reward {timeout_seconds=} must be positive and {memory_mb=} at least 64")
         if not 0 <= max_failures <= 1:
             raise ValueError(f"reward {max_failures=} is a share of the samples and must be in 0..1")

@@ -15,6 +15,7 @@ from rpg_jax.data.datasets import Sets
 from rpg_jax.models import Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
+from rpg_jax.run import bounds
 from rpg_jax.sampling import check_cache
 from rpg_jax.training import carry_over
 from rpg_jax.training.delay import make_recall, make_remember
@@ -50,6 +51,7 @@ class Run:
 
 def build_settings(config: ConfigDict) -> dict:
     """The fields of a `Run` that need neither devices nor data. Raises ValueError for settings that make no sense."""
+    bounds.check(config)
     if config.rollout.top_k or config.rollout.top_p != 1.0:
         raise ValueError(
             "training samples the whole distribution: filters take away the behavior policy's support, and with it the "
@@ -136,21 +138,16 @@ def check_behavior(source: str, objective: objectives.Objective) -> None:
 def check_warm_start(config: ConfigDict) -> None:
     """Raises ValueError for settings of the warm start that make no sense."""
     warm = config.warm_start
-    if warm.steps < 0 or warm.batch < 1 or warm.microbatch_rows < 1 or warm.batch % warm.microbatch_rows:
+    if warm.batch % warm.microbatch_rows:
         raise ValueError(
-            f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch}), both at "
-            f"least 1, and warm_start.steps ({warm.steps}) must not be negative"
+            f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch})"
         )
-    if warm.temperature <= 0:
-        raise ValueError(f"warm_start.temperature is {warm.temperature}; it must be above 0")
 
 
 def build_objective(config: ConfigDict) -> objectives.Objective:
     """The objective. It is tried on abstract arrays, so that a mistake is found now and not after the warm start."""
     objective = objectives.make(config.objective.name, **set_keys(config.objective, "name", "denominator"))
-    denominator, samples = config.objective.denominator, config.rollout.samples
-    if denominator is not None and not 0 < denominator < float("inf"):
-        raise ValueError(f"objective.denominator is {denominator}; expected a positive number")
+    samples = config.rollout.samples
     tokens = jax.ShapeDtypeStruct((samples, 1), jnp.float32)
     try:
         jax.eval_shape(objective.advantages, jax.ShapeDtypeStruct((1, samples), jnp.float32), tokens, tokens, tokens)

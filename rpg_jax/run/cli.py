@@ -4,7 +4,9 @@ Exit statuses: 0 done, 2 the user's mistake (one line, no traceback), 75 preempt
 """
 
 import contextlib
+import difflib
 import errno
+import math
 import os
 import pathlib
 import sys
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from absl import flags, logging
 
 from rpg_jax.run import compiler
+from rpg_jax.storage.settings import flatten
 
 PREEMPTED = 75
 _STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
@@ -58,10 +61,35 @@ def _is_of_xla(error) -> bool:
 
 def _one_line(error) -> str:
     """Its text; of a traceback that ml_collections puts around what a config file raises, only what was raised."""
-    if error.args and isinstance(error.args[0], KeyError):  # as ml_collections raises it
-        return f"the config has no key {error.args[0].args[0]}, which a --config.KEY on the command line names"
     before, trace, after = str(error).partition("Error whilst parsing config file:")
     return " ".join((before + after.strip().splitlines()[-1] if trace else before).split())
+
+
+def _unknown_key(argv: list[str]) -> str | None:
+    """A line about the first --config.KEY of the command line that the config does not have, and keys that are near."""
+    names = [word.lstrip("-").partition("=")[0] for word in argv]
+    files = [word.partition("=")[2] for word, name in zip(argv, names, strict=True) if name == "config"]
+    with contextlib.suppress(*_INPUT_ERRORS):  # the config file itself may be what cannot be read
+        settings = flags.FLAGS["config"].parser.parse(files[-1]).to_dict()
+        for name in names:
+            section, level = [], settings
+            for part in name.split(".")[1:] if name.startswith("config.") else []:
+                if not isinstance(level, dict) or part not in level:
+                    near = difflib.get_close_matches(name.removeprefix("config."), flatten(settings), 3)
+                    there = f"near ones: {', '.join(near)}" if near else f"there are: {', '.join(level)}"
+                    place = f" in {'.'.join(section)}" if section else ""
+                    return f"--{name}: the config has no key {part!r}{place}; {there}"
+                section, level = [*section, part], level[part]
+    return None
+
+
+def _check_values(given: list[flags.Flag]) -> None:
+    """Raises flags.Error for a flag without a value, such as --workdir=, and for one that is not a finite number."""
+    for flag in given:
+        if flag.value in ("", []):
+            raise flags.Error(f"--{flag.name} is empty; give it a value, or leave it out: {flag.help}")
+        if isinstance(flag.value, float) and not math.isfinite(flag.value):
+            raise flags.Error(f"--{flag.name}={flag.value} is not a finite number: {flag.help}")
 
 
 def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = False, leave: Callable = sys.exit):
@@ -82,11 +110,12 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     try:
         _find_configs(argv)
         words = flags.FLAGS(argv)[1:]
+        own = flags.FLAGS.get_key_flags_for_module(module)
+        _check_values([flag for flag in own if flag.present])
         if words and not arguments:
             raise flags.Error(f"unexpected argument {words[0]!r}; options start with --")
     except _INPUT_ERRORS as error:
-        sys.exit(_refused(_one_line(error)))
-    own = flags.FLAGS.get_key_flags_for_module(module)
+        sys.exit(_refused(_unknown_key(argv) or _one_line(error)))
     options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
     options.arguments, options.given = words, {flag.name for flag in own if flag.present}
     try:

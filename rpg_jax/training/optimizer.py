@@ -111,6 +111,10 @@ def make_optimizer(
     if name == "schedule_free_adamw":
         if decay is not None:
             raise ValueError(f"optimizer decay {decay!r}: schedule-free AdamW has no decay; leave it unset")
+        if not beta1 > 0:  # x = (y − (1 − beta1) z) / beta1
+            raise ValueError(
+                f"optimizer.beta1 is {beta1}; schedule-free AdamW interpolates with it: it must be above 0"
+            )
         schedule = warmup_schedule(learning_rate, warmup_steps)
         # Built from parts: optax's own constructor warms its step size up one update later than its averaging weights.
         base = optax.chain(

@@ -60,9 +60,9 @@ class RolloutSettings:
             raise ValueError(
                 "rollout.dynamic_sampling needs rollout.samples of at least 2: one response is always uniform"
             )
-        if self.oversample < 1:
+        if not 1 <= self.oversample < math.inf:
             raise ValueError(f"rollout.oversample is {self.oversample}; it must be at least 1")
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise ValueError(
                 f"rollout.temperature is {self.temperature}; training samples from the policy, so it must be above 0"
             )
