@@ -44,7 +44,7 @@ KEYS = {
     """,
     COUNT_OR_NONE: """
         warm_start.steps warm_start.warmup_steps optimizer.warmup_steps
-        rollout.delay rollout.overlong_buffer rollout.top_k
+        rollout.delay rollout.max_age rollout.overlong_buffer rollout.top_k
     """,
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
     SEED: "seed data.seed",
