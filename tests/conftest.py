@@ -29,7 +29,7 @@ SLOW = [
     for name in (
         "readme multihost train mesh notebook sampling models packing draw checkpoints huggingface tradeoff report "
         "sweep plan in_other_trainers math_rewards third_party attention convert parallel figures watch verify "
-        "update rewards_pool gguf gym prepare huggingface_tokenizer logprobs gpu package launch"
+        "update rewards_pool real_model lora gguf gym prepare huggingface_tokenizer logprobs gpu package launch"
     ).split()
 ]
 

