@@ -63,6 +63,11 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             scan=True,  # [switch] one compiled layer, looped over: compiles faster than layers one after the other
             remat="full",  # [name] what the backward pass computes again: none, dots, attention, offload, full
             attention="auto",  # [name] kernel: auto, blockwise, splash (TPU), pallas_gpu, cudnn
+            lora=dict(  # low-rank adapters, which alone are trained; the checkpoint's weights stay as they are
+                rank=0,  # [columns] of A and rows of B in W + (alpha / rank) A B; 0: all weights are trained
+                alpha=32.0,  # [factor] of A B, divided by the rank
+                targets="q,k,v,o,gate,up,down",  # [names] of kernels of a layer, with commas between them
+            ),
         ),
         mesh=dict(
             data=1,  # [devices] copies of the parameters; rows are divided among them

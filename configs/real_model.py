@@ -39,7 +39,7 @@ def get_config(variant=""):
             heldout=(HELDOUT,),
             wording="none",
         ),
-        steps=20,
+        steps=16,
         model=dict(checkpoint="runs/real_model/base", dtype="float32", remat="dots"),
         rollout=dict(
             prompts=16,
@@ -50,10 +50,10 @@ def get_config(variant=""):
         ),
         reward=dict(extraction="number", workers=2, timeout_seconds=5.0, memory_mb=2048, max_failures=0.1),
         objective=dict(name="rpg", clip="rpg"),
-        learner=dict(minibatch_prompts=8, microbatch_rows=8, scoring_rows=16, logprob_chunk=88),
+        learner=dict(minibatch_prompts=8, microbatch_rows=8, scoring_rows=16, logprob_chunk=22),
         optimizer=dict(name="adamw", learning_rate=1e-5, warmup_steps=4),
-        evaluation=dict(every=4, k=4),
-        checkpoint=dict(every=4, keep_last=1),
+        evaluation=dict(every=8, k=4),
+        checkpoint=dict(every=2, keep_last=1),
     )
     if variant == "smoke":
         config.steps = 2

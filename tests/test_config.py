@@ -36,8 +36,9 @@ quickstart = partial(get_config, "quickstart")
 
 
 def section_of(node) -> str | None:
-    """`rollout` of the expression `config.rollout`."""
-    return node.attr if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "config" else None
+    """`rollout` of the expression `config.rollout`, `model.lora` of `config.model.lora`."""
+    root, _, section = ast.unparse(node).partition(".")
+    return section if isinstance(node, ast.Attribute) and root == "config" else None
 
 
 def local_names(function) -> dict[str, str]:

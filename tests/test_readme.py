@@ -26,6 +26,7 @@ COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash
 # A block of no language says what the command before it prints.
 PRINTED = {a.strip(): b for blocks in BLOCKS_OF for (_, a), (kind, b) in itertools.pairwise(blocks) if not kind}
 SUITE = "./launch/test.sh"  # what is running now
+REAL_MODEL = "./launch/real_model.sh"  # 45 minutes and a download: tests/test_real_model.py runs its commands in small
 # The form with --json does the same as the one without and more; tests/test_verify.py runs it.
 VERIFY = ("python -m rpg_jax.verify", "python -m rpg_jax.verify --json=out.json")
 PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
@@ -58,7 +59,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if c and not c.startswith(SUITE) and c not in VERIFY and not c.startswith(PEERS)]
+    "command", [c for c in COMMANDS if c and not c.startswith((SUITE, REAL_MODEL, PEERS)) and c not in VERIFY]
 )
 def test_command(command, folder):
     if "gym" in command:

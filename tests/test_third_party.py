@@ -19,7 +19,7 @@ SCRIPTS = sorted(
     for path in (ROOT / "third_party").glob(f"*/{pattern}")
     if path.parent.name != "common"
 )
-PEERS = {"torch", "transformers", "trl", "tunix", "schedulefree", "datasets", "tokenizers"}
+PEERS = {"torch", "peft", "transformers", "trl", "tunix", "schedulefree", "datasets", "tokenizers"}
 
 
 def run(script, *arguments):
@@ -30,6 +30,7 @@ def run(script, *arguments):
 
 def test_every_peer_has_a_script_and_requirements():
     assert SCRIPTS == [
+        "third_party/peft/parity.py",
         "third_party/rpg/parity.py",
         "third_party/schedulefree/parity.py",
         "third_party/transformers/benchmark.py",

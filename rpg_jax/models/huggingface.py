@@ -10,6 +10,7 @@ import pathlib
 
 from rpg_jax.models import rope
 from rpg_jax.models.config import ModelConfig
+from rpg_jax.models.lora import TARGETS, LoRA
 
 # Architecture -> its traits here, and the values that transformers assumes for keys missing from config.json.
 _COMMON = dict(rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=False)
@@ -53,6 +54,12 @@ TENSORS = {
     "final_norm/scale": "model.norm.weight",
     "head/kernel": "lm_head.weight",
 }
+_ADAPTED = {name: TENSORS[f"layers/{name}/kernel"].removesuffix(".weight") for name in TARGETS}
+TENSORS |= {  # as peft names them; its A is [rank, I] and its B [O, rank]
+    f"layers/{name}/lora_{part.lower()}": f"base_model.model.{module}.lora_{part}.weight"
+    for name, module in _ADAPTED.items()
+    for part in "AB"
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +76,7 @@ def places(leaf_shapes: dict[str, tuple[int, ...]]) -> dict[str, Place]:
     """{tensor name: Place} of a training tree, {leaf name: shape} with stacked layers; ordered layer by layer."""
     tensors = {}
     for leaf, shape in leaf_shapes.items():
-        stacked, transposed = leaf.startswith("layers/"), leaf.endswith("/kernel")
+        stacked, transposed = leaf.startswith("layers/"), leaf.endswith(("/kernel", "/lora_a", "/lora_b"))
         single = tuple(shape[1:] if stacked else shape)  # of one layer
         for layer in range(shape[0]) if stacked else [None]:
             name = TENSORS[leaf].format(layer)
@@ -138,6 +145,21 @@ def config_json(config: ModelConfig) -> dict:
         "rope_theta": config.rope_theta,
         "rope_scaling": None if config.rope_scaling is None else scaling,
         "rope_parameters": {"rope_theta": config.rope_theta, **scaling},
+    }
+
+
+def adapter_config(lora: LoRA, base: str) -> dict:
+    """The `adapter_config.json` with which peft loads adapters beside the model in the folder `base`."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": [_ADAPTED[name].rpartition(".")[2] for name in lora.targets],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
     }
 
 

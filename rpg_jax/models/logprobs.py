@@ -65,7 +65,7 @@ def _by_chunks(model, measure, chunk, head, hidden, constants):
     The backward pass is written out because autodiff of a `cond` in a `scan` keeps one copy of the vocabulary matrix
     per chunk. It recomputes each chunk's logits and adds to one gradient of the matrix, which skipped chunks leave
     unchanged. On a mesh each data shard computes its own rows: the matrix is gathered once before all chunks, and its
-    gradient is summed over the shards once after them.
+    gradient is summed over the shards once after them. The matrix of a model with adapters is frozen and gets none.
     """
     tokens, mask, temperature = constants
 
@@ -95,24 +95,29 @@ def _backward(model, measure, chunk, saved, d_values):
 
     def on_shard(narrow, shared, rows):
         used, temperature = shared
+        trained = {} if model.lora else narrow
 
         def step(d_head, part):
             used, hidden, tokens, mask, d_values = part
 
+            def values(trained, hidden):
+                return _measured(model, measure, tokens, mask, temperature, narrow | trained, hidden)
+
             def measured(d_head):
-                _, pullback = jax.vjp(partial(_measured, model, measure, tokens, mask, temperature), narrow, hidden)
+                _, pullback = jax.vjp(values, trained, hidden)
                 d_chunk, d_hidden = pullback(d_values)
                 return jax.tree.map(lambda total, d: total + d.astype(total.dtype), d_head, d_chunk), d_hidden
 
             return jax.lax.cond(used, measured, lambda d_head: (d_head, jnp.zeros_like(hidden)), d_head)
 
-        start = jax.tree.map(lambda x, like: jnp.zeros(x.shape, like.dtype), narrow, head)
+        dtypes = {name: head[name] for name in trained}
+        start = jax.tree.map(lambda x, like: jnp.zeros(x.shape, like.dtype), trained, dtypes)
         d_head, d_hidden = jax.lax.scan(step, start, (used, *_split(rows, chunk)))
         return d_head, _join(d_hidden, hidden.shape[1])
 
     shared, rows = (_used(mask, chunk), temperature), (hidden, tokens, mask, d_values)
     d_head, d_hidden = model.per_shard(on_shard, _narrow(model, head), shared, rows)
-    return d_head, d_hidden, None
+    return jax.tree.map(jnp.zeros_like, head) | d_head, d_hidden, None
 
 
 _by_chunks.defvjp(_forward, _backward)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rpg_jax.models import rope
 from rpg_jax.models.attention import SAVED, causal_attention
 from rpg_jax.models.config import ModelConfig
+from rpg_jax.models.lora import LoRA
 from rpg_jax.models.quantization import dequantized, table_rows
 
 _kernel = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -71,6 +72,17 @@ def rotate(x: jax.Array, positions: jax.Array, frequency, factor: float) -> jax.
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 
+class Dense(nn.Dense):
+    """A product with a kernel, and with the adapters that `lora.join` has laid beside it."""
+
+    def __call__(self, x):
+        out = super().__call__(x)
+        if self.has_variable("params", "lora_a"):
+            a, b = (self.get_variable("params", name).astype(self.dtype) for name in ("lora_a", "lora_b"))
+            out += project(project(x, a), b)
+        return out
+
+
 class Block(nn.Module):
     """One pre-norm layer. `attend(q, k, v) -> (out, kept)` computes attention and may keep k and v in a cache."""
 
@@ -81,7 +93,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x, positions, attend):
         config, batch_and_time = self.config, x.shape[:2]
-        dense = partial(nn.Dense, dtype=self.dtype, kernel_init=_kernel, dot_general=_dot_general)
+        dense = partial(Dense, dtype=self.dtype, kernel_init=_kernel, dot_general=_dot_general)
         norm = partial(nn.RMSNorm, epsilon=config.norm_epsilon, dtype=self.dtype)
 
         h = norm(name="attention_norm")(x)
@@ -111,7 +123,7 @@ class Model:
     `attention(q, k, v[, segment_ids]) -> out` is the training attention; `constrain(array, name) -> array` pins
     activations to a mesh and `per_shard(function, weights, shared, rows)` runs a function on each data shard's rows
     (`parallel.make_constrain`, `parallel.make_per_shard`). All are injected. `dtype` is that of the computation;
-    parameters are float32 unless the caller casts them.
+    parameters are float32 unless the caller casts them. With `lora` they are frozen, and only its adapters are trained.
     """
 
     config: ModelConfig
@@ -121,6 +133,7 @@ class Model:
     attention: Callable = causal_attention
     constrain: Callable = lambda array, name: array
     per_shard: Callable = lambda function, weights, shared, rows: function(weights, shared, rows)
+    lora: LoRA | None = None
 
     def __post_init__(self):
         if self.remat not in REMAT_POLICIES:

@@ -20,6 +20,10 @@ TRAINING: Table = (
     (r"layers/(q|k|v|gate|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
     (r"layers/(q|k|v)/bias", PartitionSpec(None, "tensor")),
     (r"layers/(o|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
+    (r"layers/(q|k|v|gate|up)/lora_a", PartitionSpec(None, "fsdp", None)),
+    (r"layers/(q|k|v|gate|up)/lora_b", PartitionSpec(None, None, "tensor")),
+    (r"layers/(o|down)/lora_a", PartitionSpec(None, "tensor", None)),
+    (r"layers/(o|down)/lora_b", PartitionSpec(None, None, "fsdp")),
     (r"kv_heads", PartitionSpec("tensor")),  # no parameter: a head is never split (`check_model`)
 )
 

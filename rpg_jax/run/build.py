@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax import data, objectives, parallel
 from rpg_jax.data.datasets import Sets
-from rpg_jax.models import Model, huggingface, named
+from rpg_jax.models import LoRA, Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.run import bounds
@@ -179,6 +179,21 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
     )  # fmt: skip
 
 
+def build_lora(config: ConfigDict) -> LoRA | None:
+    """The adapters of a config; None if there are none. Raises ValueError for settings that `LoRA` refuses."""
+    lora = config.model.lora
+    return LoRA(lora.rank, lora.alpha, tuple(lora.targets.split(","))) if lora.rank else None
+
+
+def check_base(config: ConfigDict) -> None:
+    """Raises ValueError for adapters without a checkpoint to adapt."""
+    if config.model.lora.rank and config.model.checkpoint is None:
+        raise ValueError(
+            f"model.lora.rank={config.model.lora.rank} trains adapters of frozen weights, and those of "
+            f"model.size={config.model.size!r} would be random: set model.checkpoint, or model.lora.rank=0"
+        )
+
+
 def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.Mesh, pack: bool = False) -> Model:
     """The model of a config's section `model`, without weights, for sequences of at most `longest` tokens.
 
@@ -208,7 +223,7 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
     attention = make_attention(config.model.attention, mesh, heads, dtype=dtype, head_dim=shape.head_dim, pack=pack)
     model = Model(
         shape, dtype=dtype, scan=config.model.scan, remat=config.model.remat, attention=attention,
-        constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh),
+        constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh), lora=build_lora(config),
     )  # fmt: skip
     parallel.check_model(mesh, model)
     return model
@@ -269,7 +284,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         ),
         refresh=make_refresh(run.optimizer, run.mesh, shapes),
         remember=make_remember(run.model, run.optimizer, run.mesh, shapes),
-        recall=make_recall(run.mesh, shapes.params),
+        recall=make_recall(run.mesh, shapes.base.params if shapes.base else shapes.params),
         evaluate=partial(evaluate, problems=run.data.problems("heldout")),
         vote=run.scorer.vote,
         reference=run.reference,

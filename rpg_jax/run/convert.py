@@ -1,6 +1,7 @@
 """What `python -m rpg_jax.convert` does: reads weights of a folder or a run, and writes them in either format."""
 
 import json
+import math
 import pathlib
 import shutil
 import time
@@ -17,11 +18,13 @@ from rpg_jax.models import Model, ModelConfig, huggingface
 from rpg_jax.run import cli, states
 from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage import gguf_files, weights, workdir
+from rpg_jax.training.experience import policy_params
 
 # Copied beside the weights if the source has them.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 TOKENIZER_FILES += ("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
 GENERATION = "generation_config.json"
+PEFT = "peft"  # the format of adapters of Hugging Face's package of that name
 
 
 class Source(NamedTuple):
@@ -45,6 +48,8 @@ def main(options) -> None:
     with staged(target) as folder:
         if to == "orbax":
             weights.save_orbax(folder, source.params)
+        elif to == PEFT:
+            weights.save_safetensors(folder, source.params, math.inf, name="adapter_model")
         else:
             weights.save_safetensors(folder, source.params, (options.max_shard_gb or 5.0) * 1e9)
         for name, file in source.copies.items():
@@ -72,7 +77,9 @@ def check_flags(options) -> str:
             raise ValueError(f"--{name}={getattr(options, name)} is for the checkpoints of a --workdir")
     is_folder = options.source and not options.source.endswith(gguf_files.SUFFIX)
     to = options.to or ("orbax" if is_folder and not weights.is_orbax(options.source) else "huggingface")
-    if options.max_shard_gb is not None and to == "orbax":
+    if to == PEFT and options.workdir is None:
+        raise ValueError(f"--to={PEFT} writes the adapters of a run: give its --workdir, not --source")
+    if options.max_shard_gb is not None and to != "huggingface":
         raise ValueError("--max_shard_gb is for --to=huggingface")
     return to
 
@@ -102,15 +109,25 @@ def of_path(path: pathlib.Path, dtype: str) -> Source:
 
 
 def of_run(options) -> Source:
-    """A run's checkpoint, at its evaluation parameters."""
+    """A run's checkpoint, at its evaluation parameters: its adapters for --to=peft, else the whole model."""
     folder = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir)
     config, run = states.read_run(folder)
+    source, lora = config.model.checkpoint, run.model.lora
+    if options.to == PEFT and lora is None:
+        raise ValueError(f"--to={PEFT} writes adapters, and {folder} is a run without any (its model.lora.rank is 0)")
     with run.scorer:
-        step, state = states.restore_state(folder, run, options.which or "best")
-    params = jax.jit(run.optimizer.evaluation_params)(state.opt_state, state.params)
-    if options.dtype != "keep":
-        params = jax.tree.map(lambda leaf: leaf.astype(options.dtype), params)
-    source = config.model.checkpoint
+        step, state = states.restore_state(folder, run, options.which or "best", states.load_base(config, run))
+    place = folder / "checkpoints" / str(step)
+    dtype = jnp.float32 if options.dtype == "keep" else options.dtype
+
+    def policy(state):
+        if options.to == PEFT:
+            return run.optimizer.evaluation_params(state.opt_state, state.params)
+        return policy_params(run.model, run.optimizer, state)
+
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), jax.jit(policy)(state))
+    if options.to == PEFT:
+        return Source(place, params, {"adapter_config.json": huggingface.adapter_config(lora, source)}, {})
     tokenizer_folder = run.data.path if "tasks" in config.data else config.data.tokenizer or source
     texts = {"config.json": described(run.model.config, params, source)}
     if source is None:
@@ -118,7 +135,7 @@ def of_run(options) -> Source:
         ids = dict(bos_token_id=tokenizer.bos_id, pad_token_id=tokenizer.pad_id, eos_token_id=list(tokenizer.stop_ids))
         texts["config.json"] |= ids
         texts[GENERATION] = ids
-    return Source(folder / "checkpoints" / str(step), params, texts, companions(source, tokenizer_folder))
+    return Source(place, params, texts, companions(source, tokenizer_folder))
 
 
 def described(config: ModelConfig, params: dict, source) -> dict:

@@ -97,10 +97,11 @@ def of_run(options, place: epath.Path) -> Subject:
         sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.data.get("wording", "paper"))
     shapes = states.abstract(run, partial(states.build_state, run))
     policy = make_sampling_params(run.model, run.optimizer, run.mesh, shapes)
+    base = states.load_base(config, run)
 
     def find(which):
         with phase("state"):
-            step, state = states.restore_state(place, run, which)
+            step, state = states.restore_state(place, run, which, base)
         return dict(checkpoint="step", step=step), lambda: policy(state)
 
     problems = list(sets.problems("heldout"))
@@ -114,6 +115,7 @@ def of_checkpoint(options) -> Subject:
     settings = sampling_settings(options, **defaults)
     tokenizer = data.load_tokenizer(options.tokenizer or folder, options.template)
     section = dict(size=None, checkpoint=folder, dtype=options.dtype, scan=False, remat="none", attention="auto")
+    section["lora"] = dict(rank=0)
     mesh = parallel.make_mesh(tensor=options.tensor)
     longest = settings["max_prompt"] + settings["max_new"]
     model = build.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)

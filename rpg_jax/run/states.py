@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -14,13 +16,13 @@ from rpg_jax import parallel
 from rpg_jax.models import Model, unstack_layers
 from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
-from rpg_jax.storage.checkpoints import Checkpoints
+from rpg_jax.storage.checkpoints import Checkpoints, checksum
 from rpg_jax.training.carry_over import nothing_pending
 from rpg_jax.training.delay import make_remember
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.reference import make_refresh
-from rpg_jax.training.update import init_params, init_state
-from rpg_jax.types import Params, TrainState
+from rpg_jax.training.update import init_params, init_state, without_base
+from rpg_jax.types import Base, Params, TrainState
 
 
 def for_inference(config: ConfigDict) -> ConfigDict:
@@ -34,6 +36,7 @@ def for_inference(config: ConfigDict) -> ConfigDict:
     # A run of an earlier version has no such keys.
     config.behavior = config.get("behavior", ConfigDict(dict(source="trainer")))
     config.rollout.update(dict(delay=0, carry_over=False, max_age=None) | config.rollout.to_dict())
+    config.model.lora = config.model.get("lora", ConfigDict(dict(rank=0)))
     try:
         parallel.make_mesh(**config.mesh)
     except ValueError:
@@ -58,11 +61,11 @@ def read_run(
     return config, build_run(config)
 
 
-def build_state(run: Run, params: Params) -> TrainState:
-    """A fresh RL state around parameters, with a reference tree if the run's schedule needs one, with the policies that
-    the first rollouts are drawn from if `rollout.delay` is set, the initial one, and with room for what is pending if
-    `rollout.carry_over` is set."""
-    state = init_state(run.optimizer, run.mesh, params)
+def build_state(run: Run, params: Params, base: Base | None = None) -> TrainState:
+    """A fresh RL state around trained parameters, and frozen ones if those are adapters; with a reference tree if the
+    run's schedule needs one, with the policies that the first rollouts are drawn from if `rollout.delay` is set, the
+    initial one, and with room for what is pending if `rollout.carry_over` is set."""
+    state = dataclasses.replace(init_state(run.optimizer, run.mesh, params), base=base)
     if run.reference.mode != "iterative":
         state = make_refresh(run.optimizer, run.mesh, state)(state)
     if run.rollout.carry_over:
@@ -73,10 +76,18 @@ def build_state(run: Run, params: Params) -> TrainState:
     return state
 
 
-def abstract(run: Run, build: Callable[[Params], Any]) -> Any:
-    """The tree that `build(params)` makes, as shapes with shardings and without memory: what a restore asks for."""
-    key = jax.random.key(0, impl="threefry2x32")
-    shapes = jax.eval_shape(lambda: build(run.model.init(key)))
+def abstract(run: Run, build: Callable[[Params, Base | None], Any]) -> Any:
+    """The tree that `build(params, base)` makes, as shapes with shardings and without memory: what is restored."""
+    key, model = jax.random.key(0, impl="threefry2x32"), run.model
+
+    def build_shapes():
+        params = model.init(key)
+        if model.lora is None:
+            return build(params, None)
+        frozen = jax.tree.map(lambda x: x.astype(model.dtype), params)
+        return build(model.lora.init(params, key), Base(frozen, jnp.zeros(len(jax.tree.leaves(params)), jnp.uint32)))
+
+    shapes = jax.eval_shape(build_shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -84,10 +95,33 @@ def abstract(run: Run, build: Callable[[Params], Any]) -> Any:
     )
 
 
-def restore_state(folder: epath.Path, run: Run, which: str) -> tuple[int, TrainState]:
+def restore(
+    checkpoints: Checkpoints, shapes: TrainState, base: Base | None, step: int | None = None
+) -> tuple[int, TrainState, dict] | None:
+    """As `Checkpoints.restore`, of a state around the frozen weights `base`, if there are any.
+
+    Raises ValueError when those are not the weights whose adapters were saved.
+    """
+    restored = checkpoints.restore(without_base(shapes), step)
+    if restored is None or base is None:
+        return restored
+    step, state, extra = restored
+    changed = np.flatnonzero(np.asarray(state.base.checksums) != np.asarray(base.checksums))
+    if len(changed):
+        names = [parallel.leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(base.params)]
+        raise ValueError(
+            f"checkpoint {step} in {checkpoints.directory} holds adapters of other weights than model.checkpoint has "
+            f"now: {len(changed)} of {len(names)} arrays differ, {names[changed[0]]} among them; restore the folder "
+            f"that the run began with"
+        )
+    return step, dataclasses.replace(state, base=base), extra
+
+
+def restore_state(folder: epath.Path, run: Run, which: str, base: Base | None) -> tuple[int, TrainState]:
     """(step, state) of a checkpoint in `folder`/checkpoints: "best" by held-out accuracy, "last", or a step's number.
 
-    Raises ValueError for another `which`, a step that is not there, or a run without checkpoints.
+    `base` is that of `load_base`. Raises ValueError for another `which`, a step that is not there, or a run without
+    checkpoints.
     """
     folder = folder / "checkpoints"
     if which not in ("best", "last") and not which.isdigit():
@@ -97,18 +131,31 @@ def restore_state(folder: epath.Path, run: Run, which: str) -> tuple[int, TrainS
     shapes = abstract(run, partial(build_state, run))
     with Checkpoints(folder) as checkpoints:
         step = checkpoints.best_step() if which == "best" else None if which == "last" else int(which)
-        restored = checkpoints.restore(shapes, step)
+        restored = restore(checkpoints, shapes, base, step)
     if restored is None:
         raise ValueError(f"{folder} holds no checkpoint yet; train first")
     step, state, _ = restored
     return step, state
 
 
+def load_base(config: ConfigDict, run: Run) -> Base | None:
+    """The weights of `model.checkpoint` in the model's dtype, frozen, where adapters are trained; None elsewhere."""
+    if run.model.lora is None:
+        return None
+    params = weights.load(config.model.checkpoint, abstract(run, lambda _, base: base.params))
+    checksums = np.array([int(checksum(leaf)) for leaf in jax.tree.leaves(params)], np.uint32)  # one by one
+    return Base(params, parallel.to_global(run.mesh, parallel.REPLICATED, checksums))
+
+
 def initial_params(config: ConfigDict, run: Run) -> Params:
-    """The weights of `model.checkpoint`, or random ones: float32, laid out for training."""
+    """What is trained, float32 and laid out for it: the weights of `model.checkpoint`, or random ones, or adapters."""
+    if run.model.lora:
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract(run, lambda params, _: params))
+        adapters = partial(run.model.lora.init, jax.eval_shape(run.model.init, jax.random.key(0)))
+        return jax.jit(adapters, out_shardings=shardings)(jax.random.key(config.seed, impl="threefry2x32"))
     if config.model.checkpoint is None:
         return init_params(run.model, run.mesh, config.seed)
-    return weights.load(config.model.checkpoint, abstract(run, lambda params: params))
+    return weights.load(config.model.checkpoint, abstract(run, lambda params, _: params))
 
 
 def checkpoint_params(folder, model: Model, mesh: Mesh) -> Params:

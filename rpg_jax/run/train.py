@@ -32,6 +32,7 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
         with cli.door():
             job.check_same(config)
             with multihost.together():
+                build.check_base(config)
                 run = build.build_run(config, log=job.say)
                 build.check_rows(config, run)
                 window = profile.window(options.profile, config.steps)
@@ -71,14 +72,15 @@ def train(
     stream = ProblemStream(run.data.problems("train"), config.seed)
     with Checkpoints(folder / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
         with phase("state"):
-            restored = checkpoints.restore(shapes)
+            base = states.load_base(config, run)
+            restored = states.restore(checkpoints, shapes, base)
         if restored is None:
             with phase("warm start"):
-                params, seconds = warm_start.warm_started(config, run, folder / "warm_start", should_stop)
+                params, seconds = warm_start.warm_started(config, run, base, folder / "warm_start", should_stop)
             if params is None:
                 return None
             with phase("state"):
-                state = jax.block_until_ready(states.build_state(run, params))
+                state = jax.block_until_ready(states.build_state(run, params, base))
             restored = 0, state, {"cursor": 0, "totals": loop.new_totals(seconds)}
         start, state, extra = restored
         stream.set_state(extra["cursor"])

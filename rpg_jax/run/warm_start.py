@@ -1,8 +1,8 @@
 """The supervised warm start of a run: its own optimizer, update, order of problems and checkpoints."""
 
+import dataclasses
 import time
 from collections.abc import Callable
-from functools import partial
 
 import jax
 from etils import epath
@@ -11,19 +11,20 @@ from ml_collections import ConfigDict
 from rpg_jax import data, objectives, parallel
 from rpg_jax.parallel import multihost
 from rpg_jax.run.build import Run
-from rpg_jax.run.states import abstract, initial_params
+from rpg_jax.run.states import abstract, initial_params, restore
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
 from rpg_jax.training import warm_start
 from rpg_jax.training.optimizer import make_optimizer
-from rpg_jax.training.update import init_state, make_update
-from rpg_jax.types import Params
+from rpg_jax.training.update import init_state, make_update, without_base
+from rpg_jax.types import Base, Params
 
 
 def warm_started(
-    config: ConfigDict, run: Run, path: epath.Path, should_stop: Callable[[], bool]
+    config: ConfigDict, run: Run, base: Base | None, path: epath.Path, should_stop: Callable[[], bool]
 ) -> tuple[Params | None, float]:
-    """Parameters after learning from worked solutions, and the seconds it took; None and seconds if told to stop.
+    """Trained parameters after learning from worked solutions, and the seconds it took; None and seconds if told to
+    stop. `base` is that of `states.load_base`.
 
     Checkpoints go into the folder `path`, where an interrupted warm start goes on.
     """
@@ -37,7 +38,10 @@ def warm_started(
         beta2=config.optimizer.beta2,
         offload=config.optimizer.offload,
     )
-    build_state = partial(init_state, optimizer, run.mesh)
+
+    def build_state(params, base):
+        return dataclasses.replace(init_state(optimizer, run.mesh, params), base=base)
+
     shapes = abstract(run, build_state)
     update = make_update(
         run.model, objectives.make("reinforce"), optimizer, run.mesh, shapes,
@@ -47,9 +51,9 @@ def warm_started(
     stream = data.ProblemStream(run.data.problems("train"), config.seed)
     length = run.rollout.max_prompt + run.rollout.max_new
     with Checkpoints(path, keep_last=config.checkpoint.keep_last) as checkpoints:
-        restored = checkpoints.restore(shapes)
+        restored = restore(checkpoints, shapes, base)
         if restored is None:
-            restored = 0, build_state(initial_params(config, run)), {"cursor": 0, "seconds": 0.0}
+            restored = 0, build_state(initial_params(config, run), base), {"cursor": 0, "seconds": 0.0}
         start, state, extra = restored
         stream.set_state(extra["cursor"])
 
@@ -57,7 +61,8 @@ def warm_started(
             return extra["seconds"] + time.perf_counter() - begin
 
         def save(step, state, wait):
-            checkpoints.save(step, state, {"cursor": stream.get_state(), "seconds": seconds()}, wait=wait)
+            extra = {"cursor": stream.get_state(), "seconds": seconds()}
+            checkpoints.save(step, without_base(state), extra, wait=wait)
 
         def next_batch():
             problems = stream.next(settings.batch, multihost.row_indices(run.mesh, settings.batch))

@@ -78,13 +78,14 @@ def save_orbax(directory, params: Any) -> None:
         checkpoints.save(0, params, {}, wait=True)
 
 
-def save_safetensors(directory, params: Any, max_shard_bytes: float) -> None:
-    """Writes a training tree as `model.safetensors`, or, when it needs several files, as numbered ones with an index.
+def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str = "model") -> None:
+    """Writes a training tree as `NAME.safetensors`, or, when it needs several files, as numbered ones with an index.
 
     Args:
       directory: an existing folder.
       params: fully addressable arrays, float32, float16 or bfloat16.
       max_shard_bytes: the most bytes of tensors in a file; a larger tensor gets a file of its own.
+      name: of the file, or of the files before their numbers.
     """
     directory, leaves = pathlib.Path(directory), _named(params)
     groups, filled, done = [[]], 0, 0  # tensors of each file, bytes in the last file, tensors written
@@ -96,21 +97,21 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float) -> None:
             tensor = np.asarray(_taken(leaves[place.leaf], place.layer))
             return tensor.T if place.transposed else tensor
 
-        for name, place in _places(leaves).items():
+        for tensor, place in _places(leaves).items():
             dtype = leaves[place.leaf].dtype
             size = int(np.prod(place.shape)) * dtype.itemsize
             if groups[-1] and filled + size > max_shard_bytes:
                 groups, filled = [*groups, []], 0
-            groups[-1].append((name, dtype, place.shape, partial(make, place)))
+            groups[-1].append((tensor, dtype, place.shape, partial(make, place)))
             filled += size
         if len(groups) == 1:
-            tensor_files.write(directory / tensor_files.SINGLE, groups[0])
+            tensor_files.write(directory / f"{name}.safetensors", groups[0])
             return
         total, weight_map = 0, {}
         for number, group in enumerate(groups, 1):
-            file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+            file = f"{name}-{number:05d}-of-{len(groups):05d}.safetensors"
             total += tensor_files.write(directory / file, group)
-            weight_map |= {name: file for name, *_ in group}
+            weight_map |= dict.fromkeys((tensor for tensor, *_ in group), file)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / tensor_files.INDEX).write_text(json.dumps(index, indent=2) + "\n")
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from rpg_jax import parallel
 from rpg_jax.models import Model, unstack_layers
+from rpg_jax.training.experience import policy_params
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.types import Params, Policy, TrainState
 
@@ -24,7 +25,7 @@ def make_remember(model: Model, optimizer: Optimizer, mesh: Mesh, shapes: TrainS
     """
 
     def remember(state):
-        params = optimizer.evaluation_params(state.opt_state, state.params)
+        params = policy_params(model, optimizer, state)
         return Policy(state.step, jax.tree.map(lambda x: jnp.copy(x.astype(model.dtype)), params))
 
     (out_shardings,) = layout(optimizer, mesh, {"past": [jax.eval_shape(remember, shapes)]})["past"]
@@ -34,7 +35,7 @@ def make_remember(model: Model, optimizer: Optimizer, mesh: Mesh, shapes: TrainS
 def make_recall(mesh: Mesh, shapes: Params) -> Callable[[Policy], Params]:
     """Builds the jitted `recall(policy)`: its parameters on the devices, unstacked and laid out for sampling.
 
-    `shapes` are those of the policy's parameters. The policy is not donated.
+    `shapes` are those of the policy's parameters, adapters merged. The policy is not donated.
     """
 
     def recall(policy):

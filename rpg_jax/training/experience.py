@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
 from rpg_jax import parallel
-from rpg_jax.models import Model, token_logprobs_and_entropy, unstack_layers
+from rpg_jax.models import Model, join, merge, token_logprobs_and_entropy, unstack_layers
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
@@ -30,16 +30,23 @@ class Experience(Protocol):
     ) -> tuple[TrainBatch, metric.Metrics]: ...  # fmt: skip
 
 
+def policy_params(model: Model, optimizer: Optimizer, state: TrainState) -> Params:
+    """The whole tree of the policy that samples (x of schedule-free), adapters merged; for use inside jit."""
+    params = optimizer.evaluation_params(state.opt_state, state.params)
+    return merge(model.lora, state.base.params if state.base else None, params)
+
+
 def make_sampling_params(
     model: Model, optimizer: Optimizer, mesh: Mesh, shapes: TrainState
 ) -> Callable[[TrainState], Params]:
     """Builds the jitted `policy(state)`: the parameters to sample from (x of schedule-free), in the model's dtype.
 
-    They are unstacked and laid out for sampling. The state is not donated; `shapes` is the state or its shapes.
+    Adapters are merged into them. They are unstacked and laid out for sampling. The state is not donated; `shapes` is
+    the state or its shapes.
     """
 
     def policy(state):
-        params = optimizer.evaluation_params(state.opt_state, state.params)
+        params = policy_params(model, optimizer, state)
         return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), params))
 
     out_shardings = parallel.shardings(mesh, jax.eval_shape(policy, shapes), parallel.SAMPLING)
@@ -72,9 +79,10 @@ def make_experience(
         reward = jax.lax.with_sharding_constraint(reward, replicated)
         state = jax.lax.with_sharding_constraint(state, layout(optimizer, mesh, state))
         tokens, mask = rollout.tokens, rollout.response_mask
+        joined = partial(join, model.lora, state.base.params if state.base else None)
         count = tokens.shape[0] // rows if count is None else count
         if drawn_by is None:
-            version, params = state.step, optimizer.evaluation_params(state.opt_state, state.params)
+            version, params = state.step, joined(optimizer.evaluation_params(state.opt_state, state.params))
         else:
             version, params = drawn_by.version, fetched(drawn_by.params)
         metrics: metric.Metrics = {
@@ -93,7 +101,7 @@ def make_experience(
             }
         reference = behavior
         if state.reference.params is not None:
-            reference, _ = score(state.reference.params, tokens, mask, count, start)
+            reference, _ = score(joined(state.reference.params), tokens, mask, count, start)
         weight, corrected = objective.corrections(behavior, rollout.sampler_logp, mask)
         batch = TrainBatch(
             tokens=tokens,

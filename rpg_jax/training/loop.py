@@ -21,7 +21,7 @@ from rpg_jax.training.experience import Experience, take_rows
 from rpg_jax.training.phases import Clock, CompilationCounter, phase
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Collect, Collected, Preempted
-from rpg_jax.training.update import Update
+from rpg_jax.training.update import Update, without_base
 from rpg_jax.types import Params, Pending, Policy, TrainState
 
 WARNINGS = 3  # failed rewards of a step that are printed
@@ -234,7 +234,7 @@ def run(
     def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
         totals["seconds"] = seconds_before + time.perf_counter() - begin
         extra = {"cursor": parts.stream.get_state(), "totals": totals}
-        whole = dataclasses.replace(state, past=tuple(past), pending=pending)
+        whole = dataclasses.replace(without_base(state), past=tuple(past), pending=pending)
         parts.checkpoints.save(step, whole, extra, metric=score, wait=wait)
 
     def evaluate_if_due(step: int, state: TrainState) -> tuple[dict[str, float], list[dict]] | None:

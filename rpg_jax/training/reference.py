@@ -2,7 +2,8 @@
 
 `iterative` is the default: each rollout's behavior policy is the reference, and only its log-probs are kept. The other
 modes hold a parameter tree in `TrainState.reference`. Most renew it between rollouts and never within one; `ema` moves
-it a little with every update (arXiv 2602.04417), and a rollout is scored by what it is at the rollout's start.
+it a little with every update (arXiv 2602.04417), and a rollout is scored by what it is at the rollout's start. Of a
+model with adapters it holds adapters only, so that no second copy of the weights is needed.
 """
 
 import dataclasses
@@ -72,6 +73,6 @@ def make_refresh(optimizer: Optimizer, mesh: Mesh, shapes: TrainState) -> Callab
     copy = jax.jit(reference, out_shardings=parallel.shardings(mesh, jax.eval_shape(reference, shapes)))
 
     def refresh(state):
-        return TrainState(state.step, state.params, state.opt_state, copy(state), state.skipped)
+        return dataclasses.replace(state, reference=copy(state))
 
     return refresh

@@ -5,6 +5,7 @@ and the size of microbatches changes memory and speed but neither loss nor gradi
 exceptions, because they estimate something from the responses that a loss is called with.
 """
 
+import dataclasses
 from typing import Protocol
 
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
 from rpg_jax import parallel
-from rpg_jax.models import Model, stack_layers, token_logprobs, unstack_layers
+from rpg_jax.models import Model, join, stack_layers, token_logprobs, unstack_layers
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
@@ -50,6 +51,11 @@ def init_params(model: Model, mesh: Mesh, seed: int) -> Params:
     key = jax.random.key(seed, impl="threefry2x32")
     shapes = jax.eval_shape(model.init, key)
     return jax.jit(model.init, out_shardings=parallel.shardings(mesh, shapes))(key)
+
+
+def without_base(state: TrainState) -> TrainState:
+    """The state as checkpoints hold it: of the frozen weights of a model with adapters, the checksums only."""
+    return dataclasses.replace(state, base=state.base and dataclasses.replace(state.base, params=None))
 
 
 def policy_age(step: jax.Array, batch: TrainBatch) -> metric.Metrics:
@@ -94,13 +100,15 @@ def make_update(
     def update(state, batch, count, start=None):
         state = jax.lax.with_sharding_constraint(state, state_shardings)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
+        base, state = state.base, dataclasses.replace(state, base=None)
         micro = microbatches(mesh, start, batch, rows)
         total = objective.count(batch.response_mask) if denominator is None else denominator  # of the whole minibatch
 
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
             with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
-                logp = undo(token_logprobs(model, params, **model_rows, temperature=temperature, chunk=logprob_chunk))
+                tree = join(model.lora, frozen, params)
+                logp = undo(token_logprobs(model, tree, **model_rows, temperature=temperature, chunk=logprob_chunk))
             value, metrics = objective(
                 logp,
                 sequences.behavior_logp,
@@ -114,7 +122,9 @@ def make_update(
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         # Unrolled layers are cut out of the stack once, and not in every microbatch.
-        params = state.params if model.scan else unstack_layers(state.params)
+        params, frozen = state.params, base and base.params
+        if not model.scan:
+            params, frozen = unstack_layers(params), frozen and unstack_layers(frozen)
 
         def body(index, carry):
             value, metrics, grads = carry
@@ -140,18 +150,19 @@ def make_update(
         reference = state.reference.params
         if reference_decay is not None:
             reference = moved(reference, optimizer.evaluation_params(opt_state, params), reference_decay)
-        taken = TrainState(
+        taken = dataclasses.replace(
+            state,
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
             reference=Reference(reference, state.reference.refreshed_at, average),
             skipped=state.skipped * jnp.array([1, 0]),
         )
-        not_taken = TrainState(state.step, state.params, before, state.reference, state.skipped + 1)
+        not_taken = dataclasses.replace(state, opt_state=before, skipped=state.skipped + 1)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), taken, not_taken)
         metrics = {**metrics, "loss": metric.mean_of(value), "grad_norm": metric.mean_of(norm)}
         metrics["update_norm"] = metric.mean_of(jnp.where(finite, optax.tree.norm(steps), 0.0))
-        return state, metrics
+        return dataclasses.replace(state, base=base), metrics
 
     replicated = NamedSharding(mesh, parallel.REPLICATED)
     return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings, replicated))

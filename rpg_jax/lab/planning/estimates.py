@@ -6,9 +6,11 @@ the residual stream, the MLP, all query heads and all key heads.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -40,6 +42,20 @@ class Workload:
     @property
     def shape(self) -> ModelConfig:
         return self.model.config
+
+    @functools.cached_property
+    def trained(self) -> int:
+        """Parameters that the optimizer changes: those of the adapters, if there are any, or all."""
+        if self.model.lora is None:
+            return parameter_count(self.shape)
+        key = jax.random.key(0)
+        adapters = jax.eval_shape(lambda: self.model.lora.init(self.model.init(key), key))
+        return sum(leaf.size for leaf in jax.tree.leaves(adapters))
+
+    @property
+    def passes(self) -> int:
+        """Products of an update with a kernel: forward, and the gradients of its input and, if trained, of itself."""
+        return 3 if self.model.lora is None else 2
 
     @property
     def itemsize(self) -> int:
@@ -151,8 +167,8 @@ def _sampler_weights(w: Workload) -> float:
 
 
 def _master_shard(w: Workload) -> float:
-    """Bytes of a device's shard of the float32 parameters."""
-    return parameter_count(w.shape) * MASTER / (w.mesh["fsdp"] * w.tensor)
+    """Bytes of a device's shard of the float32 parameters that are trained."""
+    return w.trained * MASTER / (w.mesh["fsdp"] * w.tensor)
 
 
 def _gathered(w: Workload) -> float:
@@ -203,11 +219,11 @@ def update(w: Workload) -> Cost:
     rows = w.minibatch_rows
     products, _ = RECOMPUTED[w.model.remat]
     again = products * (1 - w.shape.hidden_size * w.shape.mlp_size / layer_weights(w.shape))
-    flops = (3 + again) * _products(w, rows * w.length) + update_attention(w).flops
-    flops += 4 * _vocabulary(w, rows * w.length)  # forward, again in the backward pass, and two gradients
+    flops = (w.passes + again) * _products(w, rows * w.length) + update_attention(w).flops
+    flops += (w.passes + 1) * _vocabulary(w, rows * w.length)  # forward, again in the backward pass, and gradients
     micro, count = w.loop.microbatch_rows, rows / w.loop.microbatch_rows
     shard = _master_shard(w)
-    moved = _moved(w, micro, w.length, 3 + products, logits=6) + 3 * shard
+    moved = _moved(w, micro, w.length, w.passes + products, logits=6) + 3 * shard
     sent = (2 + products) * _gathered(w) + _summed(w, micro, w.length, 2 + products)
     across = 2 * (w.mesh["data"] - 1) / w.mesh["data"] * shard  # all-reduce of the gradient over the data axis
     once = (2 * (1 + w.moments) + 2) * shard  # the optimizer reads and writes its arrays once a minibatch
@@ -266,8 +282,10 @@ def update_needs(w: Workload) -> dict[str, float]:
         "weights of two layers, gathered": 2 * layer_weights(w.shape) * w.itemsize / w.tensor,
     }
     vocabulary = w.shape.vocab_size / w.tensor
-    loss = {
-        "vocabulary matrix, gathered, and its gradient": vocabulary * d * (w.itemsize + MASTER),
+    matrix = {"vocabulary matrix, gathered, and its gradient": vocabulary * d * (w.itemsize + MASTER)}
+    if w.model.lora:
+        matrix = {"vocabulary matrix, gathered": vocabulary * d * w.itemsize}
+    loss = matrix | {
         "a chunk's logits and their gradient": 2 * _chunk_tokens(w, w.loop.microbatch_rows) * vocabulary * MASTER,
         "final hidden states and their gradient": 2 * d * w.itemsize * tokens,
     }

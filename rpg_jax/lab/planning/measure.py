@@ -18,9 +18,9 @@ from rpg_jax.models import parameter_count
 def measure(topology: Topology, sketch: Sketch) -> dict:
     """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
 
-    Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, remat, rows,
-    length, needs (temporaries of each phase), phases (memory and cost of each), step (an RL step), cache (the largest
-    KV cache), fits.
+    Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, trained (of them,
+    or of adapters), remat, rows, length, needs (temporaries of each phase), phases (memory and cost of each), step (an
+    RL step), cache (the largest KV cache), fits.
     """
     made, workload = programs(sketch), sketch.workload
     with ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
@@ -48,6 +48,7 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         "memory": topology.chip.memory,
         "source": topology.chip.source,
         "parameters": parameter_count(workload.shape),
+        "trained": workload.trained,
         "remat": workload.model.remat,
         "rows": {
             "microbatch": workload.loop.microbatch_rows,

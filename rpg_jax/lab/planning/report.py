@@ -24,8 +24,11 @@ def text(plan: dict) -> str:
     phases, step, is_compiled = pd.DataFrame.from_dict(plan["phases"], orient="index"), plan["step"], plan["compiled"]
     how = "compiled" if is_compiled else "modelled from shapes, nothing is compiled"
     axes = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
+    size = f"{plan['parameters'] / 1e9:.3g}B parameters"
+    if plan["trained"] < plan["parameters"]:
+        size += f" and {plan['trained'] / 1e6:.3g}M of adapters"
     lines = [
-        f"{plan['topology']}: {plan['devices']} devices as {axes}; {plan['parameters'] / 1e9:.3g}B parameters, rows of "
+        f"{plan['topology']}: {plan['devices']} devices as {axes}; {size}, rows of "
         f"{plan['length']} tokens, {', '.join(f'{name} {count}' for name, count in plan['rows'].items())} rows",
         f"figures of the chip: {plan['source']}",
     ]

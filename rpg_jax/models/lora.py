@@ -1,0 +1,92 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021): a kernel W acts as W + (alpha / rank) A B, and only A and B are trained.
+
+The trained tree is `{"layers": {target: {"lora_a", "lora_b"}}}`, stacked over layers like the kernels that it adapts.
+Training takes the tree of `join`, in which adapters lie beside their kernels and no W + A B is formed; sampling and
+export take that of `merge`. A is random and B zero at first, so the first policy is the base model.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # the kernels of a layer
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRA:
+    """Which kernels are adapted, and how."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    def __post_init__(self):
+        if type(self.rank) is not int or self.rank < 1:
+            raise ValueError(f"model.lora.rank is {self.rank}; expected a number of at least 1, or 0 for no adapters")
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"model.lora.alpha is {self.alpha}; expected a positive number")
+        unknown = [name for name in self.targets if name not in TARGETS]
+        if unknown or not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(
+                f"model.lora.targets is {','.join(self.targets)}; expected some of {','.join(TARGETS)}, each one once"
+            )
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def init(self, params: dict, key: jax.Array) -> dict:
+        """Fresh float32 adapters, A [layers, I, rank] and B [layers, rank, O], for the kernels [layers, I, O] of a
+        training tree or its shapes. A is uniform within 1 / sqrt(I), as in Hugging Face's peft; B is zero."""
+
+        def adapter(target, key):
+            layers, inputs, outputs = params["layers"][target]["kernel"].shape
+            bound = inputs**-0.5
+            return {
+                "lora_a": jax.random.uniform(key, (layers, inputs, self.rank), minval=-bound, maxval=bound),
+                "lora_b": jnp.zeros((layers, self.rank, outputs)),
+            }
+
+        keys = jax.random.split(key, len(TARGETS))  # a target's adapter does not depend on the others
+        return {"layers": {target: adapter(target, keys[TARGETS.index(target)]) for target in self.targets}}
+
+
+def join(lora: LoRA | None, params: dict | None, adapters: dict) -> dict:
+    """The tree that `Model.hidden` takes: `params` with adapters beside their kernels, B times alpha / rank.
+
+    Both trees are stacked or both unstacked. Without `lora` nothing is frozen, and `adapters` is the whole tree.
+    """
+    if lora is None:
+        return adapters
+
+    def beside(layer, adapter):
+        scaled = {name: parts | {"lora_b": lora.scale * parts["lora_b"]} for name, parts in adapter.items()}
+        return {**layer, **{name: {**layer[name], **parts} for name, parts in scaled.items()}}
+
+    return _each_layer(beside, params, adapters)
+
+
+def merge(lora: LoRA | None, params: dict | None, adapters: dict) -> dict:
+    """The tree of an ordinary model, with kernels W + (alpha / rank) A B in float32; the arguments are as in `join`."""
+    if lora is None:
+        return adapters
+
+    def merged(layer, adapter):
+        def kernel(name):
+            product = jnp.matmul(*(adapter[name][part] for part in ("lora_a", "lora_b")), precision="highest")
+            return layer[name]["kernel"] + lora.scale * product
+
+        return {**layer, **{name: {**layer[name], "kernel": kernel(name)} for name in adapter}}
+
+    return _each_layer(merged, params, adapters)
+
+
+def _each_layer(function: Callable, params: dict, adapters: dict) -> dict:
+    """`params` with `function(layer, adapter)` in place of its stacked layers, or of each of a list of layers."""
+    layers, adapters = params["layers"], adapters["layers"]
+    if isinstance(layers, list):
+        return {**params, "layers": [function(*pair) for pair in zip(layers, adapters, strict=True)]}
+    return {**params, "layers": function(layers, adapters)}
