@@ -178,9 +178,9 @@ def test_exports_are_the_merged_model_and_the_adapters_as_peft_names_them(folder
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (["--config.model.lora.rank=-1"], "model.lora.rank is -1; expected a number of at least 1, or 0"),
+        (["--config.model.lora.rank=-1"], "model.lora.rank is -1; it must be at least 0 and whole"),
         (["--config.model.lora.targets=q,router"], "q,router; expected some of q,k,v,o,gate,up,down"),
-        (["--config.model.lora.alpha=0.0"], "model.lora.alpha is 0.0; expected a positive number"),
+        (["--config.model.lora.alpha=0.0"], "model.lora.alpha is 0.0; it must be above 0 and finite"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_the_door(folder, flags, says):

@@ -43,13 +43,13 @@ KEYS = {
         evaluation.every evaluation.k checkpoint.every checkpoint.keep_last checkpoint.most_skipped
     """,
     COUNT_OR_NONE: """
-        warm_start.steps warm_start.warmup_steps optimizer.warmup_steps
+        model.lora.rank warm_start.steps warm_start.warmup_steps optimizer.warmup_steps
         rollout.delay rollout.max_age rollout.overlong_buffer rollout.top_k
     """,
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
     SEED: "seed data.seed",
     POSITIVE: """
-        warm_start.temperature rollout.temperature reward.timeout_seconds objective.denominator
+        model.lora.alpha warm_start.temperature rollout.temperature reward.timeout_seconds objective.denominator
         optimizer.epsilon optimizer.clip_norm reference.kl_target
     """,
     NOT_NEGATIVE: """
