@@ -1,8 +1,11 @@
 """Collecting groups: dynamic sampling, its error, shaping, evaluation's metrics, reference schedules."""
 
+import contextlib
+import dataclasses
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,11 +14,12 @@ from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, quantize_params, token_logprobs, unstack_layers
 from rpg_jax.rewards import Scorer, Scores, scale_named, voted_answer
 from rpg_jax.sampling import Sampling, generate
+from rpg_jax.training import loop
 from rpg_jax.training.evaluation import Answered, examples, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
-from rpg_jax.types import Prompts
+from rpg_jax.types import Prompts, TrainState
 
 MODEL = Model(ModelConfig(32, 16, 32, 1, 2, 1, 8, max_length=64))
 PROBLEMS = [Problem(i, "task", f"prompt {i}", "", str(i)) for i in range(12)]
@@ -176,6 +180,32 @@ def test_minibatches_cover_each_epoch_once_in_whole_groups():
             loop_settings(**change)
 
 
+def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, capsys):
+    """Step 1 is fine but for its entropy; after step 2 a parameter is NaN."""
+    zero, saved = jnp.zeros((), jnp.int32), []
+    first = TrainState(zero, {"a": jnp.ones(3)}, None, None, jnp.zeros(2, jnp.int32))
+    collected = types.SimpleNamespace(failures=[], tokens=0, examples=[], pending=None)
+
+    def step(parts, settings, state, number, past, pending):
+        row = {"train/entropy": 0.0}
+        return dataclasses.replace(state, params={"a": state.params["a"] / (1 - number)}), collected, row
+
+    monkeypatch.setattr(loop, "rl_step", step)
+    names = [field.name for field in dataclasses.fields(loop.Parts)]
+    parts = loop.Parts(**dict.fromkeys(names) | dict(
+        should_stop=lambda: False, traced=lambda steps: (i for i in steps), sampling_params=lambda state: None,
+        evaluate=lambda params, should_stop: [], stream=types.SimpleNamespace(get_state=lambda: 0),
+        checkpoints=types.SimpleNamespace(save=lambda step, *_, **__: saved.append(step)),
+        log=types.SimpleNamespace(
+            write=lambda *_, **__: None, progress=lambda *_: contextlib.nullcontext(lambda *_, **__: None)
+        ),
+    ))  # fmt: skip
+    settings = loop_settings(evaluate_every=9, steps=3)
+    with pytest.raises(ValueError, match="^step 2: parameters are NaN or infinite .*it is not saved"):
+        loop.run(parts, settings, first, 0, loop.new_totals() | {"evaluated": 0})
+    assert saved == [1] and capsys.readouterr().err.count("the policy has collapsed, its entropy is 0.0e+00") == 1
+
+
 def test_evaluation_metrics_by_task():
     problems = [Problem(i, task, "", "", "") for i, task in enumerate(["a", "b", "a"])]
     correct, texts = np.array([[1.0, 0], [0, 0], [1, 1]]), ["Answer: 1", "Answer: 2"]
@@ -213,6 +243,7 @@ def test_reference_schedules():
     assert [every.is_due(state_of(s, 12, 9.0)) for s in (16, 20, 24)] == [False, True, True]  # as for 10: no drift
     target = ReferenceSchedule("kl_target", kl_target=0.1)
     assert [target.is_due(state_of(100, 0, kl)) for kl in (0.0, 0.1, 0.11)] == [False, False, True]
+    assert all(target.is_due(state_of(100, 0, kl)) for kl in (np.inf, np.nan)), "one infinite KL asks for a renewal"
     for mode in ("iterative", "fixed"):
         assert not ReferenceSchedule(mode).is_due(state_of(1000, 0, 9.0))
     average = ReferenceSchedule("ema", decay=0.99)

@@ -16,7 +16,7 @@ from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.experience import make_sampling_params, merge_rows, take_rows
 from rpg_jax.training.optimizer import check_offload, layout, make_optimizer
 from rpg_jax.training.reference import make_refresh
-from rpg_jax.training.update import init_params, init_state, make_update
+from rpg_jax.training.update import check_finite, init_params, init_state, make_update
 from rpg_jax.types import TrainBatch
 
 CONFIG = ModelConfig(24, 16, 32, 2, 2, 1, 8, qk_norm=True)
@@ -140,6 +140,21 @@ def test_a_non_finite_update_changes_nothing_and_is_counted(mesh, name):
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
     state, _ = update(state, good, count)
     assert state.skipped.tolist() == [2, 0] and int(state.step) == 2
+    floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)  # noqa: E731
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan if floating(leaf) else leaf, state.opt_state)
+    state, metrics = update(dataclasses.replace(state, opt_state=broken), good, count)
+    assert np.isfinite(metrics["loss"].value()) and np.isfinite(metrics["grad_norm"].value())
+    assert state.skipped.tolist() == [3, 1], "a step that is not a number is not taken"
+    check_finite(state.params, "step 2", "")
+
+
+def test_parameters_that_are_not_finite_are_named():
+    good, bad = {"a": jnp.ones(3), "b": jnp.ones(2)}, {"a": jnp.ones(3), "b": jnp.array([1.0, jnp.inf])}
+    check_finite(good, "here", "")
+    with pytest.raises(
+        ValueError, match=r"here: parameters are NaN or infinite \(1 of 2 leaves, the first is b\); mend"
+    ):
+        check_finite(bad, "here", "mend")
 
 
 def test_schedule_free_samples_at_x_and_trains_at_y_and_ema_follows_x(mesh):

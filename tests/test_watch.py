@@ -73,6 +73,13 @@ found["idle"] = main(run, "--watch", "--watch_timeout=0")
 later(lambda: "checkpoint 3" in screen.getvalue(), finish)
 found["watched"] = main(run, "--watch")
 found["again"] = main(run, "--watch")
+def save_nan():
+    config, run = states.read_run(place)
+    with run.scorer, Checkpoints(place / "checkpoints", keep_last=9) as checkpoints:
+        params = jax.tree.map(lambda leaf: leaf * jnp.nan, init_params(run.model, run.mesh, 0))
+        checkpoints.save(5, states.build_state(run, params), {}, wait=True)
+
+save_nan()
 new = root / "new"
 found["elsewhere"] = main(f"--workdir={new}", f"--checkpoint_dir={place}", "--which=1", f"--out={new}")
 for name, flags in {
@@ -81,6 +88,7 @@ for name, flags in {
     "other place": (run, f"--checkpoint_dir={root}"),
     "no run": (f"--workdir={root / 'nowhere'}", "--watch"),
     "no step": (run, "--which=9"),
+    "not finite": (run, "--which=5"),
     "weights": ("--checkpoint=somewhere", "--data=x", "--watch"),
 }.items():
     found[name] = main(*flags)
@@ -127,6 +135,7 @@ REFUSED = {
     "other place": "--checkpoint_dir=",
     "no run": "nowhere",
     "no step": "no checkpoint of step 9",
+    "not finite": "step-5: parameters are NaN or infinite",
     "weights": "--watch",
     "memory": "'evaluation' (RESOURCE_EXHAUSTED",
 }

@@ -19,6 +19,7 @@ from rpg_jax.run import cli, states
 from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage import gguf_files, weights, workdir
 from rpg_jax.training.experience import policy_params
+from rpg_jax.training.update import check_finite
 
 # Copied beside the weights if the source has them.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
@@ -126,6 +127,7 @@ def of_run(options) -> Source:
         return policy_params(run.model, run.optimizer, state)
 
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), jax.jit(policy)(state))
+    check_finite(params, f"{folder}, step {step}", "they are not exported; name another checkpoint with --which")
     if options.to == PEFT:
         return Source(place, params, {"adapter_config.json": huggingface.adapter_config(lora, source)}, {})
     tokenizer_folder = run.data.path if "tasks" in config.data else config.data.tokenizer or source

@@ -30,6 +30,7 @@ from rpg_jax.storage.responses import ResponseLog
 from rpg_jax.training import evaluation
 from rpg_jax.training.experience import make_sampling_params
 from rpg_jax.training.phases import phase
+from rpg_jax.training.update import check_finite
 from rpg_jax.types import Params
 
 POLL_SECONDS = 2.0  # between two looks for a new checkpoint
@@ -170,7 +171,7 @@ def evaluate(options, subject: Subject, which: str, should_stop: Callable[[], bo
         out = out / f"{pathlib.Path(name).name}-k{k}"
     with cli.door():
         log = ResponseLog(out, {**source, **conditions(options, subject)}, subject.problems)
-    if not answer(subject, load, log, should_stop):
+    if not answer(subject, name, load, log, should_stop):
         return None
     scores = evaluation.metrics(log.answered(), subject.scorer.vote)
     write_json_atomic(out / "evaluation.json", {**source, **subject.settings, **scores})
@@ -179,8 +180,11 @@ def evaluate(options, subject: Subject, which: str, should_stop: Callable[[], bo
     return scores
 
 
-def answer(subject: Subject, load: Callable[[], Params], log: ResponseLog, should_stop: Callable[[], bool]) -> bool:
-    """Answers the problems that have no responses yet. Returns False when it was told to stop before the end."""
+def answer(
+    subject: Subject, name: str, load: Callable[[], Params], log: ResponseLog, should_stop: Callable[[], bool]
+) -> bool:
+    """Answers the problems that have no responses yet, by weights with this name. Returns False when it was told to
+    stop before the end; raises ValueError for weights that are not finite."""
     missing = log.missing()
     if not missing:
         return True
@@ -190,7 +194,9 @@ def answer(subject: Subject, load: Callable[[], Params], log: ResponseLog, shoul
     responses = evaluation.make_evaluate(*parts, key=key, **settings)
     total, begun = len(subject.problems), len(subject.problems) - len(missing)
     with phase("evaluation"), Progress("evaluation", begun, total) as progress:
-        for done, answered in enumerate(responses(load(), missing, should_stop), start=begun + 1):
+        params = load()
+        check_finite(params, name, "a policy that cannot be sampled has no score; name another checkpoint")
+        for done, answered in enumerate(responses(params, missing, should_stop), start=begun + 1):
             log.write(answered)
             for failure in answered.failures:
                 print(f"warning: {failure}; counted as wrong", file=sys.stderr)

@@ -72,7 +72,7 @@ def warm_started(
             state, finished = warm_start.run(
                 state, start, settings.steps, update=update, next_batch=next_batch, save=save, progress=progress,
                 microbatches=settings.batch // settings.microbatch_rows, save_every=settings.save_every,
-                should_stop=should_stop,
+                should_stop=should_stop, most_skipped=config.checkpoint.most_skipped,
             )  # fmt: skip
     if not finished:
         return None, seconds()

@@ -21,11 +21,12 @@ from rpg_jax.training.experience import Experience, take_rows
 from rpg_jax.training.phases import Clock, CompilationCounter, phase
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Collect, Collected, Preempted
-from rpg_jax.training.update import Update, without_base
+from rpg_jax.training.update import Update, check_finite, without_base
 from rpg_jax.types import Params, Pending, Policy, TrainState
 
 WARNINGS = 3  # failed rewards of a step that are printed
 SHOWN = ("accuracy", "reward", "entropy")  # metrics beside the progress of a run
+COLLAPSED = 1e-6  # nats a token: with less entropy, all responses to a prompt are the same
 WARMUP_STEPS = 2  # RL steps of a process in which programs may compile
 
 
@@ -228,10 +229,13 @@ def run(
       (state, steps done, whether it came to its end). Raises RuntimeError after too many non-finite updates in a row.
     """
     begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
+    for params in (state.params, state.base and state.base.params):
+        check_finite(params, f"step {start}", "training cannot begin with them; start from other weights")
     past, pending = deque(state.past, maxlen=len(state.past)), state.pending
-    state = dataclasses.replace(state, past=(), pending=None)
+    state, collapsed = dataclasses.replace(state, past=(), pending=None), False
 
     def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
+        check_finite(state.params, f"step {step}", "it is not saved, and earlier checkpoints stay as they are")
         totals["seconds"] = seconds_before + time.perf_counter() - begin
         extra = {"cursor": parts.stream.get_state(), "totals": totals}
         whole = dataclasses.replace(without_base(state), past=tuple(past), pending=pending)
@@ -267,6 +271,11 @@ def run(
                 return state, step, False
             pending = collected.pending
             report(collected)
+            if not collapsed and row.get("train/entropy", 1.0) < COLLAPSED:
+                collapsed = True
+                warn(
+                    f"step {step + 1}: the policy has collapsed, its entropy is {row['train/entropy']:.1e} nats a token"
+                )
             totals["tokens"] += collected.tokens
             row["compilations"], compilations.count = compilations.count, 0
             if step >= start + WARMUP_STEPS:
@@ -279,8 +288,9 @@ def run(
             progress(done, **{name: row[f"train/{name}"] for name in SHOWN if f"train/{name}" in row})
             if int(state.skipped[1]) >= settings.most_skipped:
                 raise RuntimeError(
-                    f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss or gradient and were "
-                    f"skipped, so parameters are unchanged; lower optimizer.learning_rate, or look at train/ratio_max"
+                    f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss, gradient or step "
+                    f"and were skipped, so parameters are unchanged; lower optimizer.learning_rate, or look at "
+                    f"train/ratio_max"
                 )
             if outcome is None or heldout_row or done % settings.save_every == 0:
                 save(done, state, accuracy(row), wait=last or outcome is None)
@@ -296,5 +306,11 @@ def accuracy(row: dict[str, float]) -> float | None:
 
 def report(collected: Collected) -> None:
     """Prints the first of a step's failed rewards on stderr."""
-    for line in collected.failures[:WARNINGS] if multihost.is_first() else ():
-        print(f"warning: {line}; counted as wrong", file=sys.stderr)
+    for line in collected.failures[:WARNINGS]:
+        warn(f"{line}; counted as wrong")
+
+
+def warn(text: str) -> None:
+    """Prints a line on the first process's stderr."""
+    if multihost.is_first():
+        print(f"warning: {text}", file=sys.stderr)

@@ -46,7 +46,8 @@ class ReferenceSchedule:
         """Whether the coming rollout gets a new reference; reads scalars from the device."""
         if self.every is not None:
             return int(state.step) // self.every > int(state.reference.refreshed_at) // self.every
-        return self.kl_target is not None and float(state.reference.kl_average) > self.kl_target
+        # An infinite KL makes the average infinite, then NaN; renewal sets it to zero.
+        return self.kl_target is not None and not float(state.reference.kl_average) <= self.kl_target
 
     def age(self, state: TrainState) -> float:
         """Optimizer updates since the reference was renewed; the mean age 1 / (1 − decay) of what ema averages."""

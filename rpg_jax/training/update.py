@@ -58,6 +58,20 @@ def without_base(state: TrainState) -> TrainState:
     return dataclasses.replace(state, base=state.base and dataclasses.replace(state.base, params=None))
 
 
+@jax.jit
+def _are_finite(tree):
+    return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree)
+
+
+def check_finite(params: Params, where: str, mend: str) -> None:
+    """Raises ValueError, which names a leaf, if a parameter is NaN or infinite."""
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(_are_finite(params)))
+    broken = [parallel.leaf_name(path) for path, finite in leaves if not finite]
+    if broken:
+        count = f"{len(broken)} of {len(leaves)} leaves, the first is {broken[0]}"
+        raise ValueError(f"{where}: parameters are NaN or infinite ({count}); {mend}")
+
+
 def policy_age(step: jax.Array, batch: TrainBatch) -> metric.Metrics:
     """Mean and maximum over trained tokens of the updates taken since the policy that drew them; none if none drew."""
     if batch.version is None:
@@ -85,7 +99,8 @@ def make_update(
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
     reference_decay: float | None = None,
 ) -> Update:  # fmt: skip
-    """Builds the jitted `Update`. An update whose loss or gradient is not finite is skipped, and counted in the state.
+    """Builds the jitted `Update`. An update whose loss, gradient or step is not finite is skipped, and counted in the
+    state.
 
     Args:
       shapes: the state or its shapes, for its shardings.
@@ -144,6 +159,8 @@ def make_update(
             before = fetched(state.opt_state)
             steps, opt_state = optimizer.transformation.update(grads, before, state.params)
             params = optax.apply_updates(state.params, steps)
+            change = optax.tree.norm(steps)
+            finite &= jnp.isfinite(change)  # else the new parameters were not
         metrics |= policy_age(state.step, batch)
         average = state.reference.kl_average
         average += (1 - KL_AVERAGE_DECAY) * (metrics["kl_reference_weighted"].value() - average)
@@ -161,7 +178,7 @@ def make_update(
         not_taken = dataclasses.replace(state, opt_state=before, skipped=state.skipped + 1)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), taken, not_taken)
         metrics = {**metrics, "loss": metric.mean_of(value), "grad_norm": metric.mean_of(norm)}
-        metrics["update_norm"] = metric.mean_of(jnp.where(finite, optax.tree.norm(steps), 0.0))
+        metrics["update_norm"] = metric.mean_of(jnp.where(finite, change, 0.0))
         return dataclasses.replace(state, base=base), metrics
 
     replicated = NamedSharding(mesh, parallel.REPLICATED)

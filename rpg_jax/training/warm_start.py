@@ -25,17 +25,23 @@ def supervised_batch(mesh: Mesh, problems: Sequence[Problem], tokenizer: Tokeniz
 def run(
     state: TrainState, start: int, steps: int, *, update: Update, next_batch: Callable[[], TrainBatch],
     microbatches: int, save: Callable[[int, TrainState, bool], None], save_every: int, progress: Callable[..., None],
-    should_stop: Callable[[], bool],
+    should_stop: Callable[[], bool], most_skipped: int,
 ) -> tuple[TrainState, bool]:  # fmt: skip
     """Trains from update `start` to `steps`; returns (state, whether it came to its end).
 
-    `save(step, state, wait)` is called every `save_every` updates and at the end.
+    `save(step, state, wait)` is called every `save_every` updates and at the end. Raises RuntimeError after
+    `most_skipped` non-finite updates in a row.
     """
     for step in range(start, steps):
         if should_stop():
             save(step, state, True)
             return state, False
         state, metrics = update(state, next_batch(), jnp.int32(microbatches))
+        if int(state.skipped[1]) >= most_skipped:
+            raise RuntimeError(
+                f"warm start, update {step + 1}: the last {most_skipped} updates had a non-finite loss, gradient or "
+                f"step and were skipped, so parameters are unchanged; lower warm_start.learning_rate"
+            )
         progress(step + 1, loss=float(jax.device_get(metrics["loss"]).value()))
         if (step + 1) % save_every == 0 or step + 1 == steps:
             save(step + 1, state, step + 1 == steps)
