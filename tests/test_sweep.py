@@ -17,7 +17,7 @@ import processes
 import pytest
 
 from rpg_jax.lab.sweeping import command, joblist, machine, results, variants, warm_starts
-from rpg_jax.lab.sweeping.pool import Pool, Task, lock
+from rpg_jax.lab.sweeping.pool import Pool, Task
 from rpg_jax.run import build, cli, states
 from rpg_jax.storage import workdir
 
@@ -242,7 +242,7 @@ def test_a_run_that_outlives_its_pool_is_not_started_again(tmp_path):
     wait_for(folder / "begun")
     first.kill()
     first.wait()
-    assert lock(tmp_path / ".run.lock") == (None, None)
+    assert workdir.lock(tmp_path / ".run.lock") == (None, None)
     looks = iter(range(10**6))
 
     def never():
@@ -276,7 +276,7 @@ def test_a_warm_start_that_another_trains_is_waited_for_until_told_to_stop(tmp_p
     run = variants.read(write(tmp_path, "{'a': {}}")).runs[0]
     folder, stop = warm_starts.shared_folder(tmp_path / "out", run), threading.Event()
     threading.Timer(0.2, stop.set).start()
-    held, _ = lock(folder.with_name(f".{folder.name}.lock"))
+    held, _ = workdir.lock(folder.with_name(f".{folder.name}.lock"))
     with held:
         assert not warm_starts.prepare(tmp_path / "out", run, stop)
     assert "trained by another process" in capsys.readouterr().out
@@ -291,7 +291,7 @@ def test_memory_limits_what_is_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "resident_memory", lambda pid: (1e9, 3e9))
     monkeypatch.setattr(machine, "available_memory", lambda: 5e9)
     assert machine.room([1], 3e9) and not machine.room([1, 2], 3e9)  # each running one may yet take 2e9 more
-    held, _ = lock(tmp_path / "x.lock")
+    held, _ = workdir.lock(tmp_path / "x.lock")
     pool = Pool([task(tmp_path / name, QUICK) for name in "ab"], 2, True, lambda: False)
     with held:
         pool.start()

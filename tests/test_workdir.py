@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import pathlib
+import subprocess
+import sys
 import types
 from collections import deque
 
@@ -63,6 +65,23 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path, config, place):
         workdir.open_workdir(tmp_path / "run", config, False, place)
     assert place in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_has_one_training_at_a_time_and_a_killed_one_leaves_no_lock(tmp_path):
+    holder = (
+        "import sys, time; from rpg_jax.storage import workdir\n"
+        "with workdir.alone(sys.argv[1]): print('in', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", holder, tmp_path], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"in\n"
+    with pytest.raises(ValueError, match=rf"is in use: process {process.pid} on .* another --workdir"):
+        with workdir.alone(tmp_path / "other", f"{tmp_path}/"):
+            pass
+    process.kill()
+    process.wait()
+    with workdir.alone(tmp_path, "gs://bucket/run", tmp_path / "other"), pytest.raises(ValueError, match="is in use"):
+        with workdir.alone(tmp_path):
+            pass
 
 
 def out_of_memory(*_, **__):

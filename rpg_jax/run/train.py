@@ -1,5 +1,6 @@
 """What `python -m rpg_jax.train` does: it joins the job, builds the run, and does the warm start and RL."""
 
+import contextlib
 import pathlib
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,8 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
         if options.config is None or options.workdir is None:
             raise ValueError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
         config = options.config.lock()
-    with job.joined(options.multihost, options.coordinator_timeout, options.watchdog_seconds) as should_stop:
+    joined = job.joined(options.multihost, options.coordinator_timeout, options.watchdog_seconds)
+    with joined as should_stop, contextlib.ExitStack() as locks:
         with cli.door():
             job.check_same(config)
             with multihost.together():
@@ -37,7 +39,7 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
                 build.check_rows(config, run)
                 window = profile.window(options.profile, config.steps)
             job.check_same_data(run.data)
-            path, folder = open_workdir(options, config)
+            path, folder = open_workdir(options, config, locks)
         with cli.in_words(), run.scorer:
             totals = train(config, run, path, folder, window, should_stop)
             if totals is None:
@@ -47,11 +49,13 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
     return 0
 
 
-def open_workdir(options, config: ConfigDict) -> tuple[pathlib.Path, epath.Path]:
-    """(The folder of logs, that of checkpoints), opened by the first process for all."""
+def open_workdir(options, config: ConfigDict, locks: contextlib.ExitStack) -> tuple[pathlib.Path, epath.Path]:
+    """(The folder of logs, that of checkpoints), opened by the first process, locked until `locks` closes."""
     folders = None
     with multihost.together():
         if multihost.is_first():
+            places = options.workdir, workdir.checkpoint_dir(options.workdir, options.checkpoint_dir)
+            locks.enter_context(workdir.alone(*places))
             opened = workdir.open_workdir(options.workdir, config, options.accept_config_change, options.checkpoint_dir)
             folders = list(map(str, opened))
     path, folder = multihost.gather(folders)[0]

@@ -6,11 +6,14 @@ and, at the end, `summary.json`. The workdir keeps copies of the files, and a fi
 """
 
 import contextlib
+import errno
+import fcntl
 import json
 import logging
 import os
 import pathlib
 import platform
+from collections.abc import Iterator
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -19,9 +22,49 @@ from rpg_jax.storage.logs import write_text_atomic
 from rpg_jax.storage.settings import as_json, changes, edited, flatten
 
 RECORD = "checkpoint_dir"
+LOCK = ".lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # of file systems that cannot lock
 BUCKETS = ("gs://", "s3://")
 
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs pages of tracebacks for errors that it also raises
+
+
+def lock(file: pathlib.Path) -> tuple[contextlib.ExitStack, int] | tuple[None, None]:
+    """Locks a file: (the stack that holds the lock, its descriptor), or (None, None) when another process holds it.
+
+    The kernel ends the lock with the process, however it ends; a child process that inherits the descriptor holds it as
+    well. The file names its last holder. A file system that cannot lock lets everybody in.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(file.open("a"))
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None, None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        opened.truncate(0)
+        opened.write(f"process {os.getpid()} on {platform.node()}\n")
+        opened.flush()
+        return stack.pop_all(), opened.fileno()
+
+
+@contextlib.contextmanager
+def alone(*folders) -> Iterator[None]:
+    """Locks folders, of which buckets cannot be locked, for one training. Raises ValueError that names who is there."""
+    with contextlib.ExitStack() as stack:
+        for folder in dict.fromkeys(_resolved(folder) for folder in folders if "://" not in str(folder)):
+            file = pathlib.Path(folder) / LOCK
+            held, _ = lock(file)
+            if held is None:
+                holder = file.read_text().strip()
+                raise ValueError(
+                    f"{folder} is in use: {holder} trains there; wait for it, stop it, or give another --workdir"
+                )
+            stack.enter_context(held)
+        yield
 
 
 def open_workdir(path, config: ConfigDict, accept_change: bool, flag=None) -> tuple[pathlib.Path, epath.Path]:

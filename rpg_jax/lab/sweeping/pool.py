@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import pathlib
 import signal
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from rpg_jax.lab.sweeping import machine
 from rpg_jax.run.cli import PREEMPTED
+from rpg_jax.storage.workdir import lock
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 60.0  # between two lines of progress while no task ends
@@ -35,21 +35,6 @@ class Running:
     lock: contextlib.ExitStack
     slot: int  # index of its share of the cores
     begun: float
-
-
-def lock(path: pathlib.Path) -> tuple[contextlib.ExitStack, int] | tuple[None, None]:
-    """Locks a file: (the stack that holds the lock, its descriptor), or (None, None) when another process holds it.
-
-    A child process that inherits the descriptor holds the lock as well, until it ends.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(path.open("w"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None, None
-        return stack.pop_all(), file.fileno()
 
 
 class Pool:

@@ -10,7 +10,7 @@ import threading
 import time
 
 from rpg_jax.lab.reporting.comparable import warm_start_settings
-from rpg_jax.lab.sweeping.pool import POLL_SECONDS, lock
+from rpg_jax.lab.sweeping.pool import POLL_SECONDS
 from rpg_jax.lab.sweeping.variants import Run
 from rpg_jax.run import build, cli, job, warm_start
 from rpg_jax.storage import workdir
@@ -54,13 +54,13 @@ def prepare(out: pathlib.Path, run: Run, stop: threading.Event) -> bool:
     if folder is None:
         return True
     lock_file = folder.with_name(f".{folder.name}.lock")
-    held, _ = lock(lock_file)
+    held, _ = workdir.lock(lock_file)
     if held is None:
         print("it is being trained by another process, which is waited for", flush=True)
     while held is None:
         if stop.wait(POLL_SECONDS):
             return False
-        held, _ = lock(lock_file)
+        held, _ = workdir.lock(lock_file)
     with held:
         if is_missing(out, run):
             if not _train(run, folder):
