@@ -153,15 +153,18 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
         long = -(-(tile // 2) // FEW) * FEW if tile > FEW else 0  # rows, in tiles of a few, that may need more turns
         together = turns_of[long]
         carry = turns(row, carry, 0, together)
-        if long:
 
-            def go_on(few):
-                row, carry, turns_of = few
-                return turns(row, carry, together, jnp.maximum(turns_of[0], together))
+        def go_on(few):
+            row, carry, turns_of = few
+            return turns(row, carry, together, jnp.maximum(turns_of[0], together))
 
+        def the_longest(carry):
             few = jax.tree.map(lambda x: x[:long].reshape(-1, FEW, *x.shape[1:]), (row, carry, turns_of))
             rest = jax.lax.map(go_on, few)
-            carry = jax.tree.map(lambda x, y: jnp.concatenate([y.reshape(-1, *y.shape[2:]), x[long:]]), carry, rest)
+            return jax.tree.map(lambda x, y: jnp.concatenate([y.reshape(-1, *y.shape[2:]), x[long:]]), carry, rest)
+
+        if long:
+            carry = jax.lax.cond(turns_of[0] > together, the_longest, lambda carry: carry, carry)
         return normalized(*carry)
 
     def normalized(largest, total, mixed):
