@@ -191,17 +191,15 @@ def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax
 
 
 def recompute(
-    sampler: Sampler, inputs: Inputs, pools: list[Pool], table: jax.Array, row: jax.Array, text: jax.Array
-) -> list[Pool]:
+    sampler: Sampler, inputs: Inputs, pools: list[Pool], table: jax.Array, begin: jax.Array, drawn: jax.Array,
+    text: jax.Array,
+) -> list[Pool]:  # fmt: skip
     """Fills in the keys and values of what requests had drawn before this rollout, under its own parameters.
 
     Args:
-      row: i32[slots], requests that begin in these slots, NOWHERE for none; table: i32[slots, W].
+      table: i32[slots, W]; begin: i32[slots], position of the text; drawn: i32[slots], 0 where nothing is to be done.
       text: i32[slots, 1 + R], the last token of the prompt, and the response.
     """
-    requests = inputs.requests
-    begin = prompt_tokens(inputs.prompts)[requests.prompt.at[row].get(mode="fill", fill_value=0)]  # of text, in the row
-    drawn = requests.drawn.at[row].get(mode="fill", fill_value=0)  # [slots]
 
     def chunk(carry):
         """The next chunk of the first `prefill_rows` slots that are not filled in yet."""
@@ -260,7 +258,7 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
     token = jnp.take_along_axis(inputs.prompts.tokens[prompt], tokens[:, None], axis=1)  # [slots, 1], the next input
     if requests.drawn is not None:
         text = jnp.concatenate([token, state.responses.tokens[request]], axis=1)  # [slots, 1 + R]
-        pools = recompute(sampler, inputs, pools, table, row, text)
+        pools = recompute(sampler, inputs, pools, table, tokens, jnp.where(takes, drawn, 0), text)
         token = jnp.take_along_axis(text, drawn[:, None], axis=1)
 
     def put(new, old):

@@ -118,9 +118,9 @@ def generate(
     pool = pool_pages(sampler, columns, max_new, slots, cache_pages, shards)
     step = np.asarray(step, np.int32)
     requests, state = start(sampler, mesh, prompts, _threefry(key), step, limits, samples, max_new, slots, pool, resume)
-    must = np.zeros(count, bool) if must is None else must
+    must_finish = jnp.zeros(count, bool) if must is None else jnp.asarray(must)
     goal = jnp.int32(count if until is None else until)
-    inputs = decode.Inputs(params, prompts, requests, sampling, temperature_model, goal, must)
+    inputs = decode.Inputs(params, prompts, requests, sampling, temperature_model, goal, must_finish)
     decode_segment = segment_on(mesh.devices.flat[0].platform)
     while True:
         unfinished, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(segment))

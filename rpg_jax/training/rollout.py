@@ -89,7 +89,7 @@ class RolloutSettings:
 class Graded(NamedTuple):
     """Responses to P problems, G each, that were scored; problems and texts are this process's share only."""
 
-    rows: Sequence[int]  # [N], which of the P are this process's
+    rows: np.ndarray  # i64[N], which of the P are this process's
     problems: list[Problem]  # [N]
     texts: list[list[str]]  # [N][G]
     correct: np.ndarray  # f32[P, G], unshaped
@@ -114,7 +114,7 @@ class Collected:
 
 # Of parameters, problems and the RL step; with carry_over, also of what was pending and the version of the parameters.
 Collect = Callable[..., Collected]
-GradeGroups = Callable[[Sequence[int], list[Problem], list[list[str]], np.ndarray], Graded]
+GradeGroups = Callable[[np.ndarray, list[Problem], list[list[str]], np.ndarray], Graded]
 
 
 def respond(
@@ -176,9 +176,7 @@ def make_grade_groups(
     `scale` turns verdicts into rewards (`rewards.shaping.SCALES`), and the overlong punishment is added to them.
     """
 
-    def grade_groups(
-        rows: Sequence[int], problems: list[Problem], texts: list[list[str]], lengths: np.ndarray
-    ) -> Graded:
+    def grade_groups(rows: np.ndarray, problems: list[Problem], texts: list[list[str]], lengths: np.ndarray) -> Graded:
         graded = zip(*grade(scorer, problems, texts), lengths.tolist(), strict=True)
         # From here on every process knows all verdicts, and so decides as the others do.
         accuracies, lines, counts = zip(*multihost.gather_rows(rows, graded), strict=True)
