@@ -20,6 +20,7 @@ from rpg_jax.exact import (
     verification,
     worst,
 )
+from rpg_jax.exact.certify import full_vocabulary_gaps
 from rpg_jax.exact.enumeration import MIXTURES, every_sequence, random_problems, token_logprobs
 from rpg_jax.exact.generators import divergence_faults
 from rpg_jax.objectives import DIVERGENCES, Divergence, make
@@ -258,3 +259,17 @@ def test_contract_faults_are_found():
     assert contract_faults(lambda *args, **kwargs: (0.0, {})) == ["no gradient reaches logp"]
     with pytest.raises(TypeError, match="pair"):
         contract_faults(lambda *args, **kwargs: args[0])
+
+
+def test_a_kl_over_the_vocabulary_is_exact_in_expectation():
+    """Of the token level's objective, on and off policy, for a sampled reward and a KL that is not sampled."""
+    for divergence, clip in (("rkl", "none"), ("js", "none"), ("rkl", "rpg")):
+        objective = constant(divergence=divergence, kl="full", clip=clip, beta=0.3)
+        assert objective.declares == ((EXACT_MEAN, EXACT_MEAN) if clip == "none" else (EXACT_MEAN, BIASED))
+        gaps = full_vocabulary_gaps(objective, count=2)
+        exact = {condition: gap < 1e-9 for condition, gap in gaps.items()}
+        assert all(
+            fine == (clip == "none" or condition.on_policy)
+            for condition, fine in exact.items()
+            if condition.distance is None
+        )

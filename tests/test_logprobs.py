@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpg_jax.models import Model, ModelConfig, token_logprobs, token_logprobs_and_entropy
+from rpg_jax.models import (
+    Model,
+    ModelConfig,
+    token_logprobs,
+    token_logprobs_and_divergence,
+    token_logprobs_and_entropy,
+)
+from rpg_jax.objectives import DIVERGENCES
+from rpg_jax.objectives.divergences import full_vocabulary
 
 MODEL = Model(ModelConfig(53, 8, 16, 1, 2, 1, 4, qk_norm=True))
 PARAMS = jax.tree.map(lambda x: 3 * x, jax.jit(MODEL.init)(jax.random.key(0)))
@@ -146,3 +154,34 @@ def test_memory_at_a_real_vocabulary():
 def test_one_column_has_nothing_to_predict(shape):
     logp = token_logprobs(MODEL, PARAMS, jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool))
     assert logp.shape == shape and (logp == 0).all()
+
+
+def test_divergences_of_whole_distributions():
+    """Value and gradient against both tables of logits at once; the reference gets no gradient."""
+    rng = np.random.default_rng(0)
+    tokens, mask = jnp.asarray(rng.integers(0, 53, (3, 7)), jnp.int32), jnp.asarray(rng.random((3, 7)) < 0.7)
+    reference = jax.tree.map(lambda x: 0.8 * x, PARAMS)
+    divergence = partial(full_vocabulary, DIVERGENCES["rkl"])
+
+    def chunked(params, reference):
+        values = token_logprobs_and_divergence(
+            MODEL, params, reference, divergence, tokens, mask, temperature=0.7, chunk=3
+        )
+        return sum(jnp.sum(x * x) for x in values), values
+
+    def plain(params, reference):
+        logits = [MODEL.logits(p, MODEL.hidden(p, tokens))[:, :-1] / 0.7 for p in (params, reference)]
+        log_p, log_q = map(jax.nn.log_softmax, (logits[0], jax.lax.stop_gradient(logits[1])))
+        kl = jnp.pad(jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1), ((0, 0), (1, 0)))
+        logp = jnp.pad(jnp.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0], ((0, 0), (1, 0)))
+        values = tuple(jnp.where(mask.at[:, 0].set(False), x, 0) for x in (logp, kl))
+        return sum(jnp.sum(x * x) for x in values), values
+
+    both = [jax.jit(jax.value_and_grad(f, argnums=(0, 1), has_aux=True))(PARAMS, reference) for f in (chunked, plain)]
+    (_, ours), (gradient, of_reference) = both[0]
+    (_, expected), (expected_gradient, _) = both[1]
+    for a, b in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(of_reference))

@@ -190,6 +190,9 @@ def test_kl_to_go_charges_a_token_with_all_later_ones(control):
         (dict(control=float("nan")), ["control=nan"]),
         (dict(kl="later"), ["kl='later'", "to_go"]),
         (dict(kl="to_go", level="sequence"), ["to_go", "level='token'"]),
+        (dict(kl="full", level="sequence"), ["full", "level='sequence'"]),
+        (dict(divergence="rkl", kl="full", control=0.5), ["full", "control=0.5"]),
+        (dict(kl="full", z_old=0.5), ["full", "z_old=0.5"]),
         (dict(divergence="rkl", control=0.5, clip="dual"), ["control=0.5", "dual"]),
         (dict(clip="icepop", clip_c=3.0), ["clip_c", "icepop"]),
         (dict(clip="icepop", estimator="differentiable"), ["icepop", "reinforce"]),
@@ -216,6 +219,26 @@ def test_a_config_names_them_and_a_microbatch_of_one_has_no_others():
         build.build_objective(config)
     config.objective.control = 0.5
     assert build.build_objective(config).settings["control"] == 0.5
+
+
+def test_a_kl_over_the_vocabulary_is_added_to_the_loss_and_needs_a_reference_tree():
+    """Its reduction, times beta; the surrogate has the reward alone."""
+    logp, mu, ref, advantage, mask = arrays()
+    objective, bare = make("rpg", kl="full", beta=BETA), make("rpg", beta=0.0)
+    kl = np.random.default_rng(1).random(mask.shape)
+    with jax.enable_x64():
+        loss, metrics = objective(logp, mu, advantage, mask, ref, full_kl=jnp.asarray(np.where(mask, kl, np.nan)))
+        plain, _ = bare(logp, mu, advantage, mask, ref)
+        assert float(loss - plain) == pytest.approx(BETA * kl[mask].mean(), rel=1e-12)
+        assert float(metrics["kl_reference_full"].value()) == pytest.approx(kl[mask].mean(), rel=1e-12)
+    with pytest.raises(ValueError, match="kl='full' needs full_kl"):
+        objective(logp, mu, advantage, mask, ref)
+    config = quickstart.get_config("smoke")
+    config.objective.update(dict(clip="rpg", kl="full"))
+    with pytest.raises(ValueError, match="objective.kl=full needs the reference's distributions"):
+        build.build_settings(config)
+    config.reference.update(dict(mode="ema", decay=0.9))
+    assert build.build_settings(config)["objective"].full_kl is not None
 
 
 def test_an_unset_clip_has_a_name():

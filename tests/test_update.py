@@ -162,14 +162,15 @@ def test_schedule_free_samples_at_x_and_trains_at_y_and_ema_follows_x(mesh):
     state = init_state(optimizer, mesh, init_params(MODEL, mesh, 0))
     state = make_refresh(optimizer, mesh, state)(state)
     update = make_update(
-        MODEL, objectives.make("reinforce"), optimizer, mesh, state, rows=4, temperature=0.8, clip_norm=1.0,
-        logprob_chunk=5, reference_decay=0.75,
+        MODEL, objectives.make("rpg", kl="full", divergence="rkl", beta=0.1), optimizer, mesh, state, rows=4,
+        temperature=0.8, clip_norm=1.0, logprob_chunk=5, reference_decay=0.75,
     )  # fmt: skip
     expected = jax.tree.map(np.asarray, state.reference.params)
     for _ in range(3):
-        state, _ = update(state, make_batch(), jnp.int32(2))
+        state, metrics = update(state, make_batch(), jnp.int32(2))
         x = jax.tree.map(lambda y, z: (y - 0.1 * z) / 0.9, state.params, state.opt_state.z)  # y = 0.9 x + 0.1 z
         expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * np.asarray(new), expected, x)
+    assert 0 < metrics["kl_reference_full"].value() < 1  # the first update's would be 0, the reference its own policy
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), state.reference.params, expected)
     sampled = make_sampling_params(MODEL, optimizer, mesh, state)(state)
     np.testing.assert_allclose(sampled["embed"]["embedding"], x["embed"]["embedding"], rtol=1e-5, atol=1e-6)

@@ -104,6 +104,7 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
         assert moved[name, clip] == sorted(moved[name, clip]) and moved[name, clip][-1] > 20
     natural = report["natural_gradient_gaps"]
     assert max(natural["rkl"]) < 1e-9 and 0.01 > natural["fkl"][1] < natural["fkl"][0] / 9
+    assert len(report["full_vocabulary_gaps"]) >= 4 and max(report["full_vocabulary_gaps"].values()) < 1e-9
     assert not report["divergence_faults"] and not report["contract_faults"]
     controlled = {(e["objective"], e["level"]): tuple(e["verdict"].values()) for e in report["objectives"]}
     for level in ("token", "sequence"):
@@ -131,6 +132,7 @@ def test_a_wrong_divergence_is_status_1(call, monkeypatch, tmp_path):
     monkeypatch.setattr(verification, "built_in_cases", list)
     monkeypatch.setattr(verification, "natural_gradient_gaps", lambda name: [0.0, 0.0])
     monkeypatch.setattr(verification, "level_gap", lambda *_: {})
+    monkeypatch.setattr(verification, "full_vocabulary_gaps", lambda *_: {})
     status, out, _ = call("--json=out.json")
     assert status == 1 and "divergence jeffreys: kappa_over_u is not f'(u)" in out
     report = json.loads((tmp_path / "out.json").read_text())

@@ -19,8 +19,8 @@ from rpg_jax.exact.enumeration import (
     random_problems,
     token_logprobs,
 )
-from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES
-from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN
+from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES, full_vocabulary
+from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Objective
 
 TOLERANCE = 1e-9  # relative, in float64; exact forms come out near 1e-15
 SITUATIONS = CONDITIONS + MOVED
@@ -217,6 +217,41 @@ def examine(
             for row, condition in enumerate(SITUATIONS):
                 results[space.name, condition] = gaps[row * count : (row + 1) * count]
     return results
+
+
+def full_vocabulary_gaps(objective: Objective, count: int = 6, seed: int = 0) -> dict[Condition, float]:
+    """|expected gradient + ∇J| / |∇J| of an objective with kl="full", of the token level's J; worst over all spaces.
+
+    Its regularizer does not reach the policy through log-probs of samples, so the gradient is that in the logits.
+    """
+    target = Target("token", objective.divergence, objective.beta)
+    divergence, gaps = DIVERGENCES[str(objective.divergence)], dict.fromkeys(SITUATIONS, 0.0)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def expected(space, problem):
+        behavior = token_logprobs(space, problem.behavior)
+        probability = jnp.exp(jnp.sum(behavior, axis=1))
+
+        def loss(policy):
+            whole = full_vocabulary(divergence, policy, problem.reference)[space.history]  # [N, T]
+            rows = (token_logprobs(space, policy), behavior, token_logprobs(space, problem.reference))
+
+            def of_row(*row):
+                logp, mu, reference, advantage, mask, kl = (x[None] for x in row)
+                return objective(logp, mu, advantage, mask, reference_logp=reference, denominator=1.0, full_kl=kl)[0]
+
+            return jnp.sum(probability * jax.vmap(of_row)(*rows, problem.advantage, jnp.asarray(space.mask), whole))
+
+        return jax.grad(loss)(problem.policy)
+
+    with jax.enable_x64():
+        for space, problem in _problems(count, seed).items():
+            _, gradient = _truth(space, target, count, seed, None)
+            off = jnp.linalg.norm(jax.vmap(functools.partial(expected, space))(problem) + gradient, axis=(1, 2))
+            relative = off / jnp.linalg.norm(gradient, axis=(1, 2))
+            for row, condition in enumerate(SITUATIONS):
+                gaps[condition] = max(gaps[condition], float(jnp.max(relative[row * count : (row + 1) * count])))
+    return gaps
 
 
 def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition, tuple[float, float]]:

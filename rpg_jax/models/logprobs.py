@@ -4,6 +4,7 @@ The vocabulary projection, log-softmax and gather are computed in chunks along T
 the largest temporary is [B, chunk, V]. Chunks in which no row has a response token are skipped.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -37,6 +38,21 @@ def token_logprobs_and_entropy(
     return _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, _logprob_and_entropy)
 
 
+def token_logprobs_and_divergence(
+    model: Model, params: dict, reference: dict, divergence: Callable, tokens, mask, *,
+    positions=None, segment_ids=None, temperature=1.0, chunk: int = 64,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """As `token_logprobs`, and `divergence(logits, reference_logits)`, [...] from [..., V], of each token's two
+    distributions. `reference` is a tree like `params` and gets no gradient; it takes a forward pass of its own."""
+    both = params, jax.lax.stop_gradient(reference)
+    measure = partial(_logprob_and_divergence, divergence)
+    return _chunked(model, both, tokens, mask, positions, segment_ids, temperature, chunk, measure)
+
+
+def _logprob_and_divergence(divergence, logits, targets):  # a pair of [..., V], [...] -> [...], [...]
+    return *_logprob(logits[0], targets), divergence(logits[0], jax.lax.stop_gradient(logits[1]))
+
+
 def _logprob(logits, targets):  # [..., V], [...] -> [...]
     picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
     return (picked - jax.nn.logsumexp(logits, -1),)
@@ -49,13 +65,15 @@ def _logprob_and_entropy(logits, targets):
 
 
 def _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, measure):
-    hidden = model.hidden(params, tokens, positions, segment_ids)
+    trees = params if isinstance(params, tuple) else (params,)
+    hidden = jnp.concatenate([model.hidden(tree, tokens, positions, segment_ids) for tree in trees], axis=-1)
     length = hidden.shape[1]
     mask = mask & (jnp.arange(length) > 0)
     # Column t is predicted by the hidden state of column t - 1.
     hidden = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
     table = "embed" if model.config.tied_embeddings else "head"
-    return _by_chunks(model, measure, min(chunk, length), {table: params[table]}, hidden, (tokens, mask, temperature))
+    head = {name: {table: tree[table]} for name, tree in zip(("policy", "reference"), trees, strict=False)}
+    return _by_chunks(model, measure, min(chunk, length), head, hidden, (tokens, mask, temperature))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -151,7 +169,9 @@ def _join(tree, length):
 
 
 def _measured(model, measure, tokens, mask, temperature, head, hidden):
-    values = measure(model.logits(head, hidden) / temperature, tokens)
+    parts = jnp.split(hidden, len(head), axis=-1)
+    logits = tuple(model.logits(matrix, part) / temperature for matrix, part in zip(head.values(), parts, strict=True))
+    values = measure(logits if len(logits) > 1 else logits[0], tokens)
     return tuple(jnp.where(mask, value, 0.0) for value in values)
 
 

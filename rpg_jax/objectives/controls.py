@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from rpg_jax.objectives.batch import Batch
 
 OPTIMAL = "optimal"
-KINDS = ("token", "to_go")  # of KL: each token's own ratio, or the ratios of the token and all later ones
+# Of KL: each token's own ratio, the ratios of the token and all later ones, or no ratio but the whole distribution.
+KINDS = ("token", "to_go", "full")
 
 
 def controlled_advantage(

@@ -82,6 +82,12 @@ def named(name: str, alpha: float | None = None) -> Divergence:
     return DIVERGENCES[name] if alpha is None else alpha_divergence(alpha)
 
 
+def full_vocabulary(divergence: Divergence, logits: jax.Array, reference_logits: jax.Array) -> jax.Array:
+    """D(policy, reference) of two distributions over the vocabulary, [...] from logits [..., V], without a sample."""
+    log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(reference_logits)
+    return jnp.sum(divergence.rho(log_p - log_q, jnp.exp(log_p), jnp.exp(log_q)), axis=-1)
+
+
 def weighted_kappa(divergence: Divergence, log_u: jax.Array, w: jax.Array, r: jax.Array) -> jax.Array:
     """r·kappa(u), the derivative of r·rho(u) in log u; arguments and result of one shape."""
     along_log_u = (jnp.ones_like(log_u), w, jnp.zeros_like(r))

@@ -16,6 +16,7 @@ from rpg_jax.objectives.baselines import k3
 from rpg_jax.objectives.batch import Batch, prepare
 from rpg_jax.objectives.clips import Clipped
 from rpg_jax.objectives.corrections import truncated_importance_weight
+from rpg_jax.objectives.divergences import Divergence
 
 EXACT = "exact per sample"
 EXACT_MEAN = "exact in expectation"
@@ -35,7 +36,8 @@ class Objective(abc.ABC):
 
     settings: all of them by name, `advantage` and `sampler_correction` among them. level, divergence, beta, z_old:
     those of the objective whose gradient it estimates (divergence None: reward only). reward_beta: coefficient of the
-    KL to the reference that `advantages` takes out of the reward. declares: None if nothing is.
+    KL to the reference that `advantages` takes out of the reward. declares: None if nothing is. full_kl: the divergence
+    over the whole vocabulary that a call wants for each token, None if it wants none.
     """
 
     name: str
@@ -47,10 +49,12 @@ class Objective(abc.ABC):
     z_old: float
     reward_beta: float = 0.0
     declares: Claim | None
+    full_kl: Divergence | None = None
 
     def __call__(
         self, logp: jax.Array, behavior_logp: jax.Array, advantage: jax.Array, mask: jax.Array,
         reference_logp: jax.Array | None = None, weight: jax.Array | None = None, denominator: ArrayLike | None = None,
+        full_kl: jax.Array | None = None,
     ) -> tuple[jax.Array, metric.Metrics]:  # fmt: skip
         """Loss to minimize, and metrics.
 
@@ -63,6 +67,8 @@ class Objective(abc.ABC):
           weight: [B, T] or [B, 1], a constant correction that multiplies each token's loss; None: 1. At level
             "sequence" a row has one, its masked row mean: give the sequence's own correction as [B, 1].
           denominator: scalar that replaces the reduction's own count (`self.count`), so that microbatch losses add up.
+          full_kl: [B, T], with kl="full" only: `divergences.full_vocabulary` of each token's distribution, the other
+            input that gradients reach. beta times its reduction is added to the loss.
 
         Returns:
           loss: scalar, float32, or float64 if an input is.
@@ -71,9 +77,17 @@ class Objective(abc.ABC):
             `off_policy_gap`, |log policy − log behavior|, and the k1, k2, k3 estimators always over tokens.
 
         Raises:
-          ValueError: a shape that does not fit, or no denominator for reduction "constant".
+          ValueError: a shape that does not fit, no denominator for reduction "constant", or no full_kl for kl="full".
         """
-        return self.measured_loss(prepare(logp, behavior_logp, advantage, mask, reference_logp, weight), denominator)
+        tokens = prepare(logp, behavior_logp, advantage, mask, reference_logp, weight)
+        loss, metrics = self.measured_loss(tokens, denominator)
+        if self.full_kl is None:
+            return loss, metrics
+        if full_kl is None or full_kl.shape != tokens.logp.shape:
+            raise ValueError(f"kl='full' needs full_kl of shape {tokens.logp.shape}, each token's whole divergence")
+        penalty = jnp.where(tokens.mask, full_kl.astype(tokens.logp.dtype), 0)
+        loss += self.beta * reductions.reduce(self.reduction, penalty, tokens.mask, denominator)
+        return loss, metrics | {"kl_reference_full": metric.mean_of(jax.lax.stop_gradient(penalty), tokens.mask)}
 
     @property
     def target_level(self) -> str:

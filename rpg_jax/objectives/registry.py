@@ -16,7 +16,7 @@ from rpg_jax.objectives import baselines, controls, divergences, own, surrogates
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.batch import UNITS, as_mean_tokens
 from rpg_jax.objectives.clips import BOUNDS, CLIPS, UNCLIPPED, Clip, TrustRegion
-from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES
+from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES, Divergence
 from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Claim, Objective, SurrogateObjective
 from rpg_jax.objectives.reductions import BY_LEVEL, REDUCTIONS
 
@@ -44,7 +44,7 @@ def make(name: str, **settings: Any) -> Objective:
         make("rpg", divergence="fkl|rkl|ufkl|urkl|js|hellinger|jeffreys|chi2|alpha", alpha=0.5, beta=1e-4,
              estimator="differentiable|reinforce", level="token|sequence", z_old=1.0,
              clip="none|rpg|dual|dual_reward|truncate|icepop|sequence_mask|geometric_mask|m2po|dppo",
-             clip_low, clip_high, clip_c, clip_m2, control=None or a float or "optimal", kl="token|to_go",
+             clip_low, clip_high, clip_c, clip_m2, control=None or a float or "optimal", kl="token|to_go|full",
              reduction="token_mean|sequence_mean|sequence_mean_token_mean|constant")
         make("grpo", beta=0.04, clip="ppo|none", clip_low, clip_high, reduction="sequence_mean_token_mean")
 
@@ -209,20 +209,24 @@ def _rpg(name: str, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> Su
     if settings["clip"] == "dual" and divergence in OWN_CONTROL:
         surrogate, unclipped = surrogates.regularized_ratio, IN_EXPECTATION if beta else ALWAYS
     target = divergences.named(divergence, alpha)
-    control = _controlled(settings)
+    full, in_surrogate = _full_kl(settings, target), beta
+    if full is not None:  # the surrogate has the reward alone
+        surrogate, unclipped, in_surrogate = surrogates.ESTIMATORS[estimator], IN_EXPECTATION, 0.0
+    control = None if full is not None else _controlled(settings)
     if control is not None:
         target = DIVERGENCES["urkl"]  # whose advantage takes the control variate and the later tokens
         unclipped = IN_EXPECTATION if settings["kl"] == "token" else Claim(EXACT_MEAN, BIASED)
     region = None
     if isinstance(clip, TrustRegion):
-        region = functools.partial(surrogates.dead_units, region=clip, divergence=target, beta=beta)
+        region = functools.partial(surrogates.dead_units, region=clip, divergence=target, beta=in_surrogate)
     reduction = _reduction(settings, level)
     bounded = UNCLIPPED if isinstance(clip, TrustRegion) else clip
     return SurrogateObjective(
         name=name,
         settings={**settings, "alpha": alpha, "estimator": estimator, "reduction": reduction},
         units=UNITS[level],
-        surrogate=functools.partial(surrogate, divergence=target, beta=beta, clip=bounded, z_old=z_old),
+        surrogate=functools.partial(surrogate, divergence=target, beta=in_surrogate, clip=bounded, z_old=z_old),
+        full_kl=full,
         control=control,
         region=region,
         level=level,
@@ -234,9 +238,21 @@ def _rpg(name: str, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> Su
     )
 
 
+def _full_kl(settings: Mapping[str, Any], target: Divergence) -> Divergence | None:
+    """The divergence of kl="full", None for other kinds and without a beta; raises for what it cannot go with."""
+    if settings["kl"] != "full":
+        return None
+    for key, fits in (("level", settings["level"] == "token"), ("control", settings["control"] is None)):
+        if not fits:
+            raise ValueError(f"kl='full' cannot go with {key}={settings[key]!r}: it sums over the tokens' vocabulary")
+    if settings["z_old"] != 1:
+        raise ValueError(f"kl='full' takes a normalized reference, not z_old={settings['z_old']}")
+    return target if settings["beta"] else None
+
+
 def _controlled(settings: Mapping[str, Any]) -> Callable | None:
     """`controls.controlled_advantage` of the settings, None where they ask for none; raises for what takes none."""
-    chosen = {key: settings[key] for key in ("control", "kl") if settings[key] not in (None, "token")}
+    chosen = {key: settings[key] for key in ("control", "kl") if settings[key] not in (None, "token", "full")}
     if not chosen:
         return None
     spelled = " and ".join(f"{key}={value!r}" for key, value in chosen.items())

@@ -75,6 +75,11 @@ def build_settings(config: ConfigDict) -> dict:
     total_steps = config.steps * loop.updates
     optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=total_steps)
     reference = ReferenceSchedule(**set_keys(config.reference))
+    if objective.full_kl is not None and reference.mode == "iterative":
+        raise ValueError(
+            "objective.kl=full needs the reference's distributions, and reference.mode=iterative keeps log-probs only; "
+            "set reference.mode to every, kl_target, ema or fixed"
+        )
     check_warm_start(config)
     return dict(objective=objective, optimizer=optimizer, rollout=rollout, reference=reference, loop=loop)
 

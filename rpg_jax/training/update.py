@@ -6,6 +6,7 @@ exceptions, because they estimate something from the responses that a loss is ca
 """
 
 import dataclasses
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -15,9 +16,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
 from rpg_jax import parallel
-from rpg_jax.models import Model, join, stack_layers, token_logprobs, unstack_layers
+from rpg_jax.models import (
+    Model,
+    join,
+    stack_layers,
+    token_logprobs,
+    token_logprobs_and_divergence,
+    unstack_layers,
+)
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
+from rpg_jax.objectives.divergences import full_vocabulary
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.training.packing import microbatches
 from rpg_jax.training.reference import moved
@@ -112,6 +121,17 @@ def make_update(
     """
     state_shardings = layout(optimizer, mesh, shapes)
 
+    def policy(joined, params, held, rows, undo):
+        """Log-probs of the sequences' tokens, and with kl="full" each token's divergence from the reference."""
+        if objective.full_kl is None:
+            logp = token_logprobs(model, joined(params), **rows, temperature=temperature, chunk=logprob_chunk)
+            return undo(logp), None
+        pair = token_logprobs_and_divergence(
+            model, joined(params), joined(held), partial(full_vocabulary, objective.full_kl), **rows,
+            temperature=temperature, chunk=logprob_chunk,
+        )  # fmt: skip
+        return tuple(map(undo, pair))
+
     def update(state, batch, count, start=None):
         state = jax.lax.with_sharding_constraint(state, state_shardings)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
@@ -122,8 +142,7 @@ def make_update(
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
             with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
-                tree = join(model.lora, frozen, params)
-                logp = undo(token_logprobs(model, tree, **model_rows, temperature=temperature, chunk=logprob_chunk))
+                logp, full_kl = policy(partial(join, model.lora, frozen), params, held, model_rows, undo)
             value, metrics = objective(
                 logp,
                 sequences.behavior_logp,
@@ -132,14 +151,17 @@ def make_update(
                 reference_logp=sequences.reference_logp,
                 weight=sequences.weight,
                 denominator=total,
+                **({} if full_kl is None else dict(full_kl=full_kl)),
             )
             return value, metrics | sample_sizes(logp, sequences)
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         # Unrolled layers are cut out of the stack once, and not in every microbatch.
         params, frozen = state.params, base and base.params
+        held = None if objective.full_kl is None else state.reference.params
         if not model.scan:
             params, frozen = unstack_layers(params), frozen and unstack_layers(frozen)
+            held = held and unstack_layers(held)
 
         def body(index, carry):
             value, metrics, grads = carry
