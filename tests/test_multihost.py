@@ -328,6 +328,8 @@ def training_flags(folder, name, **mesh):
         "warm_start.steps": 0,
         "rollout.dynamic_sampling": True,
         "rollout.delay": 1,
+        "rollout.carry_over": True,
+        "behavior.source": "sampler",
         "rollout.max_new": 12,
         "reward.function": f"{folder / 'reward.py'}:sevenths",
         "reward.workers": 1,

@@ -256,6 +256,7 @@ def test_a_phase_takes_as_long_as_its_slowest_resource():
     tiny = SIZES["tiny"]
     # 16 responses in 4 slots; 4 groups of 2 in minibatches of 4 rows, which are full or, packed, as long as their rows.
     assert estimates.times(workload(tiny)) == dict(prefill=1, decode=20, experience=1, update=2)
+    assert estimates.times(workload(tiny, rollout=dict(carry_over=True)))["decode"] == 8 * 5 / 4
     packed = estimates.times(workload(tiny, loop=dict(pack=True), lengths="fixed:2"))
     assert packed == dict(prefill=1, decode=8, experience=0.5, update=1)
 

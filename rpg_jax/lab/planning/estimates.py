@@ -354,9 +354,13 @@ def times(w: Workload) -> dict[str, float]:
     """
     rows = (w.prompt_length + decoding.mean(w.lengths)) / w.length if w.loop.pack else 1.0
     requests, slots = w.generated_rows // w.row_shards, w.rollout.slots // w.row_shards
+    if w.rollout.carry_over:  # slots are busy to the end, and in the long run a step draws as much as it trains
+        decode_steps = w.step_rows * decoding.mean(w.lengths) / w.rollout.slots
+    else:
+        decode_steps = decoding.steps(w.lengths, requests, slots, w.row_shards)
     return {
         "prefill": 1.0,
-        "decode": decoding.steps(w.lengths, requests, slots, w.row_shards),
+        "decode": decode_steps,
         "experience": rows,
         "update": rows * w.loop.epochs * w.step_rows / w.minibatch_rows,
     }
