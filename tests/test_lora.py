@@ -104,7 +104,7 @@ def arguments(folder, name, *more):
     """Of a run of two steps with adapters, on the sets in a folder."""
     settings = dict(
         steps=2, seed=1, **{"model.checkpoint": folder / "base", "model.scan": True},
-        **{"model.lora.rank": 2, "model.lora.targets": "q,up", "warm_start.steps": 0},
+        **{"model.lora.rank": 2, "model.lora.targets": "q,up", "warm_start.steps": 1},
         **{"optimizer.learning_rate": 0.05, "optimizer.warmup_steps": 0, "checkpoint.every": 1},
         **{"optimizer.name": "schedule_free_adamw", "reference.mode": "fixed", "objective.beta": 0.1},
         **{"data.train": folder / "train.parquet", "data.heldout": f"('{folder}/heldout.parquet',)"},

@@ -96,14 +96,14 @@ def abstract(run: Run, build: Callable[[Params, Base | None], Any]) -> Any:
 
 
 def restore(
-    checkpoints: Checkpoints, shapes: TrainState, base: Base | None, step: int | None = None
+    checkpoints: Checkpoints, shapes: TrainState, load: Callable[[], Base | None], step: int | None = None
 ) -> tuple[int, TrainState, dict] | None:
-    """As `Checkpoints.restore`, of a state around the frozen weights `base`, if there are any.
+    """As `Checkpoints.restore`, of a state around the frozen weights that `load()` gives, if there are any.
 
     Raises ValueError when those are not the weights whose adapters were saved.
     """
     restored = checkpoints.restore(without_base(shapes), step)
-    if restored is None or base is None:
+    if restored is None or (base := load()) is None:
         return restored
     step, state, extra = restored
     changed = np.flatnonzero(np.asarray(state.base.checksums) != np.asarray(base.checksums))
@@ -131,7 +131,7 @@ def restore_state(folder: epath.Path, run: Run, which: str, base: Base | None) -
     shapes = abstract(run, partial(build_state, run))
     with Checkpoints(folder) as checkpoints:
         step = checkpoints.best_step() if which == "best" else None if which == "last" else int(which)
-        restored = restore(checkpoints, shapes, base, step)
+        restored = restore(checkpoints, shapes, lambda: base, step)
     if restored is None:
         raise ValueError(f"{folder} holds no checkpoint yet; train first")
     step, state, _ = restored

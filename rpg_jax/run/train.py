@@ -76,15 +76,14 @@ def train(
     stream = ProblemStream(run.data.problems("train"), config.seed)
     with Checkpoints(folder / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
         with phase("state"):
-            base = states.load_base(config, run)
-            restored = states.restore(checkpoints, shapes, base)
+            restored = states.restore(checkpoints, shapes, partial(states.load_base, config, run))
         if restored is None:
             with phase("warm start"):
-                params, seconds = warm_start.warm_started(config, run, base, folder / "warm_start", should_stop)
+                params, seconds = warm_start.warm_started(config, run, folder / "warm_start", should_stop)
             if params is None:
                 return None
             with phase("state"):
-                state = jax.block_until_ready(states.build_state(run, params, base))
+                state = jax.block_until_ready(states.build_state(run, params, states.load_base(config, run)))
             restored = 0, state, {"cursor": 0, "totals": loop.new_totals(seconds)}
         start, state, extra = restored
         stream.set_state(extra["cursor"])

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 from etils import epath
@@ -11,20 +12,20 @@ from ml_collections import ConfigDict
 from rpg_jax import data, objectives, parallel
 from rpg_jax.parallel import multihost
 from rpg_jax.run.build import Run
-from rpg_jax.run.states import abstract, initial_params, restore
+from rpg_jax.run.states import abstract, initial_params, load_base, restore
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
 from rpg_jax.training import warm_start
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_state, make_update, without_base
-from rpg_jax.types import Base, Params
+from rpg_jax.types import Params
 
 
 def warm_started(
-    config: ConfigDict, run: Run, base: Base | None, path: epath.Path, should_stop: Callable[[], bool]
+    config: ConfigDict, run: Run, path: epath.Path, should_stop: Callable[[], bool]
 ) -> tuple[Params | None, float]:
     """Trained parameters after learning from worked solutions, and the seconds it took; None and seconds if told to
-    stop. `base` is that of `states.load_base`.
+    stop.
 
     Checkpoints go into the folder `path`, where an interrupted warm start goes on.
     """
@@ -51,9 +52,10 @@ def warm_started(
     stream = data.ProblemStream(run.data.problems("train"), config.seed)
     length = run.rollout.max_prompt + run.rollout.max_new
     with Checkpoints(path, keep_last=config.checkpoint.keep_last) as checkpoints:
-        restored = restore(checkpoints, shapes, base)
+        restored = restore(checkpoints, shapes, partial(load_base, config, run))
         if restored is None:
-            restored = 0, build_state(initial_params(config, run), base), {"cursor": 0, "seconds": 0.0}
+            fresh = build_state(initial_params(config, run), load_base(config, run))
+            restored = 0, fresh, {"cursor": 0, "seconds": 0.0}
         start, state, extra = restored
         stream.set_state(extra["cursor"])
 
