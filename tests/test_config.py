@@ -231,3 +231,7 @@ def test_workdir_names_the_keys_that_differ(tmp_path):
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
         workdir.open_workdir(tmp_path / "run", config, accept_change=False)
+    for text in ("[]", "{}", "3"):
+        (tmp_path / "run" / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="config.json is not the config of a run"):
+            workdir.open_workdir(tmp_path / "run", config, accept_change=False)

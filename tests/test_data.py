@@ -39,6 +39,16 @@ def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
     assert [problems.to_problem(source[i]) for i in range(len(source))] == odd
 
 
+@pytest.mark.parametrize("name", ["*.array_record*", "dataset_info.json", "features.json"])
+def test_a_damaged_folder_is_named(tmp_path, name):
+    problems.write({"train": [Problem(i, "t", "p", "s", "a") for i in range(9)]}, tmp_path)
+    file = next(tmp_path.rglob(name))
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=f"{tmp_path}: the prepared problems cannot be read .*; prepare them again"):
+        source = problems.read(tmp_path, "train")
+        [source[index] for index in range(len(source))]
+
+
 def test_a_tasks_problems_do_not_depend_on_the_other_tasks():
     both = problems.generate(TASKS, 5, 5, 0)["train"]
     alone = problems.generate({"rewriting": {}}, 5, 5, 0)["train"]

@@ -59,6 +59,23 @@ def test_resume_cuts_back_to_the_restored_step(tmp_path, tail):
     assert read_jsonl(tmp_path / "heldout.jsonl") == ([{"step": 1, "n": 2}, {"step": 2, "n": 2}], 0)
 
 
+def test_rows_that_are_missing_or_have_no_step_are_noticed(tmp_path, capfd):
+    file = tmp_path / "metrics.jsonl"
+    for name in ("metrics", "samples"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in (0, 1, 2, 2, 3)))
+    open_log(tmp_path, 3).close()
+    assert capfd.readouterr().err == ""
+    file.write_text('{"step": 0}\n{"step": 1}\n{"step": 3}\n')
+    open_log(tmp_path, 4).close()
+    lines = capfd.readouterr().err.splitlines()
+    assert "metrics.jsonl lacks 2 of the 4 steps before this resume, the first is 2" in lines[0]
+    assert "samples.jsonl lacks 1 of the 4 steps" in lines[1] and len(lines) == 2
+    for line, words in (("{}", "'step' is absent"), ('{"step": "x"}', "'step' is 'x'")):
+        file.write_text(f'{{"step": 1}}\n{line}\n')
+        with pytest.raises(ValueError, match=f"metrics.jsonl, line 2: {words}"):
+            open_log(tmp_path, 1)
+
+
 def test_a_run_from_its_beginning_starts_with_empty_logs(tmp_path):
     for _ in range(2):
         with open_log(tmp_path) as log:

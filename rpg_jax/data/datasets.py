@@ -152,12 +152,9 @@ def _open(title, template, split):
         return folded.problems, folded.problems, folded.origins.__getitem__
     if not (path / "problems").is_dir():
         raise ValueError(f"{path} holds no prepared problems; name a folder made by rpg_jax.prepare, or a file")
-    try:
-        records = problems.read(path, "train")
-        source = grain.MapDataset.source(records).map(problems.to_problem)
-        rows = [problems.to_problem(records[i]) for i in range(len(records))]
-    except Exception as error:  # TFDS and ArrayRecord raise many kinds
-        raise ValueError(f"{path}: the prepared problems cannot be read ({error}); prepare them again") from error
+    records = problems.read(path, "train")
+    source = grain.MapDataset.source(records).map(problems.to_problem)
+    rows = [problems.to_problem(records[i]) for i in range(len(records))]
     return rows, source, lambda i: f"{path}, problem {rows[i].id}"
 
 

@@ -106,10 +106,37 @@ def staged(path) -> Iterator[pathlib.Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class Records(Sequence):
+    """The records of one split. Raises ValueError, which names the folder, for whatever TFDS and ArrayRecord raise."""
+
+    def __init__(self, directory, split: str):
+        self._directory, path = directory, f"{directory}/problems/{Problems.VERSION}"
+        self._source = self._read(lambda: tfds.builder_from_directory(path).as_data_source(split=split))
+
+    def __len__(self):
+        return self._read(lambda: len(self._source))
+
+    def __getitem__(self, index):
+        return self._read(lambda: self._source[index])
+
+    def _read(self, call):
+        try:
+            result, reason = call(), "a record is not there"
+        except IndexError:
+            raise
+        except Exception as error:
+            result, reason = None, " ".join(f"{type(error).__name__}: {error}".split())
+        if result is None:
+            raise ValueError(
+                f"{self._directory}: the prepared problems cannot be read ({reason}); prepare them again, after "
+                f"removing that folder; a run makes its generated problems itself"
+            )
+        return result
+
+
 def read(directory, split: str) -> Sequence[dict]:
     """The records of one split, read when they are indexed; see `to_problem`."""
-    path = f"{directory}/problems/{Problems.VERSION}"
-    return tfds.builder_from_directory(path).as_data_source(split=split)
+    return Records(directory, split)
 
 
 def to_problem(record: dict) -> Problem:

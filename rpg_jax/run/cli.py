@@ -20,7 +20,10 @@ from rpg_jax.run import compiler
 from rpg_jax.storage.settings import flatten
 
 PREEMPTED = 75
-_STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
+_STORAGE_ERRORS = (
+    errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE,
+    errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT,
+)  # fmt: skip
 _INPUT_ERRORS = (  # what libraries raise about input that makes no sense
     ValueError, TypeError, LookupError, AttributeError, ImportError, OSError, SyntaxError, flags.Error,
 )  # fmt: skip
@@ -97,8 +100,9 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
 
     `options` has the value of every flag under its name, the words that are no flags as `arguments` (refused unless
     `arguments` is true), and as `given` the names of the flags that were on the command line. `--help` prints the
-    docstring of main's module and its flags. A `Mistake`, a flag that does not parse, or a disk that is full or
-    read-only ends in one line and status 2. `leave(status)` ends the process; training in many processes has its own.
+    docstring of main's module and its flags. A `Mistake`, a flag that does not parse, or a disk that is full, read-only
+    or lacks a file ends in one line and status 2. `leave(status)` ends the process; training in many processes has its
+    own.
     """
     argv = list(sys.argv if argv is None else argv)
     logging.set_verbosity(logging.ERROR)

@@ -211,7 +211,7 @@ def watch(options, subject: Subject, place: epath.Path, should_stop: Callable[[]
     """
     file, settings = base(options) / "history.jsonl", jsonable(conditions(options, subject))
     timeout = 3600.0 if options.watch_timeout is None else options.watch_timeout
-    rows, _ = read_jsonl(file)
+    rows, _ = read_jsonl(file, {"step": int})
     done = {row["step"] for row in rows if settings == {name: row.get(name) for name in settings}}
     damaged, last = set(), time.monotonic()
     while not should_stop():

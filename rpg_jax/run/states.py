@@ -1,6 +1,7 @@
 """The state of a run: fresh, as shapes, or restored from a checkpoint; and the weights that it starts from."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,13 +17,15 @@ from rpg_jax import parallel
 from rpg_jax.models import Model, unstack_layers
 from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
-from rpg_jax.storage.checkpoints import Checkpoints, checksum
+from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum, saved_steps
 from rpg_jax.training.carry_over import nothing_pending
 from rpg_jax.training.delay import make_remember
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.reference import make_refresh
 from rpg_jax.training.update import init_params, init_state, without_base
 from rpg_jax.types import Base, Params, TrainState
+
+DELETION_SECONDS = 1.0  # in which a checkpoint that is being deleted goes out of the list of steps
 
 
 def for_inference(config: ConfigDict) -> ConfigDict:
@@ -129,9 +132,17 @@ def restore_state(folder: epath.Path, run: Run, which: str, base: Base | None) -
     if not folder.exists():
         raise ValueError(f"{folder} does not exist: the run has saved no checkpoint there yet")
     shapes = abstract(run, partial(build_state, run))
-    with Checkpoints(folder) as checkpoints:
-        step = checkpoints.best_step() if which == "best" else None if which == "last" else int(which)
-        restored = restore(checkpoints, shapes, lambda: base, step)
+    while True:
+        there = saved_steps(folder)
+        try:
+            with Checkpoints(folder) as checkpoints:
+                step = checkpoints.best_step() if which == "best" else None if which == "last" else int(which)
+                restored = restore(checkpoints, shapes, lambda: base, step)
+            break
+        except DamagedCheckpoint:  # or a run that trains was deleting it
+            time.sleep(DELETION_SECONDS)
+            if saved_steps(folder) == there:
+                raise
     if restored is None:
         raise ValueError(f"{folder} holds no checkpoint yet; train first")
     step, state, _ = restored

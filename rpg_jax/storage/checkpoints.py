@@ -134,7 +134,8 @@ class Checkpoints:
                 return candidate, structure.unflatten(arrays), extra
             except DamagedCheckpoint as error:
                 damage = str(error)
-            if step is None and jax.process_index() == 0:
+            still_there = (self.directory / str(candidate)).exists()  # a run that trains deletes old ones
+            if step is None and still_there and jax.process_index() == 0:
                 print(f"warning: checkpoint {candidate} in {self.directory} is damaged: {damage}", file=sys.stderr)
         if steps:
             which = f"each of the {len(steps)} checkpoints" if step is None else f"checkpoint {step}"

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,11 +39,14 @@ def write_json_atomic(path, value: Any) -> None:
     write_text_atomic(path, json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
-def read_jsonl(path) -> tuple[list[dict], int]:
+def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None) -> tuple[list[dict], int]:
     """(rows, number of lines dropped): 1 when a kill cut the last line short, else 0. A missing file has no rows.
 
+    Args:
+      needs: keys that every row must have, and the types of their values.
+
     Raises:
-      ValueError: another line is not a JSON object; names the file and the line.
+      ValueError: another line is not a JSON object, or lacks such a key; names the file and the line.
     """
     try:
         lines = pathlib.Path(path).read_bytes().split(b"\n")
@@ -57,6 +60,10 @@ def read_jsonl(path) -> tuple[list[dict], int]:
             row = None
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}, is not a JSON object; delete that line and start again")
+        for key, kind in (needs or {}).items():
+            if not isinstance(row.get(key), kind):
+                found = repr(row[key]) if key in row else "absent"
+                raise ValueError(f"{path}, line {number}: {key!r} is {found}; delete that line and start again")
         rows.append(row)
     return rows, int(bool(unfinished))
 
@@ -90,7 +97,13 @@ class RunLog:
             self._wandb = self._sinks.enter_context(_wandb_run(workdir, wandb, config))
         for name in ("metrics", "samples", "heldout"):
             path = workdir / f"{name}.jsonl"
-            _cut_back(path, resume_step)
+            lost = set(range(1, resume_step + 1)) - _cut_back(path, resume_step)
+            if lost and name != "heldout":  # which has rows of the steps that were evaluated only
+                print(
+                    f"warning: {path} lacks {len(lost)} of the {resume_step} steps before this resume, the first is "
+                    f"{min(lost)}; they were lost or deleted, and curves have a gap there",
+                    file=sys.stderr,
+                )
             self._files[name] = self._sinks.enter_context(path.open("a"))
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -183,11 +196,12 @@ def write_text_atomic(path, text: str) -> None:
 
 
 def _cut_back(path, step):
-    """Deletes the rows after `step`, all of them if it is 0, and an incomplete last line."""
-    rows, dropped = read_jsonl(path)
+    """Deletes the rows after `step`, all of them if it is 0, and an incomplete last line. Returns the steps kept."""
+    rows, dropped = read_jsonl(path, {"step": int})
     kept = [row for row in rows if row["step"] <= step] if step else []
     if dropped or len(kept) < len(rows):
         write_text_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
+    return {row["step"] for row in kept}
 
 
 def _wandb_run(workdir, project, config):

@@ -31,7 +31,7 @@ class ResponseLog:
         self._record, self._settings = self._file.with_name("settings.json"), json.loads(json.dumps(settings))
         if self._file.exists() and self._record.exists():
             _refuse_other(folder, json.loads(self._record.read_text()), self._settings)
-            rows, dropped = read_jsonl(self._file)
+            rows, dropped = read_jsonl(self._file, _NEEDS)
             self._done = from_rows(rows, problems, self._k)
             if dropped or len(rows) > self._k * len(self._done):
                 kept = [row for answered in self._done.values() for row in to_rows(answered)]
@@ -80,6 +80,7 @@ def from_rows(rows: list[dict], problems: Sequence[Problem], k: int) -> dict[tup
     return done
 
 
+_NEEDS = dict(task=str, problem=int, sample=int, response=str, correct=(int, float), tokens=int, finished=bool)
 _DTYPES = dict(correct=np.float32, tokens=np.int32, finished=bool)
 
 

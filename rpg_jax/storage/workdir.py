@@ -138,12 +138,14 @@ def read_config(path) -> ConfigDict:
         text = file.read_text() if file.exists() else None
     if text is None:
         raise ValueError(f"{file} does not exist: no run has begun in {path}; name the folder of a run, or train one")
+    mend = "restore it from the run's command, or train in another --workdir"
     try:
-        return ConfigDict(json.loads(text))
+        settings = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{file} is not JSON ({error}); restore it from the run's command, or train in another --workdir"
-        ) from None
+        raise ValueError(f"{file} is not JSON ({error}); {mend}") from None
+    if not isinstance(settings, dict) or "steps" not in settings:
+        raise ValueError(f"{file} is not the config of a run; {mend}")
+    return ConfigDict(settings)
 
 
 @contextlib.contextmanager
