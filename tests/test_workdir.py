@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import types
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rpg_jax.run import cli, profile
+from rpg_jax.run import cli, job, profile
 from rpg_jax.storage import workdir
 from rpg_jax.training import loop, phases
 
@@ -82,6 +84,20 @@ def test_a_workdir_has_one_training_at_a_time_and_a_killed_one_leaves_no_lock(tm
     with workdir.alone(tmp_path, "gs://bucket/run", tmp_path / "other"), pytest.raises(ValueError, match="is in use"):
         with workdir.alone(tmp_path):
             pass
+
+
+def test_the_first_interrupt_lets_a_run_save_and_the_second_ends_it():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number, then in ((signal.SIGTERM, None), (signal.SIGINT, signal.SIG_DFL)):
+            with job.joined() as should_stop:
+                assert not should_stop()
+                os.kill(os.getpid(), number)
+                assert should_stop()
+                assert then is None or signal.getsignal(number) == then
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def out_of_memory(*_, **__):

@@ -9,7 +9,9 @@ import errno
 import math
 import os
 import pathlib
+import signal
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -28,6 +30,19 @@ _INPUT_ERRORS = (  # what libraries raise about input that makes no sense
     ValueError, TypeError, LookupError, AttributeError, ImportError, OSError, SyntaxError, flags.Error,
 )  # fmt: skip
 _STATUSES = ("UNKNOWN: ", "INTERNAL: ", "UNAVAILABLE: ", "ABORTED: ", "CANCELLED: ", "DEADLINE_EXCEEDED: ")
+
+
+def stop_event() -> threading.Event:
+    """An event that SIGTERM and the first SIGINT set; a second SIGINT ends the process at once."""
+    stop = threading.Event()
+
+    def interrupted(number, _):
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, interrupted)
+    return stop
 
 
 class Mistake(Exception):
@@ -60,6 +75,11 @@ def in_words():
 def _is_of_xla(error) -> bool:
     """Whether XLA raised it; of a lost process it tells in a ValueError, too."""
     return type(error).__name__ == "JaxRuntimeError" or str(error).startswith(_STATUSES)
+
+
+def _is_of_storage(error) -> bool:
+    """Whether a disk is full, read-only or broken, or a file on it is not what it should be."""
+    return isinstance(error, OSError) and error.errno in _STORAGE_ERRORS
 
 
 def _one_line(error) -> str:
@@ -126,8 +146,11 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
         status = main(options) or 0
     except Mistake as mistake:
         status = _refused(str(mistake))
+    except KeyboardInterrupt:
+        print("interrupted before there was anything to save", file=sys.stderr)
+        status = 128 + signal.SIGINT
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _STORAGE_ERRORS:
+        if _is_of_storage(error):
             where = error.filename or "while writing"
             status = _refused(f"{error.strerror}: {where}; what was saved before is intact")
         else:

@@ -2,9 +2,7 @@
 
 import json
 import pathlib
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -50,8 +48,7 @@ class Subject(NamedTuple):
 
 def main(options) -> int:
     """Evaluates as the flags of `rpg_jax.evaluate` say; returns the exit status."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = cli.stop_event()
     with cli.in_words():
         with cli.door():
             options.data = listed(options.data or "") or None

@@ -9,8 +9,6 @@ import dataclasses
 import hashlib
 import pathlib
 import platform
-import signal
-import threading
 from collections.abc import Callable, Iterator
 
 import jax
@@ -32,11 +30,10 @@ def joined(
 ) -> Iterator[Callable[[], bool]]:
     """Joins the job and gives `should_stop`. The arguments are flags of `rpg_jax.train`.
 
-    Every process calls `should_stop` at the same points. It is true on all once one was sent SIGTERM. Each call tells
-    the watchdog that there is progress.
+    Every process calls `should_stop` at the same points. It is true on all once one was sent SIGTERM or SIGINT. Each
+    call tells the watchdog that there is progress.
     """
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = cli.stop_event()
     with cli.door():
         multihost.initialize(detect_cluster, wait_seconds)
     with Watchdog(watchdog_seconds) as watchdog:
