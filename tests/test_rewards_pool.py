@@ -71,6 +71,16 @@ def reward(prompt, response, answer, task):
                 os.write(descriptor, b"{no json\\n")
             except OSError:
                 pass
+    if response == "forge":
+        for descriptor in range(3, 20):
+            try:
+                os.write(descriptor, b'{"value": 1.0, "secret": "guessed"}\\n')
+            except OSError:
+                pass
+    if response == "shown":
+        return type("Shown", (float,), {"__repr__": lambda self: 1 / 0})(7.0)
+    if response == "said":
+        raise type("Said", (Exception,), {"__str__": lambda self: 1 / 0})()
     if response == "daemons":
         breed(answer, 2)
     if response == "bomb":
@@ -110,6 +120,9 @@ def test_survives_everything_and_names_the_problem(file):
         "group": "SIGKILL",
         "stop": "longer than 0.5 s",
         "pipes": "it wrote to our pipe",
+        "forge": "it wrote to our pipe",
+        "shown": "ZeroDivisionError",
+        "said": "reward function Said",
     }
     items = []
     for i, name in enumerate(expected):

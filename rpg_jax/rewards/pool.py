@@ -1,8 +1,10 @@
 """Worker processes that call a reward function, each under a warden that ends whatever the function started."""
 
+import contextlib
 import json
 import os
 import pathlib
+import secrets
 import selectors
 import subprocess
 import sys
@@ -91,15 +93,22 @@ class _Worker:
             bufsize=0,
         )
         os.set_blocking(self._process.stdin.fileno(), False)
+        with contextlib.suppress(BrokenPipeError):  # it died; its last line gives the reason
+            os.write(self._process.stdin.fileno(), self._question(None))
 
     def wait_until_ready(self):
         self._exchange(b"", _START_SECONDS)
+
+    def _question(self, arguments: list | None) -> bytes:
+        """A line for the worker, with a new secret, which its answer must repeat."""
+        self._secret = secrets.token_hex(16)
+        return json.dumps([self._secret, arguments]).encode() + b"\n"
 
     def ask(self, question: list) -> float:
         if self._process is None:
             self.start()
             self.wait_until_ready()
-        return self._exchange(json.dumps(question).encode() + b"\n", self._timeout)
+        return self._exchange(self._question(question), self._timeout)
 
     def _exchange(self, question: bytes, seconds: float) -> float:
         """Writes a question and returns the value in the next line; a worker that gives no line in time is ended."""
@@ -127,14 +136,17 @@ class _Worker:
                         selector.unregister(stdin)
         try:
             message = json.loads(reply.splitlines()[0])
-        except ValueError:
-            message = {"dead": "it wrote to our pipe"}
-        if "value" in message:
-            return message["value"]
-        if "dead" in message:
+            is_answer = message.get("secret") == self._secret
+        except (ValueError, AttributeError):
+            message, is_answer = {}, False
+        if not is_answer:  # from the warden, or from the function itself
             self.stop()
-            raise Failure(f"ended its process ({message['dead']})")
-        raise Failure(message["error"])
+            raise Failure(f"ended its process ({message.get('dead', 'it wrote to our pipe')})")
+        if "value" not in message:
+            raise Failure(message["error"])
+        if not 0 <= message["value"] <= 1:
+            raise Failure(f"answered {message['value']}, not a number in 0..1")
+        return message["value"]
 
     def stop(self):
         """Ends the process, if it runs, and its descendants."""

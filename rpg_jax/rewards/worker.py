@@ -1,14 +1,14 @@
 """A worker process of the pool: calls a reward function, one line of JSON in and one out.
 
 Run as a script, `python worker.py WHERE NAME MEMORY_MB`, where WHERE is a Python file or the name of a module. It
-imports the standard library only, to start within a few hundredths of a second. Its first line of output says whether
-the function could be loaded.
+imports the standard library only, to start within a few hundredths of a second. A question is [secret, arguments], and
+its answer repeats the secret, so that what the function writes to the pipe is no answer. The first question has no
+arguments; its answer says whether the function could be loaded.
 """
 
 import importlib
 import importlib.util
 import json
-import math
 import os
 import resource
 import sys
@@ -37,10 +37,10 @@ def judge(function, arguments) -> dict:
     try:
         value = function(*arguments)
         number = float(value)
+        if not 0.0 <= number <= 1.0:
+            return {"error": f"returned {value!r:.60}, not a number in 0..1"}
     except BaseException as error:  # SystemExit and MemoryError too: nothing that a reward does may end the run
         return {"error": _line(error)}
-    if not math.isfinite(number) or not 0.0 <= number <= 1.0:
-        return {"error": f"returned {value!r:.60}, not a number in 0..1"}
     return {"value": number}
 
 
@@ -54,19 +54,21 @@ def main(where, name, memory_mb):
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     worker = os.getpid()
 
-    def reply(message):
+    def reply(secret, message):
         if os.getpid() != worker:  # the user's function has forked, and the child returned too
             os._exit(0)
-        replies.write(json.dumps(message) + "\n")
+        replies.write(json.dumps(message | {"secret": secret}) + "\n")
         replies.flush()
 
+    secret, _ = json.loads(questions.readline())
     try:
         function = load(where, name)
     except BaseException as error:
-        return reply({"error": _line(error)})
-    reply({"value": 1.0})
+        return reply(secret, {"error": _line(error)})
+    reply(secret, {"value": 1.0})
     for line in questions:
-        reply(judge(function, json.loads(line)))
+        secret, arguments = json.loads(line)
+        reply(secret, judge(function, arguments))
 
 
 def _leave_with(parent):
@@ -76,7 +78,11 @@ def _leave_with(parent):
 
 
 def _line(error):
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:  # its __str__ raises
+        text = type(error).__name__
+    return " ".join(text.split())[:300]
 
 
 if __name__ == "__main__":
