@@ -145,7 +145,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         if name == "evaluation":
             loop.evaluated(parts, None)
         else:
-            loop.rl_step(parts, settings, None, 0, deque())
+            loop.rl_step(parts, settings, None, 0, deque(), None)
     text = str(caught.value)
     assert repr(name) in text and remedy in text and "RESOURCE_EXHAUSTED" in text and "rpg_jax.plan" in text
     assert "\n" not in text
