@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from processes import run, start
+from processes import execute, run, start
 
 from rpg_jax.run import build, states
 from rpg_jax.storage import workdir
@@ -302,3 +302,32 @@ def test_a_read_only_disk_is_one_line(tmp_path):
     done = run("train", CONFIG, f"--workdir={path}", f"--config.data.directory={tmp_path.parent / 'data'}")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert str(path) in done.stderr.splitlines()[-1]
+
+
+FULL = """
+import threading
+from rpg_jax.run import cli
+
+def fill():
+    file = open("/dev/full", "w")
+    file.write("x")
+    file.flush()
+
+def main(options):
+    global left
+    left = open("/dev/full", "w")
+    left.write("a destructor fails to write this at the end")
+    thread = threading.Thread(target=fill)
+    thread.start()
+    thread.join()
+    fill()
+
+cli.run(main, ["main"])
+"""
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_one_line_whatever_threads_and_destructors_say():
+    done = execute("-c", FULL)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: No space left on device: ") and "saved before is intact" in done.stderr

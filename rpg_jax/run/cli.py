@@ -79,7 +79,18 @@ def _is_of_xla(error) -> bool:
 
 def _is_of_storage(error) -> bool:
     """Whether a disk is full, read-only or broken, or a file on it is not what it should be."""
-    return isinstance(error, OSError) and error.errno in _STORAGE_ERRORS
+    full = os.strerror(errno.ENOSPC).lower() in str(error).lower()  # as libraries in C++ say it
+    return full or (isinstance(error, OSError) and error.errno in _STORAGE_ERRORS)
+
+
+def _silence_full_disks() -> None:
+    """Threads and destructors say nothing of a full disk: they would print tracebacks around the line of the run."""
+    of_threads, of_destructors = threading.excepthook, sys.unraisablehook
+
+    def unless_of_storage(hook):
+        return lambda failure: None if _is_of_storage(failure.exc_value) else hook(failure)
+
+    threading.excepthook, sys.unraisablehook = map(unless_of_storage, (of_threads, of_destructors))
 
 
 def _one_line(error) -> str:
@@ -125,6 +136,7 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     own.
     """
     argv = list(sys.argv if argv is None else argv)
+    _silence_full_disks()
     logging.set_verbosity(logging.ERROR)
     os.environ.update(compiler.libtpu_arguments(os.environ))  # before JAX looks for devices
     module = sys.modules[main.__module__]
@@ -151,8 +163,10 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
         status = 128 + signal.SIGINT
     except Exception as error:
         if _is_of_storage(error):
-            where = error.filename or "while writing"
-            status = _refused(f"{error.strerror}: {where}; what was saved before is intact")
+            threading.excepthook = sys.unraisablehook = lambda failure: None  # of what the error has left half done
+            reason = getattr(error, "strerror", None) or os.strerror(errno.ENOSPC)
+            where = getattr(error, "filename", None) or "while writing"
+            status = _refused(f"{reason}: {where}; what was saved before is intact")
         else:
             traceback.print_exc()
             status = 1

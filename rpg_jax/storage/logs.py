@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+QUEUE = 1 << 12  # events; if a full disk has ended TensorBoard's thread, its queue must take a row, or the run hangs
 LINE_SECONDS = 2.0  # the least time between two progress lines where stderr is no terminal
 
 
@@ -109,7 +110,7 @@ class RunLog:
             from tensorboardX import SummaryWriter
 
             folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step else 0
-            self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge))
+            self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge, max_queue=QUEUE))
 
     def write(self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = ()) -> None:
         """Appends one row, a dict with an integer `step`, and the step's responses, and flushes the files.
