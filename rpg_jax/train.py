@@ -4,7 +4,7 @@
 
 The same command goes on from the newest checkpoint. --checkpoint_dir=gs://BUCKET/FOLDER keeps checkpoints elsewhere
 than in the workdir; --profile=START:STOP writes a trace of those RL steps under WORKDIR/profile. Exit statuses: 0 done,
-2 a mistake in the input, 75 stopped by SIGTERM after saving.
+2 a mistake in the input, 75 stopped by SIGTERM or Ctrl-C after saving.
 
 As a job of many processes: the same command on each, with --multihost on a TPU pod or under SLURM, else with
 JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set. The first one logs; all see the checkpoints' folder.

@@ -1,5 +1,6 @@
 """Where a run's checkpoints are, who finds them, and what a run says when memory runs out; the window of a profile."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rpg_jax.run import cli, job, profile
+from rpg_jax.run import cli, job, profile, states
 from rpg_jax.storage import workdir
+from rpg_jax.storage.checkpoints import DamagedCheckpoint
 from rpg_jax.training import loop, phases
 
 
@@ -84,6 +86,29 @@ def test_a_workdir_has_one_training_at_a_time_and_a_killed_one_leaves_no_lock(tm
     with workdir.alone(tmp_path, "gs://bucket/run", tmp_path / "other"), pytest.raises(ValueError, match="is in use"):
         with workdir.alone(tmp_path):
             pass
+
+
+def test_a_best_checkpoint_that_training_deletes_is_looked_for_again(tmp_path, monkeypatch):
+    """Training has gone on whenever a step before the third is read; what is half deleted seems damaged."""
+    steps, tried, moves = [1, 2], [], True
+    (tmp_path / "checkpoints").mkdir()
+
+    def restore(checkpoints, shapes, base, step):
+        tried.append(step)
+        if step < 3 or not moves:
+            steps[:] = [step + 1, step + 2] if moves else steps
+            raise DamagedCheckpoint("its arrays cannot be read")
+        return step, "state", {}
+
+    opened = contextlib.nullcontext(types.SimpleNamespace(best_step=lambda: steps[0]))
+    fakes = dict(Checkpoints=lambda folder: opened, saved_steps=lambda folder: list(steps), abstract=lambda *_: None)
+    for name, fake in (fakes | dict(restore=restore, DELETION_SECONDS=0.0)).items():
+        monkeypatch.setattr(states, name, fake)
+    assert states.restore_state(tmp_path, None, "best", None) == (3, "state") and tried == [1, 2, 3]
+    moves = False
+    with pytest.raises(DamagedCheckpoint):
+        states.restore_state(tmp_path, None, "best", None)
+    assert tried == [1, 2, 3, 3], "what stays where it is is damaged"
 
 
 def test_the_first_interrupt_lets_a_run_save_and_the_second_ends_it():

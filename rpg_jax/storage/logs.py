@@ -57,7 +57,7 @@ def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None)
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply for its reader
             row = None
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}, is not a JSON object; delete that line and start again")

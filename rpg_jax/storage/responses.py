@@ -30,7 +30,7 @@ class ResponseLog:
         self._k, self._done = settings["k"], {}
         self._record, self._settings = self._file.with_name("settings.json"), json.loads(json.dumps(settings))
         if self._file.exists() and self._record.exists():
-            _refuse_other(folder, json.loads(self._record.read_text()), self._settings)
+            _refuse_other(folder, _read_settings(self._record), self._settings)
             rows, dropped = read_jsonl(self._file, _NEEDS)
             self._done = from_rows(rows, problems, self._k)
             if dropped or len(rows) > self._k * len(self._done):
@@ -86,6 +86,16 @@ _DTYPES = dict(correct=np.float32, tokens=np.int32, finished=bool)
 
 def _name(problem):
     return problem.task, problem.id
+
+
+def _read_settings(file: pathlib.Path) -> dict:
+    try:
+        settings = json.loads(file.read_text())
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} is not a JSON object; give another --out or remove {file.parent}")
+    return settings
 
 
 def _refuse_other(folder, old: dict, new: dict):
