@@ -12,9 +12,10 @@ import pytest
 from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, quantize_params, token_logprobs, unstack_layers
+from rpg_jax.objectives.metrics import mean_of
 from rpg_jax.rewards import Scorer, Scores, scale_named, voted_answer
 from rpg_jax.sampling import Sampling, generate
-from rpg_jax.training import loop
+from rpg_jax.training import loop, warm_start
 from rpg_jax.training.evaluation import Answered, examples, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
@@ -204,6 +205,20 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
     with pytest.raises(ValueError, match="^step 2: parameters are NaN or infinite .*it is not saved"):
         loop.run(parts, settings, first, 0, loop.new_totals() | {"evaluated": 0})
     assert saved == [1] and capsys.readouterr().err.count("the policy has collapsed, its entropy is 0.0e+00") == 1
+
+
+def test_a_warm_start_that_only_skips_updates_ends():
+    def update(state, batch, count):
+        return types.SimpleNamespace(skipped=(0, state.skipped[1] + 1)), {"loss": mean_of(jnp.float32(np.nan))}
+
+    functions = dict(update=update, next_batch=lambda: None, save=None, progress=lambda *_, **__: None)
+    with pytest.raises(
+        RuntimeError, match="warm start, update 3: the last 3 updates .* lower warm_start.learning_rate"
+    ):
+        warm_start.run(
+            types.SimpleNamespace(skipped=(0, 0)), 0, 9, microbatches=1, save_every=9, should_stop=lambda: False,
+            most_skipped=3, **functions,
+        )  # fmt: skip
 
 
 def test_evaluation_metrics_by_task():
