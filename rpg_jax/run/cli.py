@@ -117,10 +117,13 @@ def _unknown_key(argv: list[str]) -> str | None:
     return None
 
 
+MAY_BE_EMPTY = ("solution_field",)  # prepare then reads no worked solutions
+
+
 def _check_values(given: list[flags.Flag]) -> None:
     """Raises flags.Error for a flag without a value, such as --workdir=, and for one that is not a finite number."""
     for flag in given:
-        if flag.value in ("", []):
+        if flag.value in ("", []) and flag.name not in MAY_BE_EMPTY:
             raise flags.Error(f"--{flag.name} is empty; give it a value, or leave it out: {flag.help}")
         if isinstance(flag.value, float) and not math.isfinite(flag.value):
             raise flags.Error(f"--{flag.name}={flag.value} is not a finite number: {flag.help}")
