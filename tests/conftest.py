@@ -27,9 +27,10 @@ C = ctypes.CDLL(None)
 SLOW = [
     f"test_{name}"
     for name in (
-        "readme multihost train mesh notebook sampling models packing draw checkpoints huggingface tradeoff report "
-        "sweep plan in_other_trainers math_rewards third_party attention convert parallel figures watch verify "
-        "update rewards_pool real_model lora gguf gym prepare huggingface_tokenizer logprobs gpu package launch"
+        "readme multihost train mesh notebook real_model lora verify sampling models packing draw checkpoints "
+        "huggingface tradeoff report sweep plan in_other_trainers math_rewards third_party attention convert parallel "
+        "figures watch update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
+        "logprobs gpu package launch"
     ).split()
 ]
 
@@ -43,7 +44,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Long files first, so that two workers end together."""
+    """Long files first, so that all workers end together."""
     items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
 
 

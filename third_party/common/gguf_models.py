@@ -110,10 +110,10 @@ def _packed(rng, shape, kind):
     except NotImplementedError:
         pass
     blocks, wanted = np.empty((0, size), np.uint8), shape[0] * shape[1] // block
+    # Equal rows of the vocabulary matrix would tie: any of them is the greedy token. A row of one block has its own.
+    distinct = min(wanted, 512 if block == shape[1] else 64)
     with np.errstate(all="ignore"):
-        while len(blocks) < min(
-            wanted, 512
-        ):  # equal rows of the vocabulary matrix would tie: any of them is the greedy token
+        while len(blocks) < distinct:
             drawn = rng.integers(0, 256, (4096, size), np.uint8)
             values = gguf.dequantize(drawn, kind)
             small = np.isfinite(values).all(1) & (np.abs(values).max(1) < 0.3) & (np.abs(values).max(1) > 0.01)
