@@ -151,7 +151,8 @@ def test_a_fork_bomb_ends_and_orphans_do_not_outlive_the_scorer(file, tmp_path, 
         scores = scorer.score([(problem(3, str(bomb)), "bomb"), (problem(4), "yes")])
         assert scores.correct.tolist() == [0, 1]
         assert scores.failures == ["problem 3 (t): reward function ended its process (it had more than 16 processes)"]
-        assert len(bomb.read_text().split()) > 16 and not left(bomb)
+        # The last ones may be killed before they have written their number.
+        assert len(bomb.read_text().split()) > 8 and not left(bomb)
         scores = scorer.score([(problem(5, str(daemons)), "daemons"), (problem(4), "yes")])
         assert scores.failures == []
         deadline = time.monotonic() + 10
