@@ -65,18 +65,12 @@ def reward(prompt, response, answer, task):
         sys.stdin.readline()
     if response == "fork":
         os.fork()
-    if response == "pipes":
-        for descriptor in range(3, 20):
-            try:
-                os.write(descriptor, b"{no json\\n")
-            except OSError:
-                pass
-    if response == "forge":
-        for descriptor in range(3, 20):
-            try:
-                os.write(descriptor, b'{"value": 1.0, "secret": "guessed"}\\n')
-            except OSError:
-                pass
+    forged = {"pipes": b"{no json\\n", "forge": b'{"value": 1.0, "secret": "guessed"}\\n'}
+    for descriptor in range(3, 20) if response in forged else ():
+        try:
+            os.write(descriptor, forged[response])
+        except OSError:
+            pass
     if response == "shown":
         return type("Shown", (float,), {"__repr__": lambda self: 1 / 0})(7.0)
     if response == "said":
@@ -85,6 +79,14 @@ def reward(prompt, response, answer, task):
         breed(answer, 2)
     if response == "bomb":
         breed(answer, 5)
+        time.sleep(1000)
+    if response == "large bomb":
+        open(answer, "a").close()
+        os.kill(os.getppid(), signal.SIGSTOP)  # the warden, until the bomb is larger than it allows
+        breed(answer, 5)
+        while len(open(answer).read().split()) <= 16:
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGCONT)
         time.sleep(1000)
     if response == "pid":
         open(answer, "a").write(f"{os.getpid()}\\n")
@@ -148,11 +150,10 @@ def test_a_fork_bomb_ends_and_orphans_do_not_outlive_the_scorer(file, tmp_path, 
     bomb, daemons = tmp_path / "bomb", tmp_path / "daemons"
     daemons.touch()
     with Scorer(f"{file}:reward", workers=2, timeout_seconds=20, max_failures=1) as scorer:
-        scores = scorer.score([(problem(3, str(bomb)), "bomb"), (problem(4), "yes")])
+        scores = scorer.score([(problem(3, str(bomb)), "large bomb"), (problem(4), "yes")])
         assert scores.correct.tolist() == [0, 1]
         assert scores.failures == ["problem 3 (t): reward function ended its process (it had more than 16 processes)"]
-        # The last ones may be killed before they have written their number.
-        assert len(bomb.read_text().split()) > 8 and not left(bomb)
+        assert len(bomb.read_text().split()) > 16 and not left(bomb)
         scores = scorer.score([(problem(5, str(daemons)), "daemons"), (problem(4), "yes")])
         assert scores.failures == []
         deadline = time.monotonic() + 10
