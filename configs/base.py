@@ -137,9 +137,7 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             beta=optional(float),  # [reward a nat] coefficient of the divergence
             # Constants that rkl and urkl take off the advantage, times beta (docs/method.md 4.4).
             control=optional(object),  # [nats] control variate, or optimal: estimated from the microbatch's others
-            kl=optional(
-                str
-            ),  # [name] of a token: token, its log ratio; to_go, later ones too; full, all its vocabulary
+            kl=optional(str),  # [name] token: its log ratio; to_go: later ones too; full: its whole distribution
             advantage=optional(str),  # [name] what is subtracted from rewards, and what divides them
             level=optional(str),  # [name] of importance ratios: token, sequence
             reduction=optional(str),  # [name] of losses to one number: token_mean, sequence_mean, constant, …

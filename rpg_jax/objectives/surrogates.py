@@ -101,14 +101,10 @@ def regularized_ratio(
     return -bounded * shaped, clipped
 
 
-def dead_units(
-    units: Batch, tokens: Batch, *, region: TrustRegion, divergence: Divergence, beta: float
-) -> Clipped:  # fmt: skip
+def dead_units(units: Batch, tokens: Batch, *, region: TrustRegion, divergence: Divergence, beta: float) -> Clipped:
     """Which units a trust region removes, given the regularized advantage A'; Z = 1."""
-    decides = regularized_advantage(
-        units.logp, units.reference_logp, units.advantage, divergence=divergence, beta=beta
-    )  # fmt: skip
-    return region(units, tokens, decides)
+    log_probs = units.logp, units.reference_logp
+    return region(units, tokens, regularized_advantage(*log_probs, units.advantage, divergence=divergence, beta=beta))
 
 
 ESTIMATORS: dict[str, Callable[..., Losses]] = {"reinforce": reinforce, "differentiable": differentiable}

@@ -24,7 +24,7 @@ class Bound(NamedTuple):
 
 LARGEST = 2**31 - 1  # counters on the device are int32
 COUNT = Bound("at least 1 and whole", lambda x: 1 <= x <= LARGEST, whole=True)
-COUNT_OR_NONE = Bound("at least 0 and whole", lambda x: 0 <= x <= LARGEST, whole=True)
+COUNT_OR_ZERO = Bound("at least 0 and whole", lambda x: 0 <= x <= LARGEST, whole=True)
 AXIS = Bound("at least 1 and whole, or -1 for all devices that are left", lambda x: x == -1 or x >= 1, whole=True)
 SEED = Bound("in 0..2**32 - 1 and whole", lambda x: 0 <= x < 2**32, whole=True)
 POSITIVE = Bound("above 0 and finite", lambda x: 0 < x < math.inf)
@@ -42,7 +42,7 @@ KEYS = {
         learner.epochs learner.minibatch_prompts learner.microbatch_rows learner.scoring_rows learner.logprob_chunk
         evaluation.every evaluation.k checkpoint.every checkpoint.keep_last checkpoint.most_skipped
     """,
-    COUNT_OR_NONE: """
+    COUNT_OR_ZERO: """
         model.lora.rank warm_start.steps warm_start.warmup_steps optimizer.warmup_steps
         rollout.delay rollout.max_age rollout.overlong_buffer rollout.top_k
     """,
