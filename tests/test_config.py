@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import io
 import math
+import numbers
 import os
 import pathlib
 import re
@@ -174,26 +175,76 @@ def test_the_quickstart_takes_every_objective_by_flags(name):
     assert build.build_objective(config).name == name
 
 
-def numeric_keys(config, prefix=""):
-    """The keys whose values are numbers, with those that are unset; the registry of objectives checks its own."""
+def unset(config, prefix=""):
+    """The keys that have no value until an experiment sets one."""
     for key in config:
         if isinstance(config.get_ref(key).get(), ConfigDict):
-            yield from numeric_keys(config[key], f"{prefix}{key}.") if key not in ("objective", "tasks") else ()
-        elif config.get_type(key) in (int, float):
+            yield from unset(config[key], f"{prefix}{key}.")
+        elif config[key] is None:
             yield f"{prefix}{key}"
 
 
-def test_every_number_has_bounds_outside_of_which_it_is_refused():
+def test_every_key_has_bounds_but_those_that_the_registry_and_the_tasks_check():
     config = quickstart()
-    assert set(numeric_keys(config)) | {"objective.denominator"} == bounds.BOUNDS.keys()
-    for key in bounds.BOUNDS:
-        for value in (math.nan, math.inf, -2):
-            changed = quickstart()
-            section, _, name = key.rpartition(".")
-            with changed.ignore_type():
-                (changed[section] if section else changed)[name] = value
-            with pytest.raises(ValueError, match=rf"^{key} is {value}(\.0)?; it must be "):
-                build.build_settings(changed)
+    config.data = base.prepared_sets(train="data/mine")
+    both = {*flatten(quickstart().to_dict()), *flatten(config.to_dict())}
+    keys = {key for key in both if not key.startswith("data.tasks.")} | {"data.tasks", "data.template_options"}
+    numbers_of_the_objective = {"alpha", "beta", "control", "clip_low", "clip_high", "clip_c", "clip_m2", "z_old"}
+    numbers_of_the_objective.add("sampler_correction")
+    assert keys - {f"objective.{name}" for name in numbers_of_the_objective} == bounds.BOUNDS.keys()
+    optional = set(unset(base.get_config(base.prepared_sets(train="data/mine"), **REQUIRED)))
+    assert optional & bounds.BOUNDS.keys() == bounds.MAY_BE_UNSET - {"data.train"}  # evaluation unsets it
+
+
+REQUIRED = {  # keys without a default
+    section: {key: getattr(quickstart()[section], key) for key in keys.split()}
+    for section, keys in {
+        "rollout": "prompts samples max_prompt max_new slots",
+        "reward": "workers timeout_seconds memory_mb max_failures",
+        "objective": "name",
+        "learner": "minibatch_prompts microbatch_rows",
+        "optimizer": "learning_rate warmup_steps",
+        "evaluation": "every k",
+        "checkpoint": "every",
+    }.items()
+} | {"steps": 1}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -2, "1", None, [], 1e40])
+def test_numbers_outside_of_their_bounds_are_refused(value):
+    for key, bound in bounds.BOUNDS.items():
+        if bound.kind not in (numbers.Real, numbers.Integral) or (value is None and key in bounds.MAY_BE_UNSET):
+            continue
+        shown = "unset" if value is None else rf"{re.escape(repr(value))}(\.0)?"
+        with pytest.raises(ValueError, match=rf"^{key} is {shown}; it must be "):
+            build.build_settings(changed(key, value))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("objective.name", 3, "objective.name is 3; it must be text"),
+        ("objective.name", "", "objective.name is unset; it must be text"),
+        ("model.scan", 1, "model.scan is 1; it must be True or False"),
+        ("data.directory", "a\0b", "data.directory is 'a\\x00b'; it must be text without null characters"),
+        ("data.tasks", 3, "data.tasks is 3; it must be a section"),
+        ("rollout", 3, "rollout is 3; it must be a section"),
+        ("rollout.samples", {"a": 1}, "rollout.samples is {'a': 1}; it must be at least 1"),
+        ("steps", True, "steps is True; it must be at least 1"),
+    ],
+)
+def test_values_of_another_type_are_refused(key, value, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build.build_settings(changed(key, value))
+
+
+def changed(key, value):
+    """The quickstart's config with one value, whatever its type."""
+    config = quickstart()
+    section, _, name = key.rpartition(".")
+    with config.ignore_type():
+        (config[section] if section else config)[name] = value
+    return config
 
 
 @pytest.mark.parametrize(

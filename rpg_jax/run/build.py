@@ -28,6 +28,8 @@ from rpg_jax.training.rollout import RolloutSettings, make_collect
 from rpg_jax.training.update import make_update
 from rpg_jax.types import TrainState
 
+DTYPES = ("bfloat16", "float16", "float32")  # of activations
+
 
 def set_keys(section: ConfigDict, *without: str) -> dict:
     """The keys of a section that are set, as keyword arguments. The flag --config.SECTION.KEY= unsets a key."""
@@ -223,6 +225,8 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
         raise ValueError(
             f"max_prompt + max_new = {longest} tokens exceed the {shape.max_length} of model {where!r}; lower them"
         )
+    if config.model.dtype not in DTYPES:
+        raise ValueError(f"unknown model.dtype {config.model.dtype!r}; known: {', '.join(DTYPES)}")
     dtype = jnp.dtype(config.model.dtype)
     heads = parallel.sharding.ACTIVATIONS["heads"]
     attention = make_attention(config.model.attention, mesh, heads, dtype=dtype, head_dim=shape.head_dim, pack=pack)

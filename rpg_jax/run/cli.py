@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable
 
 from absl import flags, logging
+from ml_collections.config_dict import RequiredValueError
 
 from rpg_jax.run import compiler
 from rpg_jax.storage.settings import flatten
@@ -27,7 +28,8 @@ _STORAGE_ERRORS = (
     errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT,
 )  # fmt: skip
 _INPUT_ERRORS = (  # what libraries raise about input that makes no sense
-    ValueError, TypeError, LookupError, AttributeError, ImportError, OSError, SyntaxError, flags.Error,
+    ValueError, TypeError, LookupError, AttributeError, ImportError, OSError, SyntaxError, ArithmeticError, flags.Error,
+    RequiredValueError,
 )  # fmt: skip
 _STATUSES = ("UNKNOWN: ", "INTERNAL: ", "UNAVAILABLE: ", "ABORTED: ", "CANCELLED: ", "DEADLINE_EXCEEDED: ")
 

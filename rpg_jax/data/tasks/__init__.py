@@ -13,6 +13,8 @@ from collections.abc import Callable
 from rpg_jax.data.tasks import arithmetic, countdown, rewriting, sorting
 
 SPLITS = ("train", "heldout")
+LARGEST = 10**9  # number in a problem, which NumPy draws as int64
+MOST = dict.fromkeys(("steps", "numbers", "used", "attempts", "word", "depth"), 1000)  # lengths: they take time
 HELDOUT_SHARE = 8  # one problem in eight is held out
 
 
@@ -55,6 +57,8 @@ def check_difficulty(name: str, difficulty: dict) -> dict:
             raise ValueError(f"task {name!r}: {key}={value!r} must be of type {type(full[key]).__name__}")
         if isinstance(value, int) and value < 0:
             raise ValueError(f"task {name!r}: {key}={value} must not be negative")
+        if isinstance(value, int) and value > MOST.get(key, LARGEST):
+            raise ValueError(f"task {name!r}: {key}={value} must be at most {MOST.get(key, LARGEST)}")
     return full | difficulty
 
 

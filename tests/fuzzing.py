@@ -1,0 +1,181 @@
+"""Commands called in this process with what nobody should give them: bounds on time and memory, and what must be said.
+
+Continuous integration tries a few seeded examples of each test. To try thousands, and to see how many were refused:
+
+    FUZZ=50 launch/test.sh -n0 --hypothesis-show-statistics tests/test_fuzz_*.py [--hypothesis-seed=1]
+"""
+
+import contextlib
+import copy
+import importlib
+import io
+import json
+import os
+import resource
+import signal
+import sys
+
+import hypothesis
+import pytest
+from absl import flags
+from hypothesis import strategies as st
+
+from rpg_jax.run import cli
+
+FACTOR = int(os.environ.get("FUZZ", "1"))  # times the examples of continuous integration
+SECONDS, MEMORY = 60, 1 << 30  # of one call; bytes over what the process had before it
+
+
+def budget(examples: int):
+    """Decorates a test: it gets so many examples, always the same ones, or FUZZ times as many random ones."""
+    return hypothesis.settings(
+        max_examples=examples * FACTOR,
+        deadline=None,
+        derandomize=FACTOR == 1,
+        database=None,
+        print_blob=FACTOR > 1,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+    )
+
+
+NUMBERS = st.one_of(
+    st.sampled_from([-1, 0, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**32, 2**63, 10**30]),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([0.0, -0.0, 0.5, 1.0, -1.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf")]),
+    st.floats(),
+)
+WORDS = st.one_of(  # without slashes: a command may write where a word says
+    st.sampled_from(["", " ", "0", "-1", "nan", "none", "None", "default", ".x", "\x00", "a\nb", "absent.py", "x:y"]),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/~."), max_size=12),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, WORDS),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text("ab_1", min_size=1), values, max_size=3),
+    max_leaves=4,
+)
+
+
+class Hang(BaseException):
+    """A call took longer than SECONDS."""
+
+
+@contextlib.contextmanager
+def bounded():
+    """Raises Hang after SECONDS; no more than MEMORY can be allocated in addition to what there is now."""
+    with open("/proc/self/status") as status:
+        data = next(int(line.split()[1]) for line in status if line.startswith("VmData")) << 10
+
+    def hang(*_):
+        raise Hang(f"took longer than {SECONDS} s")
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    signal.signal(signal.SIGALRM, hang)
+    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def imported(command: str):
+    """The module of a command as if no other had been imported here: commands share names of flags."""
+    registry = {name: part for name, part in vars(flags.FLAGS).items() if isinstance(part, dict)}
+    saved = {
+        name: {key: value[:] if isinstance(value, list) else value for key, value in part.items()}
+        for name, part in registry.items()
+    }
+    owners = flags.FLAGS.flags_by_module_dict()
+    for flag in [flag.name for module in owners if module.startswith("rpg_jax.") for flag in owners[module]]:
+        delattr(flags.FLAGS, flag)
+    name, package = f"rpg_jax.{command}", importlib.import_module("rpg_jax")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, name, raising=False)
+        patch.setattr(package, command, None, raising=False)
+        try:
+            yield importlib.import_module(name)
+        finally:
+            for name, part in registry.items():
+                part.clear()
+                part.update(saved[name])
+
+
+def call(command: str, *arguments: str) -> tuple[int, str]:
+    """(Exit status, what it said on stderr in its one line) of `python -m rpg_jax.COMMAND ARGUMENTS`, in this process.
+
+    Fails unless the status is 0 or 2, and 2 goes with one line and no traceback, within the bounds on time and memory.
+    """
+    errors, argv = io.StringIO(), [command, *arguments]
+    with imported(command) as module, pytest.MonkeyPatch.context() as patch, bounded():
+        patch.setattr(sys, "argv", argv)  # where ml_collections looks for --config.KEY
+        patch.setattr(sys, "path", sys.path[:])
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+            with pytest.raises(SystemExit) as left:
+                cli.run(module.main, argv)
+    said = errors.getvalue()
+    complaints = [line for line in said.split("\n") if line.startswith("error: ")]
+    assert "Traceback" not in said, f"{argv}\n{said}"
+    assert left.value.code in (0, 2), f"{argv}: status {left.value.code}\n{said}"
+    assert len(complaints) == (left.value.code == 2), f"{argv}\n{said}"
+    hypothesis.event("refused" if left.value.code and complaints != ["error: accepted"] else "accepted")
+    return left.value.code, "".join(complaints)
+
+
+def begin(*_, **__):
+    """In place of what is expensive: input that comes so far was accepted."""
+    raise cli.Mistake("accepted")
+
+
+@st.composite
+def damaged_bytes(draw, data: bytes):
+    """Bytes cut, changed, lengthened or announced to be huge, at one place or a few."""
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(data) - 1, 0)))
+        kind = draw(st.sampled_from(["cut", "flip", "huge", "insert", "remove", "repeat"]))
+        if kind == "cut":
+            data = data[:at]
+        elif kind == "flip":
+            data = data[:at] + bytes([draw(st.integers(0, 255))]) + data[at + 1 :]
+        elif kind == "huge":
+            number = draw(st.sampled_from([2**31 - 1, 2**32 - 1, 2**62, 2**63, 2**64 - 1, 2**40]))
+            data = data[:at] + number.to_bytes(8, "little") + data[at + 8 :]
+        elif kind == "insert":
+            data = data[:at] + draw(st.binary(max_size=9)) + data[at:]
+        elif kind == "remove":
+            data = data[:at] + data[at + draw(st.integers(1, 64)) :]
+        else:
+            data = data[:at] + data[at // 2 : at] * draw(st.integers(1, 3)) + data[at:]
+    return data
+
+
+def places(value, path=()):
+    """The paths of everything inside JSON's objects and lists."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+@st.composite
+def damaged_json(draw, value):
+    """JSON's values with one to three of them replaced, removed or moved elsewhere; as text."""
+    value = copy.deepcopy(value)
+    for _ in range(draw(st.integers(1, 3))):
+        paths = list(places(value))
+        if not paths:
+            break
+        *above, last = draw(st.sampled_from(paths))
+        inside = value
+        for key in above:
+            inside = inside[key]
+        if draw(st.integers(0, 3)):
+            inside[last] = draw(VALUES)
+        else:
+            del inside[last]
+    return json.dumps(value)
