@@ -300,6 +300,16 @@ def test_a_changed_number_in_the_record_is_noticed(folder, capfd):
     assert "its record was altered" in capfd.readouterr().err
 
 
+def test_a_damaged_record_is_reported_where_the_best_is_asked_for(folder, capfd):
+    with Checkpoints(folder) as checkpoints:
+        best = checkpoints.best_step()
+    assert capfd.readouterr().err == ""
+    (folder / str(best) / "record" / "metadata").write_text("{}")
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.best_step() != best
+    assert f"warning: checkpoint {best} in {folder} is damaged: its record" in capfd.readouterr().err
+
+
 def test_when_all_are_damaged_nothing_is_lost_and_it_says_so(folder):
     for step in (1, 2):
         damage(folder / str(step) / "record" / "metadata", "missing")

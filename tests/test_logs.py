@@ -13,8 +13,11 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
+from rpg_jax.data import Problem
 from rpg_jax.storage import logs
 from rpg_jax.storage.logs import Progress, RunLog, jsonable, read_jsonl, write_json_atomic
+from rpg_jax.storage.responses import ResponseLog
+from rpg_jax.training.evaluation import Answered
 
 
 def open_log(path, step=0, **settings):
@@ -74,6 +77,44 @@ def test_rows_that_are_missing_or_have_no_step_are_noticed(tmp_path, capfd):
         file.write_text(f'{{"step": 1}}\n{line}\n')
         with pytest.raises(ValueError, match=f"metrics.jsonl, line 2: {words}"):
             open_log(tmp_path, 1)
+
+
+def test_a_checkpoint_knows_the_logs_that_it_was_saved_with(tmp_path, capfd):
+    with open_log(tmp_path) as log:
+        log.write({"step": 0, "x": 0.25}, heldout=[{"n": 0}])
+        at_the_start = log.seals()
+        log.write({"step": 1, "x": 1.5}, samples=[{"n": 1}])
+        log.write({"step": 1, "late": 2}, heldout=[{"n": 3}])  # an evaluation that a resume finished
+        seals = log.seals()
+        log.write({"step": 2})
+    whole = {name: (tmp_path / f"{name}.jsonl").read_bytes() for name in seals}
+    open_log(tmp_path, 1, seals=seals).close()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")[0]] == [0, 1, 1]
+    with open_log(tmp_path, 1, seals=seals) as log:
+        assert log.seals() == seals
+        log.write({"step": 2})
+    assert whole == {name: (tmp_path / f"{name}.jsonl").read_bytes() for name in seals}
+    # A run that was stopped before its first step keeps what it evaluated at step 0.
+    open_log(tmp_path, 0, seals=at_the_start).close()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")[0]] == [0]
+    for name, data in whole.items():
+        (tmp_path / f"{name}.jsonl").write_bytes(data * 2)
+    open_log(tmp_path, 1, seals=seals).close()
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")[0]) == 3
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("change", [lambda text: text.replace(b"0.25", b"0.26"), lambda text: b""])
+@pytest.mark.parametrize("name", ["metrics", "heldout"])
+def test_altered_logs_are_noticed(tmp_path, capfd, name, change):
+    with open_log(tmp_path) as log:
+        log.write({"step": 0, "x": 0.25}, heldout=[{"x": 0.25}])
+        seals = log.seals()
+    file = tmp_path / f"{name}.jsonl"
+    file.write_bytes(change(file.read_bytes()))
+    open_log(tmp_path, 0, seals=seals).close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {file} is not what it was when step 0 was saved: ")
 
 
 def test_a_run_from_its_beginning_starts_with_empty_logs(tmp_path):
@@ -212,3 +253,24 @@ def test_progress_on_a_terminal_is_a_bar(capfd, monkeypatch):
             progress(done, reward=0.123456)
     last = capfd.readouterr().err.split("\r")[-1]
     assert "RL: 100%" in last and "6/6" in last and "reward=0.123" in last
+
+
+# The responses of an evaluation.
+
+
+def test_altered_responses_of_an_evaluation_are_named(tmp_path):
+    problems = [Problem(7, "gcd", "4 and 6?", "", "2"), Problem(8, "gcd", "9 and 6?", "", "3")]
+    answered = Answered(problems[0], ["2", "3"], np.float32([1, 0]), np.int32([1, 1]), np.array([True, True]), [])
+    ResponseLog(tmp_path, {"k": 2}, problems).write(answered)
+    file = tmp_path / "responses.jsonl"
+    (again,) = ResponseLog(tmp_path, {"k": 2}, problems).answered()
+    assert again.texts == answered.texts and again.correct.tolist() == [1, 0]
+    whole = file.read_text()
+    file.write_text(whole.replace('"correct": 0.0', '"correct": 1.0'))
+    with pytest.raises(ValueError, match="responses.jsonl, line 2, was altered since it was written"):
+        ResponseLog(tmp_path, {"k": 2}, problems)
+    file.write_text(whole.replace(', "crc32": ', ', "before": '))  # as earlier versions wrote it, without a checksum
+    assert ResponseLog(tmp_path, {"k": 2}, problems).missing() == problems[1:]
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match="settings.json is not a JSON object; give another --out"):
+        ResponseLog(tmp_path, {"k": 2}, problems)

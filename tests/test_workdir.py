@@ -41,6 +41,31 @@ def test_checkpoints_lie_in_the_workdir_unless_told_otherwise(tmp_path, config):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_an_altered_config_is_named(tmp_path, config):
+    workdir.open_workdir(tmp_path, config, False)
+    file = tmp_path / "config.json"
+    assert "digest" in file.read_text() and "digest" not in workdir.read_config(tmp_path)
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 1', 1))
+    with pytest.raises(ValueError, match="config.json was altered after the run wrote it; .* --accept_config_change"):
+        workdir.read_config(tmp_path)
+
+
+def test_an_edited_file_of_problems_is_another_config(tmp_path, config):
+    sets = {name: tmp_path / f"{name}.jsonl" for name in ("train", "heldout")}
+    with config.unlocked():
+        config.data = dict(train=str(sets["train"]), heldout=(str(sets["heldout"]), "gym:gcd(size=2)"))
+    for file in sets.values():
+        file.write_text("{}\n")
+    begin(tmp_path / "run")
+    workdir.open_workdir(tmp_path / "run", config, False)
+    workdir.open_workdir(tmp_path / "run", config, False)
+    for file in sets.values():
+        file.write_text("{ }\n")
+        with pytest.raises(ValueError, match=f"{file.name}.* has been edited"):
+            workdir.open_workdir(tmp_path / "run", config, False)
+        file.write_text("{}\n")
+
+
 def test_another_place_is_remembered_and_knows_the_run(tmp_path, config, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "bucket" / "mine"

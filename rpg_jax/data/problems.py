@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import pathlib
 import shutil
@@ -12,6 +13,9 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from rpg_jax.data.tasks import SPLITS, draw
+
+MEND = "prepare them again, after removing that folder; a run makes its generated problems itself"
+CHECKSUMS = "SHA256SUMS"  # of a folder's other files, as `sha256sum --check` reads them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +94,25 @@ def publish(splits: dict[str, list[Problem]], files: dict[str, bytes], path) -> 
         write(splits, folder)
         for name, content in files.items():
             (folder / name).write_bytes(content)
+        names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+        (folder / CHECKSUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in names))
+
+
+def check(directory) -> None:
+    """Raises ValueError, which names the file, if one differs from what was published; folders of earlier versions
+    have no checksums."""
+    folder = pathlib.Path(directory)
+    if not (folder / CHECKSUMS).exists():
+        return
+    for line in (folder / CHECKSUMS).read_text(errors="replace").splitlines():
+        digest, _, name = line.partition("  ")
+        if not (folder / name).is_file() or _sha256(folder / name) != digest:
+            raise ValueError(f"{directory}: {name or CHECKSUMS} is not as it was written; {MEND}")
+
+
+def _sha256(file: pathlib.Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
@@ -127,10 +150,7 @@ class Records(Sequence):
         except Exception as error:
             result, reason = None, " ".join(f"{type(error).__name__}: {error}".split())
         if result is None:
-            raise ValueError(
-                f"{self._directory}: the prepared problems cannot be read ({reason}); prepare them again, after "
-                f"removing that folder; a run makes its generated problems itself"
-            )
+            raise ValueError(f"{self._directory}: the prepared problems cannot be read ({reason}); {MEND}")
         return result
 
 

@@ -81,8 +81,13 @@ def _is_of_xla(error) -> bool:
 
 def _is_of_storage(error) -> bool:
     """Whether a disk is full, read-only or broken, or a file on it is not what it should be."""
-    full = os.strerror(errno.ENOSPC).lower() in str(error).lower()  # as libraries in C++ say it
-    return full or (isinstance(error, OSError) and error.errno in _STORAGE_ERRORS)
+    return _disk_error(error) is not None or (isinstance(error, OSError) and error.errno in _STORAGE_ERRORS)
+
+
+def _disk_error(error) -> str | None:
+    """What is wrong with a disk that takes no more, as libraries in C++ mention it in their own errors."""
+    reasons = map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
+    return next((reason for reason in reasons if reason.lower() in str(error).lower()), None)
 
 
 def _silence_full_disks() -> None:
@@ -169,7 +174,7 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     except Exception as error:
         if _is_of_storage(error):
             threading.excepthook = sys.unraisablehook = lambda failure: None  # of what the error has left half done
-            reason = getattr(error, "strerror", None) or os.strerror(errno.ENOSPC)
+            reason = getattr(error, "strerror", None) or _disk_error(error) or str(error)
             where = getattr(error, "filename", None) or "while writing"
             status = _refused(f"{reason}: {where}; what was saved before is intact")
         else:

@@ -88,7 +88,7 @@ def train(
             restored = 0, state, {"cursor": 0, "totals": loop.new_totals(seconds)}
         start, state, extra = restored
         stream.set_state(extra["cursor"])
-        with RunLog(path, start, config=config.to_dict(), **config.log) as log:
+        with RunLog(path, start, config=config.to_dict(), seals=extra.get("logs"), **config.log) as log:
             parts = build.build_parts(
                 config, run, shapes, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
                 traced=partial(profile.traced, window=window, folder=path / "profile"),

@@ -84,6 +84,7 @@ class Checkpoints:
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
         self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options)
+        self._unranked: dict[int, str] = {}  # step -> why its metric cannot be read
         self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
 
     def save(self, step: int, state: Any, extra: dict, metric: float | None = None, wait: bool = False) -> None:
@@ -153,7 +154,15 @@ class Checkpoints:
         return max(self._steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The step with the highest metric, the newest of equal ones; None when no checkpoint has a metric."""
+        """The step with the highest metric, the newest of equal ones; None when no checkpoint has a metric.
+
+        A checkpoint whose record is damaged has no metric, and is reported in one line on stderr.
+        """
+        for step, damage in self._unranked.items():
+            print(
+                f"warning: checkpoint {step} in {self.directory} is damaged: {damage}; it may have been the best one",
+                file=sys.stderr,
+            )
         return max(self._ranked(self._steps()), key=self._rank, default=None)
 
     def leaves(self, step: int) -> dict[str, str]:
@@ -192,7 +201,8 @@ class Checkpoints:
     def _metric_of(self, step):
         try:
             return self._record(step)["metric"]
-        except DamagedCheckpoint:
+        except DamagedCheckpoint as error:
+            self._unranked[step] = str(error)
             return None
 
     def _record(self, step):

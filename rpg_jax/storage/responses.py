@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,9 +30,10 @@ class ResponseLog:
         self._file, self._problems = pathlib.Path(folder) / "responses.jsonl", problems
         self._k, self._done = settings["k"], {}
         self._record, self._settings = self._file.with_name("settings.json"), json.loads(json.dumps(settings))
-        if self._file.exists() and self._record.exists():
+        if self._file.exists():
             _refuse_other(folder, _read_settings(self._record), self._settings)
             rows, dropped = read_jsonl(self._file, _NEEDS)
+            _check(self._file, rows)
             self._done = from_rows(rows, problems, self._k)
             if dropped or len(rows) > self._k * len(self._done):
                 kept = [row for answered in self._done.values() for row in to_rows(answered)]
@@ -56,12 +58,13 @@ class ResponseLog:
 
 
 def to_rows(answered: Answered) -> list[dict]:
-    """One JSON object per response."""
+    """One JSON object per response, each with a checksum of itself."""
     problem = answered.problem
     shared = dict(problem=problem.id, task=problem.task, prompt=problem.prompt, answer=problem.answer)
+    keys = ("sample", "response", "correct", "tokens", "finished")
     columns = zip(answered.texts, answered.correct, answered.lengths, answered.finished, strict=True)
     return [
-        shared | dict(sample=sample, response=text, correct=float(right), tokens=int(length), finished=bool(finished))
+        _sealed(shared | dict(zip(keys, (sample, text, float(right), int(length), bool(finished)), strict=True)))
         for sample, (text, right, length, finished) in enumerate(columns)
     ]
 
@@ -84,6 +87,19 @@ _NEEDS = dict(task=str, problem=int, sample=int, response=str, correct=(int, flo
 _DTYPES = dict(correct=np.float32, tokens=np.int32, finished=bool)
 
 
+def _sealed(row: dict) -> dict:
+    """A row with the CRC-32 of its other values."""
+    text = json.dumps({key: value for key, value in row.items() if key != "crc32"}, sort_keys=True)
+    return row | {"crc32": zlib.crc32(text.encode())}
+
+
+def _check(file: pathlib.Path, rows: list[dict]) -> None:
+    """Raises ValueError for a row that is not as it was written; files of earlier versions have no checksums."""
+    for number, row in enumerate(rows, 1):
+        if "crc32" in row and row != _sealed(row):
+            raise ValueError(f"{file}, line {number}, was altered since it was written; delete it and start again")
+
+
 def _name(problem):
     return problem.task, problem.id
 
@@ -91,7 +107,7 @@ def _name(problem):
 def _read_settings(file: pathlib.Path) -> dict:
     try:
         settings = json.loads(file.read_text())
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
         raise ValueError(f"{file} is not a JSON object; give another --out or remove {file.parent}")

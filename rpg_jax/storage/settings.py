@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import os
 import pathlib
 
 from ml_collections import ConfigDict
 
-FREE = ("mesh", "log")  # sections that do not change what a run computes
-OWN = {"objective": "name", "reward": "function"}  # {section: key} of the keys that may be FILE.py:NAME
+DIGEST = "digest"  # the key of `config.json` with the digest of the others
+FREE = ("mesh", "log", DIGEST)  # sections that do not change what a run computes
+# {name: key} of the keys that may name the user's own files: FILE.py:NAME, or files and folders of problems.
+OWN = {"objective": "objective.name", "reward": "reward.function", "train": "data.train", "heldout": "data.heldout"}
+CHECKSUMS = "SHA256SUMS"  # of a prepared folder; rpg_jax/data/problems.py, which writes it, is slow to import
 CODE = "code"  # the section of `config.json` with the digests of such files
 
 
@@ -20,17 +24,32 @@ def flatten(settings: dict, prefix: str = "") -> dict:
 
 
 def as_json(config: ConfigDict) -> dict:
-    """The contents of `config.json`: the config, with digests of the user's Python files that it names."""
+    """The contents of `config.json`: the config, with digests of the user's code and problems that it names."""
     settings = json.loads(config.to_json_best_effort())
-    named = {section: settings.get(section, {}).get(key) or "" for section, key in OWN.items()}
-    files = {section: pathlib.Path(name.rpartition(":")[0]) for section, name in named.items()}
-    code = {name: file_digest(file) for name, file in files.items() if file.is_file()}
+    flat = flatten(settings)
+    digests = {name: _digest_of(flat[key]) for name, key in OWN.items() if flat.get(key)}
+    code = {name: digest for name, digest in digests.items() if digest}
     return settings | ({CODE: code} if code else {})
+
+
+def _digest_of(names: str | list[str]) -> str | None:
+    """The digest of the files that a key names; of a prepared folder, that of its list of checksums. None without."""
+    titles = names.split(",") if isinstance(names, str) else names
+    places = [pathlib.Path(title.rpartition(":")[0] if ".py:" in title else title.strip()) for title in titles]
+    files = [file for place in places for file in (place, place / CHECKSUMS) if os.path.isfile(file)]
+    digests = [file_digest(file) for file in files]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:12] if digests[1:] else next(iter(digests), None)
 
 
 def file_digest(file: pathlib.Path) -> str:
     """The first twelve hexadecimal digits of the SHA-256 of a file's contents."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+
+
+def sealed(settings: dict) -> dict:
+    """Settings with the digest of all of them, as they are written to `config.json`."""
+    text = json.dumps({key: value for key, value in settings.items() if key != DIGEST}, sort_keys=True)
+    return settings | {DIGEST: hashlib.sha256(text.encode()).hexdigest()[:12]}
 
 
 def of_config(config: ConfigDict, prefix: str = "") -> dict:
@@ -53,8 +72,8 @@ def changes(old: dict, new: dict) -> list[str]:
 
 
 def edited(old: dict, new: dict) -> list[str]:
-    """The user's Python files that both flat settings name and whose contents differ, one text per file."""
-    digests = {f"{section}.{key}": f"{CODE}.{section}" for section, key in OWN.items()}
+    """The user's files that both flat settings name and whose contents differ, one text per file."""
+    digests = {key: f"{CODE}.{name}" for name, key in OWN.items()}
     return [
         f"{new[name]} has been edited"
         for name, digest in digests.items()

@@ -24,7 +24,7 @@ from rpg_jax.training.rollout import Collect, Collected, Preempted
 from rpg_jax.training.update import Update, check_finite, without_base
 from rpg_jax.types import Params, Pending, Policy, TrainState
 
-WARNINGS = 3  # failed rewards of a step that are printed
+WARNINGS = 3  # failed rewards of a step, or of an evaluation, that are printed
 SHOWN = ("accuracy", "reward", "entropy")  # metrics beside the progress of a run
 COLLAPSED = 1e-6  # nats a token: with less entropy, all responses to a prompt are the same
 WARMUP_STEPS = 2  # RL steps of a process in which programs may compile
@@ -121,6 +121,8 @@ class Log(Protocol):
 
     def write(self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = ()) -> None: ...
 
+    def seals(self) -> dict[str, list[int]]: ...
+
     def progress(
         self, label: str, start: int, total: int
     ) -> contextlib.AbstractContextManager[Callable[..., None]]: ...
@@ -208,6 +210,7 @@ def evaluated(parts: Parts, state: TrainState) -> tuple[dict[str, float], list[d
     if parts.should_stop():
         return None
     clock.lap("evaluation")
+    warn_of([line for answer in answered for line in answer.failures])
     row = {f"eval/{name}": value for name, value in evaluation.metrics(answered, parts.vote).items()}
     return row | {"time/evaluation": clock.seconds["evaluation"]}, evaluation.examples(answered, parts.vote)
 
@@ -237,7 +240,7 @@ def run(
     def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
         check_finite(state.params, f"step {step}", "it is not saved, and earlier checkpoints stay as they are")
         totals["seconds"] = seconds_before + time.perf_counter() - begin
-        extra = {"cursor": parts.stream.get_state(), "totals": totals}
+        extra = {"cursor": parts.stream.get_state(), "totals": totals, "logs": parts.log.seals()}
         whole = dataclasses.replace(without_base(state), past=tuple(past), pending=pending)
         parts.checkpoints.save(step, whole, extra, metric=score, wait=wait)
 
@@ -270,7 +273,7 @@ def run(
                     save(step, state, wait=True)
                 return state, step, False
             pending = collected.pending
-            report(collected)
+            warn_of(collected.failures)
             if not collapsed and row.get("train/entropy", 1.0) < COLLAPSED:
                 collapsed = True
                 warn(
@@ -304,9 +307,9 @@ def accuracy(row: dict[str, float]) -> float | None:
     return next((v for k, v in row.items() if k.startswith("eval/all/mean@") and k[-1].isdigit()), None)
 
 
-def report(collected: Collected) -> None:
-    """Prints the first of a step's failed rewards on stderr."""
-    for line in collected.failures[:WARNINGS]:
+def warn_of(failures: Sequence[str]) -> None:
+    """Prints the first failed rewards of a step or an evaluation on stderr."""
+    for line in failures[:WARNINGS]:
         warn(f"{line}; counted as wrong")
 
 
