@@ -29,7 +29,8 @@ FLOORS = {
     "run": STEP | {"training", "storage", "exact"},
     "lab": STEP | {"training", "storage", "exact", "run"},
 }
-COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report"}  # may import every floor
+# Commands may import every floor.
+COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report", "faults"}
 FLAGS = {"absl", "ml_collections"}  # of the floors that read configs and of commands only
 # Installed only where they are used, or slow to import and used by few calls: imported where they are used.
 OPTIONAL = {"jax.experimental", "math_verify", "matplotlib", "pyarrow", "tensorboardX", "tensorflow_datasets"}

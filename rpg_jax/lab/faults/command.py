@@ -1,0 +1,164 @@
+"""What `python -m rpg_jax.faults` does: it spends its minutes on faults and writes what became of each."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rpg_jax.lab.faults import commands, damage, disks, jobs, rewards, signals, verifiers
+from rpg_jax.lab.faults.bench import LOST, SAME, TOLD, Bench, Trial
+from rpg_jax.lab.faults.processes import Zygote
+from rpg_jax.run import cli
+from rpg_jax.run.target import new_folder
+
+# What trainings of a campaign compile runs for a second: most of LLVM's passes would cost more than they bring.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+}
+ROOT = pathlib.Path(__file__).parents[3]
+TRIALS, REPORT, ABOUT = "trials.jsonl", "report.md", "campaign.json"
+Fault = Callable[[Bench, np.random.Generator], list[Trial]]
+
+
+def faults() -> dict[str, list[tuple[float, Fault]]]:
+    """Family of faults -> its faults, each with the share of the campaign's time that it may take."""
+    return {
+        "signals": [
+            (share, partial(signals.interrupted, variant=variant, which=which))
+            for which, share in {
+                "SIGKILL": 12, "SIGTERM": 1.5, "SIGTERM twice": 1.5, "SIGINT twice": 1, "SIGSTOP, SIGCONT": 0.5,
+            }.items()
+            for variant in ("plain", "carried")
+        ],
+        "damage": [(1.5, partial(damage.damaged, kind=kind)) for kind in damage.FILES],
+        "verifiers": [(0.25, partial(rewards.misbehaving, how=how)) for how in verifiers.MISBEHAVIOURS],
+        "commands": [
+            (2, partial(commands.killed_command, command=damage.EVALUATE)),
+            (2, partial(commands.killed_command, command=damage.CONVERT)),
+            (1, commands.killed_preparation),
+            (2, commands.killed_compilation),
+        ],
+        "disks": [(1.5, disks.full_disk), (1, disks.limited_files), (1, disks.read_only)],
+        "data": [(0.4, partial(disks.edited, what=what)) for what in ("train", "heldout", "verifier")],
+        "clock": [(1, disks.jumping_clock)],
+        "jobs": [(1.5, partial(jobs.member_lost, how=how)) for how in jobs.SIGNALS],
+        "workers": [(0.7, partial(rewards.worker_lost, how=how)) for how in rewards.WORKER_SIGNALS],
+    }  # fmt: skip
+
+
+def main(options) -> int:
+    """Runs a campaign as the flags of `rpg_jax.faults` say. Returns 0 when nothing was lost, 1 otherwise."""
+    with cli.door():
+        out = new_folder(options.out).absolute()
+        families = faults()
+        chosen = options.kinds or list(families)
+        if unknown := [name for name in chosen if name not in families]:
+            raise ValueError(f"--kinds={unknown[0]} is unknown; known: {', '.join(families)}")
+        out.mkdir(parents=True, exist_ok=True)
+    stop, begin = cli.stop_event(), time.monotonic()
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out / "jax_cache"))
+    # Trainings import configs from the repository, wherever the campaign is started.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    about = dict(seed=options.seed, minutes=options.minutes, kinds=chosen, commit=commit(), load=os.getloadavg()[0])
+    about |= dict(machine=f"{os.cpu_count()} CPUs, {platform.machine()}", python=platform.python_version())
+    trials: list[Trial] = []
+    (out / "streams").mkdir()
+    with Zygote(out / "streams") as zygote, (out / TRIALS).open("w") as log:
+        bench = Bench(out, zygote)
+        turns = [Turn(share, fault) for name in chosen for share, fault in families[name]]
+        while not stop.is_set() and time.monotonic() - begin < 60 * options.minutes:
+            turn = min(turns, key=lambda turn: turn.spent / turn.share)
+            for trial in turn.take(bench, options.seed):
+                trials.append(trial)
+                log.write(json.dumps(dataclasses.asdict(trial)) + "\n")
+                if trial.outcome == LOST:
+                    print(f"LOST: {trial.kind}: {trial.what}: {trial.line}", file=sys.stderr)
+            log.flush()
+            lost = sum(trial.outcome == LOST for trial in trials)
+            minutes = (time.monotonic() - begin) / 60
+            text = f"{len(trials)} faults, {lost} lost | {minutes:.1f} of {options.minutes:g} min | {trials[-1].kind}"
+            print(text, file=sys.stderr, flush=True)
+    about |= dict(minutes_taken=round((time.monotonic() - begin) / 60, 1), faults=len(trials))
+    about |= dict(lost=sum(trial.outcome == LOST for trial in trials))
+    (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+    (out / REPORT).write_text(markdown(trials))
+    show(trials, about)
+    return int(about["lost"] > 0)
+
+
+class Turn:
+    """One fault of a campaign: how much time it has taken, and how often it was its turn."""
+
+    def __init__(self, share: float, fault: Fault):
+        self.share, self.spent, self._fault, self._count = share, 0.0, fault, 0
+        function, settings = getattr(fault, "func", fault), getattr(fault, "keywords", {})
+        self.name = " ".join([function.__name__, *map(str, settings.values())])
+
+    def take(self, bench: Bench, seed: int) -> list[Trial]:
+        """Tries the fault once more; the random numbers depend on the seed, the fault and how often it was tried."""
+        begin = time.monotonic()
+        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), self._count])
+        self._count += 1
+        try:
+            trials = self._fault(bench, rng)
+        except Exception as error:  # of the campaign itself, or of a state of files that it does not expect
+            traceback.print_exc()
+            trials = [Trial(self.name, "the campaign", LOST, f"{type(error).__name__}: {error}")]
+        self.spent += time.monotonic() - begin
+        return trials
+
+
+def commit() -> str:
+    """The commit of the code, with + after it if files differ from it; empty outside of a repository."""
+    said = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty=+"], capture_output=True, text=True)
+    return said.stdout.strip()
+
+
+COLUMNS = ("fault", "tried", "the same end", "a line says", "lost", "slowest, s")
+
+
+def counted(trials: list[Trial]) -> list[tuple]:
+    """Rows of the table, by kind, in the order of their first trial, and their sum."""
+    rows = []
+    for kind in [*dict.fromkeys(trial.kind for trial in trials), "all"]:
+        chosen = [trial for trial in trials if kind in (trial.kind, "all")]
+        outcomes = Counter(trial.outcome for trial in chosen)
+        slowest = max((trial.seconds for trial in chosen), default=0.0)
+        rows.append((kind, len(chosen), *(outcomes[name] for name in (SAME, TOLD, LOST)), f"{slowest:.0f}"))
+    return rows
+
+
+def markdown(trials: list[Trial]) -> str:
+    """The table as Markdown."""
+    lines = [COLUMNS, ("---", *["---:"] * (len(COLUMNS) - 1)), *counted(trials)]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def show(trials: list[Trial], about: dict) -> None:
+    """Prints the table, and what was lost."""
+    table = Table(title=f"{about['minutes_taken']} minutes, seed {about['seed']}, commit {about['commit']}")
+    for place, name in enumerate(COLUMNS):
+        table.add_column(name, justify="right" if place else "left")
+    for row in counted(trials):
+        table.add_row(*map(str, row))
+    Console(width=100).print(table)
+    for trial in trials:
+        if trial.outcome == LOST:
+            print(f"lost: {trial.kind}: {trial.what}: {trial.line}")

@@ -1,0 +1,129 @@
+"""Reward functions of a campaign, for worker processes: `score`, which misbehaves on one response in sixteen.
+
+How it misbehaves is the name in the variable FAULTS_VERIFIER: a function of MISBEHAVIOURS, whose results are no scores.
+Without it, such responses score 0, which is what becomes of a failure: both trainings must end with the same bits.
+Imports the standard library only.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import zlib
+
+
+def score(prompt: str, response: str, answer: str, task: str) -> float:
+    """A verdict that depends on the response alone; every call leaves a byte in the file FAULTS_CALLS."""
+    with open(os.environ["FAULTS_CALLS"], "ab", buffering=0) as calls:
+        calls.write(b".")
+    digest = zlib.crc32(f"{prompt}|{response}".encode())
+    if digest % 16:
+        return float(digest // 16 % 2)
+    misbehave = MISBEHAVIOURS.get(os.environ.get("FAULTS_VERIFIER"))
+    return misbehave() if misbehave else 0.0
+
+
+def fork_and_leave_a_child():
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    return "a child stays"
+
+
+def fork_and_return_twice():
+    os.fork()
+    return "who answers?"
+
+
+def fork_without_end():
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            time.sleep(0.01)
+
+
+def eat_memory():
+    eaten = []
+    while True:
+        eaten.append(bytearray(1 << 24))
+
+
+def print_megabytes():
+    for _ in range(64):
+        print("x" * (1 << 15))
+    sys.stdout.flush()
+    return "much was printed"
+
+
+def close_all_pipes():
+    os.closerange(0, 256)
+    return "who hears it?"
+
+
+def forge_a_score():
+    for descriptor in range(3, 16):
+        try:
+            os.write(descriptor, b'{"value": 1.0}\n')
+        except OSError:
+            pass
+    return "a score was forged"
+
+
+def kill_the_warden():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def stop_itself():
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return "continued"
+
+
+def deny_signals():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        time.sleep(1)
+
+
+class Liar:
+    def __float__(self):
+        raise SystemExit(0)
+
+    def __repr__(self):
+        raise KeyboardInterrupt
+
+
+def recurse():
+    return recurse()
+
+
+MISBEHAVIOURS = {
+    "hangs": lambda: time.sleep(600),
+    "computes without end": lambda: sum(iter(int, 1)),
+    "denies signals": deny_signals,
+    "stops itself": stop_itself,
+    "leaves a child": fork_and_leave_a_child,
+    "returns twice": fork_and_return_twice,
+    "forks without end": fork_without_end,
+    "eats memory": eat_memory,
+    "prints megabytes": print_megabytes,
+    "exits": lambda: sys.exit(0),
+    "exits at once": lambda: os._exit(0),
+    "crashes": lambda: ctypes.string_at(0),
+    "closes its pipes": close_all_pipes,
+    "forges a score": forge_a_score,
+    "kills its warden": kill_the_warden,
+    "recurses": recurse,
+    "returns NaN": lambda: float("nan"),
+    "returns infinity": lambda: float("inf"),
+    "returns a huge number": lambda: 1e300,
+    "returns a huger integer": lambda: 10**400,
+    "returns a negative number": lambda: -1.0,
+    "returns a string": lambda: "right",
+    "returns nothing": lambda: None,
+    "returns a list": lambda: [1.0],
+    "returns what lies about itself": Liar,
+}
