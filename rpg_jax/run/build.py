@@ -75,6 +75,11 @@ def build_settings(config: ConfigDict) -> dict:
     check_behavior(config.behavior.source, objective)
     carry_over.check(rollout, config.behavior.source, loop.updates, loop.delay)
     total_steps = config.steps * loop.updates
+    if total_steps > bounds.LARGEST:
+        raise ValueError(
+            f"steps={config.steps} of {loop.updates} optimizer updates are more updates than a counter holds "
+            f"({bounds.LARGEST}); lower steps"
+        )
     optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=total_steps)
     reference = ReferenceSchedule(**set_keys(config.reference))
     if objective.full_kl is not None and reference.mode == "iterative":

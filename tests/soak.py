@@ -1,0 +1,128 @@
+"""A long run of a tiny model under a verifier that keeps dying: what it holds must not grow.
+
+    python tests/soak.py [--steps=2000] [--out=runs/soak]
+
+The training process is killed once, a tenth of the way, and goes on. Over the second half of its steps a line is fitted
+to its memory, open files, threads and child processes, and to the time of a step. The exit status is 1 if memory grows
+by 1 % or more, if any of the others grows by a whole one, or if a log or the folder of checkpoints is not as it should.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parent.parent
+REWARD = '''
+import os, zlib
+
+def reward(prompt, response, answer, task):
+    """Ends its process at one response in thirty."""
+    number = zlib.crc32((prompt + response).encode())
+    if number % 30 == 0:
+        os._exit(3)
+    return number % 7 / 6
+'''
+SETTINGS = (
+    "model.size=micro warm_start.steps=0 data.train_size=100 data.heldout_size=2 rollout.prompts=2 "
+    "rollout.samples=4 rollout.max_new=12 rollout.slots=8 rollout.overlong_buffer=0 learner.minibatch_prompts=1 "
+    "learner.microbatch_rows=4 optimizer.learning_rate=1e-5 evaluation.every=500 evaluation.k=1 "
+    "checkpoint.every=50 reward.workers=1 reward.max_failures=1.0"
+).split()
+KEPT = 3  # checkpoints: the last two and the best
+
+
+def start(out: pathlib.Path, steps: int) -> subprocess.Popen:
+    command = [sys.executable, "-m", "rpg_jax.train", f"--config={ROOT}/configs/quickstart.py:smoke"]
+    command += [f"--workdir={out / 'run'}", *(f"--config.{setting}" for setting in SETTINGS)]
+    command += [f"--config.steps={steps}", f"--config.reward.function={out / 'reward.py'}:reward"]
+    command += [f"--config.data.directory={out / 'data'}"]
+    return subprocess.Popen(command, cwd=ROOT, stderr=(out / "stderr.txt").open("a"), stdout=subprocess.DEVNULL)
+
+
+def steps_done(log: pathlib.Path) -> int:
+    """The last step of a log that is being written."""
+    if not log.exists():
+        return -1
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - (1 << 15)))
+        whole = file.read().split(b"\n")[:-1]
+    return json.loads(whole[-1])["step"] if whole else -1
+
+
+def held(pid: int) -> list[float]:
+    """[resident MiB, open files, threads, child processes] of a process; workers' wardens have workers of their own."""
+    folder, parents = pathlib.Path(f"/proc/{pid}"), []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parents.append(int(stat.read_text().rpartition(")")[2].split()[1]))
+    resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return [resident, len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), parents.count(pid)]
+
+
+def watch(training: subprocess.Popen, log: pathlib.Path, until: int) -> list[list[float]]:
+    """Rows (step, *held) twice a second, until a step is done or the process has ended."""
+    rows = []
+    while training.poll() is None and (not rows or rows[-1][0] < until):
+        time.sleep(0.5)
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            rows.append([steps_done(log), *held(training.pid)])
+    return rows
+
+
+def growth(steps: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """(The fitted line's value at the first step, how much it rises until the last)."""
+    slope, offset = np.polyfit(steps, values, 1)
+    return offset + slope * steps[0], slope * (steps[-1] - steps[0])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/soak"))
+    options = parser.parse_args()
+    out, steps, begin = options.out.absolute(), options.steps, time.monotonic()
+    out.mkdir(parents=True)
+    (out / "reward.py").write_text(REWARD)
+    log = out / "run" / "metrics.jsonl"
+    first = start(out, steps)
+    watch(first, log, steps // 10)
+    os.kill(first.pid, signal.SIGKILL)  # at any moment of a step
+    first.wait()
+    second = start(out, steps)
+    rows = np.array(watch(second, log, steps + 1))
+    faults = [f"training ended with status {status}"] if (status := second.wait()) else []
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    if [row["step"] for row in logged] != list(range(steps + 1)):
+        faults.append("metrics.jsonl does not hold every step once")
+    samples = [json.loads(line)["step"] for line in (out / "run" / "samples.jsonl").read_text().splitlines()]
+    if sorted(set(samples)) != list(range(1, steps + 1)) or samples != sorted(samples):
+        faults.append("samples.jsonl does not hold every step in order")
+    kept = sorted(path.name for path in (out / "run" / "checkpoints").iterdir())
+    if len(kept) > KEPT:
+        faults.append(f"more than {KEPT} checkpoints are kept: {', '.join(kept)}")
+    restarts = sum(row.get("train/reward_failures", 0) for row in logged)
+    print(f"{steps} steps in {time.monotonic() - begin:.0f} s, killed once; the verifier died {restarts:.0f} times")
+    late = rows[(rows[:, 0] >= steps // 2) & (rows[:, 0] < steps)]
+    for name, column in zip(("MiB of memory", "open files", "threads", "child processes"), late.T[1:], strict=True):
+        level, rise = growth(late[:, 0], column)
+        print(f"{name}: {level:.1f} at step {late[0, 0]:.0f}, {rise:+.2f} until the end ({100 * rise / level:+.2f} %)")
+        if rise >= (0.01 * level if name.startswith("MiB") else 1):
+            faults.append(f"{name} grow")
+    seconds = np.array([sum(value for key, value in row.items() if key.startswith("time/")) for row in logged])
+    quarter = steps // 4
+    third, fourth = np.median(seconds[-2 * quarter : -quarter]), np.median(seconds[-quarter:])
+    print(f"a step, median: {1000 * third:.1f} ms in the third quarter, {1000 * fourth:.1f} ms in the fourth")
+    print(*(f"fault: {fault}" for fault in faults), sep="\n")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Files that came damaged, or from somebody with bad intentions: a line names the file, or the file is read."""
+
+import json
+import pathlib
+import shutil
+import sys
+
+import hypothesis
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import safetensors.numpy
+import tokenizers
+from fuzzing import VALUES, budget, call, damaged_bytes, damaged_json
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from rpg_jax.data import tokenizer
+from rpg_jax.data.chat import ChatTemplate
+
+ROWS = [
+    {"prompt": [{"role": "user", "content": "1 + 1"}], "reward_model": {"ground_truth": "2"}, "solution": "2"},
+    {"problem": "2 + 2", "answer": 4.0},
+    {"question": "3 + 3", "answer": "6", "solution": None},
+]
+TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+MODEL = dict(
+    architectures=["Qwen3ForCausalLM"], vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=1, head_dim=4, max_position_embeddings=64, rope_theta=1e4,
+    rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    tie_word_embeddings=True, rms_norm_eps=1e-6, hidden_act="silu", torch_dtype="float32",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the commands run, with whole files of every kind."""
+    folder = tmp_path_factory.mktemp("files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+        (folder / "rows.jsonl").write_text(lines)
+        pq.write_table(pa.Table.from_pylist(ROWS[:1] * 40), folder / "rows.parquet")
+        for name, write in (("bpe", write_bpe), ("pieces", write_pieces), ("model", write_model)):
+            (folder / name).mkdir()
+            write(folder / name)
+        yield folder
+
+
+def write_bpe(folder):
+    model = tokenizers.Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    model.add_special_tokens(["<s>", "</s>"])
+    model.save(str(folder / "tokenizer.json"))
+    settings = dict(bos_token="<s>", eos_token="</s>", extra_special_tokens=[], chat_template=TEMPLATE)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").write_text(json.dumps(dict(eos_token={"content": "</s>"})))
+    (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[257])))
+
+
+def write_pieces(folder):
+    (folder / "tokenizer.model").write_bytes(tokenizer.train_tokenizer(["user: 1 + 1", "2 + 2"], 300))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def write_model(folder):
+    rng, hidden = np.random.default_rng(0), MODEL["hidden_size"]
+    sizes = {"embed_tokens": (11, hidden), "norm": (hidden,)}
+    for layer in range(MODEL["num_hidden_layers"]):
+        parts = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+        parts |= {"self_attn.q_norm": (4,), "self_attn.k_norm": (4,), "self_attn.o_proj": (hidden, 8)}
+        parts |= {"self_attn.q_proj": (8, hidden), "self_attn.k_proj": (4, hidden), "self_attn.v_proj": (4, hidden)}
+        parts |= {"mlp.gate_proj": (12, hidden), "mlp.up_proj": (12, hidden), "mlp.down_proj": (hidden, 12)}
+        sizes |= {f"layers.{layer}.{name}": size for name, size in parts.items()}
+    tensors = {f"model.{name}.weight": rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(MODEL))
+
+
+def refused_or_read(file, command, *arguments):
+    """Calls a command that writes the folder `out`; its line must name the file, or the folder that holds it."""
+    shutil.rmtree("out", ignore_errors=True)
+    status, line = call(command, *arguments, "--target=out")
+    assert status == 0 or any(part in line for part in file.split("/")), line
+    assert pathlib.Path("out").exists() == (status == 0)
+
+
+@budget(20)
+@hypothesis.given(
+    lines=st.lists(
+        st.one_of(
+            st.sampled_from(ROWS).flatmap(damaged_json).map(str.encode),
+            st.sampled_from(ROWS).flatmap(lambda row: damaged_bytes(json.dumps(row).encode())),
+            VALUES.map(lambda value: json.dumps(value).encode()),
+        ),
+        max_size=3,
+    )
+)
+def test_json_lines(folder, lines):
+    (folder / "fuzzed.jsonl").write_bytes(b"\n".join(lines))
+    refused_or_read("fuzzed.jsonl", "prepare", "--source=fuzzed.jsonl")
+
+
+@budget(20)
+@hypothesis.given(data=st.data())
+def test_parquet(folder, data):
+    (folder / "fuzzed.parquet").write_bytes(data.draw(damaged_bytes((folder / "rows.parquet").read_bytes())))
+    refused_or_read("fuzzed.parquet", "prepare", "--source=fuzzed.parquet")
+
+
+def damaged_copy(data, source, name):
+    """Copies a folder of whole files to `fuzzed`, and damages one of them."""
+    shutil.rmtree("fuzzed", ignore_errors=True)
+    shutil.copytree(source, "fuzzed")
+    whole = (source / name).read_bytes()
+    if name.endswith(".json") and data.draw(st.booleans()):
+        damaged = data.draw(damaged_json(json.loads(whole))).encode()
+    else:
+        damaged = data.draw(damaged_bytes(whole))
+    (pathlib.Path("fuzzed") / name).write_bytes(damaged)
+
+
+TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "pieces"])
+def test_tokenizers(folder, kind):
+    @budget(20)
+    @hypothesis.given(data=st.data())
+    def check(data):
+        damaged_copy(data, folder / kind, data.draw(st.sampled_from(TOKENIZER)) if kind == "bpe" else "tokenizer.model")
+        refused_or_read("fuzzed", "prepare", "--source=rows.jsonl", "--tokenizer=fuzzed", "--max_prompt=999")
+
+    check()
+
+
+@budget(20)
+@hypothesis.given(data=st.data())
+def test_safetensors(folder, data):
+    damaged_copy(data, folder / "model", data.draw(st.sampled_from(["config.json", "model.safetensors"])))
+    refused_or_read("fuzzed", "convert", "--source=fuzzed", "--to=huggingface")
+
+
+@budget(20)
+@hypothesis.given(data=st.data())
+def test_gguf(folder, data):
+    pytest.importorskip("gguf")
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "third_party/common"))
+    import gguf_models
+
+    if not (folder / "whole.gguf").exists():
+        gguf_models.write(folder / "whole.gguf", "qwen3", tied=True)
+    whole = (folder / "whole.gguf").read_bytes()
+    header = whole.index(b"blk.1.ffn_down.weight") + 100  # what follows is numbers, and zeros to align them
+    (folder / "fuzzed.gguf").write_bytes(data.draw(damaged_bytes(whole[:header])) + whole[header:])
+    refused_or_read("fuzzed.gguf", "convert", "--source=fuzzed.gguf")
+
+
+PARTS = [
+    "{{ messages }}", "{{ x.y.z }}", "{% for m in messages %}", "{% endfor %}", "{% if x %}", "{% else %}", "{% endif %}",
+    "{% set x = ", " %}", "{{ ", " }}", "messages[0]", ".content", "['role']", " | ", "tojson", "length", "join", " ~ ",
+    "{% macro f() %}", "{% endmacro %}", "f()", "self", "__class__", "namespace(a=1)", "range(10**9)", "'x' * 10**10",
+    "10 ** 10 ** 9", "{% generation %}", "{% endgeneration %}", "raise_exception('x')", "strftime_now('%Y')", "dict()",
+    "{% include 'x' %}", "loop.index", "{% break %}", "\0", "é\ud83d\ude00", "{#", "#}", "lipsum(9999)", "cycler('a')",
+]  # fmt: skip
+
+
+@budget(12)
+@hypothesis.given(parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=8))
+def test_chat_templates(parts, monkeypatch):
+    source = "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16")
+    try:
+        text = ChatTemplate(source, "some/file").render([{"role": "user", "content": "1 + 1"}])
+        hypothesis.event("accepted")
+        assert isinstance(text, str)
+    except ValueError as error:
+        hypothesis.event("refused")
+        assert str(error).startswith("some/file: ") and "\n" not in str(error)

@@ -1,0 +1,111 @@
+"""Numbers that go wrong have a defined outcome: those that no test of a part covers (docs/reliability.md lists all)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import quickstart
+from rpg_jax.objectives import RECIPES, make
+from rpg_jax.run import bounds, build
+from rpg_jax.sampling import draw as drawing
+from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.reference import ReferenceSchedule
+from rpg_jax.types import Reference, TrainState
+
+LAST = bounds.LARGEST - 1  # the count of updates before the last that a run may take
+SHAPE = (4, 5)
+SETTINGS = {"cispo": dict(clip_high=3.0)}  # without a default
+
+
+def batch(seed=0):
+    """{name: array [4, 5]} of an update on policy, with a reference apart."""
+    rng = np.random.default_rng(seed)
+    logp, reference = rng.normal(-3, 0.3, (2, *SHAPE)).astype(np.float32)
+    return dict(logp=logp, behavior_logp=logp, advantage=rng.normal(size=SHAPE).astype(np.float32)), reference
+
+
+def gradient(name, arrays, mask, reference):
+    """(loss, gradient) of an objective with its defaults."""
+    objective = make(name, **SETTINGS.get(name, {}))
+    denominator = 7.0 if objective.reduction == "constant" else None
+
+    def loss(logp):
+        rest = arrays["behavior_logp"], arrays["advantage"], mask
+        return objective(logp, *rest, reference_logp=reference, denominator=denominator)[0]
+
+    return jax.value_and_grad(loss)(jnp.asarray(arrays["logp"]))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_empty_response_adds_nothing_whatever_it_holds(name):
+    arrays, reference = batch()
+    mask = np.ones(SHAPE, bool)
+    mask[1] = False
+    for value in (0.0, np.nan):
+        for array in (*arrays.values(), reference):
+            array[1] = value
+        loss, slope = gradient(name, arrays, mask, reference)
+        assert np.isfinite(loss) and np.isfinite(slope).all() and not slope[1].any()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_responses_that_all_score_the_same_teach_nothing(name):
+    """Without a divergence from a reference, that is: on policy, advantages of equal rewards are zero."""
+    arrays, _ = batch()
+    arrays["advantage"][:] = 0
+    loss, slope = gradient(name, arrays, np.ones(SHAPE, bool), arrays["behavior_logp"])
+    assert np.isfinite(loss)
+    if not make(name, **SETTINGS.get(name, {})).beta:
+        assert not np.asarray(slope).any()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("which", ["logp", "behavior_logp", "advantage"])
+def test_a_token_that_is_not_a_number_is_never_learned_from(name, which):
+    """The loss or the gradient is not finite either, and the update is skipped and counted; or it plays no part."""
+    arrays, reference = batch()
+    arrays = {key: array.copy() for key, array in arrays.items()}
+    _, clean = gradient(name, arrays, np.ones(SHAPE, bool), reference)
+    arrays[which][2, 3] = np.nan
+    loss, slope = gradient(name, arrays, np.ones(SHAPE, bool), reference)
+    assert not (np.isfinite(loss) and np.isfinite(slope).all()) or (slope == clean).all()
+
+
+def test_logits_that_are_not_numbers_draw_a_token_whose_log_prob_says_so():
+    logits = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)
+    logits[1], logits[2, 7] = np.nan, np.inf
+    tokens, logp = drawing.draw(jnp.asarray(logits), 1.0, jnp.full(4, -jnp.inf), jnp.full((2, 4), 0.5))
+    assert (np.asarray(tokens) < 300).all() and (np.asarray(tokens) >= 0).all()
+    assert np.isfinite(logp).tolist() == [True, False, False, True]
+
+
+def test_more_updates_than_a_counter_holds_are_refused():
+    config = quickstart.get_config()
+    config.steps = bounds.LARGEST
+    with pytest.raises(ValueError, match=r"^steps=2147483647 of 4 optimizer updates .* lower steps"):
+        build.build_settings(config)
+
+
+@pytest.mark.parametrize(("name", "decay"), [("adamw", "cosine"), ("adamw", None), ("schedule_free_adamw", None)])
+def test_the_last_update_that_a_counter_holds(name, decay):
+    optimizer = make_optimizer(name, learning_rate=0.1, warmup_steps=10, decay=decay, total_steps=bounds.LARGEST)
+    params = {"kernel": jnp.ones(3)}
+    state = optimizer.transformation.init(params)
+    late = jax.tree.map(lambda leaf: jnp.full_like(leaf, LAST) if leaf.dtype == jnp.int32 else leaf, state)
+    steps, after = optimizer.transformation.update({"kernel": jnp.ones(3)}, late, params)
+    assert np.isfinite(steps["kernel"]).all() and (steps["kernel"] <= 0).all()
+    assert {int(leaf) for leaf in jax.tree.leaves(after) if leaf.dtype == jnp.int32} == {bounds.LARGEST}
+
+
+def test_the_reference_and_the_noise_of_late_steps():
+    reference = Reference(None, jnp.int32(LAST - 1), jnp.zeros(()))
+    state = TrainState(jnp.int32(LAST), {}, (), reference, jnp.zeros(2, jnp.int32))
+    schedule = ReferenceSchedule(mode="every", every=3)
+    assert schedule.age(state) == 1 and schedule.is_due(state) == (LAST // 3 > (LAST - 1) // 3)
+    assert not schedule.is_due(dataclasses.replace(state, step=jnp.int32(LAST - 1)))
+    key = jax.random.key(0, impl="threefry2x32")
+    noise = [drawing.request_key(key, jnp.int32(step), jnp.int32(LAST), jnp.int32(LAST)) for step in (0, LAST)]
+    assert (noise[0] != noise[1]).any()
