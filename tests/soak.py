@@ -3,8 +3,9 @@
     python tests/soak.py [--steps=2000] [--out=runs/soak]
 
 The training process is killed once, a tenth of the way, and goes on. Over the second half of its steps a line is fitted
-to its memory, open files, threads and child processes, and to the time of a step. The exit status is 1 if memory grows
-by 1 % or more, if any of the others grows by a whole one, or if a log or the folder of checkpoints is not as it should.
+to its memory, open files, threads and child processes. The exit status is 1 if memory grows by 1 % or more, if any of
+the others grows by a whole one, if a step takes 10 % more CPU time in the last quarter than in the one before, or if a
+log or the folder of checkpoints is not as it should.
 """
 
 import argparse
@@ -58,17 +59,19 @@ def steps_done(log: pathlib.Path) -> int:
 
 
 def held(pid: int) -> list[float]:
-    """[resident MiB, open files, threads, child processes] of a process; workers' wardens have workers of their own."""
+    """[CPU seconds, resident MiB, open files, threads, child processes] of a process, without its children's own."""
     folder, parents = pathlib.Path(f"/proc/{pid}"), []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             parents.append(int(stat.read_text().rpartition(")")[2].split()[1]))
+    used = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+    seconds = sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
     resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return [resident, len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), parents.count(pid)]
+    return [seconds, resident, len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), parents.count(pid)]
 
 
 def watch(training: subprocess.Popen, log: pathlib.Path, until: int) -> list[list[float]]:
-    """Rows (step, *held) twice a second, until a step is done or the process has ended."""
+    """Rows [step, *held] twice a second, until a step is done or the process has ended."""
     rows = []
     while training.poll() is None and (not rows or rows[-1][0] < until):
         time.sleep(0.5)
@@ -111,15 +114,17 @@ def main() -> int:
     restarts = sum(row.get("train/reward_failures", 0) for row in logged)
     print(f"{steps} steps in {time.monotonic() - begin:.0f} s, killed once; the verifier died {restarts:.0f} times")
     late = rows[(rows[:, 0] >= steps // 2) & (rows[:, 0] < steps)]
-    for name, column in zip(("MiB of memory", "open files", "threads", "child processes"), late.T[1:], strict=True):
+    for name, column in zip(("MiB of memory", "open files", "threads", "child processes"), late.T[2:], strict=True):
         level, rise = growth(late[:, 0], column)
         print(f"{name}: {level:.1f} at step {late[0, 0]:.0f}, {rise:+.2f} until the end ({100 * rise / level:+.2f} %)")
         if rise >= (0.01 * level if name.startswith("MiB") else 1):
             faults.append(f"{name} grow")
-    seconds = np.array([sum(value for key, value in row.items() if key.startswith("time/")) for row in logged])
-    quarter = steps // 4
-    third, fourth = np.median(seconds[-2 * quarter : -quarter]), np.median(seconds[-quarter:])
-    print(f"a step, median: {1000 * third:.1f} ms in the third quarter, {1000 * fourth:.1f} ms in the fourth")
+    middle = np.median(late[:, 0])
+    parts = [late[late[:, 0] <= middle], late[late[:, 0] >= middle]]
+    third, fourth = (1000 * np.polyfit(part[:, 0], part[:, 1], 1)[0] for part in parts)
+    print(f"CPU time of a step: {third:.1f} ms in the third quarter, {fourth:.1f} ms in the fourth")
+    if fourth > 1.1 * third:
+        faults.append("the time of a step grows")
     print(*(f"fault: {fault}" for fault in faults), sep="\n")
     return 1 if faults else 0
 

@@ -142,10 +142,11 @@ class SentencePieceTokenizer(_Tokenizer):
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
             self.vocab_size = self._model.vocab_size()
-        except RuntimeError as error:
+            pieces = [self._model.id_to_piece(id) for id in range(self.vocab_size)]  # raises unless they are UTF-8
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: not a SentencePiece model, or cut short: {error}") from error
         ids = {"bos": self._model.bos_id(), "eos": self._model.eos_id(), "pad": self._model.pad_id()}
-        named = {f"{name}_token": self._model.id_to_piece(id) for name, id in ids.items() if id >= 0}
+        named = {f"{name}_token": pieces[id] for name, id in ids.items() if 0 <= id < self.vocab_size}
         special = self._read_folder(path, named, template)
         self._special = re.compile(f"({'|'.join(map(re.escape, sorted(special, key=len, reverse=True)))})")
         self._special_ids = {self._id(token) for token in special}

@@ -102,7 +102,7 @@ def read_config(directory) -> ModelConfig:
     raw = read_json(file)
     try:
         return parse_config(raw)
-    except ValueError as error:
+    except (ValueError, TypeError, ArithmeticError) as error:  # a value may be of any type
         raise ValueError(f"{file}: {error}") from None
 
 
@@ -226,7 +226,7 @@ def _rope(raw):
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind == "default":
         return theta, None
-    if kind not in rope.SCALINGS:
+    if not isinstance(kind, str) or kind not in rope.SCALINGS:
         raise ValueError(f"rope type {kind!r} is not supported; known: default, {', '.join(rope.SCALINGS)}")
     longest = _integer(raw, "max_position_embeddings")
     original = raw.get("original_max_position_embeddings") or rotary.get("original_max_position_embeddings") or longest

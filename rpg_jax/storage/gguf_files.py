@@ -79,8 +79,8 @@ def read_header(file) -> Gguf:
             raise ValueError(
                 f"{file} is not a whole GGUF file ({error}); {size} bytes are there: copy it again"
             ) from None
-    if metadata.get("general.architecture") not in ARCHITECTURES:
-        name = metadata.get("general.architecture")
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(f"{file}: architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
     if (files := metadata.get("split.count", 1)) not in (0, 1):
         raise ValueError(f"{file} is one of {files} files; join them with llama-gguf-split --merge of llama.cpp")
@@ -91,7 +91,7 @@ def read_config(gguf: Gguf) -> ModelConfig:
     """The shape of the model. Raises ValueError for what is missing or not supported; names the file and the key."""
     try:
         return huggingface.parse_config(_raw_config(gguf))
-    except ValueError as error:
+    except (ValueError, TypeError, ArithmeticError) as error:  # a value may be of any type
         raise ValueError(f"{gguf.file}: {error}") from None
 
 
