@@ -9,6 +9,7 @@ log or the folder of checkpoints is not as it should.
 """
 
 import argparse
+import atexit
 import contextlib
 import json
 import os
@@ -45,7 +46,9 @@ def start(out: pathlib.Path, steps: int) -> subprocess.Popen:
     command += [f"--workdir={out / 'run'}", *(f"--config.{setting}" for setting in SETTINGS)]
     command += [f"--config.steps={steps}", f"--config.reward.function={out / 'reward.py'}:reward"]
     command += [f"--config.data.directory={out / 'data'}"]
-    return subprocess.Popen(command, cwd=ROOT, stderr=(out / "stderr.txt").open("a"), stdout=subprocess.DEVNULL)
+    training = subprocess.Popen(command, cwd=ROOT, stderr=(out / "stderr.txt").open("a"), stdout=subprocess.DEVNULL)
+    atexit.register(training.kill)  # of a soak that is stopped
+    return training
 
 
 def steps_done(log: pathlib.Path) -> int:
