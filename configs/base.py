@@ -116,7 +116,7 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
         reward=dict(
             scale="signed",  # [name] reward of a verdict in 0..1: signed, which is -1..1, or unit, the verdict itself
             # Unset, generated tasks have verifiers of their own and prepared sets the dapo rule. These rules run in
-            # the process that trains; math_verify and FILE.py:NAME run in workers under the four limits.
+            # the process that trains; math_verify and FILE.py:NAME run in workers under the limits below.
             function=optional(str),  # [name] dapo, boxed, math_verify, or FILE.py:NAME
             # Problems of reasoning-gym are scored by their family, in workers too, unless FILE.py:NAME scores all.
             extraction="stated",  # [name] where their answers are: stated (Answer: …), boxed, tags, number, text
@@ -124,6 +124,7 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             workers=required(int),  # [processes] a host
             timeout_seconds=required(float),  # [seconds] for one response, after which it counts as wrong
             memory_mb=required(int),  # [MiB] address space of a worker
+            network=False,  # [switch] let FILE.py:NAME use the network, which is off where the system allows that
             max_failures=required(float),  # [share of responses] on which FILE.py:NAME may fail before the run stops
         ),
         objective=dict(  # unset: the objective's own default, which rpg_jax/objectives/registry.py lists

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from rpg_jax.rewards import Scorer, pool
 linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through /proc")
 
 REWARD = '''
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, os, signal, socket, subprocess, sys, time
 print("printed at import")
 
 def breed(file, depth):
@@ -65,6 +66,13 @@ def reward(prompt, response, answer, task):
         sys.stdin.readline()
     if response == "fork":
         os.fork()
+    if response == "files":
+        return len([open(__file__) for _ in range(300)]) / 300
+    if response == "private":
+        return float(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0)  # PR_GET_DUMPABLE
+    if response == "connect":
+        socket.create_connection(("127.0.0.1", int(answer)), 5).close()
+        return 1.0
     forged = {"pipes": b"{no json\\n", "forge": b'{"value": 1.0, "secret": "guessed"}\\n'}
     for descriptor in range(3, 20) if response in forged else ():
         try:
@@ -187,6 +195,26 @@ def test_a_fork_that_returns_and_reading_input_disturb_no_answer(file):
     with Scorer(f"{file}:reward", workers=2) as scorer:
         scores = scorer.score(items)
     assert scores.failures == [] and scores.correct.tolist() == [0, 1, 0, 0] * 10
+
+
+@linux
+def test_files_are_few_and_what_a_function_starts_cannot_look_into_its_worker(file):
+    with Scorer(f"{file}:reward", workers=1, max_failures=1) as scorer:
+        scores = scorer.score([(problem(0), "files"), (problem(1), "private")])
+    assert scores.correct.tolist() == [0, 1] and "Too many open files" in scores.failures[0]
+
+
+@linux
+def test_the_network_is_off_unless_it_is_asked_for_or_a_warning_says_why_not(file, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        item = problem(0, answer=str(server.getsockname()[1])), "connect"
+        with Scorer(f"{file}:reward", workers=1, network=True) as scorer:
+            assert scorer.score([item]).correct.tolist() == [1]
+        with Scorer(f"{file}:reward", workers=1, max_failures=1) as scorer:
+            scores = scorer.score([item])
+    warned = f"warning: {file}:reward has the network, although it should not (" in capfd.readouterr().err
+    assert scores.correct.tolist() == [warned]
+    assert warned or "Network is unreachable" in scores.failures[0]
 
 
 def test_a_question_larger_than_a_pipe(file):

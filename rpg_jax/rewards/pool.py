@@ -28,18 +28,22 @@ class Failure(Exception):
 class Pool:
     """`workers` processes, each of which scores one sample at a time and is replaced when it dies or hangs."""
 
-    def __init__(self, where, name, workers, timeout_seconds, memory_mb):
+    def __init__(self, where, name, workers, timeout_seconds, memory_mb, network=False):
         """Starts the workers; `where` is a Python file or a module, which holds the function `name`.
+
+        Prints a warning where `network` is false and this machine cannot take a process off the network.
 
         Raises:
           Failure: the function cannot be loaded.
         """
-        self._workers = [_Worker(where, name, timeout_seconds, memory_mb) for _ in range(workers)]
+        self._workers = [_Worker(where, name, timeout_seconds, memory_mb, network) for _ in range(workers)]
         try:
             for worker in self._workers:
                 worker.start()
             for worker in self._workers:
                 worker.wait_until_ready()
+            if reason := self._workers[0].network:
+                print(f"warning: {where}:{name} has the network, although it should not ({reason})", file=sys.stderr)
         except BaseException:
             self.close()
             raise
@@ -69,9 +73,9 @@ class Pool:
 
 
 class _Worker:
-    def __init__(self, where, name, timeout_seconds, memory_mb):
+    def __init__(self, where, name, timeout_seconds, memory_mb, network):
         python = [sys.executable, "-P"]  # -P: the function cannot import the modules of this folder by accident
-        worker = [*python, str(_HERE / "worker.py"), where, name, str(memory_mb)]
+        worker = [*python, str(_HERE / "worker.py"), where, name, str(memory_mb), str(int(network))]
         self._command = [*python, str(_HERE / "warden.py"), str(_MOST_PROCESSES), *worker]
         path = [str(_HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = os.environ | {
@@ -82,6 +86,7 @@ class _Worker:
         }
         self._timeout = timeout_seconds
         self._process = None
+        self.network = ""  # why the function can reach it although it should not
 
     def start(self):
         self._process = subprocess.Popen(
@@ -146,6 +151,7 @@ class _Worker:
             raise Failure(message["error"])
         if not 0 <= message["value"] <= 1:
             raise Failure(f"answered {message['value']}, not a number in 0..1")
+        self.network = message.get("network", self.network)
         return message["value"]
 
     def stop(self):

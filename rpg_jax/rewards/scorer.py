@@ -38,7 +38,7 @@ class Scorer:
 
     def __init__(
         self, function=None, workers=2, timeout_seconds=10.0, memory_mb=4096, max_failures=0.25, extraction="stated",
-        partial_credit=False, tasks=(),
+        partial_credit=False, network=False, tasks=(),
     ):  # fmt: skip
         """Checks the settings and starts the workers that `function` and `tasks` need.
 
@@ -51,6 +51,7 @@ class Scorer:
           max_failures: the largest share of one call's samples on which a user's function may fail. What sympy or a
             family of reasoning-gym cannot score is wrong and does not count: the policy writes its input.
           extraction: where answers to problems of reasoning-gym are looked for, a name in `answer.EXTRACTIONS`.
+          network: whether a user's function may use the network. Other workers never do.
           partial_credit: whether their scores between 0 and 1 are kept; otherwise they are 0.
           tasks: of the problems to come; the workers of those that are not named start with their first problem.
 
@@ -68,7 +69,7 @@ class Scorer:
         self._function, self._max_failures = function, max_failures
         self._extract, self._partial_credit = EXTRACTIONS[extraction], partial_credit
         self._limits = dict(workers=workers, timeout_seconds=timeout_seconds, memory_mb=memory_mb)
-        self._pools: dict[str, Pool] = {}
+        self._network, self._pools = network, {}
         needed = {self._function_of(task) for task in tasks} | ({function} if function is not None else set())
         try:
             for name in sorted(needed - _IN_PROCESS.keys()):
@@ -145,7 +146,8 @@ class Scorer:
         if function not in self._pools:
             where, name = (_WORKERS[function], function) if function in _WORKERS else _parse(function)
             try:
-                self._pools[function] = Pool(where, name, **self._limits)
+                network = self._network and function not in _WORKERS
+                self._pools[function] = Pool(where, name, network=network, **self._limits)
             except Failure as failure:
                 raise ValueError(
                     f"reward function {function!r} cannot be loaded in a worker of "

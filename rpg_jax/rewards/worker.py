@@ -1,11 +1,16 @@
 """A worker process of the pool: calls a reward function, one line of JSON in and one out.
 
-Run as a script, `python worker.py WHERE NAME MEMORY_MB`, where WHERE is a Python file or the name of a module. It
-imports the standard library only, to start within a few hundredths of a second. A question is [secret, arguments], and
-its answer repeats the secret, so that what the function writes to the pipe is no answer. The first question has no
-arguments; its answer says whether the function could be loaded.
+Run as a script, `python worker.py WHERE NAME MEMORY_MB NETWORK`, where WHERE is a Python file or the name of a module,
+and NETWORK is 1 if the function may use the network. It imports the standard library only, to start within a few
+hundredths of a second. A question is [secret, arguments], and its answer repeats the secret, so that what the function
+writes to the pipe is no answer. The first question has no arguments; its answer says whether the function could be
+loaded, and, where the network should be off and is not, why.
+
+The function runs in this process and decides the score: no secret can be kept from it. What the function itself does
+not trust, such as code that a model wrote, it must run in a process of its own, which inherits every limit.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -14,6 +19,10 @@ import resource
 import sys
 import threading
 import time
+
+_MOST_FILES = 256  # open at a time
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
+_PR_SET_DUMPABLE = 4
 
 
 def load(where: str, name: str):
@@ -44,13 +53,37 @@ def judge(function, arguments) -> dict:
     return {"value": number}
 
 
-def main(where, name, memory_mb):
+def leave_network() -> str:
+    """Takes this process, and all that it starts, off the network, loopback included; why not, if it cannot be done.
+
+    A network namespace of its own has no interfaces. Without the right to make one, Linux gives it to a process that is
+    alone in a user namespace, where the process keeps its user and group. It must have one thread.
+    """
+    if sys.platform != "linux":
+        return f"{sys.platform} has no network namespaces"
+    libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
+    if libc.unshare(_NEW_NETWORK) == 0:
+        return ""
+    if libc.unshare(_NEW_USER | _NEW_NETWORK):
+        return f"unshare: {os.strerror(ctypes.get_errno())}"
+    for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{file}", "w") as settings:
+            settings.write(text)
+    return ""
+
+
+def main(where, name, memory_mb, network):
+    reachable = "" if network == "1" else leave_network()
     questions, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the user's input() gets nothing
     os.dup2(2, 1)  # the user's prints go to stderr
     limit = int(memory_mb) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    files = min(_MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # -1, no limit, does not occur for files
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    if sys.platform == "linux":  # processes that the function starts may not look into this one, or into its pipe
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     worker = os.getpid()
 
@@ -65,7 +98,7 @@ def main(where, name, memory_mb):
         function = load(where, name)
     except BaseException as error:
         return reply(secret, {"error": _line(error)})
-    reply(secret, {"value": 1.0})
+    reply(secret, {"value": 1.0, "network": reachable})
     for line in questions:
         secret, arguments = json.loads(line)
         reply(secret, judge(function, arguments))

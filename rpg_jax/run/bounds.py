@@ -71,8 +71,8 @@ KEYS = {
     DECAY: "optimizer.beta1 optimizer.beta2 reference.decay",
     SHARE: "reward.max_failures rollout.top_p",
     SWITCH: """
-        model.scan rollout.dynamic_sampling rollout.carry_over reward.partial_credit learner.pack optimizer.offload
-        log.tensorboard
+        model.scan rollout.dynamic_sampling rollout.carry_over reward.partial_credit reward.network
+        learner.pack optimizer.offload log.tensorboard
     """,
     TEXT: """
         model.size model.checkpoint model.dtype model.remat model.attention model.lora.targets

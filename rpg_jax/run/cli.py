@@ -102,6 +102,8 @@ def _silence_full_disks() -> None:
 
 def _one_line(error) -> str:
     """Its text; of a traceback that ml_collections puts around what a config file raises, only what was raised."""
+    if not isinstance(error, _INPUT_ERRORS):
+        return f"the config file raises {type(error).__name__}: {' '.join(str(error).split())}"
     before, trace, after = str(error).partition("Error whilst parsing config file:")
     return " ".join((before + after.strip().splitlines()[-1] if trace else before).split())
 
@@ -110,7 +112,7 @@ def _unknown_key(argv: list[str]) -> str | None:
     """A line about the first --config.KEY of the command line that the config does not have, and keys that are near."""
     names = [word.lstrip("-").partition("=")[0] for word in argv]
     files = [word.partition("=")[2] for word, name in zip(argv, names, strict=True) if name == "config"]
-    with contextlib.suppress(*_INPUT_ERRORS):  # the config file itself may be what cannot be read
+    with contextlib.suppress(Exception):  # the config file itself may be what cannot be read
         settings = flags.FLAGS["config"].parser.parse(files[-1]).to_dict()
         for name in names:
             section, level = [], settings
@@ -160,7 +162,7 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
         _check_values([flag for flag in own if flag.present])
         if words and not arguments:
             raise flags.Error(f"unexpected argument {words[0]!r}; options start with --")
-    except _INPUT_ERRORS as error:
+    except Exception as error:  # a config file is Python, and may raise anything
         sys.exit(_refused(_unknown_key(argv) or _one_line(error)))
     options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
     options.arguments, options.given = words, {flag.name for flag in own if flag.present}

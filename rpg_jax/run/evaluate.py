@@ -82,7 +82,7 @@ def check_flags(options) -> None:
 
 def of_run(options, place: epath.Path) -> Subject:
     """The run whose checkpoints are in a folder, on its own held-out problems or on `--data`."""
-    config, run = states.read_run(place, options.data, options.reward, options.extraction)
+    config, run = states.read_run(place, options.data, options.reward, options.extraction, options.network)
     settings = sampling_settings(
         options, k=config.evaluation.k, temperature=config.evaluation.temperature, max_prompt=run.rollout.max_prompt,
         max_new=run.rollout.max_new, slots=run.rollout.slots, rows=run.rollout.fresh_prompts, seed=config.seed,
@@ -122,7 +122,8 @@ def of_checkpoint(options) -> Subject:
         return dict(checkpoint=folder), lambda: states.checkpoint_params(folder, model, mesh)
 
     sets = read_sets(options, tokenizer, settings["max_prompt"])
-    scorer = Scorer(options.reward or "dapo", extraction=options.extraction or "stated", tasks=sets.tasks)
+    scoring = dict(extraction=options.extraction or "stated", network=options.network, tasks=sets.tasks)
+    scorer = Scorer(options.reward or "dapo", **scoring)
     return Subject(model, mesh, tokenizer, list(sets.problems("heldout")), scorer, settings, find)
 
 

@@ -48,12 +48,12 @@ def for_inference(config: ConfigDict) -> ConfigDict:
 
 
 def read_run(
-    folder: epath.Path, heldout=None, reward: str | None = None, extraction: str | None = None
+    folder: epath.Path, heldout=None, reward: str | None = None, extraction: str | None = None, network: bool = False
 ) -> tuple[ConfigDict, Run]:
     """The config in a folder of checkpoints, and the run of it, for sampling or export.
 
     `heldout` (problem sets), `reward` (a function's name) and `extraction` (a rule's) stand in place of the run's own
-    if they are given.
+    if they are given. With `network` the function may use the network, also where the run's could not.
     """
     config = for_inference(workdir.read_config(folder))
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
@@ -61,6 +61,8 @@ def read_run(
     config.reward.function = reward or config.reward.function or ("dapo" if heldout else None)
     if extraction:
         config.reward.extraction = extraction
+    if network:
+        config.reward.network = True
     return config, build_run(config)
 
 
