@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from configs import paper
-from rpg_jax.lab.reporting import figures, page, published, runs
+from rpg_jax.lab.reporting import figures, kept, page, published, runs
 from rpg_jax.lab.reporting.comparable import differences, incomparable
 from rpg_jax.lab.reporting.comparison import compare, spelled
 from rpg_jax.lab.reporting.compose import document
+from rpg_jax.lab.reporting.equivalence import equivalence, pairs, section
 from rpg_jax.lab.reporting.estimates import (
     Estimate,
     holm,
@@ -477,3 +478,45 @@ def test_mistakes_are_one_line(tmp_path):
     ):
         status, text = command(*arguments)
         assert status == 2 and part in text and len(text.splitlines()) == 1
+
+
+def test_equality_is_what_two_one_sided_tests_say():
+    random = np.random.default_rng(0)
+    differences = random.normal(0.001, 0.004, 10)
+    found = equivalence(differences, 0.01)
+    error = differences.std(ddof=1) / np.sqrt(10)
+    expected = max(scipy.stats.t.sf((differences.mean() + sign * 0.01) / error * sign, 9) for sign in (1, -1))
+    assert found.p == pytest.approx(expected) and found.p < 0.05
+    assert -0.01 < found.low < found.difference < found.high < 0.01
+    noisy = equivalence(10 * differences, 0.01)  # neither equal nor different
+    assert noisy.p > 0.05 and noisy.p_different > 0.05
+    assert equivalence(np.full(5, 0.02), 0.01).p == 1 and equivalence(np.zeros(5), 0.01).p == 0
+
+
+def test_paired_runs_are_tested_for_equality(tmp_path):
+    variants, _ = read(write_sweep(tmp_path))  # c is a + 0.0001, b far from both
+    comparison = compare(variants)
+    table = pairs(comparison, variants, 0.01)
+    assert (table["holm"] < 0.05).sum() == 1 and table.loc[("a", "c"), "holm"] < 1e-6
+    text = section(comparison, variants, 0.01)[1].text
+    assert "Of 3 pairs 1 are equal to within 0.01 and 3 differ" in text  # so do a and c, by less than the margin
+    variants, _ = read(tmp_path / "a" / "seed0", tmp_path / "b")
+    with pytest.raises(ValueError, match="share fewer than 2"):
+        pairs(compare(variants), variants, 0.01)
+
+
+def test_runs_are_kept_in_one_file(tmp_path):
+    write_sweep(tmp_path / "sweep", seeds=2)
+    found = [runs.read(path) for path in runs.find([tmp_path / "sweep"])]
+    kept.keep(found, tmp_path / "runs.parquet")
+    again = kept.read(tmp_path / "runs.parquet")
+    assert [str(run.path) for run in again] == [f"sweep/{name}/seed{seed}" for name in "abc" for seed in (0, 1)]
+    for before, after in zip(found, again, strict=True):
+        assert after.seed == before.seed and after.is_finished == before.is_finished
+        np.testing.assert_allclose(after.scores, before.scores, rtol=1e-6)
+        assert after.metrics.isna().equals(before.metrics.isna())
+    names = [variant.name for variant in runs.variants(again)[0]]
+    assert names == ["a", "b", "c"]
+    found[0].metrics.to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match="expected the path, settings"):
+        kept.read(tmp_path / "other.parquet")

@@ -2,12 +2,14 @@
 
 import pathlib
 
-from rpg_jax.lab.reporting import figures, page, published, runs, tables
+from rpg_jax.lab.reporting import equivalence, figures, kept, page, published, runs, tables
 from rpg_jax.lab.reporting.comparison import compare, verdict
 from rpg_jax.lab.reporting.page import Bullets, Figure, Heading, Text
 from rpg_jax.run import cli
 from rpg_jax.storage.logs import write_text_atomic
 from rpg_jax.storage.settings import flatten
+
+NAME = "report.html"
 
 
 def main(options, experiments) -> None:
@@ -20,15 +22,20 @@ def main(options, experiments) -> None:
     with cli.door():
         if not folders:
             raise ValueError("name folders of runs, such as runs/objectives; see --help")
-        out = pathlib.Path(options.out or pathlib.Path(folders[0]) / "report.html")
+        first = pathlib.Path(folders[0])
+        out = pathlib.Path(options.out or (first.with_suffix(".html") if first.suffix == kept.SUFFIX else first / NAME))
         if out.suffix != ".html":
             raise ValueError(f"--out={out}: expected a name that ends in .html, such as report.html")
-        read = [runs.read(path) for path in runs.find(folders)]
+        read = read_all(folders)
+        if options.keep:
+            if not options.keep.endswith(kept.SUFFIX):
+                raise ValueError(f"--keep={options.keep}: expected a name that ends in {kept.SUFFIX}")
+            kept.keep(read, pathlib.Path(options.keep))
         title = f"Report of {', '.join(map(str, map(pathlib.Path, folders)))}"
         references = [
             published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in experiments
         ]
-        blocks = document(title, read, references)
+        blocks = document(title, read, references, options.margin)
         out.parent.mkdir(parents=True, exist_ok=True)
         for block in blocks:
             if isinstance(block, Figure):
@@ -38,10 +45,19 @@ def main(options, experiments) -> None:
     print(f"runs: {len(read)}; see {out} and {out.with_suffix('.md')}")
 
 
-def document(title: str, found: list[runs.Run], experiments=()) -> list:
+def read_all(names: list[str]) -> list[runs.Run]:
+    """The runs in or beneath folders, and those of files that `kept` has written."""
+    files = [name for name in names if name.endswith(kept.SUFFIX)]
+    folders = [name for name in names if name not in files]
+    read = [runs.read(path) for path in runs.find(folders)]
+    return read + [run for file in files for run in kept.read(pathlib.Path(file))]
+
+
+def document(title: str, found: list[runs.Run], experiments=(), margin: float | None = None) -> list:
     """The blocks of the page of some runs; ValueError when none of them can be shown.
 
-    Sections that would be empty, such as comparisons where there is one variant, are left out.
+    With a margin, variants are also tested for being equal to within it. Sections that would be empty, such as
+    comparisons where there is one variant, are left out.
     """
     variants, repeated = runs.variants(found)
     comparison = compare(variants)
@@ -53,6 +69,7 @@ def document(title: str, found: list[runs.Run], experiments=()) -> list:
     if several_variants:
         text = Text(verdict(comparison))
         blocks += [Heading("What is significant"), text, tables.pairs(comparison), Text(tables.PAIRS)]
+        blocks += equivalence.section(comparison, variants, margin) if margin else []
     blocks += [Heading("Training curves"), Figure("curves", figures.curves(comparison), tables.CURVES)]
     blocks += [Heading("Last and best"), tables.last_and_best(comparison), Text(tables.LAST_AND_BEST)]
     blocks += tables.published(comparison, {name: match for name, match in matches.items() if match})

@@ -39,7 +39,7 @@ def curves(comparison) -> str:
     """
     names = [*comparison.variants, *comparison.behind]
     tables = {name: comparison.curve(name) for name in names}
-    return _figure("curves", len(tables), lambda axes: _draw_curves(axes, comparison.step, tables), height=2.5)
+    return svg_figure("curves", len(tables), lambda axes: _draw_curves(axes, comparison.step, tables), height=2.5)
 
 
 def _draw_curves(axes, step, tables):
@@ -78,7 +78,7 @@ def intervals(estimates: dict[str, Estimate]) -> str:
         axis.set_ylim(-0.7, len(ordered) - 0.3)
         frame(axis, "", "IQM of held-out mean@k, 95 % interval", "")
 
-    return _figure("intervals", 1, draw, height=0.8 + 0.27 * len(ordered), width=21.0)
+    return svg_figure("intervals", 1, draw, height=0.8 + 0.27 * len(ordered), width=21.0)
 
 
 def _short(name) -> str:
@@ -113,7 +113,7 @@ def dynamics(variants) -> str | None:
                 lines.values(), lines, loc="outside lower center", ncols=columns, frameon=False, handlelength=5
             )
 
-    return _figure("dynamics", len(logged), draw, height=2.8 + 0.1 * len(variants), columns=3)
+    return svg_figure("dynamics", len(logged), draw, height=2.8 + 0.1 * len(variants), columns=3)
 
 
 def _series(runs, key, bands) -> pd.DataFrame | None:
@@ -135,7 +135,7 @@ def _draw_series(axis, number, name, table):
     )  # fmt: skip
 
 
-def _figure(name, panels, draw: Callable, height, width=12.0, columns=COLUMNS) -> str:
+def svg_figure(name, panels, draw: Callable, height, width=12.0, columns=COLUMNS) -> str:
     """An <svg> with as many panels as `draw(axes)` fills; its ids are its own, its text is text."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: no display, no global state

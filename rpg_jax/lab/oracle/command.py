@@ -1,0 +1,96 @@
+"""The work of `python -m rpg_jax.verify --oracle`: measures what is missing, then writes tables and figures of all."""
+
+import pathlib
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+
+from rpg_jax.lab.oracle import figures, measure, tables
+from rpg_jax.lab.oracle.measure import Settings
+from rpg_jax.run import cli
+from rpg_jax.storage.logs import write_text_atomic
+
+WHOLE = {  # flags of a whole number each, and what they mean
+    "fresh": "responses of the current policy, for the reference gradient",
+    "stale": "responses of the behavior policy",
+    "blocks": "independent parts of either, from which errors are estimated",
+    "prompts": "distinct prompts",
+}
+LISTS = {  # flags of whole numbers with commas between them
+    "lengths": "tokens of a response",
+    "ages": "optimizer updates since the behavior policy",
+    "groups": "G, responses to a prompt that share a baseline",
+}
+MOMENTS = "oracle.parquet"
+OUT = "runs/oracle"
+GROUP = 8  # responses to a prompt in tables and figures of one group size
+
+
+def default(name: str) -> int | str:
+    """The default of the flag of that name, as it is written on a command line."""
+    value = getattr(Settings(), name)
+    return value if name in WHOLE else ",".join(map(str, value))
+
+
+def asked(options: SimpleNamespace) -> bool:
+    """Whether --oracle was given; `cli.Mistake` for a flag of its own without it, or one that does not go with it."""
+    own, given = {*WHOLE, *LISTS}, set(options.given) - {"oracle", "out", "seed"}
+    strangers = given - own if options.oracle else given & own
+    if strangers:
+        name = min(strangers)
+        raise cli.Mistake(f"--{name} does not go with --oracle" if options.oracle else f"--{name} goes with --oracle")
+    return options.oracle
+
+
+def settings(options: SimpleNamespace) -> Settings:
+    """What the flags ask for; `cli.Mistake` for what is no whole number, or cannot be measured."""
+    numbers = {}
+    for name in LISTS:
+        words = getattr(options, name)
+        if not all(word.strip().isdecimal() for word in words) or not words:
+            raise cli.Mistake(f"--{name}={','.join(words)}: expected whole numbers with commas between them")
+        numbers[name] = tuple(map(int, words))
+    return Settings(**numbers, **{name: getattr(options, name) for name in WHOLE}, seed=options.seed)
+
+
+def main(options: SimpleNamespace) -> None:
+    """Measures the lengths and ages that OUT/oracle.parquet lacks, and writes tables.md and the figures of all."""
+    folder, wanted = pathlib.Path(options.out if "out" in options.given else OUT), settings(options)
+    with cli.door():
+        measure.check(wanted)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / MOMENTS
+        kept = pd.read_parquet(file) if file.exists() else pd.DataFrame(columns=list(measure.KEYS))
+    done = set(zip(kept.length, kept.updates, strict=True))
+    for rows in measure.measured(wanted, done, lambda text: print(text, file=sys.stderr, flush=True)):
+        kept = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows
+        save(kept, file)
+    names = write(kept, folder)
+    print((folder / "tables.md").read_text())
+    print(f"In {folder}: {', '.join([MOMENTS, *names])}")
+
+
+def save(kept: pd.DataFrame, file: pathlib.Path) -> None:
+    """Writes the moments, whole or not at all."""
+    draft = file.with_name(f".{file.name}.draft")
+    kept.to_parquet(draft, compression="zstd")
+    draft.replace(file)
+
+
+def write(kept: pd.DataFrame, folder: pathlib.Path) -> list[str]:
+    """tables.md and the figures of kept moments; their names."""
+    table = tables.estimates(kept)
+    sizes = np.sort(table.group.unique())
+    group = int(GROUP if GROUP in sizes else sizes[0])
+    sections = {
+        "Points": tables.points(table),
+        f"Estimators, G = {group}": tables.comparison(table, group),
+        "Unclipped token weights, and N* of RPG-Style Clip": tables.groups(table, "token, RPG-Style Clip"),
+    }
+    write_text_atomic(folder / "tables.md", "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items()))
+    drawn = figures.draw(table, group)
+    for name, svg in drawn.items():
+        write_text_atomic(folder / f"oracle-{name}.svg", svg + "\n")
+    return ["tables.md", *(f"oracle-{name}.svg" for name in drawn)]

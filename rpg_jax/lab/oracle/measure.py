@@ -1,0 +1,134 @@
+"""Measuring: the moments of every estimator at each length and age, kept as one row of a table each.
+
+A row has products of block means in place of the means themselves, so that it is small and all that `tables` reports
+can be computed from it, with its error: independent blocks have independent noise.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+
+from rpg_jax.lab.oracle import task
+from rpg_jax.lab.oracle.estimators import ESTIMATORS
+from rpg_jax.lab.oracle.gradients import fresh_block, stale_block
+from rpg_jax.lab.oracle.policies import DEMONSTRATIONS, TRAINING, logprobs, respond, training, transformer, warm_start
+from rpg_jax.models import Model
+from rpg_jax.types import Params
+
+KEYS = ("length", "updates", "group", "estimator")
+
+
+class Settings(NamedTuple):
+    """What is measured. Responses are counted over all blocks; each block has as many of every prompt."""
+
+    lengths: tuple[int, ...] = (16, 64, 256)  # tokens of a response
+    ages: tuple[int, ...] = (0, 4, 16, 64, 256)  # updates since the behavior policy
+    groups: tuple[int, ...] = (4, 8, 16)  # G, responses to a prompt
+    fresh: int = 16384  # responses of the current policy for the reference gradient
+    stale: int = 8192  # responses of the behavior policy
+    blocks: int = 8  # independent parts of either
+    prompts: int = 64  # distinct prompts
+    seed: int = 0
+
+    def samples(self, responses: int) -> int:
+        """Responses to each prompt in a block."""
+        return responses // (self.blocks * self.prompts)
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError for settings that the moments cannot be computed with."""
+    if settings.prompts < 1 or len(task.prompts().tokens) % settings.prompts:
+        raise ValueError(f"--prompts={settings.prompts} must divide the task's {len(task.prompts().tokens)} prompts")
+    if settings.blocks < 3:
+        raise ValueError(f"--blocks={settings.blocks}: errors are estimated from at least 3 blocks")
+    if settings.samples(settings.fresh) < 2:
+        least = 2 * settings.blocks * settings.prompts
+        raise ValueError(f"--fresh={settings.fresh} leaves a prompt of a block without a second response; give {least}")
+    for group in settings.groups:
+        if group < 2 or settings.samples(settings.stale) % group or not settings.samples(settings.stale):
+            count = settings.samples(settings.stale)
+            raise ValueError(f"--groups: {group} does not divide the {count} stale responses to a prompt in a block")
+
+
+def measured(settings: Settings, done: set[tuple[int, int]], log: Callable[[str], None]) -> Iterator[pd.DataFrame]:
+    """The rows of each length and age that is not among `done`, as they are measured; columns are those of `rows`."""
+    wanted = [(length, age) for length in settings.lengths for age in settings.ages if (length, age) not in done]
+    if not wanted:
+        return
+    model, started = transformer(), time.monotonic()
+    begun = warm_start(model, settings.seed, **DEMONSTRATIONS)
+    log(f"behavior policy: {time.monotonic() - started:.0f} s")
+    prompts = task.prompts(len(task.prompts().tokens) // settings.prompts).tokens
+    policies = list(training(model, begun, {age for _, age in wanted}, settings.seed + 1, **TRAINING))
+    log(f"policies after {', '.join(str(age) for age, _ in policies)} updates: {time.monotonic() - started:.0f} s")
+    for length in settings.lengths:
+        drawn = [
+            respond(model, begun, prompts, settings.samples(settings.stale), length, settings.seed + 2, block)
+            for block in range(settings.blocks)
+        ]
+        behavior = [batched_logprobs(model, begun, tokens) for tokens in drawn]
+        for age, params in policies:
+            if (length, age) not in wanted:
+                continue
+            before, cpu = time.monotonic(), time.process_time()
+            table = point(model, params, prompts, drawn, behavior, length, age, settings)
+            table = table.assign(seconds=time.monotonic() - before, cpu_seconds=time.process_time() - cpu)
+            log(f"length {length}, {age} updates: {time.monotonic() - started:.0f} s")
+            yield table
+
+
+def batched_logprobs(model: Model, params: Params, tokens: jax.Array, rows: int = 128) -> jax.Array:
+    """`logprobs` of the drawn tokens f32[B, T], some rows at a time."""
+    of_rows = jax.jit(lambda params, tokens: logprobs(model, params, tokens)[0])
+    return np.concatenate([of_rows(params, tokens[i : i + rows]) for i in range(0, len(tokens), rows)])
+
+
+def point(
+    model: Model, params: Params, prompts: np.ndarray, drawn: list[jax.Array], behavior: list[jax.Array],
+    length: int, age: int, settings: Settings,
+) -> pd.DataFrame:  # fmt: skip
+    """The rows of one length and age, from the stale responses in blocks and their behavior log-probs."""
+    samples, fresh_samples = settings.samples(settings.stale), settings.samples(settings.fresh)
+    fresh, reward = [], []
+    for block in range(settings.blocks):
+        tokens = respond(model, params, prompts, fresh_samples, length, settings.seed + 3 + age, block)
+        fresh.append(fresh_block(model, params, tokens, fresh_samples))
+        reward.append(float(task.rewards(tokens).mean()))
+    blocks = [
+        stale_block(model, params, tokens, logp, samples, settings.groups)
+        for tokens, logp in zip(drawn, behavior, strict=True)
+    ]
+    log_ratio = np.concatenate([block.log_ratio for block in blocks]).astype(np.float64)
+    facts = dict(
+        kl=float(-log_ratio.sum(1).mean()), token_ess=effective(log_ratio), sequence_ess=effective(log_ratio.sum(1)),
+        outside=float(np.mean((log_ratio < np.log(0.8)) | (log_ratio > np.log(1.28)))),
+        fresh=settings.fresh, stale=settings.stale, reward=float(np.mean(reward)),
+    )  # fmt: skip
+    return rows(fresh, blocks, settings.groups).assign(length=length, updates=age, **facts)
+
+
+def effective(log_ratio: np.ndarray) -> float:
+    """Effective sample size, a share of the entries: (Σw)² / (n Σw²)."""
+    w = np.exp(log_ratio - log_ratio.max())
+    return float(w.sum() ** 2 / (w.size * (w**2).sum()))
+
+
+def rows(fresh: list[np.ndarray], blocks: list, groups: tuple[int, ...]) -> pd.DataFrame:
+    """A row for each group size and estimator: products of the means of B blocks, each list of B² or B numbers.
+
+    fresh_fresh, stale_stale, stale_fresh: inner products of block means, row by row; square: mean squared norms.
+    """
+    fresh = np.stack(fresh)
+    table = []
+    for group in groups:
+        means = np.stack([block.mean[group] for block in blocks], 1)  # [estimators, B, D]
+        squares = np.stack([block.square[group] for block in blocks], 1)  # [estimators, B]
+        for name, mean, square in zip(ESTIMATORS, means, squares, strict=True):
+            products = dict(fresh_fresh=fresh @ fresh.T, stale_stale=mean @ mean.T, stale_fresh=mean @ fresh.T)
+            flat = {key: product.reshape(-1).tolist() for key, product in products.items()}
+            table.append(dict(group=group, estimator=name, **flat, square=square.tolist()))
+    return pd.DataFrame(table)

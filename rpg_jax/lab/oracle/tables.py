@@ -1,0 +1,180 @@
+"""From the kept moments to squared bias, variance, direction and N*, each relative to the reference and with an error.
+
+N* is the number of responses below which an estimator has the smaller mean squared error than unclipped token weights:
+G·(V₀ − V) / (|b|² − |b₀|²), with V the variance of one group's gradient. N* of the direction is the same for the angle
+to the reference gradient: an optimizer that normalizes does not see an estimator's length.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from rpg_jax.lab.oracle.measure import KEYS
+
+BASELINE = "token"
+LARGEST_ERROR = 0.05  # of the reference gradient, as a share of its norm, at a point that is shown
+BATCH = 128  # responses at which cosines are given
+POINT = ["length", "updates", "kl", "token_ess", "sequence_ess", "outside", "reward", "reference_error"]
+
+
+class Moments(NamedTuple):
+    """Of one estimator: numbers, or an array with an entry for each left-out block."""
+
+    reference: np.ndarray  # |g|² of the reference gradient
+    mean: np.ndarray  # |m|² of the estimator's expectation
+    product: np.ndarray  # m·g
+    variance: np.ndarray  # of one group's gradient
+
+    @property
+    def bias(self) -> np.ndarray:
+        """|m − g|², without a bias of its own; may be negative where it is small."""
+        return self.mean - 2 * self.product + self.reference
+
+    def error(self, groups) -> np.ndarray:
+        """Mean squared error of so many groups' mean gradient, over |g|²."""
+        return (self.bias + self.variance / groups) / self.reference
+
+    def cosine(self, groups) -> np.ndarray:
+        """m·g / (|g| √E|gradient|²) of so many groups' mean gradient."""
+        return self.product / np.sqrt(self.reference * np.maximum(self.mean + self.variance / groups, 1e-300))
+
+
+def moments(row: pd.Series, kept: np.ndarray) -> Moments:
+    """From the products of the blocks `kept`, i64[n]: off-diagonal ones, whose factors are independent."""
+    count = len(row.square)
+    fresh, stale, cross = (
+        np.reshape(row[key], (count, count))[np.ix_(kept, kept)]
+        for key in ("fresh_fresh", "stale_stale", "stale_fresh")
+    )
+    n = len(kept)
+    apart = [(product.sum() - np.trace(product)) / (n * (n - 1)) for product in (fresh, stale)]
+    return Moments(apart[0], apart[1], cross.mean(), np.mean(np.asarray(row.square)[kept]) - apart[1])
+
+
+def jackknife(row: pd.Series) -> tuple[Moments, Moments]:
+    """The moments from all blocks, and from all but each: arrays [B]."""
+    every = np.arange(len(row.square))
+    without = [moments(row, np.delete(every, block)) for block in every]
+    return moments(row, every), Moments(*map(np.array, zip(*without, strict=True)))
+
+
+def standard_error(without: np.ndarray) -> float:
+    """Of a statistic, from its values without each block."""
+    return float(np.sqrt((len(without) - 1) * np.var(without)))
+
+
+def reference_error(row: pd.Series) -> float:
+    """The standard error of the reference gradient, as a share of its norm."""
+    count = len(row.square)
+    products = np.reshape(row.fresh_fresh, (count, count))
+    squared_norm = (products.sum() - np.trace(products)) / (count * (count - 1))
+    noise = max(np.trace(products) / count - squared_norm, 0.0) / count
+    return float(np.sqrt(noise / squared_norm)) if squared_norm > 0 else np.inf
+
+
+def crossing(better_noise, more_bias, error: float) -> tuple[float, float, float]:
+    """Where `better_noise / N` = `more_bias`: N with the ends of its 95 % interval; infinite where it never is."""
+    low, high = more_bias + 1.96 * error, more_bias - 1.96 * error
+    return tuple(float(better_noise / bias) if bias > 0 else np.inf for bias in (more_bias, low, high))
+
+
+def estimates(kept: pd.DataFrame) -> pd.DataFrame:
+    """A row for each of `kept`: what is known of an estimator at a length, an age and a group size."""
+    table = []
+    for _, at in kept.groupby(["length", "updates", "group"], sort=True):
+        at = at.set_index("estimator", drop=False)
+        base, base_without = jackknife(at.loc[BASELINE])
+        for _, row in at.iterrows():
+            value, without = jackknife(row)
+            norm = value.reference
+            excess, excess_without = value.bias - base.bias, without.bias - base_without.bias
+            saved = base.variance - value.variance
+            turn = lambda m: (m.variance / m.product**2, m.mean / m.product**2)  # noqa: E731
+            (noise, angle), (base_noise, base_angle) = turn(value), turn(base)
+            angle_error = standard_error(turn(without)[1] - turn(base_without)[1])
+            n_star = crossing(saved, excess, standard_error(excess_without))
+            turned = crossing(base_noise - noise, angle - base_angle, angle_error)
+            batch = BATCH / row.group
+            table.append(dict(
+                {key: row[key] for key in (*KEYS, *POINT[2:-1])}, reference_error=reference_error(row),
+                bias=value.bias / norm, bias_error=standard_error(without.bias / without.reference),
+                variance=value.variance / norm, error=value.error(batch), cosine=value.cosine(batch),
+                cosine_error=standard_error(without.cosine(batch)), direction=value.cosine(np.inf),
+                mean_squared=value.mean / norm,
+                variance_saved=saved / norm, bias_added=excess / norm,
+                bias_added_error=standard_error(excess_without / without.reference),
+                **{f"n_star{end}": row.group * n for end, n in zip(("", "_low", "_high"), n_star, strict=True)},
+                **{f"n_turn{end}": row.group * n for end, n in zip(("", "_low", "_high"), turned, strict=True)},
+            ))  # fmt: skip
+    return pd.DataFrame(table)
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the points whose reference gradient is known well enough."""
+    return table[table.reference_error < LARGEST_ERROR]
+
+
+def verdict(row: pd.Series) -> str:
+    """N* in words, for a table."""
+    if row.estimator == BASELINE:
+        return "-"
+    if row.updates == 0 or (abs(row.variance_saved) < 1e-6 and abs(row.bias_added) < 1e-6):
+        return "same"
+    sure = abs(row.bias_added) > 1.96 * row.bias_added_error
+    if row.variance_saved <= 0:
+        return "never" if row.bias_added > 0 or not sure else "only above"
+    if row.bias_added <= 0:
+        return "always" if sure else f"> {row.n_star_low:.0f}"
+    return (
+        f"{row.n_star:.0f} ({row.n_star_low:.0f} – {spelled(row.n_star_high)})" if sure else f"> {row.n_star_low:.0f}"
+    )
+
+
+def spelled(number: float) -> str:
+    return "∞" if np.isinf(number) else f"{number:.0f}"
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def points(table: pd.DataFrame) -> str:
+    """A row for each length and age: how far the policy has gone, and whether the point is shown."""
+    at = table.drop_duplicates(["length", "updates"])
+    header = ["length, updates", "KL, nats", "reward", "tokens out of 0.8 … 1.28", "ESS, tokens", "ESS, responses"]
+    header += ["error of the reference", "shown"]
+    return markdown(header, [
+        [f"{row.length}, {row.updates}", f"{row.kl:.3g}", f"{row.reward:.3f}", f"{row.outside:.2%}",
+         f"{row.token_ess:.1%}", f"{row.sequence_ess:.2%}", f"{row.reference_error:.1%}",
+         "yes" if row.reference_error < LARGEST_ERROR else "no"]
+        for row in at.itertuples()
+    ])  # fmt: skip
+
+
+def comparison(table: pd.DataFrame, group: int) -> str:
+    """A row for each length, age and estimator at one group size."""
+    header = ["length, updates, estimator", "squared bias", "± 1 s.e.", "variance of a group", f"cosine at {BATCH}"]
+    header += ["cosine at ∞", "N*"]
+    at = shown(table)
+    at = at[(at.group == group) & ((at.updates > 0) | (at.estimator == BASELINE))]
+    return markdown(header, [
+        [f"{row.length}, {row.updates}, {row.estimator}", f"{row.bias:.4f}", f"{row.bias_error:.4f}",
+         f"{row.variance:.3g}", f"{row.cosine:.3f}", f"{row.direction:.3f}", verdict(row)]
+        for row in at.itertuples()
+    ])  # fmt: skip
+
+
+def groups(table: pd.DataFrame, estimator: str) -> str:
+    """Variance of N responses times N, and N* of one estimator, for each group size: P and G varied apart."""
+    at, header = shown(table), ["length, updates"]
+    sizes = sorted(at.group.unique())
+    header += [f"variance · N, G = {size}" for size in sizes] + [f"N*, G = {size}" for size in sizes]
+    rows = []
+    for (length, updates), point in at[at.updates > 0].groupby(["length", "updates"]):
+        base = point[point.estimator == BASELINE].set_index("group")
+        own = point[point.estimator == estimator].set_index("group")
+        rows.append([f"{length}, {updates}", *(f"{base.variance[size] * size:.3g}" for size in sizes)])
+        rows[-1] += [verdict(own.loc[size]) for size in sizes]
+    return markdown(header, rows)

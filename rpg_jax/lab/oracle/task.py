@@ -1,0 +1,55 @@
+"""A task whose reward a policy's own probabilities predict: counting on in steps, modulo a number.
+
+A prompt is a step and a value; every token of a response is right if it is the token before it plus the step. The
+reward is the share of right tokens, so that it has a noise of its own at every length and is never all right or all
+wrong. Responses have a fixed length: token means, sums and sequence means then differ by constants only.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+VALUES = 16  # tokens 0 .. VALUES − 1 are values modulo VALUES
+STEPS = 8  # tokens VALUES + s name the step s + 1
+VOCABULARY = VALUES + STEPS
+PROMPT = 2  # tokens: the step, and the value to count on from
+SURE = (0.4, 0.7)  # how often demonstrations are right, from the first step to the last
+
+
+class Prompts(NamedTuple):
+    """Every prompt there is, [P, PROMPT] int32, and the share of right tokens of its demonstrations, [P] float64."""
+
+    tokens: np.ndarray
+    sure: np.ndarray
+
+
+def prompts(every: int = 1) -> Prompts:
+    """All VALUES x STEPS prompts, or one in `every` of them."""
+    step, value = (grid.reshape(-1)[::every] for grid in np.meshgrid(np.arange(STEPS), np.arange(VALUES)))
+    return Prompts(np.stack([VALUES + step, value], 1).astype(np.int32), np.linspace(*SURE, STEPS)[step])
+
+
+def right_tokens(tokens: jax.Array) -> jax.Array:
+    """The token that would be right in each column of i32[B, T], given the token before it; columns as in `tokens`."""
+    step = tokens[:, :1] - VALUES + 1
+    before = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
+    return (before + step) % VALUES
+
+
+def rewards(tokens: jax.Array) -> jax.Array:
+    """The share of right tokens of each response of i32[B, PROMPT + length], f32[B]."""
+    return jnp.mean((tokens == right_tokens(tokens))[:, PROMPT:], axis=1, dtype=jnp.float32)
+
+
+def demonstrations(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """i32[rows, PROMPT + length]: random prompts, each token right with the prompt's share and else a random value."""
+    every = prompts()
+    chosen = rng.integers(len(every.tokens), size=rows)
+    tokens = np.concatenate([every.tokens[chosen], rng.integers(VALUES, size=(rows, length))], 1).astype(np.int32)
+    right = rng.random(tokens.shape) < every.sure[chosen][:, None]
+    for column in range(PROMPT, tokens.shape[1]):
+        following = (tokens[:, column - 1] + tokens[:, 0] - VALUES + 1) % VALUES
+        tokens[:, column] = np.where(right[:, column], following, tokens[:, column])
+    return tokens

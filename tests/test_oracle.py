@@ -1,0 +1,158 @@
+"""Stale gradients by sampling: held against enumeration, against each objective's own gradient, and as a command."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import processes
+import pytest
+
+from rpg_jax.lab.oracle import command, gradients, measure, tables, task
+from rpg_jax.lab.oracle.estimators import ESTIMATORS, SIGNS, coefficients, every_coefficient
+from rpg_jax.lab.oracle.policies import logprobs
+from rpg_jax.objectives.advantages import leave_one_out
+
+
+class Bigram(NamedTuple):
+    """A model whose logits depend on the token before alone."""
+
+    def hidden(self, params, tokens):
+        return params["table"][tokens]
+
+    def logits(self, params, hidden):
+        return hidden
+
+
+@pytest.fixture(scope="module")
+def policy():
+    random = np.random.default_rng(0)
+    return {"table": jnp.asarray(random.normal(0, 0.5, (task.VOCABULARY, task.VOCABULARY)), jnp.float32)}
+
+
+def drawn(params, prompts, samples, length, seed=0):
+    """Responses of the bigram policy to each prompt."""
+    tokens, key = np.repeat(prompts, samples, axis=0), jax.random.key(seed)
+    for step in range(length):
+        logits = params["table"][tokens[:, -1]]
+        tokens = np.column_stack([tokens, jax.random.categorical(jax.random.fold_in(key, step), logits)])
+    return jnp.asarray(tokens)
+
+
+def test_the_right_tokens_count_on():
+    tokens = np.array([[task.VALUES + 2, 14, 1, 4, 5]])  # steps of 3 from 14, modulo 16
+    assert task.right_tokens(tokens)[0, 2:].tolist() == [1, 4, 7]
+    assert float(task.rewards(tokens)[0]) == pytest.approx(2 / 3)
+    demonstrations = task.demonstrations(np.random.default_rng(0), 400, 16)
+    assert float(task.rewards(demonstrations).mean()) == pytest.approx(np.mean(task.SURE) + 0.45 / 16, abs=0.02)
+
+
+def test_the_reference_gradient_is_that_of_the_enumerated_reward(policy):
+    prompts = task.prompts(16).tokens
+
+    def reward(params):  # of two tokens: the first is right, and the second given every first one
+        first = jax.nn.log_softmax(params["table"][prompts[:, 1]])
+        every = jnp.stack([jnp.column_stack([prompts, jnp.full((len(prompts), 2), x)]) for x in range(first.shape[1])])
+        second = jnp.stack([jnp.exp(logprobs(Bigram(), params, tokens)[1]) for tokens in every], 1)  # [P, V, 2]
+        return jnp.mean(second[:, 0, 0] + jnp.sum(jnp.exp(first) * second[:, :, 1], 1)) / 2
+
+    exact = np.asarray(jax.grad(reward)(policy)["table"]).reshape(-1)
+    sampled = gradients.fresh_block(Bigram(), policy, drawn(policy, prompts, 512, 2), 512)
+    assert np.linalg.norm(sampled - exact) < 0.1 * np.linalg.norm(exact)
+
+
+def test_what_is_said_of_the_estimators_coefficients_holds():
+    random = np.random.default_rng(1)
+    behavior = jnp.asarray(-random.gamma(2, 1, (12, 5)), jnp.float32)
+    logp = behavior + jnp.asarray(random.normal(0, 0.4, behavior.shape), jnp.float32)
+    given, scales = every_coefficient(logp, behavior)
+    for name, estimator in ESTIMATORS.items():
+        for sign in SIGNS:
+            own = sign if estimator.signed else 0.0
+            base = given[(name, own) if estimator.like is None else (estimator.like, 0.0)]
+            expected = coefficients(name, logp, behavior, sign)
+            np.testing.assert_allclose(scales[name, own][:, None] * base, expected, rtol=1e-4, err_msg=name)
+    w = np.exp(logp - behavior)
+    np.testing.assert_allclose(given["token", 0.0], w, rtol=1e-5)
+    np.testing.assert_allclose(scales["sequence", 0.0], w.prod(1), rtol=1e-5)
+    mean = np.exp(np.log(w).mean(1))
+    np.testing.assert_allclose(scales["GSPO", 1.0], np.where(mean > 1 + 4e-4, 0, mean), rtol=1e-4)
+
+
+def test_moments_are_those_of_the_gradients_of_groups(policy):
+    prompts, samples, size = task.prompts(32).tokens, 4, 2
+    tokens = drawn(policy, prompts, samples, 3)
+    behavior = logprobs(Bigram(), policy, tokens)[0]
+    now = {"table": policy["table"] * 1.5}
+    block = gradients.stale_block(Bigram(), now, tokens, behavior, samples, (size,))
+    advantage = leave_one_out(task.rewards(tokens).reshape(-1, size)).reshape(-1, 1)
+    name = "token, RPG-Style Clip"
+
+    def loss(params, rows):
+        logp, mask = logprobs(Bigram(), params, tokens[rows])[0], jnp.ones((size, 3), bool)
+        return -ESTIMATORS[name].objective(logp, behavior[rows], advantage[rows], mask, denominator=size)[0]
+
+    groups = [jax.grad(loss)(now, slice(i, i + size))["table"].reshape(-1) for i in range(0, len(tokens), size)]
+    place = list(ESTIMATORS).index(name)
+    np.testing.assert_allclose(block.mean[size][place], np.mean(groups, 0), atol=1e-6)
+    assert block.square[size][place] == pytest.approx(np.mean([float(g @ g) for g in groups]), rel=1e-4)
+
+
+def kept(seed=0, blocks=400, dimensions=5):
+    """Moments of made-up gradients: the reference has norm 1, unclipped is exact, the other has bias² 0.04."""
+    random = np.random.default_rng(seed)
+    truth = np.eye(dimensions)[0]
+    fresh = list(truth + random.normal(0, 0.1, (blocks, dimensions)))
+    made = {"token": (truth, 0.8), "token, RPG-Style Clip": (0.8 * truth, 0.4)}
+    stale = []
+    for _ in range(blocks):
+        mean, square = np.tile(truth, (len(ESTIMATORS), 1)), np.ones(len(ESTIMATORS))
+        for name, (center, noise) in made.items():
+            draws = center + random.normal(0, noise, (10, dimensions))
+            place = list(ESTIMATORS).index(name)
+            mean[place], square[place] = draws.mean(0), (draws**2).sum(1).mean()
+        stale.append(gradients.Stale({8: mean}, {8: square}, np.zeros((1, 1))))
+    facts = dict(length=16, updates=4, kl=0.1, token_ess=1.0, sequence_ess=1.0, outside=0.0, reward=0.5)
+    return measure.rows(fresh, stale, (8,)).assign(**facts)
+
+
+def test_bias_variance_and_crossing_are_recovered():
+    table = tables.estimates(kept()).set_index("estimator")
+    clip, base = table.loc["token, RPG-Style Clip"], table.loc["token"]
+    assert clip.bias == pytest.approx(0.04, abs=3 * clip.bias_error) and abs(base.bias) < 3 * base.bias_error
+    assert clip.variance == pytest.approx(5 * 0.16, rel=0.1) and base.variance == pytest.approx(5 * 0.64, rel=0.1)
+    assert clip.n_star == pytest.approx(8 * (3.2 - 0.8) / 0.04, rel=0.4) and clip.n_star_low < clip.n_star
+    assert clip.direction == pytest.approx(1, abs=0.01)  # it is shorter, and points the same way
+    assert clip.reference_error == pytest.approx(0.1 * np.sqrt(5 / 400), rel=0.1)
+    assert clip.cosine == pytest.approx(0.8 / np.sqrt(0.64 + 0.8 / 16), abs=0.02)
+
+
+def test_a_point_whose_reference_is_not_known_well_enough_is_not_shown():
+    noisy = kept(blocks=6)
+    table = tables.estimates(noisy)
+    assert table.reference_error.iloc[0] > tables.LARGEST_ERROR
+    assert tables.shown(table).empty and tables.points(table).endswith("| no |")
+
+
+def test_what_is_kept_makes_tables_and_figures(tmp_path):
+    command.save(kept(), tmp_path / command.MOMENTS)
+    names = command.write(pd.read_parquet(tmp_path / command.MOMENTS), tmp_path)
+    assert names == ["tables.md", "oracle-error.svg", "oracle-direction.svg", "oracle-clip.svg"]
+    assert all((tmp_path / name).stat().st_size for name in names)
+    assert "16, 4, token, RPG-Style Clip | 0.0" in (tmp_path / "tables.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--fresh=128"], "--fresh goes with --oracle"),
+        (["--oracle", "--vocab=3"], "--vocab does not go with --oracle"),
+        (["--oracle", "--ages=4,x"], "--ages=4,x: expected whole numbers"),
+        (["--oracle", "--prompts=7"], "must divide the task's 128 prompts"),
+        (["--oracle", "--groups=5"], "5 does not divide"),
+    ],
+)
+def test_flags_without_sense_are_one_line(flags, message, tmp_path):
+    done = processes.run("verify", *flags, f"--out={tmp_path}")
+    assert done.returncode == 2 and message in done.stderr
