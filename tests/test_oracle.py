@@ -41,8 +41,8 @@ def drawn(params, prompts, samples, length, seed=0):
 
 
 def test_the_right_tokens_count_on():
-    tokens = np.array([[task.VALUES + 2, 14, 1, 4, 5]])  # steps of 3 from 14, modulo 16
-    assert task.right_tokens(tokens)[0, 2:].tolist() == [1, 4, 7]
+    tokens = np.array([[task.VALUES + 2, 14, 15, 0, 5]])
+    assert task.right_tokens(tokens)[0, 2:].tolist() == [15, 0, 1]
     assert float(task.rewards(tokens)[0]) == pytest.approx(2 / 3)
     demonstrations = task.demonstrations(np.random.default_rng(0), 400, 16)
     assert float(task.rewards(demonstrations).mean()) == pytest.approx(np.mean(task.SURE) + 0.45 / 16, abs=0.02)

@@ -39,10 +39,8 @@ _qwen25 = dict(qkv_bias=True, rope_theta=1e6)
 _llama3 = dict(rope_theta=5e5, norm_epsilon=1e-5, max_length=8192)
 
 SIZES = {
-    # The least one, for smoke runs; one for many runs; the size of the quickstart; the two sizes of the benchmarks
-    # against other systems.
+    # The least one, for smoke runs; the size of the quickstart; the two sizes of the benchmarks against other systems.
     "micro": ModelConfig(512, 32, 64, 2, 4, 2, 8, qk_norm=True, rope_theta=1e4, max_length=1024),
-    "mini": ModelConfig(512, 64, 192, 3, 4, 2, 16, qk_norm=True, rope_theta=1e4, max_length=1024),
     "tiny": ModelConfig(512, 128, 384, 4, 4, 2, 32, qk_norm=True, rope_theta=1e4, max_length=1024),
     "m1": ModelConfig(512, 128, 384, 4, 4, 2, 32, **_qwen3),
     "m2": ModelConfig(151936, 256, 768, 4, 8, 4, 32, **_qwen3),

@@ -17,6 +17,7 @@ WHOLE = {  # flags of a whole number each, and what they mean
     "stale": "responses of the behavior policy",
     "blocks": "independent parts of either, from which errors are estimated",
     "prompts": "distinct prompts",
+    "parallel": "lengths and ages that are measured at a time",
 }
 LISTS = {  # flags of whole numbers with commas between them
     "lengths": "tokens of a response",

@@ -6,6 +6,7 @@ can be computed from it, with its error: independent blocks have independent noi
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -26,13 +27,14 @@ class Settings(NamedTuple):
     """What is measured. Responses are counted over all blocks; each block has as many of every prompt."""
 
     lengths: tuple[int, ...] = (16, 64, 256)  # tokens of a response
-    ages: tuple[int, ...] = (0, 4, 16, 64, 256)  # updates since the behavior policy
-    groups: tuple[int, ...] = (4, 8, 16)  # G, responses to a prompt
+    ages: tuple[int, ...] = (4, 16, 64, 256)  # updates since the behavior policy; at 0 all estimators are the same
+    groups: tuple[int, ...] = (2, 4, 8)  # G, responses to a prompt
     fresh: int = 16384  # responses of the current policy for the reference gradient
-    stale: int = 8192  # responses of the behavior policy
+    stale: int = 4096  # responses of the behavior policy
     blocks: int = 8  # independent parts of either
     prompts: int = 64  # distinct prompts
     seed: int = 0
+    parallel: int = 2  # points measured at a time
 
     def samples(self, responses: int) -> int:
         """Responses to each prompt in a block."""
@@ -63,22 +65,25 @@ def measured(settings: Settings, done: set[tuple[int, int]], log: Callable[[str]
     begun = warm_start(model, settings.seed, **DEMONSTRATIONS)
     log(f"behavior policy: {time.monotonic() - started:.0f} s")
     prompts = task.prompts(len(task.prompts().tokens) // settings.prompts).tokens
-    policies = list(training(model, begun, {age for _, age in wanted}, settings.seed + 1, **TRAINING))
-    log(f"policies after {', '.join(str(age) for age, _ in policies)} updates: {time.monotonic() - started:.0f} s")
-    for length in settings.lengths:
+    policies = dict(training(model, begun, {age for _, age in wanted}, settings.seed + 1, **TRAINING))
+    log(f"policies after {', '.join(map(str, policies))} updates: {time.monotonic() - started:.0f} s")
+    stale = {}
+    for length in {length for length, _ in wanted}:
         drawn = [
             respond(model, begun, prompts, settings.samples(settings.stale), length, settings.seed + 2, block)
             for block in range(settings.blocks)
         ]
-        behavior = [batched_logprobs(model, begun, tokens) for tokens in drawn]
-        for age, params in policies:
-            if (length, age) not in wanted:
-                continue
-            before, cpu = time.monotonic(), time.process_time()
-            table = point(model, params, prompts, drawn, behavior, length, age, settings)
-            table = table.assign(seconds=time.monotonic() - before, cpu_seconds=time.process_time() - cpu)
-            log(f"length {length}, {age} updates: {time.monotonic() - started:.0f} s")
-            yield table
+        stale[length] = drawn, [batched_logprobs(model, begun, tokens) for tokens in drawn]
+
+    def measure(where: tuple[int, int]) -> pd.DataFrame:
+        length, age = where
+        before = time.monotonic()
+        table = point(model, policies[age], prompts, *stale[length], length, age, settings)
+        log(f"length {length}, {age} updates: {time.monotonic() - started:.0f} s")
+        return table.assign(seconds=time.monotonic() - before)
+
+    with ThreadPoolExecutor(settings.parallel) as pool:
+        yield from pool.map(measure, wanted)
 
 
 def batched_logprobs(model: Model, params: Params, tokens: jax.Array, rows: int = 128) -> jax.Array:

@@ -16,8 +16,8 @@ from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.types import Params, Prompts
 
-DEMONSTRATIONS = dict(rows=32, length=256, updates=400, learning_rate=3e-3, warmup_steps=20)
-TRAINING = dict(prompts=16, samples=8, length=64, learning_rate=1e-3, warmup_steps=10)
+DEMONSTRATIONS = dict(rows=16, length=256, updates=250, learning_rate=3e-3, warmup_steps=20)
+TRAINING = dict(prompts=16, samples=8, length=64, learning_rate=1e-4, warmup_steps=10)
 
 
 def transformer() -> Model:

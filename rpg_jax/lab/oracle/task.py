@@ -1,8 +1,9 @@
-"""A task whose reward a policy's own probabilities predict: counting on in steps, modulo a number.
+"""A task whose reward a policy's own probabilities predict: counting on, modulo a number.
 
-A prompt is a step and a value; every token of a response is right if it is the token before it plus the step. The
-reward is the share of right tokens, so that it has a noise of its own at every length and is never all right or all
-wrong. Responses have a fixed length: token means, sums and sequence means then differ by constants only.
+A prompt is a level and a value; every token of a response is right if it is one more than the token before it. The
+level says how often demonstrations are right, so that prompts differ in difficulty. The reward is the share of right
+tokens: it has a noise of its own at every length and is never all or nothing. Responses have a fixed length, so that
+token means, sums and sequence means differ by constants only.
 """
 
 from typing import NamedTuple
@@ -11,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-VALUES = 16  # tokens 0 .. VALUES − 1 are values modulo VALUES
-STEPS = 8  # tokens VALUES + s name the step s + 1
-VOCABULARY = VALUES + STEPS
-PROMPT = 2  # tokens: the step, and the value to count on from
-SURE = (0.4, 0.7)  # how often demonstrations are right, from the first step to the last
+VALUES = 16  # tokens 0 .. VALUES − 1 are values
+LEVELS = 8  # tokens VALUES .. VALUES + LEVELS − 1 are levels
+VOCABULARY = VALUES + LEVELS
+PROMPT = 2  # tokens: the level, and the value to count on from
+SURE = (0.4, 0.7)  # how often demonstrations are right, from the first level to the last
 
 
 class Prompts(NamedTuple):
@@ -26,16 +27,15 @@ class Prompts(NamedTuple):
 
 
 def prompts(every: int = 1) -> Prompts:
-    """All VALUES x STEPS prompts, or one in `every` of them."""
-    step, value = (grid.reshape(-1)[::every] for grid in np.meshgrid(np.arange(STEPS), np.arange(VALUES)))
-    return Prompts(np.stack([VALUES + step, value], 1).astype(np.int32), np.linspace(*SURE, STEPS)[step])
+    """All VALUES x LEVELS prompts, or one in `every` of them."""
+    level, value = (grid.reshape(-1)[::every] for grid in np.meshgrid(np.arange(LEVELS), np.arange(VALUES)))
+    return Prompts(np.stack([VALUES + level, value], 1).astype(np.int32), np.linspace(*SURE, LEVELS)[level])
 
 
 def right_tokens(tokens: jax.Array) -> jax.Array:
     """The token that would be right in each column of i32[B, T], given the token before it; columns as in `tokens`."""
-    step = tokens[:, :1] - VALUES + 1
     before = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
-    return (before + step) % VALUES
+    return (before + 1) % VALUES
 
 
 def rewards(tokens: jax.Array) -> jax.Array:
@@ -50,6 +50,5 @@ def demonstrations(rng: np.random.Generator, rows: int, length: int) -> np.ndarr
     tokens = np.concatenate([every.tokens[chosen], rng.integers(VALUES, size=(rows, length))], 1).astype(np.int32)
     right = rng.random(tokens.shape) < every.sure[chosen][:, None]
     for column in range(PROMPT, tokens.shape[1]):
-        following = (tokens[:, column - 1] + tokens[:, 0] - VALUES + 1) % VALUES
-        tokens[:, column] = np.where(right[:, column], following, tokens[:, column])
+        tokens[:, column] = np.where(right[:, column], (tokens[:, column - 1] + 1) % VALUES, tokens[:, column])
     return tokens

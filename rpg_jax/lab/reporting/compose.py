@@ -2,7 +2,7 @@
 
 import pathlib
 
-from rpg_jax.lab.reporting import equivalence, figures, kept, page, published, runs, tables
+from rpg_jax.lab.reporting import equivalence, figures, frontier, kept, page, published, runs, tables
 from rpg_jax.lab.reporting.comparison import compare, verdict
 from rpg_jax.lab.reporting.page import Bullets, Figure, Heading, Text
 from rpg_jax.run import cli
@@ -70,6 +70,7 @@ def document(title: str, found: list[runs.Run], experiments=(), margin: float | 
         text = Text(verdict(comparison))
         blocks += [Heading("What is significant"), text, tables.pairs(comparison), Text(tables.PAIRS)]
         blocks += equivalence.section(comparison, variants, margin) if margin else []
+    blocks += frontier.section(comparison, variants)
     blocks += [Heading("Training curves"), Figure("curves", figures.curves(comparison), tables.CURVES)]
     blocks += [Heading("Last and best"), tables.last_and_best(comparison), Text(tables.LAST_AND_BEST)]
     blocks += tables.published(comparison, {name: match for name, match in matches.items() if match})

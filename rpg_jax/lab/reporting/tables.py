@@ -9,6 +9,7 @@ from rpg_jax.lab.reporting.page import Bullets, Cell, Heading, Quote, Table, Tex
 from rpg_jax.rewards import voted_answer
 from rpg_jax.storage.settings import CODE
 
+MOST_PAIRS = 60  # in a table
 CURVES = (
     "Held-out mean@k: interquartile mean over runs x tasks, 95 % bootstrap band over runs; gray: the other variants. "
     "Dashed: not all runs of the variant; dotted: the step of comparison."
@@ -107,11 +108,11 @@ def _interval(estimate, decimals) -> str:
 
 
 def pairs(comparison) -> Table:
-    """Every two variants, the better one first; p below 5 % in bold."""
+    """Every two variants, the better one first, p below 5 % in bold; of very many pairs the `MOST_PAIRS` of least p."""
     rows = [
         [*names, f"{pair.gap:.4f}", f"{pair.chance:.2f}", _interval(pair, 2)]
         + [Cell(spelled(p), "best" if p < SIGNIFICANT else "") for p in (pair.p, pair.holm)]
-        for names, pair in comparison.pairs.sort_values("p", kind="stable").iterrows()
+        for names, pair in comparison.pairs.sort_values("p", kind="stable").head(MOST_PAIRS).iterrows()
     ]
     return Table(["better", "worse", "difference of means", "P(improvement)", "95 %", "p", "p after Holm"], rows)
 
