@@ -77,16 +77,11 @@ class Coefficients(NamedTuple):
     multiples: dict[tuple[str, float], jax.Array]  # (estimator, sign) -> f32[B], times the one that it is like
 
 
-def signs(name: str) -> tuple[float, ...]:
-    """The signs of the advantage that an estimator's coefficients are told apart by."""
-    return SIGNS if ESTIMATORS[name].signed else (0.0,)
-
-
 def every_coefficient(logp: jax.Array, behavior_logp: jax.Array) -> Coefficients:
     """`coefficients` of all estimators, each gradient that has to be computed once."""
     cotangents, multiples = {}, {}
     for name, estimator in ESTIMATORS.items():  # one that others are like comes before them
-        for sign in signs(name):
+        for sign in SIGNS if estimator.signed else (0.0,):
             own = coefficients(name, logp, behavior_logp, sign or 1.0)
             if estimator.like is None:
                 cotangents[name, sign], multiples[name, sign] = own, jnp.ones(len(logp))
