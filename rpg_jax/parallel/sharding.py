@@ -83,8 +83,7 @@ def shardings(mesh: Mesh, tree: Any, table: Table = TRAINING) -> Any:
 
 def check_model(mesh: Mesh, model: Any) -> None:
     """Raises ValueError, as `shardings` does, for a mesh that does not divide a model's parameters or its KV heads."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    shardings(mesh, shapes | {"kv_heads": jax.ShapeDtypeStruct((model.config.kv_heads,), int)})
+    shardings(mesh, model.shapes | {"kv_heads": jax.ShapeDtypeStruct((model.config.kv_heads,), int)})
 
 
 def _without(spec: PartitionSpec, axes) -> PartitionSpec:

@@ -100,7 +100,7 @@ def of_path(path: pathlib.Path, dtype: str) -> Source:
     host = SingleDeviceSharding(jax.devices("cpu")[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if dtype == "keep" else dtype, sharding=host),
-        jax.eval_shape(Model(config).init, jax.random.key(0)),
+        Model(config).shapes,
     )
     if dtype == "keep":
         shapes = weights.with_stored_dtypes(path, shapes)

@@ -85,14 +85,13 @@ def abstract(run: Run, build: Callable[[Params, Base | None], Any]) -> Any:
     """The tree that `build(params, base)` makes, as shapes with shardings and without memory: what is restored."""
     key, model = jax.random.key(0, impl="threefry2x32"), run.model
 
-    def build_shapes():
-        params = model.init(key)
+    def build_shapes(params):
         if model.lora is None:
             return build(params, None)
         frozen = jax.tree.map(lambda x: x.astype(model.dtype), params)
         return build(model.lora.init(params, key), Base(frozen, jnp.zeros(len(jax.tree.leaves(params)), jnp.uint32)))
 
-    shapes = jax.eval_shape(build_shapes)
+    shapes = jax.eval_shape(build_shapes, model.shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -164,7 +163,7 @@ def initial_params(config: ConfigDict, run: Run) -> Params:
     """What is trained, float32 and laid out for it: the weights of `model.checkpoint`, or random ones, or adapters."""
     if run.model.lora:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract(run, lambda params, _: params))
-        adapters = partial(run.model.lora.init, jax.eval_shape(run.model.init, jax.random.key(0)))
+        adapters = partial(run.model.lora.init, run.model.shapes)
         return jax.jit(adapters, out_shardings=shardings)(jax.random.key(config.seed, impl="threefry2x32"))
     if config.model.checkpoint is None:
         return init_params(run.model, run.mesh, config.seed)
@@ -173,7 +172,7 @@ def initial_params(config: ConfigDict, run: Run) -> Params:
 
 def checkpoint_params(folder, model: Model, mesh: Mesh) -> Params:
     """The weights in a folder, in the model's dtype and laid out for sampling."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = model.shapes
     laid_out = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, model.dtype, sharding=sharding),
         shapes,

@@ -58,8 +58,7 @@ def init_state(optimizer: Optimizer, mesh: Mesh, params: Params) -> TrainState:
 def init_params(model: Model, mesh: Mesh, seed: int) -> Params:
     """Random parameters, of which each device makes its shards only."""
     key = jax.random.key(seed, impl="threefry2x32")
-    shapes = jax.eval_shape(model.init, key)
-    return jax.jit(model.init, out_shardings=parallel.shardings(mesh, shapes))(key)
+    return jax.jit(model.init, out_shardings=parallel.shardings(mesh, model.shapes))(key)
 
 
 def without_base(state: TrainState) -> TrainState:
@@ -168,7 +167,7 @@ def make_update(
             (more, more_metrics), more_grads = gradient(params, index)
             return value + more, metric.merge(metrics, more_metrics), jax.tree.map(jnp.add, grads, more_grads)
 
-        (value, metrics), _ = jax.eval_shape(gradient, params, count)
+        value, metrics = jax.eval_shape(loss, params, count)
         nothing = jnp.zeros(value.shape, value.dtype), metric.empty(metrics), jax.tree.map(jnp.zeros_like, params)
         value, metrics, grads = jax.lax.fori_loop(0, count, body, nothing)
         grads = grads if model.scan else stack_layers(grads)
