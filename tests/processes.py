@@ -28,11 +28,15 @@ def _become(command, environment, output, errors):
         jax.config.update("jax_num_cpu_devices", int(environment["JAX_NUM_CPU_DEVICES"]))
     for descriptor, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), descriptor)
-    option, program, *arguments = command
+    option, *arguments = command
+    program = arguments.pop(0) if option in ("-m", "-c") else option
     sys.argv = [option, *arguments]
     try:
         if option == "-m":
             runpy.run_module(program, run_name="__main__", alter_sys=True)
+        elif option == program:
+            sys.path.insert(0, os.path.dirname(program))
+            runpy.run_path(program, run_name="__main__")
         else:
             sys.modules["__main__"] = types.ModuleType("__main__")
             exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]))
@@ -41,9 +45,9 @@ def _become(command, environment, output, errors):
 
 
 def fork(*command, **environment):
-    """`python COMMAND`, `-m MODULE ...` or `-c TEXT ...`, as a running multiprocessing.Process, and its streams' files.
+    """`python COMMAND`, as a running multiprocessing.Process, and its streams' files.
 
-    The environment is this process's and what is named here.
+    COMMAND is -m MODULE, -c TEXT or FILE, and arguments. The environment is this process's and what is named here.
     """
     files = [tempfile.NamedTemporaryFile(mode="r", prefix="stream-") for _ in range(2)]
     paths = [file.name for file in files]

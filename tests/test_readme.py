@@ -12,6 +12,8 @@ import processes
 import pytest
 import real_path
 
+from rpg_jax.lab.sweeping import variants
+
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs/adding_an_objective.md").read_text()
@@ -49,11 +51,16 @@ SMALLER = {
     "evaluate --workdir=runs/urkl-8k": "--k=2",
     "evaluate --checkpoint": "--k=2 --max_new=8 --tensor=2 --out={0}/competitions",
 }
+# Of its four variants the first and the last are trained: the others differ from the first in a number.
+SWEEP, POWERS, FIRST_POWER = "docs/tempered_sweep.py", "(0.0, 0.5, 1.0)", "(0.0,)"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
+    sweep = (ROOT / SWEEP).read_text()
+    assert len(variants.read(SWEEP).runs) == 4 * 5 and POWERS in sweep
+    (folder / "tempered_sweep.py").write_text(sweep.replace(POWERS, FIRST_POWER))
     real_path.write_checkpoint(folder / "checkpoints" / "Qwen3-4B", real_path.write_sets(folder))
     return folder
 
@@ -68,6 +75,7 @@ def test_command(command, folder):
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
     command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])
     command = re.sub(r"(configs/quickstart|docs/tempered_sweep)\.py(?!:)", r"\g<0>:smoke", command)
+    command = command.replace(SWEEP, f"{folder}/tempered_sweep.py")
     command = re.sub(
         r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
     )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import processes
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -23,9 +24,7 @@ PEERS = {"torch", "peft", "transformers", "trl", "tunix", "schedulefree", "datas
 
 
 def run(script, *arguments):
-    command = [sys.executable, str(ROOT / script), *arguments]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return processes.execute(ROOT / script, *arguments, timeout=120, JAX_PLATFORMS="cpu")
 
 
 def test_every_peer_has_a_script_and_requirements():
@@ -106,10 +105,9 @@ def test_unknown_cases_are_named():
     assert "unknown case 'update:m9'; known: update:m1, update:m2, rl_step:m1" in done.stderr
 
 
-def test_our_side_takes_a_step_of_every_case(tmp_path):
+def test_our_side_takes_a_step_of_every_case():
     """Each builder of ours runs: here at a tiny size, in a worker as the benchmark starts it."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import ours\n"
         "shape = dict(vocab=32, hidden=8, mlp=8, layers=1, heads=2, kv_heads=1, head_dim=4)\n"
@@ -117,8 +115,7 @@ def test_our_side_takes_a_step_of_every_case(tmp_path):
         "for build in ours.BUILDERS.values(): build(shape, task)()\n"
         "print('done', len(ours.BUILDERS))\n"
     )
-    command = [sys.executable, str(program), str(ROOT / "third_party/common")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = processes.execute("-c", program, ROOT / "third_party/common", timeout=240)
     assert done.stdout == "done 4\n", done.stderr
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,16 @@ def mesh():
     return parallel.make_mesh()
 
 
+@cache
+def drawn():
+    return jax.device_get(init_params(MODEL, parallel.make_mesh(), 0))
+
+
+def initial():
+    """The same random parameters in each test, in arrays that may be donated."""
+    return jax.tree.map(jnp.array, drawn())
+
+
 def make_batch(seed=0):
     rng = np.random.default_rng(seed)
     start, stop = rng.integers(1, 4, ROWS), rng.integers(4, LENGTH + 1, ROWS)
@@ -49,7 +59,7 @@ def updated(
     mesh, objective, *, rows=4, count=None, batch=None, name="adamw", clip_norm=1.0, denominator=None, times=1, **more
 ):
     optimizer = make_optimizer(name, learning_rate=1e-2, warmup_steps=2, weight_decay=0.1, **more)
-    state = init_state(optimizer, mesh, init_params(MODEL, mesh, 0))
+    state = init_state(optimizer, mesh, initial())
     update = make_update(
         MODEL, objective, optimizer, mesh, state, rows=rows, temperature=0.8, clip_norm=clip_norm, logprob_chunk=5,
         denominator=denominator,
@@ -92,7 +102,7 @@ def assert_close(a, b, **tolerance):
 def test_update_equals_the_plain_gradient_whatever_the_microbatch(mesh, settings):
     objective = objectives.make("rpg", divergence="urkl", beta=0.1, **settings)
     denominator = 50.0 if settings.get("reduction") == "constant" else None
-    batch, params = make_batch(), init_params(MODEL, mesh, 0)
+    batch, params = make_batch(), initial()
     loss, grads = plain_gradient(objective, params, batch, denominator)
     norm = optax.tree.norm(grads)
     expected = jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.05 / norm), grads)
@@ -124,7 +134,7 @@ def test_count_is_traced_and_leaves_the_rest_out(mesh):
 def test_a_non_finite_update_changes_nothing_and_is_counted(mesh, name):
     objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="none")
     optimizer = make_optimizer(name, learning_rate=1e-2)
-    state = init_state(optimizer, mesh, init_params(MODEL, mesh, 0))
+    state = init_state(optimizer, mesh, initial())
     update = make_update(
         MODEL, objective, optimizer, mesh, state, rows=4, temperature=1.0, clip_norm=1.0, logprob_chunk=5
     )
@@ -159,7 +169,7 @@ def test_parameters_that_are_not_finite_are_named():
 
 def test_schedule_free_samples_at_x_and_trains_at_y_and_ema_follows_x(mesh):
     optimizer = make_optimizer("schedule_free_adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1)
-    state = init_state(optimizer, mesh, init_params(MODEL, mesh, 0))
+    state = init_state(optimizer, mesh, initial())
     state = make_refresh(optimizer, mesh, state)(state)
     update = make_update(
         MODEL, objectives.make("rpg", kl="full", divergence="rkl", beta=0.1), optimizer, mesh, state, rows=4,
