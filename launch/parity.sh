@@ -16,10 +16,7 @@ if [[ "$(cat "$peer/requirements.sha256" 2>/dev/null)" != "$wanted" ]]; then
   "$peer/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -r third_party/transformers/requirements.txt
   echo "$wanted" >"$peer/requirements.sha256"
 fi
-# As in tests/conftest.py: what is compiled here runs once, and its commands and the tests share compiled programs.
-export JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
-export XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 ${XLA_FLAGS:-}"
-export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
+eval "$(.venv/bin/python tests/environment.py)" # exports: what is compiled here runs once
 export OMP_NUM_THREADS=1 # of torch, whose threads wait by spinning: on models this small, four times the work
 compare() { .venv/bin/python "third_party/transformers/$1.py" --peer_python="$peer/bin/python" "${@:2}"; }
 # Two at a time: compiling, which most of the time goes to, takes one core.

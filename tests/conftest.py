@@ -3,19 +3,11 @@
 import ctypes
 import gc
 import os
-import pathlib
 
 import pytest
+from environment import environment
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parent.parent / ".jax_cache"))
-# Single operations, too: thousands of them, compiled again in each file and in each process.
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# What is compiled here runs once: LLVM's expensive passes and the code generator for fusions would take two thirds of
-# the suite's time. XLA's own passes stay.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"
+os.environ.update({"JAX_PLATFORMS": "cpu"} | os.environ | environment())
 
 import jax  # noqa: E402
 

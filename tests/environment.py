@@ -1,0 +1,29 @@
+"""The environment of tests and of launch/parity.sh, so that compiling is kept short and they share what is compiled.
+
+Run as a program, it prints what a shell has to export.
+"""
+
+import os
+import pathlib
+import shlex
+
+DEFAULTS = {
+    "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(__file__).parent.parent / ".jax_cache"),
+    # Single operations, too: thousands of them, compiled again in each file and in each process.
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    # What is compiled here runs once: LLVM's expensive passes and the code generator for fusions would take two thirds
+    # of the suite's time. XLA's own passes stay.
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+}
+FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+
+
+def environment() -> dict[str, str]:
+    """What JAX reads when it is imported; a default gives way to what is set already."""
+    given = {name: os.environ.get(name, default) for name, default in DEFAULTS.items()}
+    return given | {"XLA_FLAGS": f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"}
+
+
+if __name__ == "__main__":
+    for name, value in environment().items():
+        print(f"export {name}={shlex.quote(value)}")
