@@ -7,7 +7,8 @@ import os
 import pytest
 from environment import environment
 
-os.environ.update({"JAX_PLATFORMS": "cpu"} | os.environ | environment())
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.update(environment())
 
 import jax  # noqa: E402
 

@@ -243,12 +243,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("flags", REFUSED)
-def test_mistakes_are_met_at_the_door(tmp_path, flags):
-    done = run("train", *train_arguments(tmp_path / "run", *flags.split()))
+def test_mistakes_are_met_at_the_door(folder, flags):
+    done = run("train", *train_arguments(folder / "refused", *flags.split()))
     assert done.returncode == 2, (done.returncode, done.stderr)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and REFUSED[flags] in errors[0] and "Traceback" not in done.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (folder / "refused" / "metrics.jsonl").exists()
 
 
 MAKES_NO_SENSE = {
