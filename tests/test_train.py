@@ -209,7 +209,7 @@ def test_a_reward_function_that_raises_is_named_and_counted_until_too_many_fail(
     "flags",
     [
         "--config.reference.mode=every --config.reference.every=2",
-        "--config.reference.mode=kl_target --config.reference.kl_target=1e-5",
+        "--config.reference.mode=kl_target --config.reference.kl_target=1e-6",
         "--config.reference.mode=fixed --config.optimizer.name=adamw --config.optimizer.decay=cosine",
     ],
 )
