@@ -102,7 +102,7 @@ def test_a_checkout_that_is_not_there_is_one_clear_line(tmp_path):
 def test_unknown_cases_are_named():
     done = run("third_party/trl/benchmark.py", "--cases=update:m9")
     assert done.returncode == 2
-    assert "unknown case 'update:m9'; known: update:m1, update:m2, rl_step:m1" in done.stderr
+    assert "unknown case 'update:m9'; known: update:m1, update:m2, update:smollm2, rl_step:m1" in done.stderr
 
 
 def test_our_side_takes_a_step_of_every_case():

@@ -21,10 +21,12 @@ import time
 
 import numpy as np
 
-# Sizes of the two models, as in rpg_jax.models.SIZES; written out because a peer's environment has no rpg_jax.
+# Sizes of the models, as in rpg_jax.models.SIZES, written out because a peer's environment has no rpg_jax. m1 and m2 are
+# Qwen3; smollm2 is the Llama shape of SmolLM2-135M, which docs/real_model.md trains.
 SHAPES = {
     "m1": dict(vocab=512, hidden=128, mlp=384, layers=4, heads=4, kv_heads=2, head_dim=32),
     "m2": dict(vocab=151936, hidden=256, mlp=768, layers=4, heads=8, kv_heads=4, head_dim=32),
+    "smollm2": dict(vocab=49152, hidden=576, mlp=1536, layers=30, heads=9, kv_heads=3, head_dim=64, qk_norm=False),
 }
 # What a step does: rows sequences of prompt + new tokens; rl_step has rows / samples prompts. long_tails generates
 # `responses` responses of at most `new` tokens, `mean` on average, with at most `rows` at once.
@@ -33,6 +35,10 @@ TASKS = {
     "long_tails": dict(rows=32, prompt=32, new=2048, responses=512, mean=100),
     "update": dict(rows=32, prompt=32, new=128),
     "rl_step": dict(rows=128, prompt=32, new=64, samples=8),
+    # What configs/real_model.py does: 16 prompts x 8 responses a step, 8 x 8 an update.
+    "generation:smollm2": dict(rows=128, prompt=64, new=24),
+    "update:smollm2": dict(rows=64, prompt=64, new=24),
+    "rl_step:smollm2": dict(rows=128, prompt=64, new=24, samples=8),
 }
 
 
@@ -48,10 +54,15 @@ def response_lengths(task):
     return np.clip(np.rint(lengths), 1, task["new"]).astype(np.int64)
 
 
-def tokens_per_step(name):
+def task_of(case):
+    """What a step of a case does: TASKS has a row for the case itself, or for its task at all sizes."""
+    return TASKS.get(case) or TASKS[case.split(":")[0]]
+
+
+def tokens_per_step(case):
     """Tokens that a step is credited with: of generation the response tokens asked for, else whole sequences."""
-    task = TASKS[name]
-    if name in ("generation", "long_tails"):
+    task = task_of(case)
+    if case.split(":")[0] in ("generation", "long_tails"):
         return int(response_lengths(task).sum())
     return task["rows"] * (task["prompt"] + task["new"])
 
@@ -67,15 +78,18 @@ def processor():
     return f"{name}, {os.cpu_count()} cores"
 
 
-def main(script, package, theirs):
+def main(script, package, theirs, sizes=tuple(SHAPES)):
     """Entry point of a benchmark script.
 
     Args:
       script: its path; package: the peer's import name.
       theirs: {task: build}, `build(shape, task) -> step`, and `step()` does the work and returns after it is done.
+      sizes: those of SHAPES that the peer has the architecture of.
     """
-    cases = [f"{task}:{size}" for task in theirs for size in SHAPES if task != "rl_step" or size == "m1"]
-    usual = ",".join(case for case in cases if case != "long_tails:m2")  # which takes hours in waves
+    left_out = {"rl_step:m2", "long_tails:smollm2"}
+    cases = [f"{task}:{size}" for task in theirs for size in sizes if f"{task}:{size}" not in left_out]
+    # Without those that take many minutes.
+    usual = ",".join(case for case in cases if case != "long_tails:m2" and not case.endswith(":smollm2"))
     parser = argparse.ArgumentParser(description=f"Times rpg_jax beside {package}, interleaved, on this machine.")
     parser.add_argument("--cases", default=usual, help=f"comma-separated, of {', '.join(cases)} (default: %(default)s)")
     parser.add_argument("--responses", type=int, default=TASKS["long_tails"]["responses"],
@@ -118,7 +132,7 @@ def work(side, package, theirs, case):
         return
     name, size = case.split(":")
     started = time.perf_counter()
-    step = theirs[name](SHAPES[size], TASKS[name])
+    step = theirs[name](SHAPES[size], task_of(case))
     built = time.perf_counter()
     step()
     replies.write(json.dumps({"build": built - started, "first": time.perf_counter() - built}) + "\n")
@@ -135,7 +149,7 @@ def race(script, package, case, args):
     """Runs one case; returns its timings by side. Exits with status 2 and one line if the peer is not installed."""
     log = None if os.environ.get("BENCHMARK_VERBOSE") else subprocess.DEVNULL
     pythons = {"theirs": args.peer_python, "ours": sys.executable}
-    result = {"case": case, "peer": package, "processor": processor(), "tokens": tokens_per_step(case.split(":")[0])}
+    result = {"case": case, "peer": package, "processor": processor(), "tokens": tokens_per_step(case)}
     with contextlib.ExitStack() as stack:
         workers = {}
         for side, python in pythons.items():

@@ -22,7 +22,11 @@ LEARNER = dict(rows=8, temperature=1.0, logprob_chunk=32)  # microbatches that s
 
 
 def build_model(shape):
-    return Model(ModelConfig(*shape.values(), qk_norm=True), scan=False)
+    """Few layers are unrolled, as in the quickstart; 30 are compiled as one, in a loop, as in configs/real_model.py."""
+    sizes = dict(vocab_size="vocab", hidden_size="hidden", mlp_size="mlp")
+    sizes |= {name: name for name in ("layers", "heads", "kv_heads", "head_dim")}
+    config = ModelConfig(**{ours: shape[name] for ours, name in sizes.items()}, qk_norm=shape.get("qk_norm", True))
+    return Model(config, scan=shape["layers"] > 8)
 
 
 def random_prompts(shape, rows, length):
@@ -33,7 +37,7 @@ def random_prompts(shape, rows, length):
 def generation(shape, task):
     """Responses of given lengths, `rows` at once: a slot whose response is complete takes the next prompt."""
     model, key = build_model(shape), jax.random.key(0, impl="threefry2x32")
-    params = unstack_layers(jax.jit(model.init)(key))
+    params = jax.jit(lambda key: unstack_layers(model.init(key)))(key)
     lengths = interleave.response_lengths(task)
     prompts = random_prompts(shape, len(lengths), task["prompt"])
     settings = dict(samples=1, max_new=task["new"], sampling=Sampling.make(), slots=task["rows"], limits=lengths)

@@ -1,13 +1,15 @@
-"""The benchmarks' Qwen3 shapes as `transformers` builds them, randomly initialized in float32."""
+"""The benchmarks' shapes as `transformers` builds them, randomly initialized in float32."""
 
 
 def build(shape):
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
+    family = "Qwen3" if shape.get("qk_norm", True) else "Llama"
+    build_config, build_model = (getattr(transformers, family + name) for name in ("Config", "ForCausalLM"))
+    return build_model(
+        build_config(
             vocab_size=shape["vocab"],
             hidden_size=shape["hidden"],
             intermediate_size=shape["mlp"],

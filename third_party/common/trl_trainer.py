@@ -5,7 +5,7 @@ import tempfile
 import torch_model
 
 
-def build(shape, *, rows, samples, new, **settings):
+def build(shape, *, rows, samples, prompt, new, **settings):
     import torch
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -16,7 +16,7 @@ def build(shape, *, rows, samples, new, **settings):
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[PAD]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", eos_token="[EOS]")
-    prompts = torch.randint(2, shape["vocab"], (rows // samples, 32), generator=torch.manual_seed(0))
+    prompts = torch.randint(2, shape["vocab"], (rows // samples, prompt), generator=torch.manual_seed(0))
     dataset = Dataset.from_dict({"prompt": [" ".join(map(str, row)) for row in prompts.tolist()]})
     args = GRPOConfig(
         output_dir=tempfile.mkdtemp(),

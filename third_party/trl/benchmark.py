@@ -17,7 +17,7 @@ def update(shape, task):
     whole batch at once."""
     import torch
 
-    trainer = trl_trainer.build(shape, rows=task["rows"], samples=8, new=task["new"])
+    trainer = trl_trainer.build(shape, **task, samples=8)
     rows, vocab = task["rows"], shape["vocab"]
     batch = {
         "prompt_ids": torch.randint(1, vocab, (rows, task["prompt"])),
@@ -37,7 +37,7 @@ def update(shape, task):
 
 def rl_step(shape, task):
     """Generation, a rule reward and the update, as `GRPOTrainer.training_step` does them from a batch of prompts."""
-    trainer = trl_trainer.build(shape, rows=task["rows"], samples=task["samples"], new=task["new"])
+    trainer = trl_trainer.build(shape, **task)
     batches = trl_trainer.endless(trainer, task)
 
     def step():

@@ -75,7 +75,9 @@ def theirs(case):
         import trl_trainer
 
         rows, length = arrays["logp"].shape
-        trainer = trl_trainer.build(interleave.SHAPES["m1"], rows=rows, samples=4, new=length, **CASES[case], beta=0.0)
+        trainer = trl_trainer.build(
+            interleave.SHAPES["m1"], rows=rows, samples=4, prompt=32, new=length, **CASES[case], beta=0.0
+        )
         trainer.beta = OURS.get(case, {}).get("beta", 0.0)  # given earlier, it would look for a reference on the hub
         tensors = {key: torch.from_numpy(value) for key, value in arrays.items()}
         logp = tensors["logp"].requires_grad_()

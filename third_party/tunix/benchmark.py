@@ -185,4 +185,4 @@ def rl_step(shape, task):
 
 if __name__ == "__main__":
     theirs = {"generation": generation, "long_tails": generation, "update": update, "rl_step": rl_step}
-    interleave.main(__file__, "tunix", theirs)
+    interleave.main(__file__, "tunix", theirs, sizes=("m1", "m2"))
