@@ -4,8 +4,9 @@
 
 fetches the model, converts it, trains with this config, and evaluates before and after; docs/real_model.md says what
 came of it. Hardware: 2 CPU cores and 8 GB.
-    python -m configs.real_model --heldout     the problem sets of these evaluations, for `evaluate --data`
-    python -m configs.real_model FOLDER        their scores, once launch/real_model.sh has written them into FOLDER
+    python -m configs.real_model --heldout=trained     the problems of these evaluations, for `evaluate --data`; the
+                                                       other set is `untrained`
+    python -m configs.real_model FOLDER                their scores, once launch/real_model.sh has written them there
 Variants: `:smoke` is the same path in two steps, for tests.
 """
 
@@ -29,14 +30,14 @@ def mixture(*sizes):
     return "gym:" + " + ".join((SUMS, PRODUCTS, GCD)).format(*sizes)
 
 
-HELDOUT = mixture(24, 10, 22)
+HELDOUT = {"trained": mixture(24, 10, 22), "untrained": UNTRAINED}
 
 
 def get_config(variant=""):
     config = base.get_config(
         base.prepared_sets(
             train=mixture(300, 80, 200),
-            heldout=(HELDOUT,),
+            heldout=(HELDOUT["trained"],),
             wording="none",
         ),
         steps=16,
@@ -69,17 +70,22 @@ def get_config(variant=""):
 
 
 def table(folder: pathlib.Path) -> str:
-    """Mean score of each family before and after training, sampled and greedy."""
+    """Mean scores before and after training, sampled and greedy, with 95 % bootstrap intervals over problems.
+
+    Of all problems of the trained families together, then of each; likewise of the others.
+    """
     columns = [f"{when}-{how}" for how in ("sampled", "greedy") for when in ("before", "after")]
-    rows = {"": columns}
-    for name in columns:
-        scores = json.loads((folder / name / "evaluation.json").read_text())
-        for key, value in scores.items():
-            family, _, metric = key.partition("/")
-            if metric == f"mean@{scores['k']}":
-                rows.setdefault(family, []).append(f"{value:.1%}")
-    return "\n".join(f"{family:22}" + "".join(f"{cell:>16}" for cell in cells) for family, cells in rows.items())
+    rows: dict[str, list[str]] = {"": columns}
+    for families in HELDOUT:
+        for column in columns:
+            scores = json.loads((folder / f"{column}-{families}" / "evaluation.json").read_text())
+            for key in [key for key in scores if key.endswith(f"/mean@{scores['k']}")]:
+                mean, low, high = (scores[key + suffix] for suffix in ("", "_low", "_high"))
+                name = key.partition("/")[0].replace("all", families)
+                rows.setdefault(name, []).append(f"{mean:.1%} ({low:.1%} - {high:.1%})")
+    return "\n".join(f"{name:20}" + "".join(f"{cell:>26}" for cell in cells) for name, cells in rows.items())
 
 
 if __name__ == "__main__":
-    print(f"{HELDOUT},{UNTRAINED}" if sys.argv[1] == "--heldout" else table(pathlib.Path(sys.argv[1])))
+    name = sys.argv[1].removeprefix("--heldout=")
+    print(table(pathlib.Path(name)) if name == sys.argv[1] else HELDOUT[name])

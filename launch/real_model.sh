@@ -36,15 +36,17 @@ if [[ ! -e "$place/base" ]]; then
   run "$python" -m rpg_jax.convert --source="$GGUF" --target="$place/base"
 fi
 
-heldout="$("$python" -m configs.real_model --heldout)"
 # Held-out problems of the trained families, and of two that are not trained: before and after, sampled and greedy.
 evaluate() { # NAME CHECKPOINT
-  local sampling
-  for sampling in "sampled --k=8" "greedy --k=1 --temperature=0"; do
-    # shellcheck disable=SC2086 # flags after the first word
-    set -- "$1" "$2" $sampling
-    run "$python" -m rpg_jax.evaluate --checkpoint="$2" --out="$place/$1-$3" --data="$heldout" --wording=none \
-      --extraction=number --dtype=float32 --max_prompt=64 --max_new=24 --slots=128 --rows=32 "${@:4}"
+  local families heldout sampling
+  for families in trained untrained; do
+    heldout="$("$python" -m configs.real_model --heldout=$families)"
+    for sampling in "sampled --k=8" "greedy --k=1 --temperature=0"; do
+      # shellcheck disable=SC2086 # flags after the first word
+      set -- "$1" "$2" $sampling
+      run "$python" -m rpg_jax.evaluate --checkpoint="$2" --out="$place/$1-$3-$families" --data="$heldout" \
+        --wording=none --extraction=number --dtype=float32 --max_prompt=64 --max_new=24 --slots=128 --rows=32 "${@:4}"
+    done
   done
 }
 evaluate before "$place/base"

@@ -17,9 +17,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "third_party/common"))
 import gguf_models  # noqa: E402
 
-SETS = "gym:gcd(max_value=20, size=1),gym:lcm(max_value=20, size=1)"
 SMALLER = {  # prompts are longer, by a tokenizer that knows little but bytes
-    "evaluate": (f"--data={SETS}", "--max_prompt=128", "--max_new=4", "--rows=2", "--slots=4", "--k=2"),
+    "evaluate": (
+        "--data=gym:gcd(max_value=20, size=2)",
+        "--max_prompt=128",
+        "--max_new=4",
+        "--rows=2",
+        "--slots=4",
+        "--k=2",
+    ),
     "train": ("--config.rollout.max_prompt=128", "--config.rollout.max_new=4", "--config.evaluation.k=2"),
 }
 
@@ -49,25 +55,36 @@ def test_every_command_works_on_a_small_model(tmp_path):
     for _, *words in commands(**environment):
         name = words[1].removeprefix("rpg_jax.")
         done.append(name)
-        if name == "evaluate":  # one of the four stands for all: they differ in these flags only
+        if name == "evaluate":  # the first stands for all: they differ in these flags only
             flags = dict(word.removeprefix("--").split("=", 1) for word in words[2:])
             folder, checkpoint = pathlib.Path(flags.pop("out")), pathlib.Path(flags.pop("checkpoint"))
             evaluations[folder.name] = checkpoint.name, flags.pop("k"), flags.pop("temperature", None), flags
             if len(evaluations) > 1:
-                shutil.copytree(tmp_path / "before-sampled", folder)
+                shutil.copytree(tmp_path / "before-sampled-trained", folder)
+                scores = (folder / "evaluation.json").read_text()
+                (folder / "evaluation.json").write_text(
+                    scores.replace("gcd", "lcm") if "untrained" in folder.name else scores
+                )
                 continue
         status, out, err = finish(*fork(*words, *SMALLER.get(name, ())))
         assert status == 0, f"{words}: {err[-2000:]}"
-    assert done == ["convert", "evaluate", "evaluate", "train", "convert", "evaluate", "evaluate", "configs.real_model"]
-    same = evaluations["before-sampled"][-1]
+    four = ["evaluate"] * 4
+    assert done == ["convert", *four, "train", "convert", *four, "configs.real_model"]
+    trained, untrained = (
+        flags for _, _, _, flags in (evaluations[f"before-sampled-{name}"] for name in ("trained", "untrained"))
+    )
+    assert "chain_sum" in trained.pop("data") and "letter_counting" in untrained.pop("data") and trained == untrained
+    for _, _, _, flags in evaluations.values():
+        flags.pop("data", None)
     assert evaluations == {
-        "before-sampled": ("base", "8", None, same),
-        "before-greedy": ("base", "1", "0", same),
-        "after-sampled": ("export", "8", None, same),
-        "after-greedy": ("export", "1", "0", same),
+        f"{when}-{how}-{families}": (checkpoint, *sampling, trained)
+        for when, checkpoint in (("before", "base"), ("after", "export"))
+        for how, sampling in (("sampled", ("8", None)), ("greedy", ("1", "0")))
+        for families in ("trained", "untrained")
     }
     assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == 3
     rows = [line.split() for line in out.splitlines()]
     assert rows[0] == ["before-sampled", "after-sampled", "before-greedy", "after-greedy"]
-    assert [row[0] for row in rows[1:]] == ["all", "gym:gcd", "gym:lcm"] and all(len(row) == 5 for row in rows[1:])
+    assert [row[0] for row in rows[1:]] == ["trained", "gym:gcd", "untrained", "gym:lcm"]
+    assert all(len(row) == 1 + 4 * len("60.5% (50.9% - 70.3%)".split()) for row in rows[1:])
     assert commands(**environment)[0][2] == "rpg_jax.evaluate", "what is there already is not made again"
