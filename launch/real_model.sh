@@ -17,6 +17,8 @@ case "${1:-}" in
 esac
 place="${WORKDIR:-runs/real_model}" config="${CONFIG:-configs/real_model.py}"
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
+# glibc then gives freed arrays back; else it keeps 3 GB of them, scattered over the heaps of XLA's threads.
+export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1048576}"
 if ((!dry_run)); then
   # shellcheck source=launch/setup.sh
   source launch/setup.sh </dev/null
