@@ -310,6 +310,16 @@ def test_a_damaged_record_is_reported_where_the_best_is_asked_for(folder, capfd)
     assert f"warning: checkpoint {best} in {folder} is damaged: its record" in capfd.readouterr().err
 
 
+def test_an_end_of_orbax_time_limits_is_one_line(folder, monkeypatch):
+    def late(*_, **__):
+        raise TimeoutError("Thread did not complete within 600 seconds.")
+
+    message = "was not written within Orbax's time limit .*; start again to go on"
+    with pytest.raises(RuntimeError, match=message), Checkpoints(folder) as checkpoints:
+        monkeypatch.setattr(checkpoints._manager, "wait_until_finished", late)
+        checkpoints.restore(LIKE)
+
+
 def test_when_all_are_damaged_nothing_is_lost_and_it_says_so(folder):
     for step in (1, 2):
         damage(folder / str(step) / "record" / "metadata", "missing")

@@ -253,9 +253,15 @@ class Checkpoints:
         self._saved = True
 
     def _storage(self, call, *args, **kwargs):
-        """Calls; whatever Orbax raises on a full or read-only disk becomes an OSError with the disk's errno."""
+        """Calls; whatever Orbax raises on a full or read-only disk becomes an OSError with the disk's errno, and
+        the end of its time limits, which it measures with the wall clock, a RuntimeError."""
         try:
             return call(*args, **kwargs)
+        except TimeoutError as error:
+            raise RuntimeError(
+                f"{self.directory}: a checkpoint was not written within Orbax's time limit ({error}); the storage "
+                f"hangs, or the clock was set forward; start again to go on from the checkpoint before"
+            ) from error
         except Exception as error:
             code = _storage_errno(error)
             if code is None:

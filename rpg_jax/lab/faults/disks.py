@@ -129,16 +129,16 @@ def jumping_clock(bench: Bench, rng: np.random.Generator) -> list[Trial]:
         if killed:
             _, running = strike(bench, variant, workdir, (signal.SIGKILL,), rng, **how)
             ended = running.wait(LIMIT_SECONDS)
-            if wrong := explained(ended, (0, -9)):
+            outcome, line = LOST, explained(ended, (0, -9))
+            if line:
                 break
             for file in workdir.rglob("*"):
                 os.utime(file, (rng.uniform(0, 4e9),) * 2)
         else:
-            ended = bench.train(variant, workdir, **how)
-            wrong = explained(ended) or ended.status and ended.err[-300:] or bench.differences(variant, workdir)
-    if not wrong:
+            outcome, line = resumed(bench, variant, workdir, bench.train(variant, workdir, **how))
+    if outcome != LOST:
         bench.remove(workdir)
-    return [Trial("jumping clock", variant, LOST if wrong else SAME, wrong or "", time.monotonic() - begin)]
+    return [Trial("jumping clock", variant, outcome, line, time.monotonic() - begin)]
 
 
 def append(text: str) -> str:
