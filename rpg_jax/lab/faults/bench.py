@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -193,8 +192,11 @@ def last_arrays(workdir: pathlib.Path) -> tuple[int, dict[str, np.ndarray]]:
     step = last_step(workdir)
     if step < 0:
         return step, {}
-    with ocp.PyTreeCheckpointer() as reader, warnings.catch_warnings(action="ignore"):
-        tree = reader.restore(workdir / "checkpoints" / str(step) / "state")
+    folder = workdir / "checkpoints" / str(step)
+    leaves = json.loads((folder / "record" / "metadata").read_text())["leaves"]
+    plain = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in leaves}  # of whichever devices
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.restore(folder / "state", restore_args=plain)
     return step, {name: np.asarray(array) for name, array in tree.items()}
 
 

@@ -83,6 +83,7 @@ def main(options) -> int:
     with Zygote(out / "streams") as zygote, (out / TRIALS).open("w") as log:
         bench = Bench(out, zygote)
         turns = [Turn(share, fault) for name in chosen for share, fault in families[name]]
+        np.random.default_rng(options.seed).shuffle(turns)
         while not stop.is_set() and time.monotonic() - begin < 60 * options.minutes:
             turn = min(turns, key=lambda turn: turn.spent / turn.share)
             for trial in turn.take(bench, options.seed):
