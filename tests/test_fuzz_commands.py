@@ -10,6 +10,7 @@ from fuzzing import NUMBERS, WORDS, begin, budget, call, imported
 from hypothesis import strategies as st
 
 from rpg_jax.lab import clip_figures, verification
+from rpg_jax.lab.oracle import measure as oracle
 from rpg_jax.lab.planning import command as planning
 from rpg_jax.lab.sweeping import command as sweeping
 from rpg_jax.lab.sweeping import warm_starts
@@ -28,7 +29,8 @@ FILES = {
 WORK = [  # what is expensive, or does not end; in its place the line is "accepted"
     (train, "train"), (evaluate, "watch"), (evaluate, "evaluate"), (planning, "plan_in_process"), (planning, "plan"),
     (verification, "find"), (verification, "contract_faults"), (clip_figures, "draw"), (tradeoff, "contract_faults"),
-    (tradeoff.measure, "_situations"), (sweeping, "Pool"), (warm_starts, "prepare"), (warm_starts, "train_in_process"),
+    (tradeoff.measure, "_situations"), (oracle, "warm_start"), (sweeping, "Pool"), (warm_starts, "prepare"),
+    (warm_starts, "train_in_process"),
 ]  # fmt: skip
 ARGUMENTS = [*FILES, "folder", f"{ROOT}/configs/quickstart.py", f"{ROOT}/configs/quickstart.py:smoke"]
 ARGUMENTS += [f"{ROOT}/configs/sweeps/small.py", f"{ROOT}/tests/data/my_objective.py:f", "gym:chain_sum(size=-1)"]
@@ -73,11 +75,9 @@ def command_line(draw, command):
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "convert", "prepare", "verify", "plan", "sweep", "report"])
-def test_a_command_line_is_refused_by_a_line_or_begins(folder, command):
-    @budget(10)
-    @hypothesis.given(words=command_line(command))
-    def check(words):
-        if "\0" not in "".join(words):  # the system passes on no such argument
-            call(command, *words)
-
-    check()
+@budget(10)
+@hypothesis.given(data=st.data())
+def test_a_command_line_is_refused_by_a_line_or_begins(folder, command, data):
+    words = data.draw(command_line(command))
+    if "\0" not in "".join(words):  # the system passes on no such argument
+        call(command, *words)

@@ -127,14 +127,11 @@ TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 
 
 @pytest.mark.parametrize("kind", ["bpe", "pieces"])
-def test_tokenizers(folder, kind):
-    @budget(20)
-    @hypothesis.given(data=st.data())
-    def check(data):
-        damaged_copy(data, folder / kind, data.draw(st.sampled_from(TOKENIZER)) if kind == "bpe" else "tokenizer.model")
-        refused_or_read("fuzzed", "prepare", "--source=rows.jsonl", "--tokenizer=fuzzed", "--max_prompt=999")
-
-    check()
+@budget(20)
+@hypothesis.given(data=st.data())
+def test_tokenizers(folder, kind, data):
+    damaged_copy(data, folder / kind, data.draw(st.sampled_from(TOKENIZER)) if kind == "bpe" else "tokenizer.model")
+    refused_or_read("fuzzed", "prepare", "--source=rows.jsonl", "--tokenizer=fuzzed", "--max_prompt=999")
 
 
 @budget(20)
