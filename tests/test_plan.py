@@ -12,6 +12,7 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 
 from configs import paper, quickstart
@@ -186,7 +187,7 @@ def child(*arguments, **environment):
 
 
 def test_collectives_of_a_program_that_xla_compiled():
-    done = child("-c", ON_EIGHT, JAX_NUM_CPU_DEVICES="8")
+    done = processes.execute("-c", ON_EIGHT, JAX_NUM_CPU_DEVICES="8")
     assert done.returncode == 0, done.stderr
     count, sent = json.loads(done.stdout)["all-reduce"]
     assert (count, sent) == (16, 16 * 2 * 3 / 4 * 8 * 16 * 4)  # a device's part of x is [8, 16] float32
@@ -365,7 +366,7 @@ def test_a_checkpoint_that_is_not_here_is_planned_as_the_size_of_its_name(tmp_pa
 
 def test_the_command_plans_for_gpus(tmp_path):
     path = tmp_path / "out.json"
-    done = child("-m", "rpg_jax.plan", SMOKE, *ROWS, "--topology=h100:8", f"--json={path}", "--lengths=fixed:9")
+    done = processes.run("plan", SMOKE, *ROWS, "--topology=h100:8", f"--json={path}", "--lengths=fixed:9")
     assert done.returncode == 0, done.stderr
     [found] = json.loads(path.read_text())
     assert found["mesh"] == dict(data=8, fsdp=1, tensor=1) and found["parameters"] == parameter_count(SIZES["tiny"])
@@ -374,7 +375,7 @@ def test_the_command_plans_for_gpus(tmp_path):
 
 
 def test_a_mesh_that_does_not_fit_the_topology_is_refused_by_the_command():
-    done = child("-m", "rpg_jax.plan", SMOKE, "--topology=h100:8", "--config.mesh.fsdp=3")
+    done = processes.run("plan", SMOKE, "--topology=h100:8", "--config.mesh.fsdp=3")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
     assert "error: h100:8: mesh data=-1, fsdp=3, tensor=1 does not cover the devices: there are 8" in done.stderr
 
@@ -407,7 +408,7 @@ for arguments in json.loads(sys.argv.pop()):
 
 
 def test_mistakes_are_one_line():
-    done = child("-c", CALLS, json.dumps(list(MISTAKES)))
+    done = processes.execute("-c", CALLS, json.dumps(list(MISTAKES)))
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     for (arguments, says), (status, out, err) in zip(MISTAKES.items(), answers, strict=True):
