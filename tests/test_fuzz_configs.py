@@ -128,5 +128,5 @@ SMALL |= {"evaluation.k": 1, "log.tensorboard": False}
 def test_what_is_accepted_trains_a_step(tmp_path_factory, folder, changes):
     config, run = folder / "fuzzed.py", tmp_path_factory.mktemp("step")
     config.write_text(FILE.format(directory=str(folder / "data"), changes=SMALL | changes))
-    status, line = call("train", f"--config={config}", f"--workdir={run}", "--watchdog_seconds=0")
+    status, line = call("train", f"--config={config}", f"--workdir={run}", "--watchdog_seconds=0", seconds=600)
     assert status == 0 or is_named(changes, line), f"{changes}: {line}"
