@@ -1,17 +1,20 @@
 """Stale gradients by sampling: held against enumeration, against each objective's own gradient, and as a command."""
 
+import pathlib
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
 import processes
 import pytest
 
-from rpg_jax.lab.oracle import command, estimators, gradients, measure, tables, task
+from rpg_jax.lab.oracle import command, estimators, gradients, measure, tables, task, trials
 from rpg_jax.lab.oracle.estimators import ESTIMATORS, coefficients, every_coefficient
 from rpg_jax.lab.oracle.policies import logprobs
+from rpg_jax.objectives import make
 from rpg_jax.objectives.advantages import leave_one_out
 
 
@@ -162,3 +165,35 @@ def test_what_is_kept_makes_tables_and_figures(tmp_path):
 def test_flags_without_sense_are_one_line(flags, message, tmp_path):
     done = processes.run("verify", *flags, f"--out={tmp_path}")
     assert done.returncode == 2 and message in done.stderr
+
+
+def test_the_page_shows_the_tables_of_the_kept_moments():
+    folder = pathlib.Path(__file__).parents[1] / "docs" / "study"
+    table, page = tables.estimates(pd.read_parquet(folder / "oracle.parquet")), (folder / "oracle.md").read_text()
+    for text in (tables.points(table), tables.comparison(table, 8), tables.groups(table, "token, RPG-Style Clip")):
+        assert text in page
+
+
+def test_a_trials_step_is_an_update_of_its_objective(policy):
+    budget = trials.Budget(prompts=2, samples=2, length=3, updates=1)
+    objective = make("dapo", advantage="group_mean")
+    step = trials.make_step(Bigram(), objective, optax.sgd(0.5), budget, fixed=False)
+    tokens = drawn(policy, task.prompts(64).tokens, 2, 3)
+    params, _, metrics = step(policy, optax.sgd(0.5).init(policy), tokens, policy)
+    rewards = task.rewards(tokens).reshape(2, 2)
+    advantage = (rewards - rewards.mean(1, keepdims=True)).reshape(-1, 1)
+    gain = jax.grad(lambda params: jnp.mean(advantage * logprobs(Bigram(), params, tokens)[0]))(policy)
+    np.testing.assert_allclose(params["table"], policy["table"] + 0.5 * gain["table"], atol=1e-6)
+    assert float(metrics["reward"]) == pytest.approx(float(rewards.mean()))
+    run = trials.as_run("a", "sweep", {"objective.beta": 0.1}, 3, budget, [{"step": 0, trials.EXPECTED: 0.5}], 1.0)
+    assert run.seed == 3 and run.tasks == ["counting"] and run.path.parts[-2:] == ("a", "seed3")
+
+
+def test_the_divergence_of_trials_is_that_of_whole_distributions(policy):
+    tokens = drawn(policy, task.prompts(64).tokens, 64, 2)
+    other = {"table": policy["table"] * 0.5}
+    reward, divergence = trials.evaluation(Bigram(), policy, other, tokens)
+    drawn_logp, right = logprobs(Bigram(), policy, tokens)
+    assert float(reward) == pytest.approx(float(jnp.exp(right).mean()))
+    sampled = float(jnp.mean(drawn_logp - logprobs(Bigram(), other, tokens)[0]))
+    assert float(divergence) == pytest.approx(sampled, abs=0.1) and float(divergence) > 0

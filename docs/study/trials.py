@@ -31,7 +31,8 @@ def main() -> None:
     done = {(run.path.parent.name, run.seed) for run in runs}
     model, started = policies.transformer(), time.monotonic()
     begun = policies.warm_start(model, 0, **policies.DEMONSTRATIONS)
-    steps = {name: trials.variant(model, settings, budget) for name, settings in sweep["VARIANTS"].items()}
+    base_rate = runpy.run_path(sweep["CONFIG"])["get_config"]().optimizer.learning_rate
+    steps = {name: trials.variant(model, settings, budget, base_rate) for name, settings in sweep["VARIANTS"].items()}
     lock = threading.Lock()
 
     def run(seed, name):

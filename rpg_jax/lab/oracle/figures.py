@@ -50,7 +50,7 @@ def _against_responses(at: pd.DataFrame, name: str, label: str, curve) -> str:
     def panel(axes):
         for axis, ((length, updates), rows) in zip(axes, panels, strict=True):
             for _, row in rows.iterrows():
-                if row.estimator in LINES:
+                if row.estimator in LINES and row.direction_error < tables.LARGEST_ERROR:
                     color, style = LINES[row.estimator]
                     axis.plot(COUNTS, curve(row), color=color, linestyle=style, linewidth=1.4, label=row.estimator)
             frame(axis, f"{length} tokens, {updates} updates, KL {rows.kl.iloc[0]:.2g}", "responses N", label)

@@ -37,7 +37,14 @@ class Moments(NamedTuple):
 
     def cosine(self, groups) -> np.ndarray:
         """m·g / (|g| √E|gradient|²) of so many groups' mean gradient."""
-        return self.product / np.sqrt(self.reference * np.maximum(self.mean + self.variance / groups, 1e-300))
+        squared = self.mean + self.variance / groups
+        return self.product / np.sqrt(np.where(squared > 0, self.reference * squared, np.nan))
+
+    @property
+    def turn(self) -> tuple[np.ndarray, np.ndarray]:
+        """Variance and |m|² over (m·g)²: what noise and bias add to the angle; infinite at right angles."""
+        product = np.where(self.product == 0, 1e-150, self.product)
+        return self.variance / product**2, self.mean / product**2
 
 
 def moments(row: pd.Series, kept: np.ndarray) -> Moments:
@@ -90,9 +97,8 @@ def estimates(kept: pd.DataFrame) -> pd.DataFrame:
             norm = value.reference
             excess, excess_without = value.bias - base.bias, without.bias - base_without.bias
             saved = base.variance - value.variance
-            turn = lambda m: (m.variance / m.product**2, m.mean / m.product**2)  # noqa: E731
-            (noise, angle), (base_noise, base_angle) = turn(value), turn(base)
-            angle_error = standard_error(turn(without)[1] - turn(base_without)[1])
+            (noise, angle), (base_noise, base_angle) = value.turn, base.turn
+            angle_error = standard_error(without.turn[1] - base_without.turn[1])
             n_star = crossing(saved, excess, standard_error(excess_without))
             turned = crossing(base_noise - noise, angle - base_angle, angle_error)
             batch = BATCH / row.group
@@ -101,6 +107,7 @@ def estimates(kept: pd.DataFrame) -> pd.DataFrame:
                 bias=value.bias / norm, bias_error=standard_error(without.bias / without.reference),
                 variance=value.variance / norm, error=value.error(batch), cosine=value.cosine(batch),
                 cosine_error=standard_error(without.cosine(batch)), direction=value.cosine(np.inf),
+                direction_error=standard_error(without.cosine(np.inf)),
                 mean_squared=value.mean / norm,
                 variance_saved=saved / norm, bias_added=excess / norm,
                 bias_added_error=standard_error(excess_without / without.reference),
@@ -161,7 +168,8 @@ def comparison(table: pd.DataFrame, group: int) -> str:
     at = at[(at.group == group) & ((at.updates > 0) | (at.estimator == BASELINE))]
     return markdown(header, [
         [f"{row.length}, {row.updates}, {row.estimator}", f"{row.bias:.4f}", f"{row.bias_error:.4f}",
-         f"{row.variance:.3g}", f"{row.cosine:.3f}", f"{row.direction:.3f}", verdict(row)]
+         f"{row.variance:.3g}", "none" if np.isnan(row.cosine) else f"{row.cosine:.3f}",
+         f"{row.direction:.3f}" if row.direction_error < LARGEST_ERROR else "not known", verdict(row)]
         for row in at.itertuples()
     ])  # fmt: skip
 

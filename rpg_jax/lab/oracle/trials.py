@@ -32,15 +32,15 @@ EXPECTED, KL = "eval/counting/mean@4", "eval/kl_reference"
 class Budget:
     """What all runs have in common."""
 
-    steps: int = 40
+    steps: int = 30
     prompts: int = 16
     samples: int = 8
     length: int = 32  # tokens of a response
     updates: int = 4  # of a step, each from so many of its groups
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-4
     warmup_steps: int = 10  # updates
     clip_norm: float = 1.0
-    evaluate_every: int = 20  # steps
+    evaluate_every: int = 15  # steps
 
 
 @partial(jax.jit, static_argnums=0)
@@ -89,11 +89,14 @@ def make_step(model: Model, objective: Objective, optimizer: optax.GradientTrans
     return jax.jit(step)
 
 
-def variant(model: Model, settings: Mapping[str, Any], budget: Budget):
-    """(step, optimizer, whether the reference is fixed) of a variant's settings, keys as in a sweep."""
+def variant(model: Model, settings: Mapping[str, Any], budget: Budget, base_rate: float = 1.0):
+    """(step, optimizer) of a variant's settings, keys as in a sweep whose base has the learning rate `base_rate`.
+
+    A variant with another rate has as many times the rate of the budget.
+    """
     own = {key.removeprefix("objective."): value for key, value in settings.items() if key.startswith("objective.")}
     objective, fixed = make(own.pop("name", "rpg"), **own), settings.get("reference.mode") == "fixed"
-    rate = settings.get("optimizer.learning_rate", budget.learning_rate)
+    rate = budget.learning_rate * settings.get("optimizer.learning_rate", base_rate) / base_rate
     adamw = make_optimizer("adamw", learning_rate=rate, warmup_steps=budget.warmup_steps).transformation
     optimizer = optax.chain(optax.clip_by_global_norm(budget.clip_norm), adamw)
     return make_step(model, objective, optimizer, budget, fixed), optimizer
