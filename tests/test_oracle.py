@@ -168,8 +168,9 @@ def test_flags_without_sense_are_one_line(flags, message, tmp_path):
 
 
 def test_the_page_shows_the_tables_of_the_kept_moments():
-    folder = pathlib.Path(__file__).parents[1] / "docs" / "study"
-    table, page = tables.estimates(pd.read_parquet(folder / "oracle.parquet")), (folder / "oracle.md").read_text()
+    root = pathlib.Path(__file__).parents[1]
+    page = (root / "docs/study/oracle.md").read_text()
+    table = tables.estimates(pd.read_parquet(root / "docs/study/oracle.parquet"))
     for text in (tables.points(table), tables.comparison(table, 8), tables.groups(table, "token, RPG-Style Clip")):
         assert text in page
 

@@ -4,8 +4,9 @@
     python -m rpg_jax.report runs/betas
 
 7 estimators x 5 coefficients x 2 seeds = 70 runs of about 65 s on one core each: 38 minutes on 2 cores, and the warm
-start if no other sweep of this folder has made it. `k3` is GRPO's, without the importance ratio, `wk3` the same with it; `to-go` is k1 of each
-token and all later ones; the others are Algorithm 2's. Advantages, clip bounds and reduction are the same for all.
+start if no other sweep of this folder has made it. `k3` is GRPO's, without the importance ratio, `wk3` the same with
+it; `to-go` is k1 of each token and all later ones; the others are Algorithm 2's. Advantages, clip bounds and reduction
+are the same for all.
 """
 
 CONFIG = "configs/sweeps/small.py"
