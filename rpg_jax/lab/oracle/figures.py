@@ -5,7 +5,7 @@ import pandas as pd
 
 from rpg_jax.lab.oracle import tables
 from rpg_jax.lab.reporting.figures import svg_figure
-from rpg_jax.lab.reporting.style import COLORS, INK, frame
+from rpg_jax.lab.reporting.style import COLORS, INK, frame, logarithmic
 
 COUNTS = np.geomspace(16, 65536, 49)  # responses
 LINES = {  # estimator -> color and style of its line
@@ -34,7 +34,7 @@ def draw(table: pd.DataFrame, group: int) -> dict[str, str]:
 
 
 def _error(row: pd.Series) -> np.ndarray:
-    return np.sqrt(np.maximum(row.bias + row.variance * row.group / COUNTS, 0))
+    return np.sqrt(max(row.bias, 0) + row.variance * row.group / COUNTS)
 
 
 def _angle(row: pd.Series) -> np.ndarray:
@@ -43,7 +43,7 @@ def _angle(row: pd.Series) -> np.ndarray:
 
 
 def _against_responses(at: pd.DataFrame, name: str, label: str, curve) -> str:
-    """A row of panels for each length, a column for each age."""
+    """A panel for each length and age, in that order."""
     panels = list(at.groupby(["length", "updates"], sort=True))
     columns = max(at.updates.nunique(), 1)
 
@@ -54,37 +54,27 @@ def _against_responses(at: pd.DataFrame, name: str, label: str, curve) -> str:
                     color, style = LINES[row.estimator]
                     axis.plot(COUNTS, curve(row), color=color, linestyle=style, linewidth=1.4, label=row.estimator)
             frame(axis, f"{length} tokens, {updates} updates, KL {rows.kl.iloc[0]:.2g}", "responses N", label)
-            axis.set_xscale("log")
-            axis.set_yscale("log")
+            logarithmic(axis)
         axes[0].legend(fontsize=6, frameon=False)
 
     return svg_figure(f"oracle-{name}", len(panels), panel, height=2.6, columns=columns)
 
 
 def _clip(far: pd.DataFrame) -> str:
-    """N* of RPG-Style Clip against the KL, by length and group size; an arrow where only a lower bound is known."""
-    rows = far[(far.estimator == "token, RPG-Style Clip") & (far.variance_saved > 0)]
+    """N* of RPG-Style Clip against the KL, by length and group size, where it is finite."""
+    rows = far[(far.estimator == "token, RPG-Style Clip") & (far.variance_saved > 1e-6)]
     lengths, sizes = sorted(far.length.unique()), sorted(far.group.unique())
 
     def panel(axes):
-        for axis, column, title in zip(axes, ("n_star", "n_turn"), ("mean squared error", "direction"), strict=True):
-            for number, length in enumerate(lengths):
-                for marker, size in zip("os^Dv", sizes, strict=False):
-                    at = rows[(rows.length == length) & (rows.group == size)]
-                    known = np.isfinite(at[f"{column}_high"]) & (at[column] > 0)
-                    bound = ~known & (at[f"{column}_low"] > 0)
-                    color = COLORS[number % len(COLORS)]
-                    axis.errorbar(
-                        at.kl[known], at[column][known], [at[column][known] - at[f"{column}_low"][known],
-                        at[f"{column}_high"][known] - at[column][known]], color=color, marker=marker, markersize=4,
-                        linestyle="none", linewidth=0.8, label=f"{length} tokens, G = {size}",
-                    )  # fmt: skip
-                    finite = bound & np.isfinite(at[f"{column}_low"])
-                    axis.plot(at.kl[finite], at[f"{column}_low"][finite], color=color, marker=r"$\uparrow$",
-                              markersize=8, linestyle="none")  # fmt: skip
-            frame(axis, f"N* of RPG-Style Clip by {title}", "KL(behavior || policy) of a response, nats", "responses")
-            axis.set_xscale("log")
-            axis.set_yscale("log")
-        axes[0].legend(fontsize=6, frameon=False)
+        (axis,) = axes
+        for number, length in enumerate(lengths):
+            for marker, size in zip("os^Dv", sizes, strict=False):
+                at = rows[(rows.length == length) & (rows.group == size) & np.isfinite(rows.n_star_high)]
+                bars = [at.n_star - at.n_star_low, at.n_star_high - at.n_star]
+                look = dict(color=COLORS[number % len(COLORS)], marker=marker, markersize=4, linestyle="none")
+                axis.errorbar(at.kl, at.n_star, bars, linewidth=0.8, label=f"{length} tokens, G = {size}", **look)
+        frame(axis, "", "KL(behavior || policy) of a response, nats", "N* of RPG-Style Clip, responses")
+        logarithmic(axis)
+        axis.legend(fontsize=6, frameon=False)
 
-    return svg_figure("oracle-clip", 2, panel, height=3.4, columns=2)
+    return svg_figure("oracle-clip", 1, panel, height=3.4, width=18.0, columns=1)

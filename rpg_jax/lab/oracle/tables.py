@@ -1,8 +1,8 @@
 """From the kept moments to squared bias, variance, direction and N*, each relative to the reference and with an error.
 
 N* is the number of responses below which an estimator has the smaller mean squared error than unclipped token weights:
-G·(V₀ − V) / (|b|² − |b₀|²), with V the variance of one group's gradient. N* of the direction is the same for the angle
-to the reference gradient: an optimizer that normalizes does not see an estimator's length.
+G·(V₀ − V) / (|b|² − |b₀|²), with V the variance of one group's gradient. Cosines tell the direction apart, because an
+optimizer that normalizes does not see an estimator's length.
 """
 
 from typing import NamedTuple
@@ -39,12 +39,6 @@ class Moments(NamedTuple):
         """m·g / (|g| √E|gradient|²) of so many groups' mean gradient."""
         squared = self.mean + self.variance / groups
         return self.product / np.sqrt(np.where(squared > 0, self.reference * squared, np.nan))
-
-    @property
-    def turn(self) -> tuple[np.ndarray, np.ndarray]:
-        """Variance and |m|² over (m·g)²: what noise and bias add to the angle; infinite at right angles."""
-        product = np.where(self.product == 0, 1e-150, self.product)
-        return self.variance / product**2, self.mean / product**2
 
 
 def moments(row: pd.Series, kept: np.ndarray) -> Moments:
@@ -97,10 +91,7 @@ def estimates(kept: pd.DataFrame) -> pd.DataFrame:
             norm = value.reference
             excess, excess_without = value.bias - base.bias, without.bias - base_without.bias
             saved = base.variance - value.variance
-            (noise, angle), (base_noise, base_angle) = value.turn, base.turn
-            angle_error = standard_error(without.turn[1] - base_without.turn[1])
             n_star = crossing(saved, excess, standard_error(excess_without))
-            turned = crossing(base_noise - noise, angle - base_angle, angle_error)
             batch = BATCH / row.group
             table.append(dict(
                 {key: row[key] for key in (*KEYS, *POINT[2:-1])}, reference_error=reference_error(row),
@@ -112,7 +103,6 @@ def estimates(kept: pd.DataFrame) -> pd.DataFrame:
                 variance_saved=saved / norm, bias_added=excess / norm,
                 bias_added_error=standard_error(excess_without / without.reference),
                 **{f"n_star{end}": row.group * n for end, n in zip(("", "_low", "_high"), n_star, strict=True)},
-                **{f"n_turn{end}": row.group * n for end, n in zip(("", "_low", "_high"), turned, strict=True)},
             ))  # fmt: skip
     return pd.DataFrame(table)
 

@@ -10,7 +10,7 @@ from rpg_jax.lab.reporting.comparison import Comparison
 from rpg_jax.lab.reporting.figures import svg_figure
 from rpg_jax.lab.reporting.page import Figure, Heading, Table, Text
 from rpg_jax.lab.reporting.runs import Variant
-from rpg_jax.lab.reporting.style import COLORS, frame
+from rpg_jax.lab.reporting.style import COLORS, frame, logarithmic
 
 BETA = "objective.beta"
 # Of fresh samples, where it was evaluated; else of the last RL steps, whose samples are a few updates old.
@@ -70,7 +70,7 @@ def draw(runs: pd.DataFrame) -> str:
                 linewidth=1.2, elinewidth=0.6, label=family, linestyle="-" if number < len(COLORS) else "--",
             )  # fmt: skip
         frame(axis, "", "KL to the reference, nats a token", "held-out mean@k")
-        axis.set_xscale("log")
+        logarithmic(axis, y=False)
         axis.legend(fontsize=7, frameon=False)
 
     return svg_figure("frontier", 1, panel, height=4.2, width=21.0, columns=1)

@@ -22,3 +22,14 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     """The centered mean of the values [n] over a tenth of the run; over fewer of them at both ends."""
     window = np.ones(2 * (len(values) // 20) + 1)
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+
+
+def logarithmic(axis, y: bool = True) -> None:
+    """Logarithmic axes whose labels are plain numbers: formulas are not drawn in these figures."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for name, dimension in {"x": axis.xaxis, **({"y": axis.yaxis} if y else {})}.items():
+        getattr(axis, f"set_{name}scale")("log")
+        dimension.set_major_locator(LogLocator(numticks=6))
+        dimension.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        dimension.set_minor_formatter(NullFormatter())
