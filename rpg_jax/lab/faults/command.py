@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rpg_jax.lab.faults import commands, damage, disks, jobs, rewards, signals, verifiers
+from rpg_jax.lab.faults import commands, damage, disks, jobs, rewards, signals
 from rpg_jax.lab.faults.bench import LOST, SAME, TOLD, Bench, Trial
 from rpg_jax.lab.faults.processes import Zygote
 from rpg_jax.run import cli
@@ -38,16 +38,11 @@ Fault = Callable[[Bench, np.random.Generator], list[Trial]]
 
 def faults() -> dict[str, list[tuple[float, Fault]]]:
     """Family of faults -> its faults, each with the share of the campaign's time that it may take."""
+    shares = {"SIGKILL": 24, "SIGTERM": 3, "SIGTERM twice": 3, "SIGINT twice": 2, "SIGSTOP, SIGCONT": 1}
     return {
-        "signals": [
-            (share, partial(signals.interrupted, variant=variant, which=which))
-            for which, share in {
-                "SIGKILL": 12, "SIGTERM": 1.5, "SIGTERM twice": 1.5, "SIGINT twice": 1, "SIGSTOP, SIGCONT": 0.5,
-            }.items()
-            for variant in ("plain", "carried")
-        ],
+        "signals": [(share, partial(signals.interrupted, which=which)) for which, share in shares.items()],
         "damage": [(1.5, partial(damage.damaged, kind=kind)) for kind in damage.FILES],
-        "verifiers": [(0.25, partial(rewards.misbehaving, how=how)) for how in verifiers.MISBEHAVIOURS],
+        "verifiers": [(6, rewards.misbehaving)],
         "commands": [
             (2, partial(commands.killed_command, command=damage.EVALUATE)),
             (2, partial(commands.killed_command, command=damage.CONVERT)),
@@ -55,11 +50,11 @@ def faults() -> dict[str, list[tuple[float, Fault]]]:
             (2, commands.killed_compilation),
         ],
         "disks": [(1.5, disks.full_disk), (1, disks.limited_files), (1, disks.read_only)],
-        "data": [(0.4, partial(disks.edited, what=what)) for what in ("train", "heldout", "verifier")],
+        "data": [(1, disks.edited)],
         "clock": [(1, disks.jumping_clock)],
-        "jobs": [(1.5, partial(jobs.member_lost, how=how)) for how in jobs.SIGNALS],
-        "workers": [(0.7, partial(rewards.worker_lost, how=how)) for how in rewards.WORKER_SIGNALS],
-    }  # fmt: skip
+        "jobs": [(4, jobs.member_lost)],
+        "workers": [(2, rewards.worker_lost)],
+    }
 
 
 def main(options) -> int:

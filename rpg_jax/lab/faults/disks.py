@@ -162,9 +162,10 @@ EDITS: dict[str, Callable[[str], str]] = {
 }
 
 
-def edited(bench: Bench, rng: np.random.Generator, what: str) -> list[Trial]:
+def edited(bench: Bench, rng: np.random.Generator) -> list[Trial]:
     """A file of problems, or that of the reward function, is another one when a run goes on: it must be refused."""
     begin = time.monotonic()
+    what = str(rng.choice(["train", "heldout", "verifier"]))
     variant = "short" if what == "verifier" else "sets"
     bench.undisturbed(variant)
     file = bench.verifier if what == "verifier" else bench.sets[what]

@@ -70,11 +70,12 @@ def undisturbed(bench: Bench) -> pathlib.Path:
     return workdir
 
 
-def member_lost(bench: Bench, rng: np.random.Generator, how: str) -> list[Trial]:
+def member_lost(bench: Bench, rng: np.random.Generator) -> list[Trial]:
     """One of two processes is killed, frozen or terminated; the job must end by itself, and go on once started."""
     begin, whole, workdir = time.monotonic(), undisturbed(bench), bench.new()
     job = Job(bench, workdir)
     watch, rows, who = Watch(bench, workdir, job), int(rng.integers(0, 3)), int(rng.integers(0, 2))
+    how = str(rng.choice(list(SIGNALS)))
     while watch.rows < rows and job.poll() is None:
         watch.phase()
         time.sleep(0.01)

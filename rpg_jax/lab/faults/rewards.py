@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from rpg_jax.lab.faults import verifiers
 from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, TOLD, Bench, Trial, explained, verdict
 from rpg_jax.lab.faults.signals import PHASES, Watch
 
@@ -13,10 +14,10 @@ FAILURES = ("train/reward_failures",)  # what a training with misbehaving reward
 WORKER_SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "terminated": signal.SIGTERM}
 
 
-def misbehaving(bench: Bench, rng: np.random.Generator, how: str) -> list[Trial]:
+def misbehaving(bench: Bench, rng: np.random.Generator) -> list[Trial]:
     """A reward function that misbehaves on some responses: these must count as wrong, with a line, and nothing else."""
     bench.undisturbed("short")
-    begin, workdir = time.monotonic(), bench.new()
+    begin, workdir, how = time.monotonic(), bench.new(), str(rng.choice(list(verifiers.MISBEHAVIOURS)))
     ended = bench.train("short", workdir, FAULTS_VERIFIER=how)
     wrong = explained(ended) or ended.status and ended.err[-300:]
     lost = wrong or bench.differences("short", workdir, FAILURES)
@@ -29,10 +30,10 @@ def misbehaving(bench: Bench, rng: np.random.Generator, how: str) -> list[Trial]
     return [Trial("verifier misbehaves", how, outcome, line, time.monotonic() - begin)]
 
 
-def worker_lost(bench: Bench, rng: np.random.Generator, how: str) -> list[Trial]:
+def worker_lost(bench: Bench, rng: np.random.Generator) -> list[Trial]:
     """A reward worker or its warden is killed or stopped: a response may count as wrong, with a line."""
     bench.undisturbed("short")
-    begin, workdir = time.monotonic(), bench.new()
+    begin, workdir, how = time.monotonic(), bench.new(), str(rng.choice(list(WORKER_SIGNALS)))
     running = bench.start("short", workdir)
     watch, target, hit = Watch(bench, workdir, running), str(rng.choice(["reward", "update", "evaluation"])), 0
     limit = time.monotonic() + LIMIT_SECONDS

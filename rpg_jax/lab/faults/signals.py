@@ -85,8 +85,9 @@ def strike(
     return Struck(phase, watch.rows), running
 
 
-def interrupted(bench: Bench, rng: np.random.Generator, variant: str, which: str) -> list[Trial]:
+def interrupted(bench: Bench, rng: np.random.Generator, which: str) -> list[Trial]:
     """One training that is sent the signals again and again, then ends undisturbed."""
+    variant = str(rng.choice(["plain", "carried"]))
     bench.undisturbed(variant)
     workdir, trials, numbers = bench.new(), [], SIGNALS[which]
     last = which != "SIGSTOP, SIGCONT"  # after which it goes on
