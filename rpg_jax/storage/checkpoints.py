@@ -28,7 +28,7 @@ _STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.E
 
 # A failure in one of Orbax's threads reaches the caller as an exception. Orbax also logs it, as pages of tracebacks.
 for _name in ("absl", "asyncio"):
-    logging.getLogger(_name).addFilter(lambda record: "/orbax/" not in record.pathname + record.getMessage())
+    logging.getLogger(_name).addFilter(lambda record: "orbax" not in record.pathname + record.getMessage())
 
 
 class DamagedCheckpoint(ValueError):
