@@ -92,18 +92,12 @@ def _disk_error(error) -> str | None:
 
 def _silence_full_disks() -> None:
     """Threads and destructors say nothing of a full disk: they would print tracebacks around the line of the run."""
-    of_threads, of_destructors, of_main = threading.excepthook, sys.unraisablehook, sys.excepthook
+    of_threads, of_destructors = threading.excepthook, sys.unraisablehook
 
     def unless_of_storage(hook):
         return lambda failure: None if _is_of_storage(failure.exc_value) else hook(failure)
 
-    def unless_loop_is_closed(kind, error, trace):
-        if "Event loop is closed" not in str(error):
-            of_main(kind, error, trace)
-
     threading.excepthook, sys.unraisablehook = map(unless_of_storage, (of_threads, of_destructors))
-    # Orbax closes its event loop at the first failure, to which TensorStore's threads then report that others failed.
-    sys.excepthook = unless_loop_is_closed
 
 
 def _one_line(error) -> str:
