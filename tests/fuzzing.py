@@ -88,10 +88,10 @@ def bounded(seconds: int):
 @contextlib.contextmanager
 def imported(command: str):
     """The module of a command as if no other had been imported here: commands share names of flags."""
-    registry = {name: part for name, part in vars(flags.FLAGS).items() if isinstance(part, dict)}
+    registry = {table: part for table, part in vars(flags.FLAGS).items() if isinstance(part, dict)}
     saved = {
-        name: {key: value[:] if isinstance(value, list) else value for key, value in part.items()}
-        for name, part in registry.items()
+        table: {key: value[:] if isinstance(value, list) else value for key, value in part.items()}
+        for table, part in registry.items()
     }
     owners = flags.FLAGS.flags_by_module_dict()
     for flag in [flag.name for module in owners if module.startswith("rpg_jax.") for flag in owners[module]]:
@@ -103,9 +103,10 @@ def imported(command: str):
         try:
             yield importlib.import_module(name)
         finally:
-            for name, part in registry.items():
+            sys.modules.pop(name, None)  # its flags go, so nobody else may take it for imported
+            for table, part in registry.items():
                 part.clear()
-                part.update(saved[name])
+                part.update(saved[table])
 
 
 def call(command: str, *arguments: str, seconds: int = SECONDS) -> tuple[int, str]:
