@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+import warnings
 
 _HELDOUT_SHARE = 8  # one question in eight is held out
 _CHUNK = 500  # items of one dataset of reasoning-gym; it draws more from the next seed
@@ -21,6 +22,7 @@ _OURS = ("seed", "size")
 
 
 def main():
+    warnings.simplefilter("ignore", SyntaxWarning)  # of the code of packages that families load
     request = json.loads(sys.stdin.readline())
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
