@@ -223,6 +223,20 @@ def explained(ended: Ended, status: Sequence[int] = (0,)) -> str:
     return ""
 
 
+def failure(ended: Ended) -> str:
+    """What is wrong with a command that nothing disturbed, and that must end with status 0; empty if nothing."""
+    return explained(ended) or (ended.err[-300:] if ended.status else "")
+
+
+def concluded(bench: Bench, trials: list[Trial], workdir: pathlib.Path, wrong: str) -> list[Trial]:
+    """The trials that `workdir` went through: all lost if its end is `wrong`, else the folder is removed."""
+    for trial in trials if wrong else ():
+        trial.outcome, trial.line = LOST, wrong
+    if not wrong:
+        bench.remove(workdir)
+    return trials
+
+
 def refusals(ended: Ended) -> list[str]:
     return [line for line in ended.err.splitlines() if line.startswith("error: ")]
 

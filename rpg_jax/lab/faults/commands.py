@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, SAME, Bench, Trial, explained
+from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, SAME, Bench, Trial, concluded, explained, failure
 from rpg_jax.lab.faults.damage import CONVERT, outputs, read_outputs, run
 
 CHAIN = 3  # kills of one command, at most
@@ -35,14 +35,10 @@ def killed_command(bench: Bench, rng: np.random.Generator, command: str) -> list
     if command == CONVERT:
         shutil.rmtree(f"{workdir}.export", ignore_errors=True)
     ended = run(bench, command, workdir)
-    wrong = explained(ended) or ended.status and ended.err[-300:]
+    wrong = failure(ended)
     if not wrong and read_outputs(command, workdir) != expected:
         wrong = "its files differ from those of an undisturbed command"
-    for trial in trials if wrong else ():
-        trial.outcome, trial.line = LOST, wrong
-    if not wrong:
-        bench.remove(workdir)
-    return trials
+    return concluded(bench, trials, workdir, wrong)
 
 
 def killed_compilation(bench: Bench, rng: np.random.Generator) -> list[Trial]:
@@ -62,12 +58,8 @@ def killed_compilation(bench: Bench, rng: np.random.Generator) -> list[Trial]:
         if wrong:
             return trials
     ended = bench.train("short", workdir, cold=True, JAX_COMPILATION_CACHE_DIR=str(cache))
-    wrong = explained(ended) or ended.status and ended.err[-300:] or bench.differences("short", workdir)
-    for trial in trials if wrong else ():
-        trial.outcome, trial.line = LOST, wrong
-    if not wrong:
-        bench.remove(workdir)
-    return trials
+    wrong = failure(ended) or bench.differences("short", workdir)
+    return concluded(bench, trials, workdir, wrong)
 
 
 def killed_preparation(bench: Bench, rng: np.random.Generator) -> list[Trial]:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from rpg_jax.lab.faults import verifiers
-from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, TOLD, Bench, Trial, explained, verdict
+from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, TOLD, Bench, Trial, explained, failure, verdict
 from rpg_jax.lab.faults.signals import PHASES, Watch
 
 FAILURES = ("train/reward_failures",)  # what a training with misbehaving rewards says more in its rows
@@ -19,8 +19,7 @@ def misbehaving(bench: Bench, rng: np.random.Generator) -> list[Trial]:
     bench.undisturbed("short")
     begin, workdir, how = time.monotonic(), bench.new(), str(rng.choice(list(verifiers.MISBEHAVIOURS)))
     ended = bench.train("short", workdir, FAULTS_VERIFIER=how)
-    wrong = explained(ended) or ended.status and ended.err[-300:]
-    lost = wrong or bench.differences("short", workdir, FAILURES)
+    lost = failure(ended) or bench.differences("short", workdir, FAILURES)
     said = [line for line in ended.err.splitlines() if "counted as wrong" in line]
     if not lost and not said:
         lost = "no line says that responses were counted as wrong"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, SAME, Bench, Trial, explained
+from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, SAME, Bench, Trial, concluded, explained, failure
 from rpg_jax.lab.faults.processes import Running
 
 CHAIN = 6  # signals to one training, at most
@@ -106,14 +106,11 @@ def interrupted(bench: Bench, rng: np.random.Generator, which: str) -> list[Tria
             return trials
     begin = time.monotonic()
     ended = bench.train(variant, workdir)
-    lost = explained(ended) or ended.status and ended.err[-300:] or bench.differences(variant, workdir)
-    for trial in trials if lost else ():
-        trial.outcome, trial.line = LOST, f"after signals in {[trial.what for trial in trials]}: {lost}"
+    lost = failure(ended) or bench.differences(variant, workdir)
     if trials:
         trials[-1].seconds += time.monotonic() - begin
-    if not lost:
-        bench.remove(workdir)
-    return trials
+    wrong = f"after signals in {[trial.what for trial in trials]}: {lost}" if lost else ""
+    return concluded(bench, trials, workdir, wrong)
 
 
 def _size(file: pathlib.Path) -> int:
