@@ -30,7 +30,8 @@ done
 [[ $# -gt 0 ]] || usage "-- is missing"
 shift
 
-bash "$root/launch/setup.sh" </dev/null
+# shellcheck source=launch/setup.sh
+source "$root/launch/setup.sh" </dev/null
 python="$root/.venv/bin/python"
 export JAX_PLATFORMS=cpu JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo JAX_NUM_CPU_DEVICES="$devices"
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$root/.jax_cache}"

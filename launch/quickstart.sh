@@ -5,7 +5,8 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash launch/setup.sh </dev/null
+# shellcheck source=launch/setup.sh
+source launch/setup.sh </dev/null
 
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
 workdir="${WORKDIR:-runs/quickstart}"

@@ -52,4 +52,10 @@ rpg_setup() {
   rpg_install requirements.sha256 requirements.txt requirements-core.txt requirements-test.txt
 }
 
+# Told to keep no bytecode, as in many containers, every process would compile two thousand modules anew, for 5 s. It
+# lies in .venv then, so that the tree stays as it is.
+if [[ -n "${PYTHONDONTWRITEBYTECODE:-}" ]]; then
+  unset PYTHONDONTWRITEBYTECODE
+  export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$rpg_root/.venv/bytecode}"
+fi
 rpg_setup

@@ -22,6 +22,7 @@ for word in "$@"; do
 done
 [[ ${#flags[@]} -gt 0 ]] || refuse "the file of a sweep is missing"
 
-bash launch/setup.sh </dev/null
+# shellcheck source=launch/setup.sh
+source launch/setup.sh </dev/null
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
 exec .venv/bin/python -m rpg_jax.sweep "${flags[@]}"

@@ -116,6 +116,15 @@ def test_setup_can_be_sourced(clone, tmp_path):
     assert result.stdout == "still here\n" and result.returncode == 0
 
 
+@pytest.mark.parametrize(("asked", "folder"), [({"PYTHONPYCACHEPREFIX": "/elsewhere"}, "/elsewhere"), ({}, None)])
+def test_bytecode_is_kept_in_the_environment(clone, tmp_path, asked, folder):
+    fake_venv(clone)
+    show = f'source "{clone}/launch/setup.sh" && echo "${{PYTHONDONTWRITEBYTECODE-unset}} $PYTHONPYCACHEPREFIX"'
+    result = run(["bash", "-c", show], tmp_path, PYTHONDONTWRITEBYTECODE="1", **asked)
+    assert result.stdout == f"unset {folder or clone / '.venv' / 'bytecode'}\n"
+    assert run(["bash", "-c", show], tmp_path).stdout == "unset \n"  # where Python's own way is not forbidden
+
+
 def test_a_virtual_environment_is_made(clone, tmp_path):
     result = run(["bash", clone / "launch/setup.sh"], tmp_path, PYTHON=sys.executable)
     assert result.returncode == 0, result.stderr
