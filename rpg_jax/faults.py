@@ -5,8 +5,8 @@
 Small trainings are killed in every phase, their files are damaged, their disks fill up, and their reward functions
 hang, lie and fork. After each fault the training must end with the bits of one that nothing disturbed, or one line must
 say what was lost and how to go on. Progress goes to stderr. OUT holds trials.jsonl (one line a fault), report.md,
-campaign.json, and under runs/ the folders of what was lost. It needs the repository (configs/, launch/); disks are
-filled where they may be mounted. docs/reliability.md has the table of a campaign, and what is promised.
+campaign.json, and under lane-*/runs/ the folders of what was lost. It needs the repository (configs/, launch/); disks
+are filled where they may be mounted. docs/reliability.md has the table of a campaign, and what is promised.
 
 Exit statuses: 0 nothing was lost, 1 something was, 2 a mistake in the input.
 """
@@ -19,6 +19,7 @@ from rpg_jax.run import cli
 flags.DEFINE_float("minutes", 60, "Minutes until the last fault begins.", lower_bound=0)
 flags.DEFINE_integer("seed", 0, "Which files, moments and bits the faults choose.", lower_bound=0)
 flags.DEFINE_string("out", "runs/faults", "Folder of the campaign; it must not exist, or be empty.")
+flags.DEFINE_integer("lanes", 2, "Trainings that run side by side, each in a folder of its own.", lower_bound=1)
 flags.DEFINE_list("kinds", None, f"Families of faults, comma separated; unset: {', '.join(command.faults())}.")
 
 

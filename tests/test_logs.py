@@ -14,6 +14,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
 from rpg_jax.data import Problem
+from rpg_jax.run.summary import write_summary
 from rpg_jax.storage import logs
 from rpg_jax.storage.logs import Progress, RunLog, jsonable, read_jsonl, write_json_atomic
 from rpg_jax.storage.responses import ResponseLog
@@ -274,3 +275,23 @@ def test_altered_responses_of_an_evaluation_are_named(tmp_path):
     (tmp_path / "settings.json").unlink()
     with pytest.raises(ValueError, match="settings.json is not a JSON object; give another --out"):
         ResponseLog(tmp_path, {"k": 2}, problems)
+
+
+def test_the_summary_of_an_altered_log(tmp_path):
+    """A key in which a bit has flipped takes its task out of the summary; without any evaluation there is none."""
+    names = [f"eval/{task}/mean@4{end}" for task in ("sums", "all") for end in ("", "_low", "_high")]
+    log, totals = tmp_path / "metrics.jsonl", {"seconds": 1.0, "tokens": 2, "compilations_after_warmup": 0}
+    before, after = dict.fromkeys(names, 0.25), dict.fromkeys(names, 0.5)
+    del before["eval/sums/mean@4_low"]
+    drawn = []
+
+    def summary(*evaluations):
+        log.write_text("".join(json.dumps({"step": step} | row) + "\n" for step, row in enumerate(evaluations)))
+        return write_summary(tmp_path, totals, lambda rows, file: drawn.append(rows))
+
+    written = summary(before, {}, after)
+    assert written["accuracy_before"] == 0.25 and written["accuracy_after"] == written["best_accuracy"] == 0.5
+    assert written["tasks"] == {"sums": {"before": None, "after": (0.5, 0.5, 0.5)}} and len(drawn[0]) == 3
+    assert summary(dict.fromkeys(names), after)["accuracy_before"] == 0.5
+    with pytest.raises(ValueError, match=r"metrics.jsonl has no evaluation any more; put its rows back"):
+        summary({"eval/all/mean@4": 0.5, "eval/all/mean@4_low": "0.4", "eval/all/mean@4_high": 0.6})

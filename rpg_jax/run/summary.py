@@ -15,27 +15,34 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 
 
 def accuracies(row: dict) -> dict[str, tuple[float, float, float]]:
-    """task -> (mean@k, low, high) of a row of `metrics.jsonl`; empty if its step was not evaluated."""
-    means = {key: re.fullmatch(r"eval/(.+)/mean@\d+", key) for key in row}
-    return {match[1]: (row[key], row[f"{key}_low"], row[f"{key}_high"]) for key, match in means.items() if match}
+    """task -> (mean@k, low, high) of a row of `metrics.jsonl`; empty if its step was not evaluated.
+
+    A task of which one of these is no number, as in a log that was altered, is left out.
+    """
+    means = {match[1]: key for key in row if (match := re.fullmatch(r"eval/(.+)/mean@\d+", key))}
+    values = {task: tuple(row.get(f"{key}{end}") for end in ("", "_low", "_high")) for task, key in means.items()}
+    return {task: numbers for task, numbers in values.items() if all(isinstance(n, (int, float)) for n in numbers)}
 
 
 def write_summary(path: pathlib.Path, totals: dict, draw: Callable[[list[dict], pathlib.Path], None]) -> dict:
     """Writes both files into the run's folder and returns the summary.
 
-    `totals` are those of `training.loop`; `draw(rows, file)` draws the figure.
+    `totals` are those of `training.loop`; `draw(rows, file)` draws the figure. Raises ValueError when the log has lost
+    every evaluation.
     """
     rows, _ = read_jsonl(path / "metrics.jsonl")
-    evaluated = [row for row in rows if accuracies(row)]
-    before, after = accuracies(evaluated[0]), accuracies(evaluated[-1])
+    evaluated = [tasks for row in rows if ALL in (tasks := accuracies(row))]
+    if not evaluated:
+        raise ValueError(f"{path}/metrics.jsonl has no evaluation any more; put its rows back, or train anew elsewhere")
+    before, after = evaluated[0], evaluated[-1]
     summary = {
         "steps": rows[-1]["step"],
         "accuracy_before": before[ALL][0],
         "accuracy_before_interval": before[ALL][1:],
         "accuracy_after": after[ALL][0],
         "accuracy_after_interval": after[ALL][1:],
-        "best_accuracy": max(accuracies(row)[ALL][0] for row in evaluated),
-        "tasks": {task: {"before": before[task], "after": after[task]} for task in after if task != ALL},
+        "best_accuracy": max(tasks[ALL][0] for tasks in evaluated),
+        "tasks": {task: {"before": before.get(task), "after": after[task]} for task in after if task != ALL},
         "wall_seconds": totals["seconds"],
         "generated_tokens": totals["tokens"],
         "compilations_after_warmup": totals["compilations_after_warmup"],

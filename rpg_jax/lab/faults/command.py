@@ -7,12 +7,15 @@ import pathlib
 import platform
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TextIO
 
 import numpy as np
 from rich.console import Console
@@ -66,52 +69,86 @@ def main(options) -> int:
         if unknown := [name for name in chosen if name not in families]:
             raise ValueError(f"--kinds={unknown[0]} is unknown; known: {', '.join(families)}")
         out.mkdir(parents=True, exist_ok=True)
-    stop, begin = cli.stop_event(), time.monotonic()
+    stop = cli.stop_event()
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out / "jax_cache"))
     # Trainings import configs from the repository, wherever the campaign is started.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    about = dict(seed=options.seed, minutes=options.minutes, kinds=chosen, commit=commit(), load=os.getloadavg()[0])
+    about = dict(seed=options.seed, minutes=options.minutes, lanes=options.lanes, kinds=chosen, commit=commit())
     about |= dict(machine=f"{os.cpu_count()} CPUs, {platform.machine()}", python=platform.python_version())
-    trials: list[Trial] = []
-    (out / "streams").mkdir()
-    with Zygote(out / "streams") as zygote, (out / TRIALS).open("w") as log:
-        bench = Bench(out, zygote)
-        turns = [Turn(share, fault) for name in chosen for share, fault in families[name]]
-        np.random.default_rng(options.seed).shuffle(turns)
-        while not stop.is_set() and time.monotonic() - begin < 60 * options.minutes:
-            turn = min(turns, key=lambda turn: turn.spent / turn.share)
-            for trial in turn.take(bench, options.seed):
-                trials.append(trial)
-                log.write(json.dumps(dataclasses.asdict(trial)) + "\n")
-                if trial.outcome == LOST:
-                    print(f"LOST: {trial.kind}: {trial.what}: {trial.line}", file=sys.stderr)
-            log.flush()
-            lost = sum(trial.outcome == LOST for trial in trials)
-            minutes = (time.monotonic() - begin) / 60
-            text = f"{len(trials)} faults, {lost} lost | {minutes:.1f} of {options.minutes:g} min | {trials[-1].kind}"
-            print(text, file=sys.stderr, flush=True)
-    about |= dict(minutes_taken=round((time.monotonic() - begin) / 60, 1), faults=len(trials))
-    about |= dict(lost=sum(trial.outcome == LOST for trial in trials))
+    about |= dict(load=os.getloadavg()[0])
+    turns = [Turn(share, fault) for name in chosen for share, fault in families[name]]
+    np.random.default_rng(options.seed).shuffle(turns)
+    with (out / TRIALS).open("w") as log, ThreadPoolExecutor(options.lanes) as pool:
+        campaign = Campaign(turns, options, stop, log)
+        list(pool.map(campaign.lane, [out / f"lane-{number}" for number in range(options.lanes)]))
+    trials = campaign.trials
+    about |= dict(minutes_taken=round(campaign.minutes(), 1), faults=len(trials), lost=campaign.lost())
     (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
     (out / REPORT).write_text(markdown(trials))
     show(trials, about)
     return int(about["lost"] > 0)
 
 
+class Campaign:
+    """What the lanes share: the turns, the time, and the trials so far, which `log` keeps as JSON lines."""
+
+    def __init__(self, turns: list["Turn"], options, stop: threading.Event, log: TextIO):
+        self.trials: list[Trial] = []
+        self._turns, self._options, self._stop, self._log = turns, options, stop, log
+        self._begin, self._lock = time.monotonic(), threading.Lock()
+
+    def minutes(self) -> float:
+        """Minutes since it began."""
+        return (time.monotonic() - self._begin) / 60
+
+    def lost(self) -> int:
+        """How many trials have lost something."""
+        return sum(trial.outcome == LOST for trial in self.trials)
+
+    def lane(self, folder: pathlib.Path) -> None:
+        """Tries one fault after the other in a folder of its own, until the time is over."""
+        (folder / "streams").mkdir(parents=True)
+        with Zygote(folder / "streams") as zygote:
+            bench = Bench(folder, zygote)
+            while turn := self._next():
+                self._record(turn, turn.take(bench, self._options.seed))
+
+    def _next(self) -> "Turn | None":
+        """The fault that is furthest behind its share of the time, those first that no lane tries; None at the end."""
+        with self._lock:
+            if self._stop.is_set() or self.minutes() >= self._options.minutes:
+                return None
+            turn = min(self._turns, key=lambda turn: (turn.lanes, turn.spent / turn.share))
+            turn.lanes, turn.count = turn.lanes + 1, turn.count + 1
+            return turn
+
+    def _record(self, turn: "Turn", trials: list[Trial]) -> None:
+        with self._lock:
+            turn.lanes -= 1
+            self.trials += trials
+            for trial in trials:
+                self._log.write(json.dumps(dataclasses.asdict(trial)) + "\n")
+                if trial.outcome == LOST:
+                    print(f"LOST: {trial.kind}: {trial.what}: {trial.line}", file=sys.stderr)
+            self._log.flush()
+            so_far = f"{self.minutes():.1f} of {self._options.minutes:g} min"
+            text = f"{len(self.trials)} faults, {self.lost()} lost | {so_far} | {turn.name}"
+            print(text, file=sys.stderr, flush=True)
+
+
 class Turn:
-    """One fault of a campaign: how much time it has taken, and how often it was its turn."""
+    """One fault of a campaign: its share of the time, the seconds it has taken, how often and in how many lanes."""
 
     def __init__(self, share: float, fault: Fault):
-        self.share, self.spent, self._fault, self._count = share, 0.0, fault, 0
+        self.share, self.spent, self.count, self.lanes, self._fault = share, 0.0, 0, 0, fault
         function, settings = getattr(fault, "func", fault), getattr(fault, "keywords", {})
         self.name = " ".join([function.__name__, *map(str, settings.values())])
 
     def take(self, bench: Bench, seed: int) -> list[Trial]:
         """Tries the fault once more; the random numbers depend on the seed, the fault and how often it was tried."""
         begin = time.monotonic()
-        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), self._count])
-        self._count += 1
+        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), self.count])
         try:
             trials = self._fault(bench, rng)
         except Exception as error:  # of the campaign itself, or of a state of files that it does not expect

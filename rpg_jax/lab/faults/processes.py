@@ -45,7 +45,7 @@ class Zygote:
         """Starts `python -m rpg_jax.NAME ARGUMENTS`: a fork, or with `cold` a new interpreter."""
         self._count += 1
         streams = [str(self._folder / f"{self._count}.{stream}") for stream in ("out", "err")]
-        environment |= {MARK: f"{os.getpid()}-{self._count}"}
+        environment |= {MARK: f"{self._process.pid}-{self._count}"}
         if not cold:
             order = dict(module=f"rpg_jax.{name}", arguments=list(arguments), environment=environment)
             pid = self.ask({"start": order | dict(streams=streams, most_bytes=most_bytes)})
@@ -63,7 +63,7 @@ class Zygote:
     def __exit__(self, *_):
         self._process.stdin.close()
         self._process.wait()
-        for pid in marked(f"{os.getpid()}-"):
+        for pid in marked(f"{self._process.pid}-"):
             _kill(pid, signal.SIGKILL)
 
 
