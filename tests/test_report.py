@@ -419,6 +419,15 @@ def test_a_single_run_has_no_sections_of_comparison(tmp_path):
     assert "| a | 1 | 0.2000 | 0.2000 | 0.2100 | 0.2100 |" in text
 
 
+def test_runs_without_times_have_no_section_of_costs(tmp_path):
+    folder = write_run(tmp_path / "a", {0: 0.1, 4: 0.2})
+    log = folder / "metrics.jsonl"
+    assert "## Cost" in page_of(folder)
+    log.write_text(re.sub(r'"time/\w+": [\d.]+,? ?', "", log.read_text()).replace(", }", "}"))
+    text = page_of(folder)
+    assert "## Cost" not in text and "## Training curves" in text
+
+
 def write_responses(folder, responses):
     """Held-out responses {step: response} to one problem, in a run's folder."""
     shared = dict(problem=7, task="arithmetic", prompt="1+<b>1</b>\n", answer="2")

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -169,6 +170,20 @@ def test_a_fork_bomb_ends_and_orphans_do_not_outlive_the_scorer(file, tmp_path, 
             time.sleep(0.01)
         assert len(left(daemons)) >= 6
     assert not left(daemons)
+
+
+@linux
+def test_a_stopped_warden_and_its_stopped_worker_end_with_the_scorer(file, tmp_path):
+    pids = tmp_path / "pids"
+    with Scorer(f"{file}:reward", workers=1, timeout_seconds=20) as scorer:
+        scorer.score([(problem(1, str(pids)), "pid")])
+        (worker,) = left(pids)
+        stat = pathlib.Path(f"/proc/{worker}/stat").read_text()
+        warden = int(stat.rpartition(")")[2].split()[1])
+        pids.write_text(f"{warden} {worker}")
+        for pid in left(pids):
+            os.kill(pid, signal.SIGSTOP)
+    assert not left(pids)
 
 
 @linux

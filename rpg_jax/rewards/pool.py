@@ -6,6 +6,7 @@ import os
 import pathlib
 import secrets
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -160,6 +161,7 @@ class _Worker:
         if process is None:
             return
         process.terminate()
+        process.send_signal(signal.SIGCONT)  # a warden that somebody has stopped would leave its worker behind
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:

@@ -142,12 +142,13 @@ def run(bench: Bench, command: str, workdir: pathlib.Path):
 
 
 def read_outputs(command: str, workdir: pathlib.Path) -> dict[str, bytes]:
-    """name -> contents of the files that `run` writes."""
+    """name -> contents of the files that `run` writes; those of responses in any order."""
     if command == CONVERT:
         folder = pathlib.Path(f"{workdir}.export")
         return {file.name: file.read_bytes() for file in folder.iterdir()}
     (folder,) = (workdir / "evaluation").glob("step-*")
-    return {name: (folder / name).read_bytes() for name in ("responses.jsonl", "evaluation.json")}
+    rows = sorted((folder / "responses.jsonl").read_bytes().splitlines())  # one that was lost is drawn again, last
+    return {"responses.jsonl": b"\n".join(rows), "evaluation.json": (folder / "evaluation.json").read_bytes()}
 
 
 def outputs(bench: Bench, variant: str, command: str) -> dict[str, bytes]:

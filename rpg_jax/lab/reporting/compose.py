@@ -80,6 +80,6 @@ def document(title: str, found: list[runs.Run], experiments=(), margin: float | 
         blocks += [tables.interquartile_means(comparison)]
     blocks += tables.responses(variants)
     blocks += [Heading("Training"), Figure("dynamics", dynamics, tables.DYNAMICS)] if dynamics else []
-    blocks += [Heading("Cost"), tables.costs(variants), Text(tables.COSTS)]
+    blocks += tables.costs(variants)
     blocks += tables.config_differences(variants)
     return [*blocks, Heading("Runs"), tables.runs(comparison, variants, repeated)]

@@ -117,7 +117,10 @@ def pairs(comparison) -> Table:
     return Table(["better", "worse", "difference of means", "P(improvement)", "95 %", "p", "p after Holm"], rows)
 
 
-def costs(variants) -> Table:
+def costs(variants) -> list:
+    """Heading, table and text of what runs cost; nothing where no run was timed, as those of a file of kept curves."""
+    if not any(run.seconds for variant in variants for run in variant.runs):
+        return []
     rows = []
     for variant in variants:
         timed = [run for run in variant.runs if run.seconds]
@@ -133,7 +136,7 @@ def costs(variants) -> Table:
             f"{wall.mean():.1f}" if wall.notna().any() else "-",
         ])  # fmt: skip
     header = ["variant", "runs", "seconds a run", "least – most", "seconds a step", "tokens a run", "tokens a second"]
-    return Table([*header, "wall seconds in all"], rows)
+    return [Heading("Cost"), Table([*header, "wall seconds in all"], rows), Text(COSTS)]
 
 
 def config_differences(variants) -> list:
