@@ -19,7 +19,7 @@ from rpg_jax.run import cli
 flags.DEFINE_float("minutes", 60, "Minutes until the last fault begins.", lower_bound=0)
 flags.DEFINE_integer("seed", 0, "Which files, moments and bits the faults choose.", lower_bound=0)
 flags.DEFINE_string("out", "runs/faults", "Folder of the campaign; it must not exist, or be empty.")
-flags.DEFINE_integer("lanes", 2, "Trainings that run side by side, each in a folder of its own.", lower_bound=1)
+flags.DEFINE_integer("lanes", 2, "Trainings that run side by side, each in a folder of its own.", 1, 64)
 flags.DEFINE_list("kinds", None, f"Families of faults, comma separated; unset: {', '.join(command.faults())}.")
 
 

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from unittest import mock
 
 import hypothesis
 import pyarrow
@@ -115,7 +116,12 @@ def call(command: str, *arguments: str, seconds: int = SECONDS) -> tuple[int, st
     Fails unless the status is 0 or 2, and 2 goes with one line and no traceback, within the bounds on time and memory.
     """
     errors, argv = io.StringIO(), [command, *arguments]
-    with imported(command) as module, pytest.MonkeyPatch.context() as patch, bounded(seconds):
+    with (
+        imported(command) as module,
+        pytest.MonkeyPatch.context() as patch,
+        bounded(seconds),
+        mock.patch.dict(os.environ),
+    ):
         patch.setattr(sys, "argv", argv)  # where ml_collections looks for --config.KEY
         patch.setattr(sys, "path", sys.path[:])
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):

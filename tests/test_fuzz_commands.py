@@ -10,6 +10,7 @@ from fuzzing import NUMBERS, WORDS, begin, budget, call, imported
 from hypothesis import strategies as st
 
 from rpg_jax.lab import clip_figures, verification
+from rpg_jax.lab.faults import command as faults
 from rpg_jax.lab.oracle import measure as oracle
 from rpg_jax.lab.planning import command as planning
 from rpg_jax.lab.sweeping import command as sweeping
@@ -30,7 +31,7 @@ WORK = [  # what is expensive, or does not end; in its place the line is "accept
     (train, "train"), (evaluate, "watch"), (evaluate, "evaluate"), (planning, "plan_in_process"), (planning, "plan"),
     (verification, "find"), (verification, "contract_faults"), (clip_figures, "draw"), (tradeoff, "contract_faults"),
     (tradeoff.measure, "_situations"), (oracle, "warm_start"), (sweeping, "Pool"), (warm_starts, "prepare"),
-    (warm_starts, "train_in_process"),
+    (warm_starts, "train_in_process"), (faults, "Campaign"),
 ]  # fmt: skip
 ARGUMENTS = [*FILES, "folder", f"{ROOT}/configs/quickstart.py", f"{ROOT}/configs/quickstart.py:smoke"]
 ARGUMENTS += [f"{ROOT}/configs/sweeps/small.py", f"{ROOT}/tests/data/my_objective.py:f", "gym:chain_sum(size=-1)"]
@@ -74,10 +75,17 @@ def command_line(draw, command):
     return words
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "convert", "prepare", "verify", "plan", "sweep", "report"])
+COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "plan", "sweep", "report", "faults"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 @budget(10)
 @hypothesis.given(data=st.data())
 def test_a_command_line_is_refused_by_a_line_or_begins(folder, command, data):
     words = data.draw(command_line(command))
     if "\0" not in "".join(words):  # the system passes on no such argument
-        call(command, *words)
+        status, line = call(command, *words)
+        parts = [part for word in words for part in word.lstrip("-").split("=", 1)]
+        given = [text for part in parts for text in (" ".join(part.split()), repr(part)) if text]
+        offenders = [*flags_of(command), "--help", *given]
+        assert not status or line == "error: accepted" or any(name in line for name in offenders), f"{words}: {line}"

@@ -41,7 +41,7 @@ def main(options) -> None:
     """Converts as the flags of `rpg_jax.convert` say."""
     with cli.door():
         to = check_flags(options)
-        target = new_folder(options.target)
+        target = new_folder("target", options.target)
         start = time.perf_counter()
         source = of_run(options) if options.workdir else of_path(pathlib.Path(options.source), options.dtype)
         jax.block_until_ready(source.params)

@@ -28,7 +28,7 @@ def main(options) -> None:
             return print_families()
         options.source = listed(options.source or "")
         check_flags(options)
-        target = new_folder(options.target)
+        target = new_folder("target", options.target)
         tokenizer = data.load_tokenizer(options.tokenizer, options.chat_template) if options.tokenizer else None
         folded = read_sources(options)
         origin = folded.origins.__getitem__

@@ -1,4 +1,4 @@
-"""What the commands that make a folder share: the check of --target before the work, and the table after it."""
+"""What the commands that make a folder share: the check of its name before the work, and the table after it."""
 
 import os
 import pathlib
@@ -7,14 +7,14 @@ from rich.console import Console
 from rich.table import Table
 
 
-def new_folder(target: str) -> pathlib.Path:
-    """The folder to make. Raises OSError when it holds something, or when it cannot be made."""
-    folder = pathlib.Path(target)
+def new_folder(flag: str, value: str) -> pathlib.Path:
+    """The folder to make, which a flag names. Raises OSError when it holds something, or when it cannot be made."""
+    folder = pathlib.Path(value)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is no empty folder; remove it or name another --target")
+        raise FileExistsError(f"{folder} exists and is no empty folder; remove it or name another --{flag}")
     parent = next(parent for parent in folder.absolute().parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise PermissionError(f"--target={folder}: {parent} is no folder that can be written to; name another")
+        raise PermissionError(f"--{flag}={folder}: {parent} is no folder that can be written to; name another")
     return folder
 
 

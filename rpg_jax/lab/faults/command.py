@@ -63,7 +63,7 @@ def faults() -> dict[str, list[tuple[float, Fault]]]:
 def main(options) -> int:
     """Runs a campaign as the flags of `rpg_jax.faults` say. Returns 0 when nothing was lost, 1 otherwise."""
     with cli.door():
-        out = new_folder(options.out).absolute()
+        out = new_folder("out", options.out).absolute()
         families = faults()
         chosen = options.kinds or list(families)
         if unknown := [name for name in chosen if name not in families]:
