@@ -6,13 +6,17 @@ fetches the model, converts it, trains with this config, and evaluates before an
 came of it. Hardware: 2 CPU cores and 8 GB.
     python -m configs.real_model --heldout=trained     the problems of these evaluations, for `evaluate --data`; the
                                                        other set is `untrained`
-    python -m configs.real_model FOLDER                their scores, once launch/real_model.sh has written them there
+    python -m configs.real_model FOLDER...             their scores, once launch/real_model.sh has written them there;
+                                                       of several folders, runs of other seeds, their mean, too
 Variants: `:smoke` is the same path in two steps, for tests.
 """
 
 import json
 import pathlib
+import statistics
 import sys
+
+from scipy import stats
 
 from configs import base
 
@@ -30,6 +34,7 @@ def mixture(*sizes):
     return "gym:" + " + ".join((SUMS, PRODUCTS, GCD)).format(*sizes)
 
 
+EVALUATIONS = [f"{when}-{how}" for how in ("sampled", "greedy") for when in ("before", "after")]
 HELDOUT = {"trained": mixture(24, 10, 22), "untrained": UNTRAINED}
 
 
@@ -69,23 +74,46 @@ def get_config(variant=""):
     return config
 
 
-def table(folder: pathlib.Path) -> str:
-    """Mean scores before and after training, sampled and greedy, with 95 % bootstrap intervals over problems.
+def scores(folder: pathlib.Path, evaluation: str, families: str) -> dict[str, tuple[float, float, float]]:
+    """name -> (mean score, and its 95 % bootstrap interval over problems), of all families together first."""
+    values = json.loads((folder / f"{evaluation}-{families}" / "evaluation.json").read_text())
+    keys = [key for key in values if key.endswith(f"/mean@{values['k']}")]
+    named = {key.partition("/")[0].replace("all", families): key for key in keys}
+    return {name: (values[key], values[f"{key}_low"], values[f"{key}_high"]) for name, key in named.items()}
 
-    Of all problems of the trained families together, then of each; likewise of the others.
-    """
-    columns = [f"{when}-{how}" for how in ("sampled", "greedy") for when in ("before", "after")]
-    rows: dict[str, list[str]] = {"": columns}
+
+def table(folder: pathlib.Path) -> str:
+    """Mean scores before and after training, sampled and greedy, with 95 % bootstrap intervals over problems."""
+    rows: dict[str, list[str]] = {"": EVALUATIONS}
     for families in HELDOUT:
-        for column in columns:
-            scores = json.loads((folder / f"{column}-{families}" / "evaluation.json").read_text())
-            for key in [key for key in scores if key.endswith(f"/mean@{scores['k']}")]:
-                mean, low, high = (scores[key + suffix] for suffix in ("", "_low", "_high"))
-                name = key.partition("/")[0].replace("all", families)
+        for evaluation in EVALUATIONS:
+            for name, (mean, low, high) in scores(folder, evaluation, families).items():
                 rows.setdefault(name, []).append(f"{mean:.1%} ({low:.1%} - {high:.1%})")
-    return "\n".join(f"{name:20}" + "".join(f"{cell:>26}" for cell in cells) for name, cells in rows.items())
+    return aligned(rows)
+
+
+def table_of_seeds(folders: list[pathlib.Path]) -> str:
+    """Mean scores of runs that differ in their seeds, then their mean with a 95 % t interval over runs."""
+    rows: dict[str, list[str]] = {"": EVALUATIONS}
+    for families in HELDOUT:
+        for evaluation in EVALUATIONS:
+            means = [scores(folder, evaluation, families)[families][0] for folder in folders]
+            for folder, mean in zip(folders, means, strict=True):
+                rows.setdefault(f"{families}, {folder}", []).append(f"{mean:.1%}")
+            mean, half = statistics.mean(means), stats.t.ppf(0.975, len(means) - 1) * stats.sem(means)
+            rows.setdefault(f"{families}, {len(means)} runs", []).append(f"{mean:.1%} (+- {half:.1%})")
+    return aligned(rows)
+
+
+def aligned(rows: dict[str, list[str]]) -> str:
+    """Rows as text, each with its name before its cells."""
+    width = max(map(len, rows))
+    return "\n".join(f"{name:{width}}" + "".join(f"{cell:>26}" for cell in cells) for name, cells in rows.items())
 
 
 if __name__ == "__main__":
-    name = sys.argv[1].removeprefix("--heldout=")
-    print(table(pathlib.Path(name)) if name == sys.argv[1] else HELDOUT[name])
+    if sys.argv[1].startswith("--heldout="):
+        print(HELDOUT[sys.argv[1].removeprefix("--heldout=")])
+    else:
+        places = list(map(pathlib.Path, sys.argv[1:]))
+        print("\n\n".join([*map(table, places), *([table_of_seeds(places)] if len(places) > 1 else [])]))

@@ -87,4 +87,11 @@ def test_every_command_works_on_a_small_model(tmp_path):
     assert rows[0] == ["before-sampled", "after-sampled", "before-greedy", "after-greedy"]
     assert [row[0] for row in rows[1:]] == ["trained", "gym:gcd", "untrained", "gym:lcm"]
     assert all(len(row) == 1 + 4 * len("60.5% (50.9% - 70.3%)".split()) for row in rows[1:])
+    shutil.copytree(tmp_path, tmp_path / "seed1", ignore=lambda *_: ["base", "run", "export"])
+    status, out, err = finish(*fork("-m", "configs.real_model", tmp_path, tmp_path / "seed1"))
+    one, other, both = out.split("\n\n")
+    assert status == 0 and one == other and len(one.splitlines()) == len(rows), err
+    names = [line.split("  ")[0] for line in both.splitlines()[1:]]
+    assert names == [f"{f}, {of}" for f in ("trained", "untrained") for of in (tmp_path, tmp_path / "seed1", "2 runs")]
+    assert both.count("(+- 0.0%)") == 8
     assert commands(**environment)[0][2] == "rpg_jax.evaluate", "what is there already is not made again"
