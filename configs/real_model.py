@@ -16,8 +16,6 @@ import pathlib
 import statistics
 import sys
 
-from scipy import stats
-
 from configs import base
 
 # Two-term sums and differences, products of digits, greatest common divisors. Small numbers, because this model has
@@ -93,15 +91,15 @@ def table(folder: pathlib.Path) -> str:
 
 
 def table_of_seeds(folders: list[pathlib.Path]) -> str:
-    """Mean scores of runs that differ in their seeds, then their mean with a 95 % t interval over runs."""
+    """Mean scores of runs that differ in their seeds, then their mean with the least and the highest."""
     rows: dict[str, list[str]] = {"": EVALUATIONS}
     for families in HELDOUT:
         for evaluation in EVALUATIONS:
             means = [scores(folder, evaluation, families)[families][0] for folder in folders]
             for folder, mean in zip(folders, means, strict=True):
                 rows.setdefault(f"{families}, {folder}", []).append(f"{mean:.1%}")
-            mean, half = statistics.mean(means), stats.t.ppf(0.975, len(means) - 1) * stats.sem(means)
-            rows.setdefault(f"{families}, {len(means)} runs", []).append(f"{mean:.1%} (+- {half:.1%})")
+            text = f"{statistics.mean(means):.1%} ({min(means):.1%} - {max(means):.1%})"
+            rows.setdefault(f"{families}, {len(means)} runs", []).append(text)
     return aligned(rows)
 
 
