@@ -4,11 +4,8 @@ Orbax saves atomically and in the background, but it does not detect flipped bit
 its arrays, a JSON record with each leaf's name, shape, dtype and checksum, the caller's values, and its own digest.
 """
 
-import asyncio
-import errno
 import hashlib
 import json
-import logging
 import math
 import os
 import sys
@@ -22,13 +19,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
+from rpg_jax.storage import orbax_io
+
 _KEEP_BEST = 1  # checkpoints with the highest metric that stay beside the newest ones
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
-_STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
-
-# A failure in one of Orbax's threads reaches the caller as an exception. Orbax also logs it, as pages of tracebacks.
-for _name in ("absl", "asyncio"):
-    logging.getLogger(_name).addFilter(lambda record: "orbax" not in record.pathname + record.getMessage())
 
 
 class DamagedCheckpoint(ValueError):
@@ -220,7 +214,7 @@ class Checkpoints:
         like = {name: _stored(leaf) for name, leaf in wanted.items()}
         folder = self.directory / str(step) / "state"
         request = ocp.args.PyTreeRestore(like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
-        with _reader(like) as reader:
+        with orbax_io.reader(like) as reader:
             data = _read("arrays", lambda: reader.restore(folder, args=request))
         sums = _checksums(data)
         altered = [name for name, (_, expected) in record["leaves"].items() if sums[name] != expected]
@@ -263,42 +257,10 @@ class Checkpoints:
                 f"hangs, or the clock was set forward; start again to go on from the checkpoint before"
             ) from error
         except Exception as error:
-            code = _storage_errno(error)
+            code = orbax_io.storage_errno(error)
             if code is None:
                 raise
             raise OSError(code, os.strerror(code), str(self.directory)) from error
-
-
-class _PatientHandler(ocp.type_handlers.ArrayHandler):
-    """Reads leaves side by side as Orbax does; when one fails, waits for the others before the failure is raised.
-
-    Orbax closes its event loop at the first failure. Each of TensorStore's threads that then reports on another leaf
-    to the closed loop would print a traceback.
-    """
-
-    async def deserialize(self, infos, args=None):
-        earlier = asyncio.all_tasks()
-        try:
-            return await super().deserialize(infos, args)
-        finally:
-            while unfinished := asyncio.all_tasks() - earlier:
-                await asyncio.gather(*unfinished, return_exceptions=True)
-
-
-def _reader(like: dict) -> ocp.Checkpointer:
-    """Orbax's reader of {leaf name: ShapeDtypeStruct}, without its barriers and with a limit on host memory.
-
-    Inside a barrier, processes would wait for another that found its part damaged. By default Orbax holds the whole
-    checkpoint in host memory twice; here it reads at once as little as the largest leaf allows.
-    """
-    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
-    largest = max((math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in like.values()), default=0)  # bytes
-    handler = ocp.PyTreeCheckpointHandler(
-        multiprocessing_options=alone,
-        restore_concurrent_gb=1 + largest // 10**9,
-        type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, _PatientHandler())),
-    )
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def saved_steps(directory) -> list[int]:
@@ -363,13 +325,3 @@ def _read(what: str, call: Callable):
     if not multihost_utils.process_allgather(np.array(failure is None)).all():
         raise DamagedCheckpoint(f"its {what} cannot be read ({failure or 'on another process'})")
     return result
-
-
-def _storage_errno(error) -> int | None:
-    """The errno of a storage failure among an exception's causes; TensorStore and gRPC mention it as text only."""
-    while error is not None:
-        for code in _STORAGE_ERRORS:
-            if getattr(error, "errno", None) == code or os.strerror(code).lower() in str(error).lower():
-                return code
-        error = error.__cause__ or error.__context__
-    return None
