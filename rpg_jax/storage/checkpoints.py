@@ -77,7 +77,8 @@ class Checkpoints:
             # If a folder that is made in the background cannot be made, threads wait five minutes for it.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
-        self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options)
+        handlers = {"state": orbax_io.writer(), "record": ocp.JsonCheckpointHandler()}
+        self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options, item_handlers=handlers)
         self._unranked: dict[int, str] = {}  # step -> why its metric cannot be read
         self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
 
@@ -97,7 +98,7 @@ class Checkpoints:
         leaves = {name: [_describe(x), sums[name]] for name, x in _named(state).items()}
         record = _sealed({"leaves": leaves, "metric": metric, "extra": extra})
         self._discard_leftovers()
-        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(record))
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), record=ocp.args.JsonSave(record))
         self._metrics[step] = metric
         self._storage(self._manager.save, step, args=items, force=True)
         if wait:

@@ -1,6 +1,7 @@
-"""How `checkpoints` has Orbax read, and what it makes of Orbax's failures."""
+"""How `checkpoints` has Orbax read and write, and what it makes of Orbax's failures."""
 
 import asyncio
+import copy
 import errno
 import logging
 import math
@@ -16,8 +17,20 @@ for _name in ("absl", "asyncio"):
     logging.getLogger(_name).addFilter(lambda record: "orbax" not in record.pathname + record.getMessage())
 
 
+def wait_when_closed(loop: asyncio.AbstractEventLoop) -> None:
+    """Has an event loop, when it is closed, first wait for the tasks that a failure has left."""
+    close = loop.close
+
+    def patiently():
+        while tasks := asyncio.all_tasks(loop):
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        close()
+
+    loop.close = patiently
+
+
 class _PatientHandler(ocp.type_handlers.ArrayHandler):
-    """Reads leaves side by side as Orbax does; when one fails, waits for the others before the failure is raised.
+    """Reads and writes leaves side by side as Orbax does; when one fails, waits for the others.
 
     Orbax closes its event loop at the first failure. Each of TensorStore's threads that then reports on another leaf
     to the closed loop would print a traceback.
@@ -30,6 +43,25 @@ class _PatientHandler(ocp.type_handlers.ArrayHandler):
         finally:
             while unfinished := asyncio.all_tasks() - earlier:
                 await asyncio.gather(*unfinished, return_exceptions=True)
+
+    async def serialize(self, values, infos, args=None):
+        first = copy.copy(infos[0])
+        create = first.await_path_creation
+
+        async def await_path_creation():  # Orbax awaits it in the loops of the save, before anything is written
+            wait_when_closed(asyncio.get_running_loop())
+            return await create()
+
+        first.await_path_creation = await_path_creation
+        return await super().serialize(values, [first, *infos[1:]], args)
+
+
+def writer() -> ocp.PyTreeCheckpointHandler:
+    """Orbax's writer of {leaf name: array}; the files are those of `ocp.args.StandardSave`."""
+    handler = _PatientHandler()
+    vars(handler).update(vars(ocp.type_handlers.get_type_handler(jax.Array)))  # Orbax's settings
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, handler))
+    return ocp.PyTreeCheckpointHandler(save_concurrent_gb=96, type_handler_registry=registry)  # 96 as StandardSave
 
 
 def reader(like: dict) -> ocp.Checkpointer:
