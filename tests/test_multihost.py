@@ -46,7 +46,7 @@ def launched(folder, text, *arguments):
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     shutil.copytree(ROOT / "launch", folder / "launch")
-    (folder / "launch" / "setup.sh").write_text("exit 0\n")
+    (folder / "launch" / "setup.sh").write_text(":\n")
     python.write_text(f'#!/usr/bin/env bash\n[[ "$1" != -c ]] || exec "{sys.executable}" "$@"\n{text}\n')
     python.chmod(0o755)
     return subprocess.Popen(

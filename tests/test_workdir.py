@@ -150,6 +150,17 @@ def test_the_first_interrupt_lets_a_run_save_and_the_second_ends_it():
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("command", ["train", "verify", "sweep", "faults"])
+def test_an_interrupt_while_a_command_is_imported_prints_nothing(command, tmp_path):
+    (tmp_path / "absl.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    module = [sys.executable, "-m", f"rpg_jax.{command}"]
+    done = subprocess.run(
+        module, env=environment, cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def out_of_memory(*_, **__):
     return jnp.zeros((1 << 50,)).block_until_ready()
 

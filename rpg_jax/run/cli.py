@@ -167,6 +167,8 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
     options.arguments, options.given = words, {flag.name for flag in own if flag.present}
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of rpg_jax/__init__.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         status = main(options) or 0
     except Mistake as mistake:
         status = _refused(str(mistake))
