@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, Bench, Trial, explained, last_step, verdict
+from rpg_jax.storage.logs import read_jsonl
 
 TRAIN, CONTINUE, EVALUATE, CONVERT, REVIEW = "train", "train on", "evaluate", "convert", "evaluate again"
 # Kind of file -> (patterns of its files in a workdir, what reads them).
@@ -142,13 +143,14 @@ def run(bench: Bench, command: str, workdir: pathlib.Path):
 
 
 def read_outputs(command: str, workdir: pathlib.Path) -> dict[str, bytes]:
-    """name -> contents of the files that `run` writes; those of responses in any order."""
+    """name -> contents of the files that `run` writes; of responses what they mean, in any order."""
     if command == CONVERT:
         folder = pathlib.Path(f"{workdir}.export")
         return {file.name: file.read_bytes() for file in folder.iterdir()}
     (folder,) = (workdir / "evaluation").glob("step-*")
-    rows = sorted((folder / "responses.jsonl").read_bytes().splitlines())  # one that was lost is drawn again, last
-    return {"responses.jsonl": b"\n".join(rows), "evaluation.json": (folder / "evaluation.json").read_bytes()}
+    rows = map(json.dumps, read_jsonl(folder / "responses.jsonl")[0])  # one that was lost is drawn again, last
+    responses = "\n".join(sorted(rows)).encode()
+    return {"responses.jsonl": responses, "evaluation.json": (folder / "evaluation.json").read_bytes()}
 
 
 def outputs(bench: Bench, variant: str, command: str) -> dict[str, bytes]:
