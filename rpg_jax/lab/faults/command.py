@@ -41,10 +41,10 @@ Fault = Callable[[Bench, np.random.Generator], list[Trial]]
 
 def faults() -> dict[str, list[tuple[float, Fault]]]:
     """Family of faults -> its faults, each with the share of the campaign's time that it may take."""
-    shares = {"SIGKILL": 24, "SIGTERM": 3, "SIGTERM twice": 3, "SIGINT twice": 2, "SIGSTOP, SIGCONT": 1}
+    shares = {"SIGKILL": 32, "SIGTERM": 3, "SIGTERM twice": 3, "SIGINT twice": 2, "SIGSTOP, SIGCONT": 1}
     return {
         "signals": [(share, partial(signals.interrupted, which=which)) for which, share in shares.items()],
-        "damage": [(1.5, partial(damage.damaged, kind=kind)) for kind in damage.FILES],
+        "damage": [(1, partial(damage.damaged, kind=kind)) for kind in damage.FILES],
         "verifiers": [(6, rewards.misbehaving)],
         "commands": [
             (2, partial(commands.killed_command, command=damage.EVALUATE)),
