@@ -247,6 +247,19 @@ def test_stops_when_too_many_fail(file):
         assert scorer.score([]).correct.shape == (0,)
 
 
+def test_an_edit_of_the_same_size_within_a_second_is_seen(tmp_path, monkeypatch):
+    """Python's bytecode knows its source by size and seconds only."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "bytecode"))
+    path, seen = tmp_path / "my_reward.py", []
+    for score in (0.25, 0.75):
+        path.write_text(f"def reward(prompt, response, answer, task): return {score}")
+        os.utime(path, (1e9, 1e9))
+        with Scorer(f"{path}:reward", workers=1) as scorer:
+            seen += scorer.score([(problem(1), "yes")]).correct.tolist()
+    assert seen == [0.25, 0.75]
+
+
 def test_workers_start_fast_and_end_with_the_scorer(file, tmp_path):
     start, pids = time.monotonic(), tmp_path / "pids"
     with Scorer(f"{file}:reward", workers=2) as scorer:
