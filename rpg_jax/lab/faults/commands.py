@@ -28,7 +28,7 @@ def killed_command(bench: Bench, rng: np.random.Generator, command: str) -> list
             running.wait(1)
             break
         running.send(signal.SIGKILL)
-        wrong = explained(running.wait(LIMIT_SECONDS), (-9,))
+        wrong = explained(running.wait(LIMIT_SECONDS), (0, -9))
         trials.append(Trial(f"SIGKILL, {name}", variant, LOST if wrong else SAME, wrong, time.monotonic() - begin))
         if command == CONVERT and os.path.exists(f"{workdir}.export") and read_outputs(command, workdir) != expected:
             trials[-1].outcome, trials[-1].line = LOST, "the killed export left a folder that is not complete"
