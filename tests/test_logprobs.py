@@ -66,7 +66,8 @@ def test_equals_naive_in_value_and_gradient(length, chunk, temperature, density,
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(plain_gradient), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
     alone = jax.jit(partial(token_logprobs, MODEL, temperature=temperature, chunk=chunk))(PARAMS, tokens, mask)
-    np.testing.assert_allclose(alone, ours[0], rtol=1e-4, atol=1e-4)  # another program rounds logits of 100 otherwise
+    forward, _ = jax.jit(chunked)(PARAMS)  # the program of a gradient rounds logits of 100 in another way
+    np.testing.assert_allclose(alone, forward, rtol=1e-5, atol=1e-5)
 
 
 def test_column_t_describes_token_t():

@@ -1,4 +1,4 @@
-"""Learning rates for `asynchrony.py`, each arm's chosen at either end of the delays, on seeds that are not used there.
+"""Learning rates for a study of stale rollouts: each arm's at either end of the delays, on seeds kept for this choice.
 
     python docs/study/trials.py configs/sweeps/asynchrony_rates.py --out=docs/study/asynchrony_rates.parquet --steps=60
 
