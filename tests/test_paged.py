@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rpg_jax import models, parallel
-from rpg_jax.sampling import Sampling, check_cache, decode, generate, paged_attention, pages
-from rpg_jax.sampling.paged_attention import BLOCKS, PAGED_GPU, RAGGED, table_width
+from rpg_jax.sampling import Sampling, check_cache, decode, generate, paged_attention, pages, running_softmax
+from rpg_jax.sampling.paged_attention import BLOCKS, PAGED_GPU, RAGGED
+from rpg_jax.sampling.running_softmax import table_width
 from rpg_jax.types import Prompts, Rollout
 
 CONFIG = models.ModelConfig(53, 32, 48, 1, 4, 2, 8, qk_norm=True, max_length=512)
@@ -62,7 +63,7 @@ def test_running_softmax_is_the_reference_whatever_the_lengths(lengths, count, p
     q = jnp.asarray(np.random.default_rng(seed).normal(size=(rows, count, 4, 8)), jnp.float32)
     first = jnp.asarray(np.resize(lengths, rows), jnp.int32)
     out = jitted(BLOCKS.attend, page_size)(q, pool, table, first)
-    np.testing.assert_allclose(out, jitted(paged_attention.reference)(q, k, v, table, first), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(out, jitted(running_softmax.reference)(q, k, v, table, first), rtol=0, atol=2e-5)
 
 
 @functools.cache
@@ -107,7 +108,7 @@ def test_the_tpu_kernel_is_called_as_its_own_reference_reads_the_arguments(count
     q = jnp.asarray(np.random.default_rng(1).normal(size=(3, count, 4, 128)), jnp.float32)
     first = jnp.asarray([0, 37, 100], jnp.int32)
     out = RAGGED.attend(q, pool, table, first, 16)
-    np.testing.assert_allclose(out, paged_attention.reference(q, k, v, table, first), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(out, running_softmax.reference(q, k, v, table, first), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -117,7 +118,7 @@ def test_the_gpu_kernel_is_the_reference(count):
     q = jnp.asarray(np.random.default_rng(1).normal(size=(3, count, 4, 64)), jnp.float32)
     first = jnp.asarray([0, 37, 100], jnp.int32)
     out = paged_attention.paged_gpu(q, pool, table, first, 16, interpret=True)
-    np.testing.assert_allclose(out, paged_attention.reference(q, k, v, table, first), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(out, running_softmax.reference(q, k, v, table, first), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("kernel", [BLOCKS, RAGGED, PAGED_GPU], ids=lambda kernel: kernel.name)

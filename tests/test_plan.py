@@ -24,6 +24,7 @@ from rpg_jax.lab.planning import (
     estimates,
     hlo,
     measure,
+    needs,
     programs,
     report,
     search,
@@ -236,16 +237,16 @@ def test_memory_that_weights_and_caches_must_take():
     held = shape.layers * sum(leaf.size * leaf.dtype.itemsize for leaf in pool)
     assert estimates.kv_bytes(workload(shape, dtype=jnp.bfloat16)) * 4 * 16 == held
     sizes = functools.partial(workload, shape, dtype=jnp.bfloat16)
-    alone, spread = (estimates.update_needs(sizes("full", mesh=mesh)) for mesh in (
+    alone, spread = (needs.update_needs(sizes("full", mesh=mesh)) for mesh in (
         dict(data=1, fsdp=1, tensor=1), dict(data=1, fsdp=2, tensor=1)))  # fmt: skip
     assert alone["gradient so far"] == 4 * parameter_count(shape) == 2 * spread["gradient so far"]
     kept = "activations saved (remat full)"
     assert alone[kept] == 2 * 16 * shape.layers * shape.hidden_size * 2 == 2 * spread[kept]
     gradient = alone["gradient so far"]
-    tiny = estimates.update_needs(sizes(rollout=dict(max_new=1, max_prompt=1), moments=9, offload=True))
+    tiny = needs.update_needs(sizes(rollout=dict(max_new=1, max_prompt=1), moments=9, offload=True))
     assert tiny["arrays of the optimizer, fetched"] == 9 * gradient and tiny["sum"] == 11 * gradient
     for remat in ("dots", "none"):
-        more = estimates.update_needs(sizes(remat))
+        more = needs.update_needs(sizes(remat))
         assert more["sum"] > alone["sum"] == sum(list(alone.values())[:-1])
 
 
@@ -281,7 +282,7 @@ def test_the_largest_cache_fills_the_memory_that_is_left():
         small = topology._replace(chip=topology.chip._replace(memory=memory))
         found.append(cache.largest_cache(small, w, peak=1.2e6, cache=1e6))
         slots, pages = found[-1]["slots"] // 8, found[-1]["pages"] // 8
-        logits = estimates.decode_needs(w)["sum"] / 8
+        logits = needs.decode_needs(w)["sum"] / 8
         others = 0.2e6 + (slots - 8) * logits
         assert slots % 8 == 0 and abs(others + pages * page - 0.95 * memory) < page + 8 * logits
         assert slots <= decoding.slots_that_fit(w.lengths, w.prompt_length, pages, 4) < slots + 8

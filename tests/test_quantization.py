@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from rpg_jax import models, parallel
 from rpg_jax.models import quantization
 from rpg_jax.models.attention import causal_attention
-from rpg_jax.sampling import Sampling, check_cache, generate, paged_attention
+from rpg_jax.sampling import Sampling, check_cache, generate, paged_attention, running_softmax
 from rpg_jax.types import Prompts
 
 CONFIG = models.ModelConfig(54, 32, 48, 1, 4, 2, 8, qk_norm=True, qkv_bias=True, max_length=512)
@@ -111,7 +111,7 @@ def test_the_gpu_kernel_reads_numbers_with_their_scales(count):
     q, first = jnp.asarray(rng.normal(size=(3, count, 4, 64)), jnp.float32), jnp.asarray([0, 37, 100], jnp.int32)
     out = paged_attention.paged_gpu(q, pool, table, first, size, interpret=True)
     k, v = (quantization.dequantize(quantization.quantize(x, "int8", -1), -1, jnp.float32) for x in (k, v))
-    np.testing.assert_allclose(out, paged_attention.reference(q, k, v, table, first), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(out, running_softmax.reference(q, k, v, table, first), rtol=0, atol=2e-5)
 
 
 def test_the_tpu_kernel_converts_float8_and_numbers_beyond_it_are_its_largest():

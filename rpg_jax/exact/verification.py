@@ -13,7 +13,8 @@ from rpg_jax.objectives import CLIPS, DIVERGENCES, Claim, Objective, TrustRegion
 from rpg_jax.objectives.advantages import kl_penalty, to_go
 from rpg_jax.objectives.divergences import ALPHA
 from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
-from rpg_jax.objectives.registry import ALWAYS, IN_EXPECTATION, NEVER, OWN_CONTROL, RPG_FORMS, checked, of_function
+from rpg_jax.objectives.registry import ALWAYS, IN_EXPECTATION, NEVER, OWN_CONTROL, RPG_FORMS, of_function
+from rpg_jax.objectives.settings import checked
 
 PROBLEMS = 6  # random problems in each situation
 BETA = 0.3  # large enough that a wrong regularizer shows

@@ -5,20 +5,17 @@ in `baselines` and add a line to `RECIPES`.
 """
 
 import dataclasses
-import difflib
 import functools
-import math
-import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rpg_jax.objectives import baselines, controls, divergences, own, surrogates
-from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.batch import UNITS, as_mean_tokens
 from rpg_jax.objectives.clips import BOUNDS, CLIPS, UNCLIPPED, Clip, TrustRegion
 from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES, Divergence
 from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Claim, Objective, SurrogateObjective
-from rpg_jax.objectives.reductions import BY_LEVEL, REDUCTIONS
+from rpg_jax.objectives.reductions import BY_LEVEL
+from rpg_jax.objectives.settings import CHECKS, checked, choice, nearest
 
 DEFAULT = "default"  # the name of an unset clip
 
@@ -64,11 +61,11 @@ def make(name: str, **settings: Any) -> Objective:
         return of_function(name, own.load(name), settings)
     if name not in RECIPES:
         raise ValueError(
-            f"unknown objective {name!r}{_nearest(name, RECIPES)}; known: {', '.join(RECIPES)}, and FILE.py:NAME"
+            f"unknown objective {name!r}{nearest(name, RECIPES)}; known: {', '.join(RECIPES)}, and FILE.py:NAME"
         )
     recipe = RECIPES[name]
     _refuse_unknown(name, settings, recipe.defaults)
-    checks: dict[str, Callable] = {**CHECKS, "clip": functools.partial(_choice, recipe.clips)}
+    checks: dict[str, Callable] = {**CHECKS, "clip": functools.partial(choice, recipe.clips)}
     unset = {key for key, value in settings.items() if value is None or (key == "clip" and value == DEFAULT)}
     chosen = {key: checks[key](key, value) for key, value in settings.items() if key not in unset}
     settings = {**recipe.defaults, **chosen}
@@ -107,70 +104,12 @@ def of_function(spec: str, function: Callable, settings: Mapping[str, Any]) -> O
     return own.objective(spec, function, complete, checked(own.facts_of(function, complete)))
 
 
-def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings or facts of an objective as `CHECKS` leave them; a value that is None is left so."""
-    return {key: value if value is None else CHECKS[key](key, value) for key, value in settings.items()}
-
-
 def _refuse_unknown(name: str, settings: Mapping[str, Any], known: Iterable[str]) -> None:
     for key in settings:
         if key not in known:
-            has = f"objective {name!r} has no setting {key!r}{_nearest(key, known)}; it has: {', '.join(known)}"
+            has = f"objective {name!r} has no setting {key!r}{nearest(key, known)}; it has: {', '.join(known)}"
             others = any(key in recipe.defaults for recipe in RECIPES.values())
             raise ValueError(has + (f"; leave {key} unset (--config.objective.{key}=)" if others else ""))
-
-
-def _nearest(word: object, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(word), list(known), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _choice(known: Iterable[str], key: str, value: Any) -> Any:
-    if value not in tuple(known):
-        raise ValueError(f"{key}={value!r}{_nearest(value, known)}; expected one of: {', '.join(known)}")
-    return value
-
-
-def _control(key: str, value: Any) -> float | str:
-    if value == controls.OPTIMAL:
-        return controls.OPTIMAL
-    return _number(math.isfinite, f"or {controls.OPTIMAL!r}", key, value)
-
-
-def _number(fits: Callable, expected: str, key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(value):
-        raise ValueError(f"{key}={value!r}; expected a number {expected}")
-    return float(value)
-
-
-def _declared(key: str, value: Any) -> Claim:
-    claims = (value, value) if isinstance(value, str) else value
-    known = (EXACT, EXACT_MEAN, BIASED)
-    if not isinstance(claims, tuple | list) or len(claims) != 2 or not all(claim in known for claim in claims):
-        raise ValueError(f"{key}={value!r}; expected one of: {', '.join(known)}; or a pair of them, on and off policy")
-    return Claim(*claims)
-
-
-CHECKS: dict[str, Callable] = {
-    "divergence": functools.partial(_choice, DIVERGENCES),
-    "estimator": functools.partial(_choice, surrogates.ESTIMATORS),
-    "level": functools.partial(_choice, UNITS),
-    "reduction": functools.partial(_choice, REDUCTIONS),
-    "beta": functools.partial(_number, lambda x: 0 <= x < math.inf, "of at least 0"),
-    "clip_low": functools.partial(_number, lambda x: 0 < x <= 1, "above 0 and at most 1"),
-    "clip_high": functools.partial(_number, lambda x: x > 0, "above 0"),
-    "clip_c": functools.partial(_number, lambda x: x > 1, "above 1"),
-    "clip_m2": functools.partial(_number, lambda x: x > 0, "above 0"),
-    "control": _control,
-    "kl": functools.partial(_choice, controls.KINDS),
-    "alpha": functools.partial(
-        _number, lambda x: math.isfinite(x) and x not in (0, 1), "other than 0 and 1, the limits ufkl and urkl"
-    ),
-    "declares": _declared,
-    "z_old": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"),
-    "advantage": functools.partial(_choice, ADVANTAGES),
-    "sampler_correction": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0, the largest weight"),
-}
 
 
 def _claim(unclipped: Claim, clip: Clip | TrustRegion, reduction: str) -> Claim:

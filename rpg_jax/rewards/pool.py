@@ -77,7 +77,7 @@ class _Worker:
     def __init__(self, where, name, timeout_seconds, memory_mb, network):
         # -P: the function cannot import the modules of this folder by accident. -B: bytecode would outlive an edit of
         # the function's file in the same second that leaves its size as it is.
-        python = [sys.executable, "-P", "-B"]
+        python = [sys.executable, "-P", *(["-B"] if where.endswith(".py") else [])]
         worker = [*python, str(_HERE / "worker.py"), where, name, str(memory_mb), str(int(network))]
         self._command = [*python, str(_HERE / "warden.py"), str(_MOST_PROCESSES), *worker]
         path = [str(_HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -16,8 +16,9 @@ from rpg_jax.models import Model
 from rpg_jax.sampling import pages
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
 from rpg_jax.sampling.filters import filter_threshold
-from rpg_jax.sampling.paged_attention import Kernel, Pool, table_width
+from rpg_jax.sampling.paged_attention import Kernel, Pool
 from rpg_jax.sampling.pages import NOWHERE
+from rpg_jax.sampling.running_softmax import table_width
 from rpg_jax.types import Params, Prompts, pytree
 
 STOP_IDS = 8  # size of Sampling.stop_ids

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rpg_jax import parallel
 from rpg_jax.models import Model
 from rpg_jax.parallel import REPLICATED, ROWS
-from rpg_jax.sampling import batching, decode, paged_attention, pages
+from rpg_jax.sampling import batching, decode, paged_attention, pages, running_softmax
 from rpg_jax.sampling.draw import request_key
 from rpg_jax.types import Params, Prompts, Rollout
 
@@ -134,9 +134,9 @@ def make_sampler(
     cache_dtype: str | None = None,
 ) -> decode.Sampler:  # fmt: skip
     """The `Sampler` of a data shard; raises ValueError for pages or a cache_dtype that the kernel does not take."""
-    page = min(page_size, paged_attention.block_of(columns + max_new))
+    page = min(page_size, running_softmax.block_of(columns + max_new))
     kernel = paged_attention.choose(mesh, model.config, page_size, cache_dtype)
-    chunk = min(max(columns - 1, 1), paged_attention.BLOCK)  # the last token of a prompt is not prefilled
+    chunk = min(max(columns - 1, 1), running_softmax.BLOCK)  # the last token of a prompt is not prefilled
     rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
     return decode.Sampler(model, kernel, jnp.dtype(cache_dtype or model.dtype), page, chunk, rows)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from rpg_jax.lab.planning import decoding, estimates
+from rpg_jax.lab.planning import decoding, estimates, needs
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.estimates import Workload
 
@@ -22,7 +22,7 @@ def largest_cache(topology: Topology, w: Workload, peak: float, cache: float) ->
     """
     shards, page_size = w.row_shards, w.rollout.page_size
     requests, configured = w.generated_rows // shards, w.rollout.slots // shards
-    a_slot = estimates.decode_needs(w)["sum"] / configured
+    a_slot = needs.decode_needs(w)["sum"] / configured
     others = peak - cache - a_slot * configured
     slots = configured
     for _ in range(20):  # a slot takes little beside its pages, so this settles

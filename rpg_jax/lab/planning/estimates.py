@@ -1,4 +1,4 @@
-"""Memory, FLOPs and bytes moved of each phase of an RL step on one device, computed from shapes alone.
+"""FLOPs and bytes moved of each phase of an RL step on one device, computed from shapes alone.
 
 Nothing here is compiled. Rows of updates and log-prob passes count as max_prompt + max_new tokens long; how full packed
 ones are is in `times`. Prefill and decoding count the tokens that are there on average. D, M, Q and K are the widths of
@@ -166,7 +166,7 @@ def _sampler_weights(w: Workload) -> float:
     return parameter_count(w.shape) * jnp.dtype(w.rollout.weights_dtype or w.model.dtype).itemsize / w.tensor
 
 
-def _master_shard(w: Workload) -> float:
+def master_shard(w: Workload) -> float:
     """Bytes of a device's shard of the float32 parameters that are trained."""
     return w.trained * MASTER / (w.mesh["fsdp"] * w.tensor)
 
@@ -222,7 +222,7 @@ def update(w: Workload) -> Cost:
     flops = (w.passes + again) * _products(w, rows * w.length) + update_attention(w).flops
     flops += (w.passes + 1) * _vocabulary(w, rows * w.length)  # forward, again in the backward pass, and gradients
     micro, count = w.loop.microbatch_rows, rows / w.loop.microbatch_rows
-    shard = _master_shard(w)
+    shard = master_shard(w)
     moved = _moved(w, micro, w.length, w.passes + products, logits=6) + 3 * shard
     sent = (2 + products) * _gathered(w) + _summed(w, micro, w.length, 2 + products)
     across = 2 * (w.mesh["data"] - 1) / w.mesh["data"] * shard  # all-reduce of the gradient over the data axis
@@ -264,87 +264,12 @@ def decode(w: Workload) -> Cost:
     return Cost(flops, _sampler_weights(w) + attention.bytes + logits, _summed(w, rows, 1, 1))
 
 
-def update_needs(w: Workload) -> dict[str, float]:
-    """Bytes of temporaries that an update must hold at once, by purpose; the last entry is their sum.
-
-    While gradients are computed, the gradient accumulated so far and the saved activations are held together with
-    either one layer's backward pass and the microbatch's gradient, or the loss. The optimizer's step comes after that.
-    The largest of the three counts.
-    """
-    d, m, q, k = widths(w.shape)
-    tokens = w.loop.microbatch_rows * w.length / w.row_shards
-    shard = _master_shard(w)
-    activations = saved(w.shape, w.model.remat, w.tensor) * w.itemsize * tokens * w.shape.layers
-    throughout = {"gradient so far": shard, f"activations saved (remat {w.model.remat})": activations}
-    layer = {
-        "gradient of a microbatch": shard,
-        "one layer, forward and backward": (8 * d + (7 * m + 6 * q + 6 * k) / w.tensor) * w.itemsize * tokens,
-        "weights of two layers, gathered": 2 * layer_weights(w.shape) * w.itemsize / w.tensor,
-    }
-    vocabulary = w.shape.vocab_size / w.tensor
-    matrix = {"vocabulary matrix, gathered, and its gradient": vocabulary * d * (w.itemsize + MASTER)}
-    if w.model.lora:
-        matrix = {"vocabulary matrix, gathered": vocabulary * d * w.itemsize}
-    loss = matrix | {
-        "a chunk's logits and their gradient": 2 * _chunk_tokens(w, w.loop.microbatch_rows) * vocabulary * MASTER,
-        "final hidden states and their gradient": 2 * d * w.itemsize * tokens,
-    }
-    step = {"gradient": shard, "step of the optimizer": shard}
-    if w.offload:
-        step["arrays of the optimizer, fetched"] = w.moments * shard
-    return _with_sum(max(throughout | layer, throughout | loss, step, key=lambda items: sum(items.values())))
-
-
-def experience_needs(w: Workload) -> dict[str, float]:
-    """Bytes of temporaries as in `update_needs`, of the log-prob pass."""
-    d = w.shape.hidden_size
-    tokens = w.loop.scoring_rows * w.length / w.row_shards
-    vocabulary = w.shape.vocab_size / w.tensor
-    layer = {
-        "one layer": _layer_forward(w) * tokens,
-        "weights of two layers, gathered": 2 * layer_weights(w.shape) * w.itemsize / w.tensor,
-    }
-    loss = {
-        "vocabulary matrix, gathered": vocabulary * d * w.itemsize,
-        "a chunk's logits": 2 * _chunk_tokens(w, w.loop.scoring_rows) * vocabulary * MASTER,
-        "final hidden states": d * w.itemsize * tokens,
-    }
-    return _with_sum(max(layer, loss, key=lambda items: sum(items.values())))
-
-
-def prefill_needs(w: Workload) -> dict[str, float]:
-    """Bytes of temporaries as in `update_needs`, of the prefill: the KV cache is an argument and updated in place."""
-    return _with_sum({"one layer": _layer_forward(w) * PREFILL_TOKENS})
-
-
-def decode_needs(w: Workload) -> dict[str, float]:
-    """Bytes of temporaries as in `update_needs`, of decoding: the KV cache is an argument and updated in place."""
-    logits = w.rollout.slots / w.row_shards * w.shape.vocab_size / w.tensor * MASTER
-    return _with_sum({"logits and their weights": 2 * logits})
-
-
-def _layer_forward(w: Workload) -> float:
-    """Bytes of one token's activations inside one layer, without a backward pass."""
-    d, m, q, k = widths(w.shape)
-    return (4 * d + (3 * m + 2 * q + 3 * k) / w.tensor) * w.itemsize
-
-
-def _chunk_tokens(w: Workload, rows: int) -> float:
-    """Tokens of a microbatch of `rows` on one device whose logits exist at a time."""
-    return rows / w.row_shards * min(w.logprob_chunk, w.length)
-
-
-def _with_sum(items: dict[str, float]) -> dict[str, float]:
-    return items | {"sum": sum(items.values())}
-
-
 # Phases in the order in which an RL step runs them.
 COSTS = {"prefill": prefill, "decode": decode, "experience": experience, "update": update}
 ATTENTION = {  # the part of `COSTS` that kernels do where there are some
     "prefill": prefill_attention, "decode": decode_attention,
     "experience": experience_attention, "update": update_attention,
 }  # fmt: skip
-NEEDS = {"prefill": prefill_needs, "decode": decode_needs, "experience": experience_needs, "update": update_needs}
 
 
 def times(w: Workload) -> dict[str, float]:

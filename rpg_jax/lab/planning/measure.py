@@ -10,6 +10,7 @@ from rpg_jax.lab.planning import decoding, estimates, hlo
 from rpg_jax.lab.planning.cache import largest_cache
 from rpg_jax.lab.planning.chips import GIB, Topology
 from rpg_jax.lab.planning.estimates import Workload
+from rpg_jax.lab.planning.needs import NEEDS
 from rpg_jax.lab.planning.programs import Program, programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import parameter_count
@@ -56,7 +57,7 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
             "slots": workload.rollout.slots,
         },
         "length": workload.length,
-        "needs": {phase: needs(workload) for phase, needs in estimates.NEEDS.items()},
+        "needs": {phase: needs(workload) for phase, needs in NEEDS.items()},
         "phases": phases,
         "step": step(workload, phases),
         "cache": largest_cache(topology, workload, phases["decode"]["peak"], made["decode"].cache),
@@ -159,7 +160,7 @@ def _refused(message: str, program: Program) -> dict:
 
 def modelled(program: Program, phase: str, workload: Workload) -> dict:
     """The same numbers from shapes alone."""
-    arguments, temporaries = program.argument_bytes(), estimates.NEEDS[phase](workload)["sum"]
+    arguments, temporaries = program.argument_bytes(), NEEDS[phase](workload)["sum"]
     return {
         "arguments": arguments, "temporaries": temporaries, "output": 0, "code": 0, "beside": program.beside,
         "peak": arguments + temporaries + program.beside, "collectives": {}, "kernels": {},

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
-from rpg_jax.lab.planning import estimates, measure
+from rpg_jax.lab.planning import measure
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.estimates import Workload
+from rpg_jax.lab.planning.needs import NEEDS
 from rpg_jax.lab.planning.programs import programs
 from rpg_jax.lab.planning.sketch import Sketch
 
@@ -64,7 +65,7 @@ def _largest(config, topology, sketch, key: str, values: Sequence, plan: dict) -
     def predicted(value) -> float:
         made, workload = at(value)
         return max(
-            made[phase].argument_bytes() + made[phase].beside + estimates.NEEDS[phase](workload)["sum"] + extra
+            made[phase].argument_bytes() + made[phase].beside + NEEDS[phase](workload)["sum"] + extra
             for phase, extra in excess.items()
         )
 
