@@ -10,9 +10,12 @@ A run takes a few seconds. The same command goes on after a kill, and leaves out
 import argparse
 import pathlib
 import runpy
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from rpg_jax.lab.oracle import policies, trials
 from rpg_jax.lab.reporting import kept

@@ -35,10 +35,11 @@ TASKS = {
     "long_tails": dict(rows=32, prompt=32, new=2048, responses=512, mean=100),
     "update": dict(rows=32, prompt=32, new=128),
     "rl_step": dict(rows=128, prompt=32, new=64, samples=8),
-    # What configs/real_model.py does: 16 prompts x 8 responses a step, 8 x 8 an update.
+    # What configs/real_model.py does: 16 prompts x 8 responses a step, 8 x 8 an update. trl's losses are of peer_rows
+    # rows at a time, and accumulate: of 128 at once they took more than 22 GB.
     "generation:smollm2": dict(rows=128, prompt=64, new=24),
-    "update:smollm2": dict(rows=64, prompt=64, new=24),
-    "rl_step:smollm2": dict(rows=128, prompt=64, new=24, samples=8),
+    "update:smollm2": dict(rows=64, prompt=64, new=24, peer_rows=8),
+    "rl_step:smollm2": dict(rows=128, prompt=64, new=24, samples=8, peer_rows=8),
 }
 
 

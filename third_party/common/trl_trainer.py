@@ -5,7 +5,8 @@ import tempfile
 import torch_model
 
 
-def build(shape, *, rows, samples, prompt, new, **settings):
+def build(shape, *, rows, samples, prompt, new, peer_rows=None, **settings):
+    """A trainer of `rows` rows a step, whose loss takes `peer_rows` at a time (all, if unset) and accumulates."""
     import torch
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -20,8 +21,8 @@ def build(shape, *, rows, samples, prompt, new, **settings):
     dataset = Dataset.from_dict({"prompt": [" ".join(map(str, row)) for row in prompts.tolist()]})
     args = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=peer_rows or rows,
+        gradient_accumulation_steps=rows // (peer_rows or rows),
         num_generations=samples,
         max_completion_length=new,
         temperature=1.0,
@@ -37,7 +38,7 @@ def build(shape, *, rows, samples, prompt, new, **settings):
     )
     trainer = GRPOTrainer(torch_model.build(shape), even_share, args, train_dataset=dataset, processing_class=tokenizer)
     trainer.create_optimizer()
-    trainer.current_gradient_accumulation_steps = 1
+    trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
     trainer.model.train()
     return trainer
 
@@ -57,10 +58,10 @@ def endless(trainer, task):
         yield from trainer.get_train_dataloader()
 
 
-def apply(trainer, loss):
+def apply(trainer):
+    """The optimizer's step from the gradients that are there."""
     import torch
 
-    loss.backward()
     torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
