@@ -2,9 +2,9 @@
 
     python docs/study/trials.py configs/sweeps/asynchrony_rates.py --out=docs/study/asynchrony_rates.parquet --steps=60
 
-7 arms x 2 delays x 3 rates x 2 seeds = 84 runs. `launch/sweep.sh configs/sweeps/asynchrony_rates.py` runs them on the
-quickstart's tasks, for about 65 s on one core each. The KL of `urkl` is to the behavior policy, and is all that holds
-the policy near it, so that its coefficient is chosen like the rate.
+7 arms x 2 delays x 7 rates x 2 seeds = 196 runs, 27 minutes. `launch/sweep.sh configs/sweeps/asynchrony_rates.py` runs
+them on the quickstart's tasks, for about 65 s on one core each. The KL of `urkl` is to the behavior policy, and is all
+that holds the policy near it, so that its coefficient is chosen like the rate.
 """
 
 CONFIG = "configs/sweeps/small.py"
@@ -25,5 +25,5 @@ VARIANTS = {
     f"{arm}-{delay}-{factor:g}": settings | {"rollout.delay": delay, "optimizer.learning_rate": factor * RATE}
     for arm, settings in ARMS.items()
     for delay in (0, 64)
-    for factor in (0.5, 1.0, 2.0)
+    for factor in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 }
