@@ -155,7 +155,9 @@ def test_an_interrupt_while_a_command_is_imported_prints_nothing(command, tmp_pa
     (tmp_path / "absl.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     # A suite that a script runs in the background ignores SIGINT, and so would what it starts.
-    heeding = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    heeding = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     module = [sys.executable, "-c", heeding, sys.executable, "-m", f"rpg_jax.{command}"]
     done = subprocess.run(
         module, env=environment, cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True
