@@ -15,6 +15,7 @@ from rpg_jax.lab.oracle.measure import KEYS
 BASELINE = "token"
 LARGEST_ERROR = 0.05  # of the reference gradient, as a share of its norm, at a point that is shown
 BATCH = 128  # responses at which cosines are given
+NOTHING = 1e-12  # |gradient|² over |g|² below which it has no direction: ratios of long responses underflow
 POINT = ["length", "updates", "kl", "token_ess", "sequence_ess", "outside", "reward", "reference_error"]
 
 
@@ -38,7 +39,7 @@ class Moments(NamedTuple):
     def cosine(self, groups) -> np.ndarray:
         """m·g / (|g| √E|gradient|²) of so many groups' mean gradient."""
         squared = self.mean + self.variance / groups
-        return self.product / np.sqrt(np.where(squared > 0, self.reference * squared, np.nan))
+        return self.product / np.sqrt(np.where(squared > NOTHING * self.reference, self.reference * squared, np.nan))
 
 
 def moments(row: pd.Series, kept: np.ndarray) -> Moments:
