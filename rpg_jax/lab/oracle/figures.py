@@ -53,7 +53,7 @@ def _against_responses(at: pd.DataFrame, name: str, label: str, curve) -> str:
                 if row.estimator in LINES and row.direction_error < tables.LARGEST_ERROR:
                     color, style = LINES[row.estimator]
                     axis.plot(COUNTS, curve(row), color=color, linestyle=style, linewidth=1.4, label=row.estimator)
-            frame(axis, f"{length} tokens, {updates} updates, KL {rows.kl.iloc[0]:.2g}", "responses N", label)
+            frame(axis, f"{length} tokens, {updates} updates, KL {rows.kl.iloc[0]:.3g}", "responses N", label)
             logarithmic(axis)
         axes[0].legend(fontsize=6, frameon=False)
 
