@@ -1,7 +1,4 @@
-"""Draws docs/study/asynchrony.svg from the runs that docs/study/trials.py kept: a panel a delay, and one of the rates.
-
-python docs/study/asynchrony.py
-"""
+"""Draws docs/study/asynchrony.svg from the runs that docs/study/trials.py kept: a panel a delay, one of the rates."""
 
 import pathlib
 import sys

@@ -16,11 +16,13 @@ from rpg_jax.objectives.reductions import REDUCTIONS
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
+    """A question in brackets that names the known word nearest to `word`; nothing where none is near."""
     close = difflib.get_close_matches(str(word), list(known), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def choice(known: Iterable[str], key: str, value: Any) -> Any:
+    """The value of a setting that must be one of `known`; raises ValueError, which lists them."""
     if value not in tuple(known):
         raise ValueError(f"{key}={value!r}{nearest(value, known)}; expected one of: {', '.join(known)}")
     return value
