@@ -139,11 +139,11 @@ ENTRY %main (a: f32[8,4]) -> f32[8,4] {
   %unknown = f32[4]{0} fusion(%a), kind=kLoop, calls=%small, backend_config={"estimated_cycles":"9223372036854775807"}
   %whole = f32[4]{0} copy(%a), backend_config={"window_config":{"estimated_cycles":"9"}}
   %w.1 = (s32[], f32[8,4]{1,0}) while(%t), condition=%until_seven, body=%twice
-  %w.2 = (s32[], f32[8,4]{1,0}) while(%t), condition=%while_traced, body=%reduce
+  %w.2 = (s32[], f32[8,4]{1,0}) while(%t), condition=%while_traced, body=%reduce, metadata={op_name="jit(f)/prefill/while"}
   %w.3 = (s32[], f32[8,4]{1,0}) while(%t), condition=%c, body=%reduce, backend_config={"known_trip_count":{"n":"5"}}
   %gather = (bf16[2,4]{1,0}, bf16[8,4]{1,0}) all-gather-start(%b), replica_groups=mesh['x'=2,'y'=4] {'y'}
   %gathered = bf16[8,4]{1,0} all-gather-done(%gather)
-  ROOT %either = f32[8,4]{1,0} conditional(%p, %a, %a), branch_computations={%small, %large}
+  ROOT %either = f32[8,4]{1,0} conditional(%p, %a, %a), branch_computations={%small, %large}, metadata={op_name="jit(f)/filters/cond"}
 }
 """.replace("OPERANDS", "operand_layout_constraints={s8[1,9,9]{2,1,0}, bf16[2,8,16]{2,1,0}, bf16[1,8,16]{2,1,0}}")
 
@@ -159,6 +159,12 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
     assert found.cycles == 4 * 70 + 9  # the largest int64 stands for unknown
     # Half of 8 x 8 pairs for each of 2 heads, three products of 16 multiplications and additions.
     assert found.kernels == {"splash_mha_dq": (8, 8 * 2 * 32 * 3 * 2 * 16), "other_kernel": (8, 0)}
+
+
+def test_work_leaves_out_what_is_apart():
+    rest = hlo.work(HLO, traced=3, apart=("prefill", "filters"))
+    assert rest.collectives["all-reduce"].count == 5 and "reduce-scatter" not in rest.collectives
+    assert rest.kernels["other_kernel"].count == 5 and rest.cycles == 4 * 70 + 9
 
 
 ON_EIGHT = """

@@ -4,7 +4,8 @@
     python -m rpg_jax.report runs/quantized
 
 3 variants x 5 seeds = 15 runs of about 65 s on one core each: 8 minutes on 2 cores, and the warm start if no other
-sweep of this folder has made it. On CPU numbers in 8 bits save memory and no time.
+sweep of this folder has made it. On CPU numbers in 8 bits save memory and no time. docs/study/quantized.md has the
+results.
 """
 
 CONFIG = "configs/sweeps/small.py"

@@ -205,9 +205,13 @@ def sample(
 
     token, sampler_logp = jax.lax.cond(sampling.temperature > 0, drawn, greedy, logits)
     unfiltered = (sampling.top_k == 0) & (sampling.top_p == 1) & (sampling.temperature == model_temperature)
-    model_logp = jax.lax.cond(
-        unfiltered, lambda logits: sampler_logp, lambda logits: token_logp(logits / model_temperature, token), logits
-    )
+    with jax.named_scope("filters"):
+        model_logp = jax.lax.cond(
+            unfiltered,
+            lambda logits: sampler_logp,
+            lambda logits: token_logp(logits / model_temperature, token),
+            logits,
+        )
     return token, sampler_logp, model_logp
 
 

@@ -23,10 +23,11 @@ def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array
       f32[B]; -inf where every token is kept. A filter that is off costs nothing.
     """
     nothing = jnp.full(logits.shape[:1], -jnp.inf, logits.dtype)
-    threshold = jax.lax.cond(top_k > 0, top_k_threshold, lambda logits, k: nothing, logits, top_k)
-    return jax.lax.cond(
-        top_p < 1, top_p_threshold, lambda logits, t, p, above: above, logits, temperature, top_p, threshold
-    )
+    with jax.named_scope("filters"):
+        threshold = jax.lax.cond(top_k > 0, top_k_threshold, lambda logits, k: nothing, logits, top_k)
+        return jax.lax.cond(
+            top_p < 1, top_p_threshold, lambda logits, t, p, above: above, logits, temperature, top_p, threshold
+        )
 
 
 def top_k_threshold(logits: jax.Array, k: jax.Array) -> jax.Array:

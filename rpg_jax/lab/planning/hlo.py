@@ -82,13 +82,13 @@ def _added(left: dict, right: dict, times: float) -> dict:
     return total
 
 
-def work(text: str, traced: float, apart: str | None = None) -> Work:
+def work(text: str, traced: float, apart: tuple[str, ...] = ()) -> Work:
     """The work of a partitioned program on one device; what is in a loop counts once for every iteration.
 
     Args:
       text: `compiled.as_text()`.
       traced: iterations of each loop whose trip count is not a constant of the program.
-      apart: a `jax.named_scope` whose loops do not count.
+      apart: names of `jax.named_scope` whose loops and conditionals do not count.
 
     Returns:
       Bytes of collectives are those of ring algorithms: of n devices each sends (n-1)/n of the larger side of an
@@ -107,9 +107,11 @@ def work(text: str, traced: float, apart: str | None = None) -> Work:
         for name, instruction in computations[computation].items():
             kind = instruction.opcode.removesuffix("-start")  # of the asynchronous form, which also has a -done
             stated = instruction.cycles()
+            if kind in ("while", "conditional") and any(f"/{scope}/" in instruction.rest for scope in apart):
+                continue
             if kind in _KINDS:
                 total = total.plus(Work.of({kind: Traffic(1, _sent(kind, instruction, devices))}))
-            elif kind == "while" and not (apart and f"/{apart}/" in instruction.rest):
+            elif kind == "while":
                 body = work_of(instruction.computation("body"))
                 total = total.plus(body, _trip_count(instruction, computations, traced))
             elif kind == "conditional":

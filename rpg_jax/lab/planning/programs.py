@@ -25,7 +25,7 @@ class Program(NamedTuple):
     beside: float  # bytes of a device that arrays take which the program does not read
     turns: float  # of its loops whose trip count is not a constant, in the work that `estimates` counts as one
     cache: float = 0.0  # bytes of the KV cache on a device
-    apart: str | None = None  # the named scope whose loops are no part of that work
+    apart: tuple[str, ...] = ()  # named scopes whose loops and conditionals are no part of that work
 
     def argument_bytes(self) -> float:
         return device_bytes(self.arguments)
@@ -76,7 +76,14 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     state_bytes = device_bytes(state)
     return {
         "prefill": Program(*sampler["prefill"], beside=state_bytes, turns=estimates.prefill_passes(workload)),
-        "decode": Program(*sampler["decode"], beside=state_bytes, turns=1, cache=device_bytes(pools), apart="prefill"),
+        # Training draws without filters, so that decoding never takes their branches.
+        "decode": Program(
+            *sampler["decode"],
+            beside=state_bytes,
+            turns=1,
+            cache=device_bytes(pools),
+            apart=("prefill", "filters"),
+        ),
         "experience": Program(parts.experience, experience, beside=0, turns=rows / loop.scoring_rows),
         "update": Program(
             parts.update,
