@@ -139,13 +139,14 @@ ENTRY %main (a: f32[8,4]) -> f32[8,4] {
   %unknown = f32[4]{0} fusion(%a), kind=kLoop, calls=%small, backend_config={"estimated_cycles":"9223372036854775807"}
   %whole = f32[4]{0} copy(%a), backend_config={"window_config":{"estimated_cycles":"9"}}
   %w.1 = (s32[], f32[8,4]{1,0}) while(%t), condition=%until_seven, body=%twice
-  %w.2 = (s32[], f32[8,4]{1,0}) while(%t), condition=%while_traced, body=%reduce, metadata={op_name="jit(f)/prefill/while"}
+  %w.2 = (s32[], f32[8,4]{1,0}) while(%t), condition=%while_traced, body=%reduce, metadata={op_name="f/prefill/while"}
   %w.3 = (s32[], f32[8,4]{1,0}) while(%t), condition=%c, body=%reduce, backend_config={"known_trip_count":{"n":"5"}}
   %gather = (bf16[2,4]{1,0}, bf16[8,4]{1,0}) all-gather-start(%b), replica_groups=mesh['x'=2,'y'=4] {'y'}
   %gathered = bf16[8,4]{1,0} all-gather-done(%gather)
-  ROOT %either = f32[8,4]{1,0} conditional(%p, %a, %a), branch_computations={%small, %large}, metadata={op_name="jit(f)/filters/cond"}
+  ROOT %either = f32[8,4]{1,0} conditional(%p, %a, %a), branch_computations={%small, %large}, METADATA
 }
-""".replace("OPERANDS", "operand_layout_constraints={s8[1,9,9]{2,1,0}, bf16[2,8,16]{2,1,0}, bf16[1,8,16]{2,1,0}}")
+""".replace("METADATA", 'metadata={op_name="f/filters/cond"}')
+HLO = HLO.replace("OPERANDS", "operand_layout_constraints={s8[1,9,9]{2,1,0}, bf16[2,8,16]{2,1,0}, bf16[1,8,16]{2,1,0}}")
 
 
 def test_work_of_a_program_counts_as_often_as_it_is_done():
