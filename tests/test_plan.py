@@ -162,6 +162,12 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
     assert found.kernels == {"splash_mha_dq": (8, 8 * 2 * 32 * 3 * 2 * 16), "other_kernel": (8, 0)}
 
 
+def test_work_outside_of_loops_counts_by_its_share():
+    found = hlo.work(HLO, traced=3, outside=0.25)
+    assert found.cycles == 4 * 70 + 9 / 4 and found.collectives["reduce-scatter"] == (1 / 4, 16 * 7 / 4)
+    assert found.collectives["all-reduce"].count == 3 + 5
+
+
 def test_work_leaves_out_what_is_apart():
     rest = hlo.work(HLO, traced=3, apart=("prefill", "filters"))
     assert rest.collectives["all-reduce"].count == 5 and "reduce-scatter" not in rest.collectives

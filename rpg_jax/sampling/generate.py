@@ -20,6 +20,7 @@ from rpg_jax.types import Params, Prompts, Rollout
 PAGE_SIZE = 128  # tokens of a page, unless the caller says otherwise
 # Otherwise the order in which XLA adds a row's numbers on CPU depends on how many rows there are.
 SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+SEGMENT = 256  # decode steps between two calls of should_stop, unless the caller says otherwise
 PREFILL_TOKENS = 512  # prefilled at once on each shard, unless the caller says otherwise
 
 
@@ -36,7 +37,7 @@ def generate(
     slots: int,
     limits: jax.Array | np.ndarray | None = None,
     temperature_model: float | jax.Array | None = None,
-    segment: int = 256,
+    segment: int = SEGMENT,
     prefill_rows: int | None = None,
     page_size: int = PAGE_SIZE,
     cache_pages: int | None = None,

@@ -82,13 +82,14 @@ def _added(left: dict, right: dict, times: float) -> dict:
     return total
 
 
-def work(text: str, traced: float, apart: tuple[str, ...] = ()) -> Work:
+def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float = 1) -> Work:
     """The work of a partitioned program on one device; what is in a loop counts once for every iteration.
 
     Args:
       text: `compiled.as_text()`.
       traced: iterations of each loop whose trip count is not a constant of the program.
       apart: names of `jax.named_scope` whose loops and conditionals do not count.
+      outside: the share that counts of what is outside of all loops.
 
     Returns:
       Bytes of collectives are those of ring algorithms: of n devices each sends (n-1)/n of the larger side of an
@@ -101,8 +102,8 @@ def work(text: str, traced: float, apart: tuple[str, ...] = ()) -> Work:
     devices = int(partitions[1]) if partitions else 1
 
     @functools.cache
-    def work_of(computation: str) -> Work:
-        """The work of one computation and of all that it calls."""
+    def work_of(computation: str, share: float = 1) -> Work:
+        """The work of one computation and of all that it calls; `share` counts of what is outside of its loops."""
         total = Work.of()
         for name, instruction in computations[computation].items():
             kind = instruction.opcode.removesuffix("-start")  # of the asynchronous form, which also has a -done
@@ -110,24 +111,25 @@ def work(text: str, traced: float, apart: tuple[str, ...] = ()) -> Work:
             if kind in ("while", "conditional") and any(f"/{scope}/" in instruction.rest for scope in apart):
                 continue
             if kind in _KINDS:
-                total = total.plus(Work.of({kind: Traffic(1, _sent(kind, instruction, devices))}))
+                total = total.plus(Work.of({kind: Traffic(1, _sent(kind, instruction, devices))}), share)
             elif kind == "while":
                 body = work_of(instruction.computation("body"))
                 total = total.plus(body, _trip_count(instruction, computations, traced))
             elif kind == "conditional":
-                branches = map(work_of, _branches(instruction))
+                branches = (work_of(branch, share) for branch in _branches(instruction))
                 total = total.plus(max(branches, key=lambda branch: (branch.cycles, branch.sent())))
             elif kind in ("fusion", "call", "async"):
-                called = work_of(instruction.computation("calls|to_apply"))
+                called = work_of(instruction.computation("calls|to_apply"), share)
                 # A fusion's own estimate covers what is fused in it.
-                total = total.plus(called._replace(cycles=stated) if stated else called)
+                total = total.plus(called._replace(cycles=share * stated) if stated else called)
             elif _KERNEL in instruction.rest:
-                total = total.plus(Work.of(kernels={_stem(name): Kernel(1, _kernel_flops(name, instruction))}))
+                kernel = Kernel(1, _kernel_flops(name, instruction))
+                total = total.plus(Work.of(kernels={_stem(name): kernel}), share)
             else:
-                total = total.plus(Work.of(cycles=stated))
+                total = total.plus(Work.of(cycles=stated), share)
         return total
 
-    return work_of(entry)
+    return work_of(entry, outside)
 
 
 def _stem(name: str) -> str:

@@ -125,7 +125,8 @@ def compiled(program: Program) -> dict:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return _refused(str(error), program)
-    analysis, work = executable.memory_analysis(), hlo.work(executable.as_text(), program.turns, program.apart)
+    analysis = executable.memory_analysis()
+    work = hlo.work(executable.as_text(), program.turns, program.apart, program.outside)
     arguments = analysis.argument_size_in_bytes
     output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     sizes = {

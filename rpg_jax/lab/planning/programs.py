@@ -14,6 +14,7 @@ from rpg_jax.lab.planning import estimates
 from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import quantize_params
+from rpg_jax.sampling.generate import SEGMENT
 from rpg_jax.types import Rollout
 
 
@@ -26,6 +27,7 @@ class Program(NamedTuple):
     turns: float  # of its loops whose trip count is not a constant, in the work that `estimates` counts as one
     cache: float = 0.0  # bytes of the KV cache on a device
     apart: tuple[str, ...] = ()  # named scopes whose loops and conditionals are no part of that work
+    outside: float = 1.0  # share of what is outside of its loops, in that work
 
     def argument_bytes(self) -> float:
         return device_bytes(self.arguments)
@@ -83,6 +85,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             turns=1,
             cache=device_bytes(pools),
             apart=("prefill", "filters"),
+            outside=1 / SEGMENT,
         ),
         "experience": Program(parts.experience, experience, beside=0, turns=rows / loop.scoring_rows),
         "update": Program(
