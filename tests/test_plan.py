@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -553,3 +554,24 @@ def test_options_of_the_compiler_give_way_to_those_of_the_environment():
     first = next(iter(compiler.OPTIONS))
     changed = compiler.libtpu_arguments({"LIBTPU_INIT_ARGS": f"--{first}=1 --other=2"})["LIBTPU_INIT_ARGS"].split()
     assert changed[-2:] == [f"--{first}=1", "--other=2"] and len(changed) == len(compiler.OPTIONS) + 1
+
+
+def test_a_compiler_that_crashes_is_started_again(monkeypatch):
+    statuses = []
+
+    def run(arguments, **_):
+        status = statuses.pop(0)
+        if status == 0:
+            file = next(word for word in arguments if word.startswith("--json=")).removeprefix("--json=")
+            pathlib.Path(file).write_text('[{"devices": 16}]')
+        return subprocess.CompletedProcess(arguments, status, stderr="trace")
+
+    monkeypatch.setattr(command.subprocess, "run", run)
+    (topology,) = chips.parse("v5p:2x2x4")
+    statuses[:] = [-11, -11, 0]
+    assert command.plan_in_process(topology) == {"devices": 16}
+    for left in ([-11] * command.TRIES, [1]):  # another status is the program's own answer, and not tried again
+        statuses[:] = left
+        with pytest.raises(OSError, match=f"ended with status {left[-1]} and said: trace"):
+            command.plan_in_process(topology)
+        assert not statuses

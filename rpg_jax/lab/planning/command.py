@@ -31,6 +31,7 @@ ENVIRONMENT = {  # libtpu without a TPU: it asks no metadata server and logs not
     "TPU_MIN_LOG_LEVEL": "3",
     "JAX_PLATFORMS": "cpu",
 }
+TRIES = 3  # of a process that a signal ended: libtpu crashed in 3 of 12 plans, each of which passed when tried again
 
 
 def main(options) -> None:
@@ -69,7 +70,10 @@ def plan_in_process(topology: Topology) -> dict:
         file = pathlib.Path(folder, "plan.json")
         flags = [*sys.argv[1:], f"--topology={topology.name}", f"--json={file}", "--alone"]
         command = [sys.executable, "-m", "rpg_jax.plan", *flags]
-        worker = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(TRIES):
+            worker = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+            if worker.returncode >= 0:
+                break
         if worker.returncode:
             last_line = (worker.stderr.strip().splitlines() or ["nothing"])[-1]
             if worker.returncode == 2:
