@@ -13,7 +13,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from rpg_jax import parallel
 from rpg_jax.sampling import pages
@@ -30,7 +29,7 @@ from rpg_jax.sampling.decode import (
 )
 from rpg_jax.sampling.paged_attention import Pool
 from rpg_jax.sampling.pages import NOWHERE
-from rpg_jax.types import Params, Prompts, pytree
+from rpg_jax.types import Prompts, pytree
 
 
 def first_true(mask: jax.Array, count: int) -> jax.Array:
@@ -163,15 +162,6 @@ def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission
     return Admission(request, starts.sum(), needed | beside, needed.any())
 
 
-def row_major(params: Params) -> Params:
-    """The parameters in the layout in which they lie.
-
-    Without it XLA for TPUs prefers another layout for the loops that prefill, and copies weights to it and back at
-    every turn of the loop around them and decoding.
-    """
-    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), params)
-
-
 def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax.Array) -> DecodeState:
     """Prefills the first `prefill_rows` of the prompts that are true in bool[P]; there must be pages for them."""
     columns = inputs.prompts.tokens.shape[1]
@@ -190,9 +180,7 @@ def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax
         begin = index * sampler.chunk
         part = jax.lax.dynamic_slice_in_dim(text, begin, sampler.chunk, axis=1)
         meant = jnp.clip(tokens - begin, 0, sampler.chunk)
-        _, pools = extend(
-            sampler, row_major(inputs.params), pools, table[row], part, jnp.full_like(tokens, begin), meant
-        )
+        _, pools = extend(sampler, inputs.params, pools, table[row], part, jnp.full_like(tokens, begin), meant)
         return index + 1, pools
 
     chunks = jax.lax.pmax(-(-jnp.max(tokens) // sampler.chunk), parallel.ROW_AXES)
@@ -221,7 +209,7 @@ def recompute(
         meant = jnp.where(target < done.size, jnp.minimum(drawn - done, sampler.chunk)[slot], 0)
         columns = jnp.minimum(done[slot, None] + jnp.arange(sampler.chunk), text.shape[1] - 1)  # [R, C]
         part = jnp.take_along_axis(text[slot], columns, axis=1)
-        _, pools = extend(sampler, row_major(inputs.params), pools, table[slot], part, (begin + done)[slot], meant)
+        _, pools = extend(sampler, inputs.params, pools, table[slot], part, (begin + done)[slot], meant)
         done = done.at[target].add(meant, mode="drop")
         return agreed((done < drawn).any())[0], done, pools
 
