@@ -189,6 +189,26 @@ def test_responses_are_bit_for_bit_the_same_whatever_slots_pages_and_preemption(
         np.testing.assert_array_equal(getattr(rollout, field.name), getattr(expected(), field.name), err_msg=field.name)
 
 
+WIDE = models.Model(models.ModelConfig(53, 128, 384, 1, 4, 2, 32))
+
+
+@functools.cache
+def wide(slots):
+    """Of a model whose products XLA adds up in another order when they have 64 rows; 70 responses."""
+    params = models.unstack_layers(jax.jit(WIDE.init)(jax.random.key(1)))
+    mask = np.arange(5) < np.random.default_rng(0).integers(1, 6, (14, 1))
+    tokens = np.where(mask, np.random.default_rng(1).integers(0, 53, mask.shape), 0).astype(np.int32)
+    prompts = Prompts(jnp.asarray(tokens), jnp.asarray(mask), jnp.arange(14))
+    settings = dict(samples=5, max_new=6, sampling=Sampling.make(stop_ids=STOPS), page_size=4)
+    return jax.tree.map(np.asarray, generate(WIDE, params, prompts, key=KEY, step=3, slots=slots, **settings))
+
+
+@pytest.mark.parametrize("slots", [33, 48, 64, 70])
+def test_many_slots_give_what_few_give_bit_for_bit(slots):
+    for field in dataclasses.fields(Rollout):
+        np.testing.assert_array_equal(getattr(wide(slots), field.name), getattr(wide(3), field.name), field.name)
+
+
 def cut(rollout, counts):
     """The first counts[row] response tokens of each row, as a rollout that stopped there returns them."""
     mask = rollout.response_mask & (rollout.response_mask.cumsum(-1) <= counts[:, None])

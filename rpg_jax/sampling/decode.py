@@ -6,7 +6,7 @@ come to slots and pages to requests is in `batching`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -105,6 +105,7 @@ class Sampler:
     page_size: int  # tokens of a page
     chunk: int  # tokens of a prompt that are prefilled at a time
     prefill_rows: int  # prompts prefilled at a time
+    tile: int | None  # most slots that the model decodes at a time; None is all
 
 
 @pytree
@@ -215,15 +216,35 @@ def sample(
     return token, sampler_logp, model_logp
 
 
+def in_tiles(function: Callable, carry: Any, rows: Any, most: int | None) -> tuple[Any, jax.Array]:
+    """`function(carry, rows) -> (carry, [R, ...])` over tiles of as many rows each, at most `most`; None is no bound.
+
+    Rows that fill up the last tile are zeros.
+    """
+    count = jax.tree.leaves(rows)[0].shape[0]
+    tiles = -(-count // (most or count))
+    if tiles == 1:
+        return function(carry, rows)
+
+    def split(x):
+        padded = jnp.pad(x, ((0, -count % tiles),) + ((0, 0),) * (x.ndim - 1))
+        return padded.reshape(tiles, -1, *x.shape[1:])
+
+    carry, out = jax.lax.scan(function, carry, jax.tree.map(split, rows))
+    return carry, out.reshape(-1, *out.shape[2:])[:count]
+
+
 def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
     """Every slot reads one token and draws the next. Idle slots compute too, but nothing that they write is kept."""
     running = state.request >= 0  # [slots]
-    hidden, pools = extend(
-        sampler, inputs.params, state.pools, state.table, state.token[:, None], state.position,
-        running.astype(jnp.int32),
-    )  # fmt: skip
+
+    def forward(pools, rows):
+        hidden, pools = extend(sampler, inputs.params, pools, *rows)
+        return pools, sampler.model.logits(inputs.params, hidden[:, 0])
+
+    rows = state.table, state.token[:, None], state.position, running.astype(jnp.int32)
+    pools, logits = in_tiles(forward, state.pools, rows, sampler.tile)  # [slots, V]
     request = jnp.maximum(state.request, 0)  # [slots], an index even where idle
-    logits = sampler.model.logits(inputs.params, hidden[:, 0])  # [slots, V]
     keys = inputs.requests.key[request]
     drawn = Responses(*sample(logits, keys, state.count, inputs.sampling, inputs.model_temperature))
     row = jnp.where(running, request, NOWHERE)
