@@ -196,9 +196,7 @@ WIDE = models.Model(models.ModelConfig(53, 128, 384, 1, 4, 2, 32))
 def wide(slots):
     """Of a model whose products XLA adds up in another order when they have 64 rows; 70 responses."""
     params = models.unstack_layers(jax.jit(WIDE.init)(jax.random.key(1)))
-    mask = np.arange(5) < np.random.default_rng(0).integers(1, 6, (14, 1))
-    tokens = np.where(mask, np.random.default_rng(1).integers(0, 53, mask.shape), 0).astype(np.int32)
-    prompts = Prompts(jnp.asarray(tokens), jnp.asarray(mask), jnp.arange(14))
+    prompts = prompts_of([1 + n % 5 for n in range(14)], 5)
     settings = dict(samples=5, max_new=6, sampling=Sampling.make(stop_ids=STOPS), page_size=4)
     return jax.tree.map(np.asarray, generate(WIDE, params, prompts, key=KEY, step=3, slots=slots, **settings))
 

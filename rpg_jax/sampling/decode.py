@@ -18,7 +18,7 @@ from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
 from rpg_jax.sampling.filters import filter_threshold
 from rpg_jax.sampling.paged_attention import Kernel, Pool
 from rpg_jax.sampling.pages import NOWHERE
-from rpg_jax.sampling.running_softmax import table_width
+from rpg_jax.sampling.running_softmax import table_width, tiled
 from rpg_jax.types import Params, Prompts, pytree
 
 STOP_IDS = 8  # size of Sampling.stop_ids
@@ -217,20 +217,11 @@ def sample(
 
 
 def in_tiles(function: Callable, carry: Any, rows: Any, most: int | None) -> tuple[Any, jax.Array]:
-    """`function(carry, rows) -> (carry, [R, ...])` over tiles of as many rows each, at most `most`; None is no bound.
-
-    Rows that fill up the last tile are zeros.
-    """
+    """`function(carry, rows) -> (carry, [R, ...])` over the tiles of `tiled`; all rows at once if `most` is None."""
     count = jax.tree.leaves(rows)[0].shape[0]
-    tiles = -(-count // (most or count))
-    if tiles == 1:
+    if most is None or count <= most:
         return function(carry, rows)
-
-    def split(x):
-        padded = jnp.pad(x, ((0, -count % tiles),) + ((0, 0),) * (x.ndim - 1))
-        return padded.reshape(tiles, -1, *x.shape[1:])
-
-    carry, out = jax.lax.scan(function, carry, jax.tree.map(split, rows))
+    carry, out = jax.lax.scan(function, carry, jax.tree.map(lambda x: tiled(x, most), rows))
     return carry, out.reshape(-1, *out.shape[2:])[:count]
 
 

@@ -22,6 +22,13 @@ def table_width(capacity: int, page_size: int) -> int:
     return -(-capacity // block_of(capacity)) * block_of(capacity) // page_size
 
 
+def tiled(x: jax.Array, most: int) -> jax.Array:
+    """[R, ...] as [tiles, T, ...]: as few tiles as hold at most `most` rows each; zeros fill up the last one."""
+    tiles = -(-x.shape[0] // most)
+    padded = jnp.pad(x, ((0, -x.shape[0] % tiles),) + ((0, 0),) * (x.ndim - 1))
+    return padded.reshape(tiles, -1, *x.shape[1:])
+
+
 def reference(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, first: jax.Array) -> jax.Array:
     """What every kernel computes, in a few lines: the whole sequence of each row is gathered.
 
@@ -88,8 +95,9 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
         zeros = jnp.zeros(q.shape[:3], wide)
         return zeros - 1e30, zeros, jnp.zeros(q.shape, wide)
 
-    def attention(tiled):
-        row, live = tiled  # of T rows, the longest first
+    def attention(tile_rows):
+        row, live = tile_rows  # of T rows, the longest first
+        tile = live.size
         turns_of = -(-live // block)  # [T]
         carry = nothing_read(row[0])
         long = -(-(tile // 2) // FEW) * FEW if tile > FEW else 0  # rows, in tiles of a few, that may need more turns
@@ -118,14 +126,7 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
 
     if table.shape[1] == pages:
         return result(normalized(*turns((q, table, last), nothing_read(q), 0, 1)))
-    tiles = -(-rows // TILE)
-    tile = -(-rows // tiles)
-    padding = tiles * tile - rows
-    order = jnp.argsort(-jnp.pad(live, (0, padding)), stable=True)  # [tiles * tile], longest first
-
-    def sort(x):  # [R, ...] -> [tiles, T, ...]
-        padded = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))
-        return padded[order].reshape(tiles, tile, *x.shape[1:])
-
-    out = jax.lax.map(attention, jax.tree.map(sort, ((q, table, last), live)))  # [tiles, T, K, G * C, D]
-    return result(out.reshape(-1, *out.shape[2:])[jnp.argsort(order)[:rows]])
+    order = jnp.argsort(-live, stable=True)  # [R], longest first
+    tiles = jax.tree.map(lambda x: tiled(x[order], TILE), ((q, table, last), live))
+    out = jax.lax.map(attention, tiles)  # [tiles, T, K, G * C, D]
+    return result(out.reshape(-1, *out.shape[2:])[jnp.argsort(order)])
