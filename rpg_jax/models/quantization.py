@@ -38,7 +38,8 @@ def quantize(x: jax.Array, dtype: Any, axis: int) -> Quantized:
     dtype = jnp.dtype(dtype)
     wide = x.astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=axis, keepdims=True)
-    scales = jnp.where(largest == 0, 1.0, largest / LARGEST[dtype.name])
+    # At least the least normal number: processors take what is smaller for 0, and a division by it is infinite.
+    scales = jnp.maximum(largest / LARGEST[dtype.name], jnp.finfo(jnp.float32).tiny)
     scaled = wide / scales
     values = jnp.round(scaled) if jnp.issubdtype(dtype, jnp.integer) else scaled
     return Quantized(values.astype(dtype), jnp.squeeze(scales, axis))
