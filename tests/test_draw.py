@@ -133,6 +133,19 @@ def test_uniforms_are_a_function_of_key_and_count_alone():
     assert (np.asarray(request_key(key, 3, 0, 0)) != np.asarray(request_key(key, 2, 0, 0))).any()
 
 
+def test_uniforms_are_the_bits_of_jax_random():
+    key = jax.random.key(7, impl="threefry2x32")
+    keys = jax.vmap(lambda n: request_key(key, 1, n, 0))(jnp.arange(50))
+    counts = jnp.arange(50) ** 4  # up to 5.8 million
+
+    def bits(key, count):
+        key = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), count)
+        return jax.random.bits(key, (2,))
+
+    expected = (np.asarray(jax.vmap(bits, out_axes=1)(keys, counts) >> 9, np.float64) + 0.5) / 2**23
+    np.testing.assert_array_equal(np.asarray(token_uniforms(keys, counts), np.float64), expected)
+
+
 def test_uniforms_are_uniform_and_independent():
     keys = jnp.repeat(request_key(jax.random.key(0, impl="threefry2x32"), 0, 0, 0)[None], 20_000, axis=0)
     first, second = np.asarray(token_uniforms(keys, jnp.arange(20_000)), np.float64)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpg_jax.models import Model, ModelConfig, named, parameter_count, unstack_layers
+from rpg_jax.models import Model, ModelConfig, named, parameter_count, unstack_layers, with_head
 from rpg_jax.models.attention import causal_attention, softmax_mix
 
 FAMILIES = {
@@ -142,9 +142,11 @@ def test_scan_unrolled_unstacked_and_cached_agree(family):
     np.testing.assert_allclose(scanned, model.hidden(unstacked, tokens), rtol=1e-5, atol=1e-5)
     positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
     attend = lambda layer, q, k, v: (causal_attention(q, k, v), (layer, k.shape))  # noqa: E731
-    cached, kept = model.cached(unstacked, tokens, positions, attend)
+    cached, kept = model.cached(unstacked, tokens, model.turns(positions), attend)
     np.testing.assert_allclose(scanned, cached, rtol=1e-5, atol=1e-5)
     assert kept == [(i, (2, 9, model.config.kv_heads, model.config.head_dim)) for i in range(model.config.layers)]
+    logits, own = (model.logits(tree, cached) for tree in (unstacked, with_head(unstacked)))
+    np.testing.assert_allclose(logits, own, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scan", [True, False])

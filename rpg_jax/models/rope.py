@@ -8,6 +8,8 @@ import dataclasses
 import functools
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -113,3 +115,12 @@ def frequencies(head_dim: int, theta: float, scaling: Linear | Llama3 | Yarn | N
     frequency = 1 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
     frequency, factor = scaling.scaled(frequency, theta) if scaling else (frequency, 1.0)
     return frequency.astype(np.float32), factor
+
+
+def turns(
+    positions: jax.Array, head_dim: int, theta: float, scaling: Linear | Llama3 | Yarn | None
+) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines, f32[B, T, head_dim / 2] each, by which positions i32[B, T] turn pairs of a head's entries."""
+    frequency, factor = frequencies(head_dim, theta, scaling)
+    angle = positions[..., None].astype(jnp.float32) * frequency
+    return jnp.cos(angle) * factor, jnp.sin(angle) * factor

@@ -60,14 +60,12 @@ def _dot_general(x, kernel, dimensions, precision=None):
     return project(x, kernel)
 
 
-def rotate(x: jax.Array, positions: jax.Array, frequency, factor: float) -> jax.Array:
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotary position embedding in the half-split convention of Hugging Face.
 
-    x [B, T, H, D], positions i32[B, T] or i32[1, T]; frequency f32[D / 2] and factor are those of `rope.frequencies`.
+    x [B, T, H, D]; cos, sin f32[B, T, D / 2] or f32[1, T, D / 2], of `rope.turns`.
     """
-    half = x.shape[-1] // 2
-    angle = positions[..., None, None].astype(jnp.float32) * frequency  # [B or 1, T, 1, D / 2]
-    cos, sin = jnp.cos(angle) * factor, jnp.sin(angle) * factor
+    half, cos, sin = x.shape[-1] // 2, cos[..., None, :], sin[..., None, :]
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
@@ -98,14 +96,15 @@ class Dense(AsStored, nn.Dense):
 
 
 class Block(nn.Module):
-    """One pre-norm layer. `attend(q, k, v) -> (out, kept)` computes attention and may keep k and v in a cache."""
+    """One pre-norm layer. `attend(q, k, v) -> (out, kept)` computes attention and may keep k and v in a cache; `turns`
+    are those of `rope.turns`."""
 
     config: ModelConfig
     dtype: jnp.dtype
     constrain: Callable
 
     @nn.compact
-    def __call__(self, x, positions, attend):
+    def __call__(self, x, turns, attend):
         config, batch_and_time = self.config, x.shape[:2]
         dense = partial(Dense, dtype=self.dtype, kernel_init=_kernel, dot_general=_dot_general)
         norm = partial(RMSNorm, epsilon=config.norm_epsilon, dtype=self.dtype)
@@ -117,8 +116,7 @@ class Block(nn.Module):
         q, k, v = (z.reshape(*batch_and_time, -1, config.head_dim) for z in (q, k, v))  # [B, T, H or K, D]
         if config.qk_norm:
             q, k = norm(name="q_norm")(q), norm(name="k_norm")(k)
-        turns = rope.frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        q, k = rotate(q, positions, *turns), rotate(k, positions, *turns)
+        q, k = rotate(q, *turns), rotate(k, *turns)
         q, k, v = (self.constrain(z, "heads") for z in (q, k, v))
         attended, kept = attend(q, k, v)
         attended = attended.reshape(*batch_and_time, -1)  # [B, T, H * D]
@@ -159,11 +157,11 @@ class Model:
         embed_key, layer_key, head_key = jax.random.split(key, 3)
         # As large as a layer's output: the first layers' outputs would drown out a much smaller embedding.
         embedding = nn.initializers.normal(config.hidden_size**-0.5)
-        x, positions = jnp.zeros((1, 1, config.hidden_size)), jnp.zeros((1, 1), jnp.int32)
+        x, turns = jnp.zeros((1, 1, config.hidden_size)), (jnp.zeros((1, 1, config.head_dim // 2)),) * 2
         block = Block(config, self.dtype, lambda array, name: array)  # no sharding: a mesh cannot split one row
 
         def init_layer(key):
-            return block.init(key, x, positions, lambda q, k, v: (q, None))["params"]
+            return block.init(key, x, turns, lambda q, k, v: (q, None))["params"]
 
         params = {
             "embed": {"embedding": embedding(embed_key, (config.vocab_size, config.hidden_size))},
@@ -182,6 +180,10 @@ class Model:
     @property
     def block(self) -> Block:
         return Block(self.config, self.dtype, self.constrain)
+
+    def turns(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`rope.turns` of this model for positions i32[B, T]."""
+        return rope.turns(positions, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling)
 
     def embed(self, params: dict, tokens: jax.Array) -> jax.Array:
         """[B, T] token ids to [B, T, hidden] in the compute dtype."""
@@ -202,10 +204,11 @@ class Model:
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None]  # [1, T]: one table of angles for all rows
 
+        turns = self.turns(positions)
         attention = self.attention if segment_ids is None else partial(self.attention, segment_ids=segment_ids)
 
         def layer(x, layer_params):
-            return self.block.apply({"params": layer_params}, x, positions, lambda *qkv: (attention(*qkv), None))
+            return self.block.apply({"params": layer_params}, x, turns, lambda *qkv: (attention(*qkv), None))
 
         unstacked = isinstance(params["layers"], list)
         scan = self.scan and not unstacked
@@ -219,12 +222,12 @@ class Model:
                 x, _ = layer(x, layer_params)
         return self.normalize(params, x)
 
-    def cached(self, params: dict, tokens, positions, attend: Callable) -> tuple[jax.Array, list]:
+    def cached(self, params: dict, tokens, turns, attend: Callable) -> tuple[jax.Array, list]:
         """One pass for sampling, unrolled over the layers of an unstacked tree.
 
         Args:
           params: the tree of `unstack_layers`, its matrices `Quantized` or not.
-          tokens, positions: i32[B, T].
+          tokens: i32[B, T]; turns: of their positions.
           attend: (layer index, q, k, v) -> (out, kept); reads and writes the KV cache.
 
         Returns:
@@ -233,18 +236,24 @@ class Model:
         x, kept = self.embed(params, tokens), []
         for index, layer_params in enumerate(params["layers"]):
             layer_params = dequantized(layer_params, self.dtype)
-            x, keep = self.block.apply({"params": layer_params}, x, positions, partial(attend, index))
+            x, keep = self.block.apply({"params": layer_params}, x, turns, partial(attend, index))
             kept.append(keep)
         return self.normalize(params, x), kept
 
     def logits(self, params: dict, hidden: jax.Array) -> jax.Array:
         """Vocabulary projection: [..., hidden] -> [..., vocab], at least float32."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
-        if self.config.tied_embeddings:
+        if "head" not in params:  # tied embeddings
             table = dequantized(params["embed"], self.dtype)["embedding"].astype(self.dtype)
             return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=wide)
         kernel = dequantized(params["head"], self.dtype)["kernel"].astype(self.dtype)
         return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=wide)
+
+
+def with_head(params: dict) -> dict:
+    """The tree with a head of its own: that of tied embeddings is their table, transposed."""
+    table = params["embed"]["embedding"]
+    return {"head": {"kernel": jax.tree.map(jnp.transpose, table)}, **params}
 
 
 def unstack_layers(params: dict) -> dict:

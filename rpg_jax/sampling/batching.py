@@ -26,6 +26,7 @@ from rpg_jax.sampling.decode import (
     Sampler,
     decode_step,
     extend,
+    prepared,
 )
 from rpg_jax.sampling.paged_attention import Pool
 from rpg_jax.sampling.pages import NOWHERE
@@ -180,7 +181,7 @@ def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax
         begin = index * sampler.chunk
         part = jax.lax.dynamic_slice_in_dim(text, begin, sampler.chunk, axis=1)
         meant = jnp.clip(tokens - begin, 0, sampler.chunk)
-        _, pools = extend(sampler, inputs.params, pools, table[row], part, jnp.full_like(tokens, begin), meant)
+        _, pools = extend(sampler, inputs, pools, table[row], part, jnp.full_like(tokens, begin), meant)
         return index + 1, pools
 
     chunks = jax.lax.pmax(-(-jnp.max(tokens) // sampler.chunk), parallel.ROW_AXES)
@@ -209,7 +210,7 @@ def recompute(
         meant = jnp.where(target < done.size, jnp.minimum(drawn - done, sampler.chunk)[slot], 0)
         columns = jnp.minimum(done[slot, None] + jnp.arange(sampler.chunk), text.shape[1] - 1)  # [R, C]
         part = jnp.take_along_axis(text[slot], columns, axis=1)
-        _, pools = extend(sampler, inputs.params, pools, table[slot], part, (begin + done)[slot], meant)
+        _, pools = extend(sampler, inputs, pools, table[slot], part, (begin + done)[slot], meant)
         done = done.at[target].add(meant, mode="drop")
         return agreed((done < drawn).any())[0], done, pools
 
@@ -312,7 +313,7 @@ def advance(
     Returns:
       whether requests are left, bool[], and the state.
     """
-    end = state.step + max_steps
+    end, inputs = state.step + max_steps, prepared(sampler, inputs, state)
 
     def goes_on(carry):
         return carry[0] & (carry[1].step < end)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rpg_jax.models import Model
+from rpg_jax.models import Model, with_head
 from rpg_jax.sampling import pages
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
 from rpg_jax.sampling.filters import filter_threshold
@@ -106,6 +106,7 @@ class Sampler:
     chunk: int  # tokens of a prompt that are prefilled at a time
     prefill_rows: int  # prompts prefilled at a time
     tile: int | None  # most slots that the model decodes at a time; None is all
+    head: bool  # whether tied embeddings are transposed for the logits, once and not by each product
 
 
 @pytree
@@ -119,6 +120,7 @@ class Inputs:
     model_temperature: jax.Array  # f32[]
     until: jax.Array  # i32[], prompts over all shards whose requests are to be complete; the rollout ends with them
     must: jax.Array  # bool[P], prompts that have to be among them
+    turns: tuple[jax.Array, ...] = ()  # `rope.turns` of all positions, which `prepared` adds
 
 
 def start(
@@ -155,8 +157,16 @@ def start(
     )
 
 
+def prepared(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Inputs:
+    """The inputs with what every step needs alike, to be called outside of loops."""
+    positions = jnp.arange(state.table.shape[1] * sampler.page_size)
+    turns = tuple(x[0] for x in sampler.model.turns(positions[None]))  # [positions, head_dim / 2] each
+    params = with_head(inputs.params) if sampler.head else inputs.params
+    return dataclasses.replace(inputs, params=params, turns=turns)
+
+
 def extend(
-    sampler: Sampler, params: Params, pools: list[Pool], table: jax.Array, tokens: jax.Array, first: jax.Array,
+    sampler: Sampler, inputs: Inputs, pools: list[Pool], table: jax.Array, tokens: jax.Array, first: jax.Array,
     count: jax.Array,
 ) -> tuple[jax.Array, list[Pool]]:  # fmt: skip
     """Runs C more tokens of each row through the model, and keeps their keys and values.
@@ -181,7 +191,8 @@ def extend(
         pool = sampler.kernel.write(pools[layer], k, v, page, offset)
         return sampler.kernel.attend(q, pool, table, start, size), pool
 
-    return sampler.model.cached(params, tokens, position, write_and_attend)
+    turns = tuple(jnp.take(x, position, axis=0, mode="clip") for x in inputs.turns)  # [R, C, head_dim / 2] each
+    return sampler.model.cached(inputs.params, tokens, turns, write_and_attend)
 
 
 def sample(
@@ -230,7 +241,7 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     running = state.request >= 0  # [slots]
 
     def forward(pools, rows):
-        hidden, pools = extend(sampler, inputs.params, pools, *rows)
+        hidden, pools = extend(sampler, inputs, pools, *rows)
         return pools, sampler.model.logits(inputs.params, hidden[:, 0])
 
     rows = state.table, state.token[:, None], state.position, running.astype(jnp.int32)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 LANES = 128  # token id = row * LANES + lane
+ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)  # of Threefry's even and odd turns
 
 
 def request_key(key: jax.Array, step: jax.Array, problem: jax.Array, sample: jax.Array) -> jax.Array:
@@ -17,6 +19,21 @@ def request_key(key: jax.Array, step: jax.Array, problem: jax.Array, sample: jax
     for number in (step, problem, sample):
         key = jax.random.fold_in(key, number)
     return jax.random.key_data(key)
+
+
+def threefry2x32(key: tuple[jax.Array, jax.Array], count: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The two words, uint32, that the cipher Threefry-2x32 (Salmon et al. 2011) makes of two words under a key of two.
+
+    It is that of `jax.random`, which on CPU runs as a loop whose turns cost more than their work for a few rows.
+    """
+    keys = *key, key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)
+    x, y = count[0] + keys[0], count[1] + keys[1]
+    for turn in range(5):
+        for rotation in ROTATIONS[turn % 2]:
+            x = x + y
+            y = x ^ (y << rotation | y >> 32 - rotation)
+        x, y = x + keys[(turn + 1) % 3], y + keys[(turn + 2) % 3] + np.uint32(turn + 1)
+    return x, y
 
 
 def token_uniforms(keys: jax.Array, counts: jax.Array) -> jax.Array:
@@ -29,11 +46,10 @@ def token_uniforms(keys: jax.Array, counts: jax.Array) -> jax.Array:
       f32[2, B], midpoints of 2^23 equal intervals: never 0, which would draw a first token of any mass, and never 1.
     """
 
-    def bits(key, count):
-        key = jax.random.wrap_key_data(key, impl="threefry2x32")
-        return jax.random.bits(jax.random.fold_in(key, count), (2,))
-
-    return ((jax.vmap(bits, out_axes=1)(keys, counts) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
+    zeros = jnp.zeros_like(keys[:, 0])
+    folded = threefry2x32((keys[:, 0], keys[:, 1]), (zeros, counts.astype(jnp.uint32)))
+    bits = jnp.stack([jnp.bitwise_xor(*threefry2x32(folded, (zeros, zeros + number))) for number in range(2)])
+    return ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
 
 
 def inverse_cdf(mass: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -48,9 +64,10 @@ def inverse_cdf(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     Returns:
       i32[B].
     """
-    cumulative = jnp.cumsum(mass, axis=0)
+    cumulative = jax.lax.associative_scan(jnp.add, mass)
     total = jnp.max(cumulative, axis=0, where=mass > 0, initial=0.0)
-    return jnp.argmax((cumulative > uniform * total) & (mass > 0), axis=0).astype(jnp.int32)
+    index = jnp.arange(mass.shape[0], dtype=jnp.int32)[:, None]
+    return jnp.min(jnp.where((cumulative > uniform * total) & (mass > 0), index, mass.shape[0]), axis=0) % mass.shape[0]
 
 
 def fold(logits: jax.Array, fill: float = -jnp.inf) -> jax.Array:

@@ -141,8 +141,9 @@ def make_sampler(
     kernel = paged_attention.choose(mesh, model.config, page_size, cache_dtype)
     chunk = min(max(columns - 1, 1), running_softmax.BLOCK)  # the last token of a prompt is not prefilled
     rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
-    tile = CPU_TILE if mesh.devices.flat[0].platform == "cpu" else None
-    return decode.Sampler(model, kernel, jnp.dtype(cache_dtype or model.dtype), page, chunk, rows, tile)
+    cpu = mesh.devices.flat[0].platform == "cpu"
+    tile = CPU_TILE if cpu else None
+    return decode.Sampler(model, kernel, jnp.dtype(cache_dtype or model.dtype), page, chunk, rows, tile, head=cpu)
 
 
 def shard_slots(slots: int, requests: int, shards: int) -> int:

@@ -21,6 +21,7 @@ def prefill(
     """As many prompts as the sampler prefills at a time; `decode_segment` does it between its decode steps."""
 
     def load(inputs, state):
+        inputs = decode.prepared(sampler, inputs, state)
         return batching.load_prompts(sampler, inputs, state, ~state.prompt_ready)
 
     inputs_spec, state_spec = layouts(sampler.kernel.rows)
