@@ -162,7 +162,8 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             microbatch_rows=required(int),  # [rows] of one forward and backward pass
             scoring_rows=optional(int),  # [rows] of one forward pass for log-probs alone; unset: microbatch_rows
             logprob_chunk=256,  # [tokens of each row] whose logits exist at a time
-            pack=False,  # [switch] several sequences in a row, in place of padding
+            pack=False,  # [switch] several sequences in a row, in place of padding; in the warm start, too
+            packed_lengths=1,  # [longest sequences] that such a row has room for; 2 and more leave less padding
         ),
         optimizer=dict(
             name="adamw",  # [name] adamw, schedule_free_adamw

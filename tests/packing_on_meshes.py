@@ -6,7 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from test_packing import step
+from test_packing import T, step
 
 from rpg_jax import objectives, parallel
 from rpg_jax.training import packing
@@ -37,8 +37,8 @@ def largest_collective(mesh, batch: int, length: int) -> int:
 
 def main():
     objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="rpg", beta=0.1)
-    one = step(parallel.make_mesh(1, devices=jax.devices()[:1]), objective, pack=False)
-    other = step(parallel.make_mesh(2, 2, 2), objective, pack=True)
+    one = step(parallel.make_mesh(1, devices=jax.devices()[:1]), objective, columns=None)
+    other = step(parallel.make_mesh(2, 2, 2), objective, columns=T)
     found = {"distances": {name: distance(one[name], other[name]) for name in COMPARED}}
     found["largest_collective"] = largest_collective(parallel.make_mesh(2, 4), 64, 32)
     print(json.dumps(found))

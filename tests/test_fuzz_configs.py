@@ -109,6 +109,7 @@ SENSIBLE = {
     "learner.microbatch_rows": st.integers(1, 8),
     "learner.logprob_chunk": st.integers(1, 100),
     "learner.pack": st.booleans(),
+    "learner.packed_lengths": st.integers(1, 3),
     "optimizer.name": st.sampled_from(["adamw", "schedule_free_adamw"]),
     "optimizer.learning_rate": st.floats(0, 1),
     "optimizer.epsilon": st.sampled_from([1e-38, 1e-8, 1.0]),

@@ -81,15 +81,15 @@ def setup():
     return mesh, model, optimizer, jax.device_get(state), jax.device_get(rollout)
 
 
-def rl_step(setup, pack):
+def rl_step(setup, columns=None):
     """(TrainBatch, metrics of both passes, parameters, microbatches) of one RL step from the fixture's rollout."""
     mesh, model, optimizer, state, rollout = setup
     objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="rpg", beta=0.01)
     state = jax.device_put(state, parallel.shardings(mesh, state))
     rollout = parallel.to_global(mesh, parallel.ROWS, rollout)
     reward = np.cos(np.arange(PROMPTS * SAMPLES, dtype=np.float32)).reshape(PROMPTS, SAMPLES)
-    plan = packing.plan(packing.lengths_on_host(rollout.response_mask), COLUMNS + NEW, ROWS, pack)
-    scoring = dict(rows=ROWS, temperature=1.0, logprob_chunk=32)
+    plan = packing.plan(packing.lengths_on_host(rollout.response_mask), ROWS, columns)
+    scoring = dict(rows=ROWS, temperature=1.0, logprob_chunk=32, packed_columns=columns)
     batch, before = make_experience(model, objective, optimizer, mesh, **scoring)(state, rollout, reward, *plan)
     batch = jax.device_get(batch)
     update = make_update(model, objective, optimizer, mesh, state, clip_norm=1.0, **scoring)
@@ -100,7 +100,7 @@ def rl_step(setup, pack):
 
 def test_the_sampler_and_the_trainer_agree_in_bfloat16(setup):
     """The log-probs of a response as it was drawn, and recomputed from whole rows by the training attention."""
-    batch, metrics, *_ = rl_step(setup, pack=False)
+    batch, metrics, *_ = rl_step(setup)
     rollout = setup[-1]
     lengths = rollout.response_mask.sum(-1)
     assert lengths.min() < NEW / 2 and len(set(lengths)) > 4
@@ -111,7 +111,8 @@ def test_the_sampler_and_the_trainer_agree_in_bfloat16(setup):
 
 def test_an_rl_step_learns_the_same_from_packed_rows(setup):
     """To the rounding of bfloat16: other kernels read the rows."""
-    (plain, one, params, whole), (packed, two, same, count) = (rl_step(setup, pack) for pack in (False, True))
+    plain, one, params, whole = rl_step(setup)
+    packed, two, same, count = rl_step(setup, COLUMNS + NEW)
     assert count < whole and np.isfinite(list(two.values())).all()
     assert one["ratio_mean"] == pytest.approx(1.0, abs=0.01) == two["ratio_mean"]  # the policy is the one that sampled
     assert np.abs(plain.behavior_logp - packed.behavior_logp).max() < 0.3

@@ -44,21 +44,24 @@ def test_first_fit_puts_each_sequence_whole_where_there_was_room(lengths, room):
         assert (full[:row] + longest > columns).all()
 
 
-packed, unpacked = jax.jit(packing.packed, static_argnames="rows"), jax.jit(packing.unpacked)
+packed = jax.jit(packing.packed, static_argnames=("rows", "columns"))
+unpacked = jax.jit(packing.unpacked, static_argnames="columns")
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=12, max_size=12).map(np.array), st.integers(0, 99))
-def test_packed_rows_hold_the_sequences_and_give_their_values_back(lengths, seed):
-    rng, columns, rows = np.random.default_rng(seed), 9, 3
-    tokens = rng.integers(1, 1000, (len(lengths), columns)).astype(np.int32)
-    mask = (np.arange(columns) < lengths[:, None]) & (rng.random(tokens.shape) < 0.5)
+@pytest.mark.parametrize("columns", [9, 20])
+def test_packed_rows_hold_the_sequences_and_give_their_values_back(columns, lengths, seed):
+    """Rows as wide as those of the batch, and wider ones."""
+    rng, width, rows = np.random.default_rng(seed), 9, 3
+    tokens = rng.integers(1, 1000, (len(lengths), width)).astype(np.int32)
+    mask = (np.arange(width) < lengths[:, None]) & (rng.random(tokens.shape) < 0.5)
     mask[lengths > 0, lengths[lengths > 0] - 1] = True
-    count, start = packing.plan(lengths, columns, rows, pack=True)
+    count, start = packing.plan(lengths, rows, columns)
     assert 0 <= count <= len(lengths) // rows and (packing.row_lengths(mask) == lengths).all()
     found = {}
     for index in range(count):
-        micro = jax.tree.map(np.asarray, packed(start, lengths, tokens, mask, np.int32(index * rows), rows=rows))
+        micro = jax.tree.map(np.asarray, packed(start, lengths, tokens, mask, np.int32(index * rows), rows, columns))
         assert all(array.shape == (rows, columns) for array in micro.values())
         assert not micro["mask"][micro["segment_ids"] < 0].any()
         for row in range(rows):
@@ -66,7 +69,7 @@ def test_packed_rows_hold_the_sequences_and_give_their_values_back(lengths, seed
             for sequence in set(ids[ids >= 0]):
                 here = ids == sequence
                 found[sequence] = {name: array[row][here] for name, array in micro.items()}
-        back = np.asarray(unpacked(start - index * rows * columns, micro["tokens"]))
+        back = np.asarray(unpacked(start - index * rows * columns, micro["tokens"], width))
         for sequence in np.flatnonzero(start // (rows * columns) == index):
             np.testing.assert_array_equal(back[sequence, : lengths[sequence]], tokens[sequence, : lengths[sequence]])
     assert sorted(found) == np.flatnonzero(lengths).tolist()
@@ -81,7 +84,7 @@ def test_long_tailed_lengths_leave_little_padding():
     """A minibatch of the paper's size: log-normal lengths of mean a quarter of the row, in microbatches of 16 rows."""
     rng, columns = np.random.default_rng(0), 8192
     lengths = np.clip(rng.lognormal(np.log(columns / 4) - 0.5, 1.0, 512), 1, columns).astype(int)
-    (count, _), (whole, start) = (packing.plan(lengths, columns, 16, pack) for pack in (True, False))
+    (count, _), (whole, start) = (packing.plan(lengths, 16, packed) for packed in (columns, None))
     assert start is None and whole == 32
     wastes = [1 - lengths.sum() / (n * 16 * columns) for n in (count, whole)]
     assert wastes[0] < 0.1 and wastes[1] > 0.7
@@ -99,14 +102,14 @@ def random_step(seed=0):
     return rollout, rng.normal(size=(B // 4, 4)).astype(np.float32)
 
 
-def step(mesh, objective, *, pack, scoring_rows=ROWS, dtype=jnp.float32, steps=1, **changes):
+def step(mesh, objective, *, columns, scoring_rows=ROWS, dtype=jnp.float32, steps=1, **changes):
     """Log-probs, metrics, gradient (Adam's first moment) and parameters after RL steps; programs that were compiled."""
     functions = dict(constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh))
     model, optimizer = Model(CONFIG, dtype=dtype, **functions | changes), make_optimizer("adamw", learning_rate=1e-2)
     params = jax.tree.map(lambda x: x.astype(dtype), init_params(model, mesh, 0))
     params["embed"]["embedding"] *= 3.0  # far from uniform
     state = init_state(optimizer, mesh, params)
-    settings = dict(temperature=0.8, logprob_chunk=5)
+    settings = dict(temperature=0.8, logprob_chunk=5, packed_columns=columns)
     experience = make_experience(model, objective, optimizer, mesh, rows=scoring_rows, **settings)
     update = make_update(model, objective, optimizer, mesh, state, rows=ROWS, clip_norm=1e9, **settings)
     counts = []
@@ -114,7 +117,7 @@ def step(mesh, objective, *, pack, scoring_rows=ROWS, dtype=jnp.float32, steps=1
         rollout, reward = random_step(number)
         rollout = parallel.to_global(mesh, parallel.ROWS, rollout)
         lengths = packing.lengths_on_host(rollout.response_mask)
-        scoring, plan = (packing.plan(lengths, T, rows, pack) for rows in (scoring_rows, ROWS))
+        scoring, plan = (packing.plan(lengths, rows, columns) for rows in (scoring_rows, ROWS))
         counts.append(int(plan[0]))
         batch, metrics = experience(state, rollout, reward, *scoring)
         batch = dataclasses.replace(batch, reference_logp=batch.behavior_logp - 0.1 * batch.response_mask)
@@ -131,15 +134,17 @@ def test_packed_steps_equal_unpacked_ones():
     settings = dict(divergence="urkl", estimator="reinforce", clip="none", beta=0.1)
     objective = objectives.make("rpg", level="sequence", reduction="sequence_mean", **settings)
     with jax.enable_x64():
-        one, two = (
-            step(parallel.make_mesh(), objective, pack=pack, scoring_rows=rows, dtype=jnp.float64, steps=3)
-            for pack, rows in ((False, 16), (True, 4))
+        one, two, wide = (
+            step(parallel.make_mesh(), objective, columns=columns, scoring_rows=rows, dtype=jnp.float64, steps=3)
+            for columns, rows in ((None, 16), (T, 4), (3 * T - 1, 2))
         )
     assert one["gradient"]["layers"]["q"]["kernel"].dtype == np.float64
     assert np.abs(one["gradient"]["layers"]["q"]["kernel"]).max() > 1e-4 and {"loss", "entropy"} <= one.keys()
-    assert (one.pop("microbatches"), two.pop("microbatches")) == ([2, 2, 2], [1, 2, 1])
-    assert max(two.pop("programs")) <= 2 and one.pop("programs")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), one, two)
+    counts = [result.pop("microbatches") for result in (one, two, wide)]
+    assert counts == [[2, 2, 2], [1, 2, 1], [1, 1, 1]]
+    assert max(max(result.pop("programs")) for result in (two, wide)) <= 2 and one.pop("programs")
+    for other in (two, wide):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), one, other)
 
 
 def test_a_neighbor_in_the_row_is_not_seen():

@@ -47,7 +47,7 @@ def workload(
     sizes = dict(prompts=4, samples=2, max_prompt=6, max_new=10, slots=4, temperature=1.0, dynamic_sampling=True)
     sizes |= dict(oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0)
     learning = dict(steps=1, seed=0, prompts=4, samples=2, minibatch_prompts=2, microbatch_rows=2, scoring_rows=2)
-    learning |= dict(epochs=1, pack=False, evaluate_every=1, save_every=1, most_skipped=1)
+    learning |= dict(epochs=1, packed_columns=None, evaluate_every=1, save_every=1, most_skipped=1)
     return estimates.Workload(
         model=Model(shape, dtype=dtype, remat=remat),
         mesh=mesh or dict(data=1, fsdp=1, tensor=1),
@@ -273,8 +273,13 @@ def test_a_phase_takes_as_long_as_its_slowest_resource():
     # 16 responses in 4 slots; 4 groups of 2 in minibatches of 4 rows, which are full or, packed, as long as their rows.
     assert estimates.times(workload(tiny)) == dict(prefill=1, decode=20, experience=1, update=2)
     assert estimates.times(workload(tiny, rollout=dict(carry_over=True)))["decode"] == 8 * 5 / 4
-    packed = estimates.times(workload(tiny, loop=dict(pack=True), lengths="fixed:2"))
+    packed = estimates.times(workload(tiny, loop=dict(packed_columns=16), lengths="fixed:2"))
     assert packed == dict(prefill=1, decode=8, experience=0.5, update=1)
+    narrow, wide = (workload(tiny, loop=dict(packed_columns=columns)) for columns in (16, 64))
+    assert [estimates.microbatches(w, 8, 2) for w in (narrow, wide)] == [4, 1]
+    for phase in ("experience", "update"):  # the same work in fewer microbatches, which read the weights less often
+        one, other = estimates.COSTS[phase](narrow), estimates.COSTS[phase](wide)
+        assert one.flops == other.flops and one.bytes > other.bytes
 
 
 def test_work_is_shared_by_the_devices_of_a_mesh():

@@ -161,7 +161,7 @@ def test_settings_that_make_no_sense(change):
 
 def loop_settings(**changes):
     base = dict(
-        steps=2, seed=0, prompts=8, samples=4, minibatch_prompts=4, microbatch_rows=8, epochs=2, pack=False,
+        steps=2, seed=0, prompts=8, samples=4, minibatch_prompts=4, microbatch_rows=8, epochs=2, packed_columns=None,
         scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=3,
     )  # fmt: skip
     return LoopSettings(**(base | changes))
@@ -208,15 +208,15 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
 
 
 def test_a_warm_start_that_only_skips_updates_ends():
-    def update(state, batch, count):
+    def update(state, batch):
         return types.SimpleNamespace(skipped=(0, state.skipped[1] + 1)), {"loss": mean_of(jnp.float32(np.nan))}
 
-    functions = dict(update=update, next_batch=lambda: None, save=None, progress=lambda *_, **__: None)
+    functions = dict(update=update, next_batch=lambda: ("batch",), save=None, progress=lambda *_, **__: None)
     with pytest.raises(
         RuntimeError, match="warm start, update 3: the last 3 updates .* lower warm_start.learning_rate"
     ):
         warm_start.run(
-            types.SimpleNamespace(skipped=(0, 0)), 0, 9, microbatches=1, save_every=9, should_stop=lambda: False,
+            types.SimpleNamespace(skipped=(0, 0)), 0, 9, save_every=9, should_stop=lambda: False,
             most_skipped=3, **functions,
         )  # fmt: skip
 

@@ -203,7 +203,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     )
     parts = loop.Parts(**parts | {part: out_of_memory})
     settings = loop.LoopSettings(
-        steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, pack=False,
+        steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, packed_columns=None,
         scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=1,
     )  # fmt: skip
     with pytest.raises(cli.Mistake) as caught, cli.in_words():

@@ -49,7 +49,8 @@ KEYS = {
         rollout.prompts rollout.samples rollout.max_prompt rollout.max_new rollout.slots rollout.page_size
         rollout.cache_pages rollout.max_batches reward.memory_mb reference.every
         learner.epochs learner.minibatch_prompts learner.microbatch_rows learner.scoring_rows learner.logprob_chunk
-        evaluation.every evaluation.k checkpoint.every checkpoint.keep_last checkpoint.most_skipped
+        learner.packed_lengths evaluation.every evaluation.k
+        checkpoint.every checkpoint.keep_last checkpoint.most_skipped
     """,
     COUNT_OR_ZERO: """
         model.lora.rank warm_start.steps warm_start.warmup_steps optimizer.warmup_steps

@@ -65,11 +65,13 @@ def build_settings(config: ConfigDict) -> dict:
         )
     scale_named(config.reward.scale)
     rollout = RolloutSettings(**set_keys(config.rollout, "top_k", "top_p", "delay"))
-    learner = dict(scoring_rows=config.learner.microbatch_rows) | set_keys(config.learner, "logprob_chunk")
+    learner = dict(scoring_rows=config.learner.microbatch_rows)
+    learner |= set_keys(config.learner, "logprob_chunk", "pack", "packed_lengths")
     loop = LoopSettings(
         steps=config.steps, seed=config.seed, prompts=config.rollout.prompts, samples=config.rollout.samples,
         evaluate_every=config.evaluation.every, save_every=config.checkpoint.every,
-        most_skipped=config.checkpoint.most_skipped, delay=config.rollout.delay, **learner,
+        most_skipped=config.checkpoint.most_skipped, delay=config.rollout.delay,
+        packed_columns=packed_columns(config), **learner,
     )  # fmt: skip
     objective = build_objective(config)
     check_behavior(config.behavior.source, objective)
@@ -145,6 +147,13 @@ def check_behavior(source: str, objective: objectives.Objective) -> None:
             f"sampler's, and behavior.source=sampler takes the sampler's for both: the importance ratio is the "
             f"correction; unset objective.sampler_correction, or set behavior.source=trainer"
         )
+
+
+def packed_columns(config: ConfigDict) -> int | None:
+    """Tokens of a packed row; None if a row holds one sequence."""
+    longest = config.rollout.max_prompt + config.rollout.max_new
+    lengths = config.learner.packed_lengths if "packed_lengths" in config.learner else 1  # earlier runs lack it
+    return lengths * longest if config.learner.pack else None
 
 
 def check_warm_start(config: ConfigDict) -> None:
@@ -268,7 +277,11 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
       services: the other fields of `Parts`: stream, checkpoints, log, traced.
     """
     shapes = dataclasses.replace(shapes, past=(), pending=None)
-    logprobs = dict(temperature=run.rollout.temperature, logprob_chunk=config.learner.logprob_chunk)
+    logprobs = dict(
+        temperature=run.rollout.temperature,
+        logprob_chunk=config.learner.logprob_chunk,
+        packed_columns=run.loop.packed_columns,
+    )
     denominator = loss_denominator(config, run.objective)
     collector = make_collect
     if run.rollout.carry_over:

@@ -15,7 +15,7 @@ from rpg_jax.run.build import Run
 from rpg_jax.run.states import abstract, initial_params, load_base, restore
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
-from rpg_jax.training import warm_start
+from rpg_jax.training import packing, warm_start
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_state, make_update, without_base
 from rpg_jax.types import Params
@@ -48,6 +48,7 @@ def warm_started(
         run.model, objectives.make("reinforce"), optimizer, run.mesh, shapes,
         rows=settings.microbatch_rows, temperature=settings.temperature,
         clip_norm=config.optimizer.clip_norm, logprob_chunk=config.learner.logprob_chunk,
+        packed_columns=run.loop.packed_columns,
     )  # fmt: skip
     stream = data.ProblemStream(run.data.problems("train"), config.seed)
     length = run.rollout.max_prompt + run.rollout.max_new
@@ -68,13 +69,14 @@ def warm_started(
 
         def next_batch():
             problems = stream.next(settings.batch, multihost.row_indices(run.mesh, settings.batch))
-            return warm_start.supervised_batch(run.mesh, problems, run.data.tokenizer, length)
+            batch = warm_start.supervised_batch(run.mesh, problems, run.data.tokenizer, length)
+            lengths = packing.lengths_on_host(batch.response_mask)
+            return batch, *packing.plan(lengths, settings.microbatch_rows, run.loop.packed_columns)
 
         with Progress("warm start", start, settings.steps) as progress:
             state, finished = warm_start.run(
                 state, start, settings.steps, update=update, next_batch=next_batch, save=save, progress=progress,
-                microbatches=settings.batch // settings.microbatch_rows, save_every=settings.save_every,
-                should_stop=should_stop, most_skipped=config.checkpoint.most_skipped,
+                save_every=settings.save_every, should_stop=should_stop, most_skipped=config.checkpoint.most_skipped,
             )  # fmt: skip
     if not finished:
         return None, seconds()

@@ -55,7 +55,7 @@ def make_sampling_params(
 
 def make_experience(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, *,
-    rows: int, temperature: float, logprob_chunk: int, source: str = "trainer",
+    rows: int, temperature: float, logprob_chunk: int, source: str = "trainer", packed_columns: int | None = None,
 ) -> Experience:  # fmt: skip
     """Builds the jitted `Experience`.
 
@@ -64,7 +64,8 @@ def make_experience(
     they are those that were recorded as each token was drawn, and no forward pass is made for them (docs/method.md
     9.1). The reference is the behavior policy itself, by the same log-probs, unless the state holds another. Advantages
     and corrections are the objective's, over all P·G responses at once. Every process gives the same reward. `count`
-    (all microbatches if None) and `start` are those of `packing.plan` over all responses.
+    (all microbatches if None) and `start` are those of `packing.plan` over all responses; `packed_columns` are those of
+    a packed row, T if None.
 
     Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it.
     """
@@ -72,7 +73,7 @@ def make_experience(
 
     def score(params, tokens, mask, count, start):
         logprobs = partial(token_logprobs_and_entropy, model, params, temperature=temperature, chunk=logprob_chunk)
-        return map_rows(logprobs, mesh, start, count, tokens, mask, rows)
+        return map_rows(logprobs, mesh, start, count, tokens, mask, rows, packed_columns)
 
     def experience(state, rollout, reward, count=None, start=None, drawn_by=None):
         rollout = jax.lax.with_sharding_constraint(rollout, by_rows)

@@ -42,7 +42,7 @@ class LoopSettings:
     microbatch_rows: int  # of a forward and backward pass
     scoring_rows: int  # of a forward pass for log-probs alone
     epochs: int
-    pack: bool  # several sequences a row, in updates and log-prob passes
+    packed_columns: int | None  # of a row of several sequences, in updates and log-prob passes; None: one a row
     evaluate_every: int
     save_every: int
     most_skipped: int  # non-finite updates in a row that end the run
@@ -52,7 +52,7 @@ class LoopSettings:
         for field in dataclasses.fields(self):
             if field.name == "seed" and not 0 <= self.seed < 2**32:  # noise has keys of 32 bits
                 raise ValueError(f"seed is {self.seed}; it must be in 0..2**32 - 1")
-            if field.name not in ("seed", "pack", "delay") and getattr(self, field.name) < 1:
+            if field.name not in ("seed", "packed_columns", "delay") and getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1")
         if self.delay < 0:
             raise ValueError(f"rollout.delay is {self.delay}; it must be at least 0, the current policy")
@@ -93,13 +93,13 @@ class LoopSettings:
             for chosen in groups.reshape(-1, self.minibatch_prompts):
                 yield (chosen[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
 
-    def plan(self, lengths: np.ndarray, columns: int) -> tuple[np.int32, np.ndarray | None]:
+    def plan(self, lengths: np.ndarray) -> tuple[np.int32, np.ndarray | None]:
         """`packing.plan` of rows with these lengths, in the microbatches of an update."""
-        return packing.plan(lengths, columns, self.microbatch_rows, self.pack)
+        return packing.plan(lengths, self.microbatch_rows, self.packed_columns)
 
-    def score_plan(self, lengths: np.ndarray, columns: int) -> tuple[np.int32, np.ndarray | None]:
+    def score_plan(self, lengths: np.ndarray) -> tuple[np.int32, np.ndarray | None]:
         """`packing.plan` of rows with these lengths, in the microbatches of a log-prob pass."""
-        return packing.plan(lengths, columns, self.scoring_rows, self.pack)
+        return packing.plan(lengths, self.scoring_rows, self.packed_columns)
 
 
 class EvaluateHeldOut(Protocol):
@@ -172,16 +172,16 @@ def rl_step(
         collected = parts.collect(params, parts.stream, step, *carried)
     clock = Clock(**collected.seconds)
     with phase("experience"):
-        lengths, columns = packing.lengths_on_host(collected.rollout.response_mask), collected.rollout.tokens.shape[1]
+        lengths = packing.lengths_on_host(collected.rollout.response_mask)
         reward = jnp.asarray(collected.reward)
-        batch, before = parts.experience(state, collected.rollout, reward, *settings.score_plan(lengths, columns), old)
+        batch, before = parts.experience(state, collected.rollout, reward, *settings.score_plan(lengths), old)
         jax.block_until_ready(batch)
     clock.lap("experience")
     during: metric.Metrics = {}
     microbatches = 0
     with phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):
-            count, start = settings.plan(lengths[rows], columns)
+            count, start = settings.plan(lengths[rows])
             state, metrics = parts.update(state, take_rows(batch, rows), count, start)
             microbatches += int(count)
             metrics = jax.device_get(metrics)  # waits: XLA's CPU client hangs when many programs are under way
@@ -194,7 +194,7 @@ def rl_step(
     row |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
     row["throughput/rollout_tokens_per_second"] = collected.tokens / clock.seconds["rollout"]
     row["throughput/update_tokens_per_second"] = trained / clock.seconds["update"]
-    tokens = microbatches * settings.microbatch_rows * columns
+    tokens = microbatches * settings.microbatch_rows * (settings.packed_columns or batch.tokens.shape[1])
     row["train/padding_waste"] = 1.0 - settings.epochs * int(lengths.sum()) / tokens
     row["train/updates"], row["train/skipped_updates"] = int(state.step), int(state.skipped[0])
     if parts.reference.mode != "iterative":

@@ -2,8 +2,9 @@
 
 A batch whose lengths vary is mostly padding. Packed, its sequences stand end to end in as few rows as hold them, with
 a segment id of their own and positions that start again for each. The host plans this from lengths alone, so that all
-processes make the same plan. A plan is data, one number for each sequence. Shapes stay those of the batch, of which
-only the first microbatches are computed: no plan compiles anything anew.
+processes make the same plan. A plan is data, one number for each sequence. Packed rows have W columns, at least the T
+of the batch, and are at most as many as its rows, of which only the first microbatches are computed: no plan compiles
+anything anew.
 
 The objective never sees packed rows: log-probs are computed on them and gathered back, one sequence a row.
 """
@@ -25,17 +26,17 @@ Rows = Callable[[ArrayLike], dict[str, jax.Array]]  # microbatch index i32[] -> 
 Microbatch = tuple[dict[str, jax.Array], TrainBatch, Callable[[jax.Array], jax.Array]]
 
 
-def plan(lengths: np.ndarray, columns: int, rows: int, pack: bool) -> tuple[np.int32, np.ndarray | None]:
+def plan(lengths: np.ndarray, rows: int, columns: int | None) -> tuple[np.int32, np.ndarray | None]:
     """How a batch goes into microbatches, decided on the host.
 
     Args:
       lengths: i32[B], tokens of each sequence that a gradient may depend on, from its first to its last trained one.
-      columns: T, length of a row; rows: of a microbatch, a divisor of B.
+      rows: of a microbatch, a divisor of B; columns: W, of a packed row; None is one sequence a row.
 
     Returns:
       (number of microbatches i32[], start i32[B] of `first_fit` or None when not packed): arguments of `Update`.
     """
-    start, used = first_fit(lengths, columns) if pack else (None, len(lengths))
+    start, used = (None, len(lengths)) if columns is None else first_fit(lengths, columns)
     return np.int32(-(-used // rows)), start
 
 
@@ -69,24 +70,24 @@ def lengths_on_host(mask: jax.Array) -> np.ndarray:
 
 
 def packed(
-    start: jax.Array, lengths: jax.Array, tokens: jax.Array, mask: jax.Array, first: jax.Array, rows: int
+    start: jax.Array, lengths: jax.Array, tokens: jax.Array, mask: jax.Array, first: jax.Array, rows: int, columns: int
 ) -> dict[str, jax.Array]:
     """Packed rows `first` to `first + rows` of a batch, as keyword arguments of `token_logprobs`.
 
     Args:
       start: i32[B], of `first_fit`; lengths: i32[B]; tokens: i32[B, T]; mask: bool[B, T]; first: i32[].
+      columns: W, of a packed row.
 
     Returns:
-      tokens, mask, positions and segment_ids, each [rows, T]; padding is a segment of its own.
+      tokens, mask, positions and segment_ids, each [rows, W]; padding is a segment of its own.
     """
-    columns = tokens.shape[1]
     begin = start - first * columns  # [B], relative to the first of these rows
-    # [rows * T] each from here on. How many sequences begin at a slot, then which sequence covers it:
+    # [rows * W] each from here on. How many sequences begin at a slot, then which sequence covers it:
     begins = jnp.zeros(rows * columns, jnp.int32).at[jnp.where(begin < 0, rows * columns, begin)].add(1, mode="drop")
     sequence = jnp.argsort(start)[(begin < 0).sum() + jnp.cumsum(begins) - 1]
     position = jnp.arange(rows * columns, dtype=jnp.int32) - begin[sequence]
     real = (position >= 0) & (position < lengths[sequence])  # false on padding
-    source = jnp.where(real, sequence * columns + position, 0)  # index into the batch's tokens, flat
+    source = jnp.where(real, sequence * tokens.shape[1] + position, 0)  # index into the batch's tokens, flat
     flat = dict(
         tokens=jnp.where(real, tokens.reshape(-1)[source], 0),
         mask=real & mask.reshape(-1)[source],
@@ -96,14 +97,13 @@ def packed(
     return {name: array.reshape(rows, columns) for name, array in flat.items()}
 
 
-def unpacked(start: jax.Array, values: jax.Array) -> jax.Array:
-    """The way back: values [R, T] of packed rows to [B, T], where column t is that of a sequence's token t.
+def unpacked(start: jax.Array, values: jax.Array, columns: int) -> jax.Array:
+    """The way back: values [R, W] of packed rows to [B, T], where column t is that of a sequence's token t.
 
     Beyond a sequence's own tokens, and where `start` i32[B] lies outside the R rows, the result holds zeros or values
-    of other sequences. A sequence is contiguous, so slices are gathered instead of single numbers.
+    of other sequences. A sequence is contiguous, so slices are gathered instead of single numbers. `columns` is T.
     """
-    columns = values.shape[1]
-    flat = jnp.pad(values.reshape(-1), (columns, columns))  # [(R + 2) * T]
+    flat = jnp.pad(values.reshape(-1), (columns, columns))  # [R * W + 2 * T]
     begin = jnp.clip(start + columns, 0, flat.size - columns)  # [B]
     return jax.vmap(lambda at: jax.lax.dynamic_slice(flat, (at,), (columns,)))(begin)
 
@@ -119,15 +119,18 @@ def entry(tree: Any, index: ArrayLike) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
 
 
-def model_rows(mesh: Mesh, start: jax.Array | None, tokens: jax.Array, mask: jax.Array, rows: int) -> Rows:
-    """The rows of a microbatch by its index: packed at `start`, or as they are if that is None."""
+def model_rows(
+    mesh: Mesh, start: jax.Array | None, tokens: jax.Array, mask: jax.Array, rows: int, columns: int
+) -> Rows:
+    """The rows of a microbatch by its index: packed at `start` in `columns`, or as they are if that is None."""
     if start is None:
         whole = split_rows(mesh, dict(tokens=tokens, mask=mask), rows)
         return lambda index: entry(whole, index)
     lengths, spread = row_lengths(mask), NamedSharding(mesh, parallel.ROWS)
 
     def take(index):
-        return jax.lax.with_sharding_constraint(packed(start, lengths, tokens, mask, index * rows, rows), spread)
+        chosen = packed(start, lengths, tokens, mask, index * rows, rows, columns)
+        return jax.lax.with_sharding_constraint(chosen, spread)
 
     return take
 
@@ -138,45 +141,52 @@ def standing_in(start: jax.Array, index: ArrayLike, size: int) -> jax.Array:
 
 
 def microbatches(
-    mesh: Mesh, start: jax.Array | None, batch: TrainBatch, rows: int
+    mesh: Mesh, start: jax.Array | None, batch: TrainBatch, rows: int, columns: int | None = None
 ) -> Callable[[ArrayLike], Microbatch]:
     """Builds `micro(index) -> (rows for the model, sequences, undo)`.
 
     The rows are keyword arguments of `token_logprobs`, the sequences have one row each, and `undo` maps log-probs of
     the model's rows to the sequences' columns. Packed, the sequences are the whole batch with a mask of those that this
-    microbatch holds: their number varies, shapes may not, and the objective is cheap beside the model.
+    microbatch holds: their number varies, shapes may not, and the objective is cheap beside the model. `columns` are
+    those of a packed row; None is the batch's.
     """
-    take = model_rows(mesh, start, batch.tokens, batch.response_mask, rows)
+    length = batch.tokens.shape[1]
+    columns = columns or length
+    take = model_rows(mesh, start, batch.tokens, batch.response_mask, rows, columns)
     if start is None:
         sequences = split_rows(mesh, batch, rows)
         return lambda index: (take(index), entry(sequences, index), lambda logp: logp)
-    size = rows * batch.tokens.shape[1]
+    size = rows * columns
 
     def micro(index):
         sequences = dataclasses.replace(batch, response_mask=batch.response_mask & standing_in(start, index, size))
-        return take(index), sequences, lambda logp: unpacked(start - index * size, logp)
+        return take(index), sequences, lambda logp: unpacked(start - index * size, logp, length)
 
     return micro
 
 
 def map_rows(
     function: Callable[..., tuple[jax.Array, ...]], mesh: Mesh, start: jax.Array | None, count: ArrayLike,
-    tokens: jax.Array, mask: jax.Array, rows: int,
+    tokens: jax.Array, mask: jax.Array, rows: int, columns: int | None = None,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
-    """`function(**rows for the model) -> tuple of [rows, T]` over the first `count` (i32[]) microbatches.
+    """`function(**rows for the model) -> tuple of [rows, W]` over the first `count` (i32[]) microbatches.
+
+    W is the `columns` of a packed row; None is the T of the batch.
 
     Returns:
       the tuple, each [B, T], one sequence a row; zeros off the mask and in sequences of other microbatches.
     """
-    take, size = model_rows(mesh, start, tokens, mask, rows), rows * tokens.shape[1]
+    length = tokens.shape[1]
+    columns = columns or length
+    take, size = model_rows(mesh, start, tokens, mask, rows, columns), rows * columns
     # Rows as they are give values of one microbatch after another, spread over the mesh as its rows are.
-    shape = (-1, rows, tokens.shape[1]) if start is None else tokens.shape
+    shape = (-1, rows, length) if start is None else tokens.shape
     spread = NamedSharding(mesh, parallel.MICROBATCHES if start is None else parallel.ROWS)
 
     def put(index, values, new):
         if start is None:
             return values.at[index].set(new)
-        return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new), values)
+        return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new, length), values)
 
     def body(index, values):
         values = jax.tree.map(lambda old, new: put(index, old, new), values, function(**take(index)))

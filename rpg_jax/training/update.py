@@ -105,7 +105,7 @@ def sample_sizes(logp: jax.Array, batch: TrainBatch) -> metric.Metrics:
 def make_update(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, *,
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
-    reference_decay: float | None = None,
+    reference_decay: float | None = None, packed_columns: int | None = None,
 ) -> Update:  # fmt: skip
     """Builds the jitted `Update`. An update whose loss, gradient or step is not finite is skipped, and counted in the
     state.
@@ -117,6 +117,7 @@ def make_update(
       clip_norm: largest norm of the gradient; logprob_chunk: columns whose logits are computed at a time.
       denominator: the number that reduction="constant" divides by.
       reference_decay: that of reference mode `ema`, whose reference follows the policy that samples; None: it stays.
+      packed_columns: W, of a packed row, at least T; None is T.
     """
     state_shardings = layout(optimizer, mesh, shapes)
 
@@ -135,7 +136,7 @@ def make_update(
         state = jax.lax.with_sharding_constraint(state, state_shardings)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
         base, state = state.base, dataclasses.replace(state, base=None)
-        micro = microbatches(mesh, start, batch, rows)
+        micro = microbatches(mesh, start, batch, rows, packed_columns)
         total = objective.count(batch.response_mask) if denominator is None else denominator  # of the whole minibatch
 
         def loss(params, index):

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -23,12 +22,13 @@ def supervised_batch(mesh: Mesh, problems: Sequence[Problem], tokenizer: Tokeniz
 
 
 def run(
-    state: TrainState, start: int, steps: int, *, update: Update, next_batch: Callable[[], TrainBatch],
-    microbatches: int, save: Callable[[int, TrainState, bool], None], save_every: int, progress: Callable[..., None],
+    state: TrainState, start: int, steps: int, *, update: Update, next_batch: Callable[[], tuple],
+    save: Callable[[int, TrainState, bool], None], save_every: int, progress: Callable[..., None],
     should_stop: Callable[[], bool], most_skipped: int,
 ) -> tuple[TrainState, bool]:  # fmt: skip
     """Trains from update `start` to `steps`; returns (state, whether it came to its end).
 
+    `next_batch()` gives what `update` takes beside the state: a TrainBatch and its `packing.plan`.
     `save(step, state, wait)` is called every `save_every` updates and at the end. Raises RuntimeError after
     `most_skipped` non-finite updates in a row.
     """
@@ -36,7 +36,7 @@ def run(
         if should_stop():
             save(step, state, True)
             return state, False
-        state, metrics = update(state, next_batch(), jnp.int32(microbatches))
+        state, metrics = update(state, *next_batch())
         if int(state.skipped[1]) >= most_skipped:
             raise RuntimeError(
                 f"warm start, update {step + 1}: the last {most_skipped} updates had a non-finite loss, gradient or "

@@ -68,6 +68,11 @@ class Workload:
         return self.rollout.max_prompt + self.rollout.max_new
 
     @property
+    def columns(self) -> int:
+        """Tokens of a row of an update or a log-prob pass, which may hold several sequences."""
+        return self.loop.packed_columns or self.length
+
+    @property
     def step_rows(self) -> int:
         """Responses that an RL step learns from."""
         return self.loop.prompts * self.loop.samples
@@ -214,6 +219,11 @@ def decode_attention(w: Workload) -> Cost:
     return Cost(flops, kv_bytes(w) * cached / w.row_shards, 0)
 
 
+def microbatches(w: Workload, sequences: int, rows: int) -> float:
+    """Microbatches of so many rows that hold sequences of full length."""
+    return sequences * w.length / (rows * w.columns)
+
+
 def update(w: Workload) -> Cost:
     """One optimizer update from a minibatch."""
     rows = w.minibatch_rows
@@ -221,10 +231,10 @@ def update(w: Workload) -> Cost:
     again = products * (1 - w.shape.hidden_size * w.shape.mlp_size / layer_weights(w.shape))
     flops = (w.passes + again) * _products(w, rows * w.length) + update_attention(w).flops
     flops += (w.passes + 1) * _vocabulary(w, rows * w.length)  # forward, again in the backward pass, and gradients
-    micro, count = w.loop.microbatch_rows, rows / w.loop.microbatch_rows
+    micro, count = w.loop.microbatch_rows, microbatches(w, rows, w.loop.microbatch_rows)
     shard = master_shard(w)
-    moved = _moved(w, micro, w.length, w.passes + products, logits=6) + 3 * shard
-    sent = (2 + products) * _gathered(w) + _summed(w, micro, w.length, 2 + products)
+    moved = _moved(w, micro, w.columns, w.passes + products, logits=6) + 3 * shard
+    sent = (2 + products) * _gathered(w) + _summed(w, micro, w.columns, 2 + products)
     across = 2 * (w.mesh["data"] - 1) / w.mesh["data"] * shard  # all-reduce of the gradient over the data axis
     once = (2 * (1 + w.moments) + 2) * shard  # the optimizer reads and writes its arrays once a minibatch
     return Cost(flops, count * moved + once, count * (sent + across))
@@ -235,9 +245,9 @@ def experience(w: Workload) -> Cost:
     rows, length = w.step_rows, w.length
     policies = 1 + w.separate_reference
     flops = policies * (_products(w, rows * length) + _vocabulary(w, rows * length)) + experience_attention(w).flops
-    micro, count = w.loop.scoring_rows, rows / w.loop.scoring_rows
-    moved = _moved(w, micro, length, 1, logits=2)
-    sent = _gathered(w) + _summed(w, micro, length, 1)
+    micro, count = w.loop.scoring_rows, microbatches(w, rows, w.loop.scoring_rows)
+    moved = _moved(w, micro, w.columns, 1, logits=2)
+    sent = _gathered(w) + _summed(w, micro, w.columns, 1)
     return Cost(flops, policies * (count * moved), policies * (count * sent))
 
 
@@ -277,7 +287,7 @@ def times(w: Workload) -> dict[str, float]:
 
     Assumes that one generation batch is enough and that packed rows are full.
     """
-    rows = (w.prompt_length + decoding.mean(w.lengths)) / w.length if w.loop.pack else 1.0
+    rows = (w.prompt_length + decoding.mean(w.lengths)) / w.length if w.loop.packed_columns else 1.0
     requests, slots = w.generated_rows // w.row_shards, w.rollout.slots // w.row_shards
     if w.rollout.carry_over:  # slots are busy to the end, and in the long run a step draws as much as it trains
         decode_steps = w.step_rows * decoding.mean(w.lengths) / w.rollout.slots

@@ -15,7 +15,7 @@ def update_needs(w: Workload) -> dict[str, float]:
     The largest of the three counts.
     """
     d, m, q, k = widths(w.shape)
-    tokens = w.loop.microbatch_rows * w.length / w.row_shards
+    tokens = w.loop.microbatch_rows * w.columns / w.row_shards
     shard = master_shard(w)
     activations = saved(w.shape, w.model.remat, w.tensor) * w.itemsize * tokens * w.shape.layers
     throughout = {"gradient so far": shard, f"activations saved (remat {w.model.remat})": activations}
@@ -41,7 +41,7 @@ def update_needs(w: Workload) -> dict[str, float]:
 def experience_needs(w: Workload) -> dict[str, float]:
     """Bytes of temporaries as in `update_needs`, of the log-prob pass."""
     d = w.shape.hidden_size
-    tokens = w.loop.scoring_rows * w.length / w.row_shards
+    tokens = w.loop.scoring_rows * w.columns / w.row_shards
     vocabulary = w.shape.vocab_size / w.tensor
     layer = {
         "one layer": _layer_forward(w) * tokens,
@@ -74,7 +74,7 @@ def _layer_forward(w: Workload) -> float:
 
 def _chunk_tokens(w: Workload, rows: int) -> float:
     """Tokens of a microbatch of `rows` on one device whose logits exist at a time."""
-    return rows / w.row_shards * min(w.logprob_chunk, w.length)
+    return rows / w.row_shards * min(w.logprob_chunk, w.columns)
 
 
 def _with_sum(items: dict[str, float]) -> dict[str, float]:

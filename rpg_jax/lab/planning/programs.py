@@ -53,7 +53,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
 
     def packing_plan(rows):
         """As `loop.plan` gives it: the number of microbatches, and where the sequences of packed rows start."""
-        return replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.pack else None
+        return replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.packed_columns else None
 
     weights = jax.eval_shape(parts.sampling_params, state)
     if rollout.weights_dtype:
@@ -87,11 +87,16 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             apart=("prefill", "filters"),
             outside=1 / SEGMENT,
         ),
-        "experience": Program(parts.experience, experience, beside=0, turns=rows / loop.scoring_rows),
+        "experience": Program(
+            parts.experience,
+            experience,
+            beside=0,
+            turns=estimates.microbatches(workload, rows, loop.scoring_rows),
+        ),
         "update": Program(
             parts.update,
             update,
             beside=device_bytes((batch, responses)),
-            turns=workload.minibatch_rows / loop.microbatch_rows,
+            turns=estimates.microbatches(workload, workload.minibatch_rows, loop.microbatch_rows),
         ),
     }
