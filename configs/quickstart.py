@@ -31,7 +31,7 @@ def get_config(variant=""):
     )
     config = base.get_config(
         base.generated_tasks(tasks=tasks, train_size=580, heldout_size=64, vocab_size=512),
-        steps=110,
+        steps=100,
         model=dict(size="tiny", dtype="float32", scan=False, remat="none"),
         mesh=dict(data=-1, fsdp=1),
         warm_start=dict(steps=500),

@@ -329,6 +329,7 @@ def training_flags(folder, name, **mesh):
         "rollout.dynamic_sampling": True,
         "rollout.delay": 1,
         "rollout.carry_over": True,
+        "rollout.oversample": 2.0,
         "behavior.source": "sampler",
         "rollout.max_new": 12,
         "reward.function": f"{folder / 'reward.py'}:sevenths",

@@ -314,7 +314,7 @@ def test_the_largest_cache_fills_the_memory_that_is_left():
 def modelled():
     """The plan of the smoke config for one device, made in this process; its config, topology and sketch."""
     config = quickstart.get_config("smoke")
-    config.rollout.dynamic_sampling = True
+    config.rollout.update(dict(dynamic_sampling=True, oversample=2.0))
     [topology] = chips.parse("h100:1")
     lengths = decoding.parse("fixed:9", config.rollout.max_new)
     sketched = functools.partial(sketch.sketch, devices=jax.devices(), size=None, lengths=lengths, prompt_length=7.0)

@@ -214,7 +214,7 @@ def test_a_config_names_them_and_a_microbatch_of_one_has_no_others():
     config = quickstart.get_config("smoke")
     config.objective.update(dict(clip="icepop", clip_high=4.0, clip_c=None, control="optimal", kl="to_go"))
     assert build.build_objective(config).settings["control"] == "optimal"
-    config.learner.microbatch_rows = 1
+    config.learner.update(dict(microbatch_rows=1, pack=False))
     with pytest.raises(ValueError, match="learner.microbatch_rows=1 has no others"):
         build.build_objective(config)
     config.objective.control = 0.5
