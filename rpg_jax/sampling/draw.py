@@ -67,6 +67,7 @@ def inverse_cdf(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     cumulative = jax.lax.associative_scan(jnp.add, mass)
     total = jnp.max(cumulative, axis=0, where=mass > 0, initial=0.0)
     index = jnp.arange(mass.shape[0], dtype=jnp.int32)[:, None]
+    # Faster on CPU than argmax; 0, as argmax has it, where no entry has mass.
     return jnp.min(jnp.where((cumulative > uniform * total) & (mass > 0), index, mass.shape[0]), axis=0) % mass.shape[0]
 
 
