@@ -49,6 +49,33 @@ def filled(kernel, config, rows, width, page_size, seed=0, dtype=jnp.float32):
     return pool, table, k, v
 
 
+@functools.cache
+def doubled_in_tiles(rows, sizes):
+    """bool[rows] -> (rows that were computed, i32[rows] twice each live row's number and -1 for those left out)."""
+
+    def double(computed, tile):
+        return computed + tile.size, 2 * tile
+
+    def run(live):
+        numbers = jnp.arange(rows)
+        return decode.in_tiles(double, jnp.int32(0), numbers, live, jnp.full(rows, -1), sizes)
+
+    mesh = parallel.make_mesh(devices=jax.devices()[:1])
+    return jax.jit(parallel.over_rows(mesh, run, parallel.ROWS, (parallel.REPLICATED, parallel.ROWS)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.sampled_from([5, 8, 20, 32, 70]), data=st.data())
+def test_idle_slots_cost_nothing_in_tiles(rows, data):
+    live = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
+    live[data.draw(st.integers(0, rows)) :] = False  # few live rows, too
+    computed, doubled = doubled_in_tiles(rows, (32, 8))(live)
+    np.testing.assert_array_equal(np.asarray(doubled)[live], 2 * np.flatnonzero(live))
+    if rows > 8:
+        assert computed < live.sum() + min(rows, 32) // 2 + 8
+        assert (live.any() or computed == 0) and (live.sum() > 8 or computed <= 8)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=40),

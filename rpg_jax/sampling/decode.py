@@ -7,18 +7,20 @@ come to slots and pages to requests is in `batching`.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from rpg_jax import parallel
 from rpg_jax.models import Model, with_head
 from rpg_jax.sampling import pages
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
 from rpg_jax.sampling.filters import filter_threshold
 from rpg_jax.sampling.paged_attention import Kernel, Pool
 from rpg_jax.sampling.pages import NOWHERE
-from rpg_jax.sampling.running_softmax import table_width, tiled
+from rpg_jax.sampling.running_softmax import table_width
 from rpg_jax.types import Params, Prompts, pytree
 
 STOP_IDS = 8  # size of Sampling.stop_ids
@@ -105,7 +107,7 @@ class Sampler:
     page_size: int  # tokens of a page
     chunk: int  # tokens of a prompt that are prefilled at a time
     prefill_rows: int  # prompts prefilled at a time
-    tile: int | None  # most slots that the model decodes at a time; None is all
+    tiles: tuple[int, ...]  # slots that the model decodes at a time, the largest first; () is all of them
     head: bool  # whether tied embeddings are transposed for the logits, once and not by each product
 
 
@@ -227,28 +229,55 @@ def sample(
     return token, sampler_logp, model_logp
 
 
-def in_tiles(function: Callable, carry: Any, rows: Any, most: int | None) -> tuple[Any, jax.Array]:
-    """`function(carry, rows) -> (carry, [R, ...])` over the tiles of `tiled`; all rows at once if `most` is None."""
-    count = jax.tree.leaves(rows)[0].shape[0]
-    if most is None or count <= most:
+def in_tiles(
+    function: Callable, carry: Any, rows: Any, live: jax.Array, results: Any, sizes: Sequence[int]
+) -> tuple[Any, Any]:
+    """`function(carry, rows) -> (carry, results)` in tiles of the rows that are live, so that others cost nothing.
+
+    Args:
+      rows: a tree of [R, ...]; live: bool[R]; results: a tree of [R, ...], what the rows of no tile keep.
+      sizes: rows of a tile, the largest first; smaller tiles do what would leave more than half of a larger one empty.
+        None of them is all rows at once, live or not.
+    """
+    count = live.size
+    if not sizes or count <= sizes[-1]:
         return function(carry, rows)
-    carry, out = jax.lax.scan(function, carry, jax.tree.map(lambda x: tiled(x, most), rows))
-    return carry, out.reshape(-1, *out.shape[2:])[:count]
+    order = jnp.argsort(~live, stable=True)  # [R], live rows first
+    source = jnp.pad(order, (0, sizes[0]), constant_values=NOWHERE)
+    total = jax.lax.pmax(live.sum(), parallel.ROW_AXES)  # the model's collectives want the same turns on all shards
+
+    def goes_on(size, state):
+        return total - state[0] > (0 if size == sizes[-1] else size // 2)
+
+    def turn(size, state):
+        begin, carry, results = state
+        part = jax.lax.dynamic_slice_in_dim(source, begin, size)  # [T]
+        carry, new = function(carry, jax.tree.map(lambda x: jnp.take(x, part, axis=0, mode="fill", fill_value=0), rows))
+        results = jax.tree.map(lambda x, y: x.at[part].set(y, mode="drop"), results, new)
+        return begin + size, carry, results
+
+    state = jnp.int32(0), carry, results
+    for size in sizes:
+        state = jax.lax.while_loop(partial(goes_on, size), partial(turn, min(size, count)), state)
+    return state[1:]
 
 
 def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
-    """Every slot reads one token and draws the next. Idle slots compute too, but nothing that they write is kept."""
+    """Every running slot reads one token and draws the next. What idle slots compute beside is not kept."""
     running = state.request >= 0  # [slots]
-
-    def forward(pools, rows):
-        hidden, pools = extend(sampler, inputs, pools, *rows)
-        return pools, sampler.model.logits(inputs.params, hidden[:, 0])
-
-    rows = state.table, state.token[:, None], state.position, running.astype(jnp.int32)
-    pools, logits = in_tiles(forward, state.pools, rows, sampler.tile)  # [slots, V]
     request = jnp.maximum(state.request, 0)  # [slots], an index even where idle
     keys = inputs.requests.key[request]
-    drawn = Responses(*sample(logits, keys, state.count, inputs.sampling, inputs.model_temperature))
+
+    def draw_next(pools, rows):
+        table, token, position, running, key, count = rows
+        hidden, pools = extend(sampler, inputs, pools, table, token[:, None], position, running)
+        logits = sampler.model.logits(inputs.params, hidden[:, 0])  # [T, V]
+        return pools, Responses(*sample(logits, key, count, inputs.sampling, inputs.model_temperature))
+
+    rows = state.table, state.token, state.position, running.astype(jnp.int32), keys, state.count
+    nothing = jnp.zeros(running.shape, jnp.float32)
+    drawn = Responses(state.token, nothing, nothing)
+    pools, drawn = in_tiles(draw_next, state.pools, rows, running, drawn, sampler.tiles)
     row = jnp.where(running, request, NOWHERE)
     responses = jax.tree.map(lambda rows, new: rows.at[row, state.count].set(new, mode="drop"), state.responses, drawn)
     token, count = drawn.tokens, state.count + running

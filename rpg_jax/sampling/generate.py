@@ -19,9 +19,10 @@ from rpg_jax.types import Params, Prompts, Rollout
 
 PAGE_SIZE = 128  # tokens of a page, unless the caller says otherwise
 # The order in which XLA adds a row's numbers on CPU depends on what is fused, and on how many rows a product has: 64
-# rows of 128 numbers are added in another order than 48. Each product of decoding is alone, with CPU_TILE rows at most.
+# rows of 128 numbers are added in another order than 48. Each product of decoding is alone, with 32 rows at most; of 8
+# it takes a third of the time, which is what the last and longest responses of a rollout wait for.
 SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
-CPU_TILE = 32
+CPU_TILES = 32, 8
 SEGMENT = 256  # decode steps between two calls of should_stop, unless the caller says otherwise
 PREFILL_TOKENS = 512  # prefilled at once on each shard, unless the caller says otherwise
 
@@ -142,8 +143,8 @@ def make_sampler(
     chunk = min(max(columns - 1, 1), running_softmax.BLOCK)  # the last token of a prompt is not prefilled
     rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
     cpu = mesh.devices.flat[0].platform == "cpu"
-    tile = CPU_TILE if cpu else None
-    return decode.Sampler(model, kernel, jnp.dtype(cache_dtype or model.dtype), page, chunk, rows, tile, head=cpu)
+    tiles = CPU_TILES if cpu else ()
+    return decode.Sampler(model, kernel, jnp.dtype(cache_dtype or model.dtype), page, chunk, rows, tiles, head=cpu)
 
 
 def shard_slots(slots: int, requests: int, shards: int) -> int:
