@@ -69,11 +69,10 @@ def doubled_in_tiles(rows, sizes):
 def test_idle_slots_cost_nothing_in_tiles(rows, data):
     live = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
     live[data.draw(st.integers(0, rows)) :] = False  # few live rows, too
-    computed, doubled = doubled_in_tiles(rows, (32, 8))(live)
+    computed, doubled = doubled_in_tiles(rows, (32, 4))(live)
     np.testing.assert_array_equal(np.asarray(doubled)[live], 2 * np.flatnonzero(live))
-    if rows > 8:
-        assert computed < live.sum() + min(rows, 32) // 2 + 8
-        assert (live.any() or computed == 0) and (live.sum() > 8 or computed <= 8)
+    assert computed < live.sum() + min(rows, 32) // 2 + 4
+    assert (live.any() or computed == 0) and (live.sum() > 4 or computed <= 4)
 
 
 @settings(max_examples=25, deadline=None)

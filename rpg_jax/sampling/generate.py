@@ -19,10 +19,10 @@ from rpg_jax.types import Params, Prompts, Rollout
 
 PAGE_SIZE = 128  # tokens of a page, unless the caller says otherwise
 # The order in which XLA adds a row's numbers on CPU depends on what is fused, and on how many rows a product has: 64
-# rows of 128 numbers are added in another order than 48. Each product of decoding is alone, with 32 rows at most; of 8
-# it takes a third of the time, which is what the last and longest responses of a rollout wait for.
+# rows of 128 numbers are added in another order than 48. Each product of decoding is alone, with 32 rows at most; of 4
+# it takes a quarter of the time, which is what the last and longest responses of a rollout wait for.
 SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
-CPU_TILES = 32, 8
+CPU_TILES = 32, 4
 SEGMENT = 256  # decode steps between two calls of should_stop, unless the caller says otherwise
 PREFILL_TOKENS = 512  # prefilled at once on each shard, unless the caller says otherwise
 

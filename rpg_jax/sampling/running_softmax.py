@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 BLOCK = 128  # tokens that `running_softmax` reads in a turn, whatever the page size: so results do not depend on it
-TILE = 16  # rows that it works on together: what it copies of them, a block of keys or values, stays in a core's cache
+TILE, FEW = 32, 8  # rows that it works on together while most of them need another turn, and when few still do
 
 
 def block_of(capacity: int) -> int:
@@ -51,9 +51,9 @@ def reference(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, first:
 def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.Array, page_size: int) -> jax.Array:
     """Attention with a running softmax over blocks of pages, whose work follows the tokens that there are.
 
-    Tables of one block are read in one turn. Of longer ones, rows are sorted by length, and a tile of them takes the
-    turns that its longest needs. A row's result depends on its own sequence alone, and not on the page size: in each
-    turn its columns are the same tokens.
+    Tables of one block are read in one turn. Of longer ones, rows are sorted by length: a tile of them takes turns
+    together until half of them are through, and what is left goes on in tiles of a few. A row's result depends on its
+    own sequence alone, and not on the page size: in each turn its columns are the same tokens.
 
     Args:
       q: [R, C, heads, head_dim], queries of the tokens first[r] + c; a row with first < 0 is idle, its result means
@@ -74,8 +74,8 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
     live = jnp.where(first < 0, 0, first + count)  # [R], tokens that the row's last query sees
     q = q.reshape(rows, count, kv_heads, group, dim).transpose(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
 
-    def attention(row, count):
-        """[T, K, G * C, D] after `count` turns for rows of (q [T, K, G * C, D], table, last)."""
+    def turns(row, carry, begin, end):
+        """The turns from begin to end - 1 for rows of (q [T, K, G * C, D], table, last), on (largest, total, mixed)."""
         q, table, last = row
 
         def turn(index, carry):
@@ -89,8 +89,35 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
             new = jnp.einsum("tkqc,tkcd->tkqd", weights.astype(v.dtype), v, preferred_element_type=wide)
             return peak, total * scale + weights.sum(-1), mixed * scale[..., None] + new
 
+        return jax.lax.fori_loop(begin, end, turn, carry)
+
+    def nothing_read(q):  # (largest, total, mixed) before the first turn
         zeros = jnp.zeros(q.shape[:3], wide)
-        _, total, mixed = jax.lax.fori_loop(0, count, turn, (zeros - 1e30, zeros, jnp.zeros(q.shape, wide)))
+        return zeros - 1e30, zeros, jnp.zeros(q.shape, wide)
+
+    def attention(tile_rows):
+        row, live = tile_rows  # of T rows, the longest first
+        tile = live.size
+        turns_of = -(-live // block)  # [T]
+        carry = nothing_read(row[0])
+        long = -(-(tile // 2) // FEW) * FEW if tile > FEW else 0  # rows, in tiles of a few, that may need more turns
+        together = turns_of[long]
+        carry = turns(row, carry, 0, together)
+
+        def go_on(few):
+            row, carry, turns_of = few
+            return turns(row, carry, together, jnp.maximum(turns_of[0], together))
+
+        def the_longest(carry):
+            few = jax.tree.map(lambda x: x[:long].reshape(-1, FEW, *x.shape[1:]), (row, carry, turns_of))
+            rest = jax.lax.map(go_on, few)
+            return jax.tree.map(lambda x, y: jnp.concatenate([y.reshape(-1, *y.shape[2:]), x[long:]]), carry, rest)
+
+        if long:
+            carry = jax.lax.cond(turns_of[0] > together, the_longest, lambda carry: carry, carry)
+        return normalized(*carry)
+
+    def normalized(largest, total, mixed):
         return mixed / jnp.maximum(total, 1e-30)[..., None]
 
     def result(out):  # [R, K, G * C, D] -> [R, C, heads, head_dim]
@@ -98,8 +125,8 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
         return out.transpose(0, 3, 1, 2, 4).reshape(rows, count, heads, dim).astype(q.dtype)
 
     if table.shape[1] == pages:
-        return result(attention((q, table, last), 1))
+        return result(normalized(*turns((q, table, last), nothing_read(q), 0, 1)))
     order = jnp.argsort(-live, stable=True)  # [R], longest first
-    *row, live = jax.tree.map(lambda x: tiled(x[order], TILE), (q, table, last, live))
-    out = jax.lax.map(lambda tile: attention(tile[0], -(-tile[1][0] // block)), (row, live))  # [tiles, T, K, G * C, D]
+    tiles = jax.tree.map(lambda x: tiled(x[order], TILE), ((q, table, last), live))
+    out = jax.lax.map(attention, tiles)  # [tiles, T, K, G * C, D]
     return result(out.reshape(-1, *out.shape[2:])[jnp.argsort(order)])
