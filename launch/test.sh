@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the test suite, three files at a time, because some wait for processes of their own; options go to pytest:
+# Runs the test suite, four files at a time, because some wait for processes of their own; options go to pytest:
 # launch/test.sh tests/test_checkpoints.py -k bit -n0
 # --quick, for whoever changes an objective, a metric or a task: at most 90 s on 2 cores once .venv is there. It leaves
 # out the files that start processes, train, or compile many models; SLOW in tests/conftest.py lists them. The RL step's
@@ -11,4 +11,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/setup.sh </dev/null
 rpg_install requirements-extras.sha256 requirements-gguf.txt requirements-gym.txt ||
   echo "test: the tests that need these packages are skipped" >&2
-exec .venv/bin/python -m pytest -n3 --dist=loadfile --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n4 --dist=loadfile --no-loadscope-reorder "$@"

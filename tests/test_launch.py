@@ -151,7 +151,7 @@ def test_pytest_has_the_last_word(clone, tmp_path, script, status):
 def test_options_reach_pytest(clone, tmp_path):
     calls = fake_venv(clone)
     run(["bash", clone / "launch/test.sh", "-k", "two words"], tmp_path)
-    assert calls()[-1] == "-m pytest -n3 --dist=loadfile --no-loadscope-reorder -k two words"
+    assert calls()[-1] == "-m pytest -n4 --dist=loadfile --no-loadscope-reorder -k two words"
 
 
 def test_quickstart_trains_evaluates_and_names_the_figure(clone, tmp_path):

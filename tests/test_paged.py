@@ -49,6 +49,24 @@ def filled(kernel, config, rows, width, page_size, seed=0, dtype=jnp.float32):
     return pool, table, k, v
 
 
+@pytest.mark.parametrize("hidden, mlp", [(32, 48), (256, 768), (896, 4864)])
+def test_few_rows_are_decoded_alone_where_that_changes_no_bit(hidden, mlp):
+    config = dataclasses.replace(CONFIG, hidden_size=hidden, mlp_size=mlp)
+    heads = config.heads * config.head_dim
+    shapes = [(hidden, heads), (hidden, heads // 2), (heads, hidden), (hidden, mlp), (mlp, hidden), (hidden, 53)]
+    rng = np.random.default_rng(1)
+
+    def same(inner, outer):
+        x, matrix = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((32, inner), (inner, outer)))
+        product = jax.jit(jnp.matmul, compiler_options=module.SAME_SUMS)
+        return bool((product(x, matrix)[:4] == product(x[:4], matrix)).all())
+
+    expected = all(same(*shape) for shape in shapes)
+    assert module.same_bits(config, jnp.dtype(jnp.float32), 32, 4) == expected
+    sampler = module.make_sampler(models.Model(config), parallel.make_mesh(devices=jax.devices()[:1]), 8, 8, 128)
+    assert sampler.tiles == ((32, 4) if expected else (32,))
+
+
 @functools.cache
 def doubled_in_tiles(rows, sizes):
     """bool[rows] -> (rows that were computed, i32[rows] twice each live row's number and -1 for those left out)."""

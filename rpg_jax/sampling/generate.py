@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rpg_jax import parallel
-from rpg_jax.models import Model
+from rpg_jax.models import Model, ModelConfig
 from rpg_jax.parallel import REPLICATED, ROWS
 from rpg_jax.sampling import batching, decode, paged_attention, pages, running_softmax
 from rpg_jax.sampling.draw import request_key
@@ -19,8 +19,8 @@ from rpg_jax.types import Params, Prompts, Rollout
 
 PAGE_SIZE = 128  # tokens of a page, unless the caller says otherwise
 # The order in which XLA adds a row's numbers on CPU depends on what is fused, and on how many rows a product has: 64
-# rows of 128 numbers are added in another order than 48. Each product of decoding is alone, with 32 rows at most; of 4
-# it takes a quarter of the time, which is what the last and longest responses of a rollout wait for.
+# rows of 128 numbers are added in another order than 48. Each product of decoding is alone, with 32 rows at most. Where
+# that changes no bit it has 4 when few responses run, a rollout's last and longest: a quarter of the time.
 SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 CPU_TILES = 32, 4
 SEGMENT = 256  # decode steps between two calls of should_stop, unless the caller says otherwise
@@ -143,8 +143,32 @@ def make_sampler(
     chunk = min(max(columns - 1, 1), running_softmax.BLOCK)  # the last token of a prompt is not prefilled
     rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
     cpu = mesh.devices.flat[0].platform == "cpu"
-    tiles = CPU_TILES if cpu else ()
+    few = cpu and mesh.shape["tensor"] == 1 and same_bits(model.config, jnp.dtype(model.dtype), *CPU_TILES)
+    tiles = CPU_TILES if few else CPU_TILES[:1] if cpu else ()
     return decode.Sampler(model, kernel, jnp.dtype(cache_dtype or model.dtype), page, chunk, rows, tiles, head=cpu)
+
+
+@cache
+def same_bits(config: ModelConfig, dtype: Any, many: int, few: int) -> bool:
+    """Whether all products of a model give a row, on this CPU, the same bits among `few` rows as among `many`."""
+    hidden, mlp = config.hidden_size, config.mlp_size
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    inner = {(hidden, heads), (hidden, kv_heads), (heads, hidden), (hidden, mlp), (mlp, hidden)}
+    kinds = [(shape, dtype) for shape in sorted(inner)]
+    kinds.append(((hidden, config.vocab_size), jnp.promote_types(dtype, jnp.float32)))  # logits
+    numbers = np.random.default_rng(0).standard_normal(65_537)  # repeated, because each sum is tried for itself
+
+    @partial(jax.jit, compiler_options=SAME_SUMS)
+    def products(rows, matrices):
+        return [
+            jnp.dot(*pair, preferred_element_type=kind) for *pair, (_, kind) in zip(rows, matrices, kinds, strict=True)
+        ]
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        matrices = [jnp.asarray(np.resize(numbers, shape), dtype) for shape, _ in kinds]
+        rows = [jnp.asarray(np.resize(numbers[::-1], (many, shape[0])), dtype) for shape, _ in kinds]
+        of_many, of_few = (products([x[:count] for x in rows], matrices) for count in (many, few))
+        return all((x[:few] == y).all() for x, y in zip(of_many, of_few, strict=True))
 
 
 def shard_slots(slots: int, requests: int, shards: int) -> int:
