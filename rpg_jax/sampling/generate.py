@@ -119,7 +119,7 @@ def generate(
     prefill_rows = prefill_rows and -(-prefill_rows // shards)
     sampler = make_sampler(model, mesh, columns, max_new, page_size, prefill_rows, cache_dtype)
     slots = shard_slots(slots, count * samples, shards)
-    pool = pool_pages(sampler, columns, max_new, slots, cache_pages, shards)
+    pool = pool_pages(sampler.page_size, columns, max_new, slots, cache_pages, shards)
     step = np.asarray(step, np.int32)
     requests, state = start(sampler, mesh, prompts, _threefry(key), step, limits, samples, max_new, slots, pool, resume)
     must_finish = jnp.zeros(count, bool) if must is None else jnp.asarray(must)
@@ -138,7 +138,7 @@ def make_sampler(
     cache_dtype: str | None = None,
 ) -> decode.Sampler:  # fmt: skip
     """The `Sampler` of a data shard; raises ValueError for pages or a cache_dtype that the kernel does not take."""
-    page = min(page_size, running_softmax.block_of(columns + max_new))
+    page = page_tokens(page_size, columns + max_new)
     kernel = paged_attention.choose(mesh, model.config, page_size, cache_dtype)
     chunk = min(max(columns - 1, 1), running_softmax.BLOCK)  # the last token of a prompt is not prefilled
     rows = prefill_rows or max(1, PREFILL_TOKENS // chunk)
@@ -182,26 +182,30 @@ def check_cache(
 ) -> None:  # fmt: skip
     """Raises ValueError, as `generate` does, for a page size, a number of pages or a cache_dtype that cannot be."""
     shards = parallel.row_shards(mesh)
-    sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, cache_dtype=cache_dtype)
-    pool_pages(sampler, max_prompt, max_new, shard_slots(slots, slots, shards), cache_pages, shards)
+    paged_attention.choose(mesh, model.config, page_size, cache_dtype)
+    page = page_tokens(page_size, max_prompt + max_new)
+    pool_pages(page, max_prompt, max_new, shard_slots(slots, slots, shards), cache_pages, shards)
 
 
-def pool_pages(
-    sampler: decode.Sampler, columns: int, max_new: int, slots: int, cache_pages: int | None, shards: int
-) -> int:
-    """Pages of one data shard's pool.
+def page_tokens(page_size: int, capacity: int) -> int:
+    """Tokens of a page for sequences of at most `capacity`: no page is longer than a block of them."""
+    return min(page_size, running_softmax.block_of(capacity))
+
+
+def pool_pages(page_size: int, columns: int, max_new: int, slots: int, cache_pages: int | None, shards: int) -> int:
+    """Pages of one data shard's pool, of `page_tokens` each.
 
     Raises:
       ValueError: cache_pages do not divide over the shards, or cannot hold one longest response.
     """
-    longest = -(-(columns + max_new - 1) // sampler.page_size)  # the last token's keys and values are never read
+    longest = -(-(columns + max_new - 1) // page_size)  # the last token's keys and values are never read
     least = longest + 1  # beside the last page of its prompt, which is copied
     if cache_pages is None:
         return slots * least
     if cache_pages % shards or cache_pages // shards < least:
         raise ValueError(
             f"cache_pages is {cache_pages}; a response of {max_new} tokens to a prompt of {columns} needs {least} "
-            f"pages of {sampler.page_size} tokens on each of the {shards} data shards; give a multiple of {shards}, at "
+            f"pages of {page_size} tokens on each of the {shards} data shards; give a multiple of {shards}, at "
             f"least {least * shards}"
         )
     return cache_pages // shards

@@ -56,7 +56,7 @@ def sampler_programs(
     key = scalar(jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype)
     sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, cache_dtype=cache_dtype)
     slots = shard_slots(slots, prompts * samples, shards)
-    pool = pool_pages(sampler, max_prompt, max_new, slots, cache_pages, shards)
+    pool = pool_pages(sampler.page_size, max_prompt, max_new, slots, cache_pages, shards)
     arrays = queue, key, scalar(jnp.int32), shape((prompts,), jnp.int32, by_rows)
     begin = partial(start, sampler, mesh, samples=samples, max_new=max_new, slots=slots, cache_pages=pool)
     requests, state = jax.eval_shape(begin, *arrays)
