@@ -26,17 +26,12 @@ from rpg_jax.sampling.decode import (
     Sampler,
     decode_step,
     extend,
+    first_true,
     prepared,
 )
 from rpg_jax.sampling.paged_attention import Pool
 from rpg_jax.sampling.pages import NOWHERE
 from rpg_jax.types import Prompts, pytree
-
-
-def first_true(mask: jax.Array, count: int) -> jax.Array:
-    """i32[count], the first indices at which bool[n] is true, in ascending order; n where there are no more."""
-    order = jnp.sort(jnp.where(mask, jnp.arange(mask.size), mask.size))
-    return jnp.take(order, jnp.arange(count), mode="fill", fill_value=mask.size)
 
 
 def leave(state: DecodeState, slots: jax.Array, status: int) -> DecodeState:

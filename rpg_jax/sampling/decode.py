@@ -229,6 +229,12 @@ def sample(
     return token, sampler_logp, model_logp
 
 
+def first_true(mask: jax.Array, count: int) -> jax.Array:
+    """i32[count], the first indices at which bool[n] is true, in ascending order; n where there are no more."""
+    order = jnp.sort(jnp.where(mask, jnp.arange(mask.size), mask.size))
+    return jnp.take(order, jnp.arange(count), mode="fill", fill_value=mask.size)
+
+
 def in_tiles(
     function: Callable, carry: Any, rows: Any, live: jax.Array, results: Any, sizes: Sequence[int]
 ) -> tuple[Any, Any]:
@@ -242,8 +248,7 @@ def in_tiles(
     count = live.size
     if not sizes or count <= sizes[-1]:
         return function(carry, rows)
-    order = jnp.argsort(~live, stable=True)  # [R], live rows first
-    source = jnp.pad(order, (0, sizes[0]), constant_values=NOWHERE)
+    source = first_true(live, count + sizes[0])  # live rows; beyond them R, where nothing is read or kept
     total = jax.lax.pmax(live.sum(), parallel.ROW_AXES)  # the model's collectives want the same turns on all shards
 
     def goes_on(size, state):
