@@ -24,7 +24,7 @@ SLOW = [
         "checkpoints fuzz_configs fuzz_files security faults "
         "huggingface tradeoff report sweep plan in_other_trainers math_rewards third_party attention convert parallel "
         "figures watch update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
-        "logprobs rollout delay gpu package launch numbers data clip_figures workdir"
+        "logprobs rollout delay gpu package launch data workdir"
     ).split()
 ]
 
