@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rpg_jax.sampling.draw import draw, inverse_cdf, request_key, token_logp, token_uniforms
+from rpg_jax.sampling.draw import draw, inverse_cdf, lane_sums, request_key, token_logp, token_uniforms
+from rpg_jax.sampling.extremes import largest, smallest
 from rpg_jax.sampling.filters import filter_threshold, top_k_threshold, top_p_threshold
+from rpg_jax.sampling.generate import SAME_SUMS
 
 KEEP_ALL = -jnp.inf
 top_k_of, threshold_of, inverse_cdf_of = jax.jit(top_k_threshold), jax.jit(filter_threshold), jax.jit(inverse_cdf)
+largest_of, smallest_of = jax.jit(largest), jax.jit(smallest)
 
 
 def draw_many(logits, count, threshold=KEEP_ALL, temperature=1.0, batch=256, seed=0):
@@ -209,3 +212,28 @@ def test_filters_at_a_large_vocabulary_against_sorting():
 def test_filters_that_are_off_keep_everything():
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 50)), jnp.float32)
     assert (np.asarray(threshold_of(logits, jnp.float32(1), jnp.int32(0), jnp.float32(1))) == -np.inf).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.sampled_from([1, 7, 8, 9, 65, 300]).flatmap(
+        lambda count: hnp.arrays(
+            np.float32, (2, 3, count), elements=st.floats(width=32, allow_nan=False, allow_subnormal=False)
+        )
+    )
+)
+def test_extremes_of_rows_are_numpys(rows):
+    np.testing.assert_array_equal(largest_of(rows), rows.max(-1))
+    np.testing.assert_array_equal(smallest_of(rows), rows.min(-1))
+    bits = rows.view(np.int32)  # whole numbers, too
+    np.testing.assert_array_equal(largest_of(bits), bits.max(-1))
+
+
+def test_reductions_over_the_vocabulary_take_vectors_on_cpu_and_are_xlas_own_elsewhere():
+    """XLA's own reduction on CPU is a reduce-window, number by number; elsewhere a product may round its factors."""
+    logits, folded = jnp.zeros((4, 5000)), jnp.zeros((4, 40, 128))
+    for function, x in ((largest, logits), (smallest, logits), (lane_sums, folded)):
+        compiled = jax.jit(function, compiler_options=SAME_SUMS).lower(x).compile().as_text()
+        assert "reduce-window" not in compiled
+        elsewhere = jax.jit(function).trace(x).lower(lowering_platforms=("tpu",)).as_text()
+        assert "stablehlo.reduce" in elsewhere and "dot_general" not in elsewhere and "slice" not in elsewhere

@@ -188,13 +188,13 @@ def extend(
     offset = (position % size).reshape(-1)
     start = jnp.where(count > 0, first, -1)
 
-    def write_and_attend(layer, q, k, v):  # each [R, C, heads, head_dim]
+    def write_and_attend(pool, q, k, v):  # each [R, C, heads, head_dim]
         k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
-        pool = sampler.kernel.write(pools[layer], k, v, page, offset)
+        pool = sampler.kernel.write(pool, k, v, page, offset)
         return sampler.kernel.attend(q, pool, table, start, size), pool
 
     turns = tuple(jnp.take(x, position, axis=0, mode="clip") for x in inputs.turns)  # [R, C, head_dim / 2] each
-    return sampler.model.cached(inputs.params, tokens, turns, write_and_attend)
+    return sampler.model.cached(inputs.params, tokens, turns, pools, write_and_attend)
 
 
 def sample(
@@ -243,10 +243,11 @@ def in_tiles(
     Args:
       rows: a tree of [R, ...]; live: bool[R]; results: a tree of [R, ...], what the rows of no tile keep.
       sizes: rows of a tile, the largest first; smaller tiles do what would leave more than half of a larger one empty.
-        None of them is all rows at once, live or not.
+        None of them is all rows at once, live or not, and so are rows of which the smallest tile is half or more:
+        each size is compiled for itself, which takes longer than they would save.
     """
     count = live.size
-    if not sizes or count <= sizes[-1]:
+    if not sizes or count <= min(2 * sizes[-1], sizes[0]):
         return function(carry, rows)
     source = first_true(live, count + sizes[0])  # live rows; beyond them R, where nothing is read or kept
     total = jax.lax.pmax(live.sum(), parallel.ROW_AXES)  # the model's collectives want the same turns on all shards

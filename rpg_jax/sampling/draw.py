@@ -4,11 +4,13 @@ Logits are [B, V], and every sum over a vocabulary is one over [B, V / LANES, LA
 last: processors add along the last axis in vectors of LANES numbers, and in an order that does not depend on B.
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from rpg_jax.sampling.extremes import largest, smallest
 
 LANES = 128  # token id = row * LANES + lane
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)  # of Threefry's even and odd turns
@@ -65,10 +67,11 @@ def inverse_cdf(mass: jax.Array, uniform: jax.Array) -> jax.Array:
       i32[B].
     """
     cumulative = jax.lax.associative_scan(jnp.add, mass)
-    total = jnp.max(cumulative, axis=0, where=mass > 0, initial=0.0)
+    total = largest(jnp.where(mass > 0, cumulative, 0.0).T)
     index = jnp.arange(mass.shape[0], dtype=jnp.int32)[:, None]
-    # Faster on CPU than argmax; 0, as argmax has it, where no entry has mass.
-    return jnp.min(jnp.where((cumulative > uniform * total) & (mass > 0), index, mass.shape[0]), axis=0) % mass.shape[0]
+    # 0, as argmax has it, where no entry has mass.
+    first = smallest(jnp.where((cumulative > uniform * total) & (mass > 0), index, mass.shape[0]).T)
+    return first % mass.shape[0]
 
 
 def fold(logits: jax.Array, fill: float = -jnp.inf) -> jax.Array:
@@ -79,14 +82,19 @@ def fold(logits: jax.Array, fill: float = -jnp.inf) -> jax.Array:
     return padded.reshape(batch, rows, LANES)
 
 
-def over_vocabulary(reduce: Callable[..., jax.Array], folded: jax.Array) -> jax.Array:
-    """`reduce`, such as jnp.sum, over both vocabulary axes of [B, rows, LANES]: [B]."""
-    return reduce(reduce(folded, axis=1), axis=1)
-
-
 def lane_sums(folded: jax.Array) -> jax.Array:
-    """Sums of [B, rows, LANES] over rows, [B, LANES], as a product with ones: on CPU faster than a sum."""
-    return jnp.einsum("brl,br->bl", folded, jnp.ones(folded.shape[:2], folded.dtype))
+    """Sums of [B, rows, LANES] over rows, [B, LANES]; on CPU as a product with ones, which is faster there."""
+
+    def product(folded):
+        return jnp.einsum("brl,br->bl", folded, jnp.ones(folded.shape[:2], folded.dtype))
+
+    # Elsewhere a product may round its factors: to 8 bits on TPU.
+    return jax.lax.platform_dependent(folded, cpu=product, default=partial(jnp.sum, axis=1))
+
+
+def vocabulary_sum(folded: jax.Array) -> jax.Array:
+    """Sums of [B, rows, LANES] over both vocabulary axes: [B]."""
+    return jnp.sum(lane_sums(folded), axis=1)
 
 
 def draw(
@@ -104,24 +112,22 @@ def draw(
     Returns:
       token i32[B] and its log-probability f32[B] under the restricted distribution.
     """
-    folded = fold(logits)
-    largest = over_vocabulary(jnp.max, folded)  # [B]
+    folded, top = fold(logits), largest(logits)  # [B, rows, LANES], [B]
 
     def mass(x):  # [B, ...]
-        bound, top = (y.reshape(-1, *(1,) * (x.ndim - 1)) for y in (threshold, largest))
-        return jnp.where(x >= bound, jnp.exp((x - top) / temperature), 0.0)
+        bound, peak = (y.reshape(-1, *(1,) * (x.ndim - 1)) for y in (threshold, top))
+        return jnp.where(x >= bound, jnp.exp((x - peak) / temperature), 0.0)
 
     totals = lane_sums(mass(folded))  # [B, LANES]
     lane = inverse_cdf(totals.T, uniforms[0])  # [B]
     inside = jnp.take_along_axis(folded, lane[:, None, None], axis=2)[:, :, 0]  # [B, rows], the chosen lane's logits
     row = inverse_cdf(mass(inside).T, uniforms[1])  # [B]
     drawn = jnp.take_along_axis(inside, row[:, None], axis=1)[:, 0]  # [B]
-    return row * LANES + lane, (drawn - largest) / temperature - jnp.log(jnp.sum(totals, axis=1))
+    return row * LANES + lane, (drawn - top) / temperature - jnp.log(jnp.sum(totals, axis=1))
 
 
 def token_logp(logits: jax.Array, token: jax.Array) -> jax.Array:
     """log softmax(logits)[b, token[b]]: f32[B, V], i32[B] -> f32[B]."""
-    folded = fold(logits)
-    largest = over_vocabulary(jnp.max, folded)  # [B]
-    total = jnp.sum(lane_sums(jnp.exp(folded - largest[:, None, None])), axis=1)
-    return jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - largest - jnp.log(total)
+    top = largest(logits)  # [B]
+    total = vocabulary_sum(jnp.exp(fold(logits) - top[:, None, None]))
+    return jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - top - jnp.log(total)

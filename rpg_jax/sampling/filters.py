@@ -8,7 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rpg_jax.sampling.draw import fold, over_vocabulary
+from rpg_jax.sampling.draw import fold, vocabulary_sum
+from rpg_jax.sampling.extremes import largest, smallest
 
 
 def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
@@ -32,13 +33,12 @@ def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array
 
 def top_k_threshold(logits: jax.Array, k: jax.Array) -> jax.Array:
     """The k-th largest logit of each row, exactly; the smallest if there are fewer. f32[B, V], i32[] -> f32[B]."""
-    ranks = _ordered(fold(logits))  # i32[B, rows, LANES]
+    ranks, folded = _ordered(logits), _ordered(fold(logits))  # i32[B, V], i32[B, rows, LANES]
 
     def enough(candidate):  # exact up to 2^24, faster than integers
-        return over_vocabulary(jnp.sum, jnp.where(ranks >= candidate[:, None, None], 1.0, 0.0)) >= k
+        return vocabulary_sum(jnp.where(folded >= candidate[:, None, None], 1.0, 0.0)) >= k
 
-    lowest = over_vocabulary(jnp.min, _ordered(fold(logits, jnp.inf)))
-    return _unordered(_bisect(enough, lowest, over_vocabulary(jnp.max, ranks)))
+    return _unordered(_bisect(enough, smallest(ranks), largest(ranks)))
 
 
 def top_p_threshold(logits: jax.Array, temperature: jax.Array, p: jax.Array, above: jax.Array) -> jax.Array:
@@ -50,18 +50,16 @@ def top_p_threshold(logits: jax.Array, temperature: jax.Array, p: jax.Array, abo
     Returns:
       f32[B], at least `above`.
     """
-    folded = fold(logits)
-    largest = over_vocabulary(jnp.max, folded)[:, None, None]
-    kept = folded >= above[:, None, None]
-    mass = jnp.where(kept, jnp.exp((folded - largest) / temperature), 0.0)  # [B, rows, LANES]
-    needed = p * over_vocabulary(jnp.sum, mass)
-    ranks = _ordered(mass)
+    kept = logits >= above[:, None]
+    mass = jnp.where(kept, jnp.exp((logits - largest(logits)[:, None]) / temperature), 0.0)  # [B, V]
+    ranks, folded = _ordered(mass), fold(mass, 0.0)
+    needed = p * vocabulary_sum(folded)
 
     def enough(candidate):
-        return over_vocabulary(jnp.sum, jnp.where(ranks >= candidate[:, None, None], mass, 0.0)) >= needed
+        return vocabulary_sum(jnp.where(_ordered(folded) >= candidate[:, None, None], folded, 0.0)) >= needed
 
-    least = _bisect(enough, jnp.zeros(logits.shape[:1], jnp.int32), over_vocabulary(jnp.max, ranks))
-    return over_vocabulary(jnp.min, jnp.where((ranks >= least[:, None, None]) & kept, folded, jnp.inf))
+    least = _bisect(enough, jnp.zeros(logits.shape[:1], jnp.int32), largest(ranks))
+    return smallest(jnp.where((ranks >= least[:, None]) & kept, logits, jnp.inf))
 
 
 def _bisect(enough: Callable[[jax.Array], jax.Array], lowest: jax.Array, highest: jax.Array) -> jax.Array:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from rpg_jax.sampling import extremes
+
 BLOCK = 128  # tokens that `running_softmax` reads in a turn, whatever the page size: so results do not depend on it
 TILE, FEW = 32, 8  # rows that it works on together while most of them need another turn, and when few still do
 
@@ -84,7 +86,7 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
             scores = jnp.einsum("tkqd,tkdc->tkqc", q, k, preferred_element_type=wide) * dim**-0.5
             visible = index * block + jnp.arange(block) <= last[:, None, :, None]  # [T, 1, G * C, block]
             scores = jnp.where(visible, scores, -1e30)
-            peak = jnp.maximum(largest, scores.max(-1))  # [T, K, G * C]
+            peak = jnp.maximum(largest, extremes.largest(scores))  # [T, K, G * C]
             weights, scale = jnp.exp(scores - peak[..., None]), jnp.exp(largest - peak)
             new = jnp.einsum("tkqc,tkcd->tkqd", weights.astype(v.dtype), v, preferred_element_type=wide)
             return peak, total * scale + weights.sum(-1), mixed * scale[..., None] + new
