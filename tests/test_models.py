@@ -141,12 +141,10 @@ def test_scan_unrolled_unstacked_and_cached_agree(family):
     assert len(unstacked["layers"]) == model.config.layers
     np.testing.assert_allclose(scanned, model.hidden(unstacked, tokens), rtol=1e-5, atol=1e-5)
     positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
-    attend = lambda cache, q, k, v: (causal_attention(q, k, v), (cache, k))  # noqa: E731
-    caches = list(range(model.config.layers))
-    cached, kept = model.cached(unstacked, tokens, model.turns(positions), caches, attend)
+    attend = lambda layer, q, k, v: (causal_attention(q, k, v), (layer, k.shape))  # noqa: E731
+    cached, kept = model.cached(unstacked, tokens, model.turns(positions), attend)
     np.testing.assert_allclose(scanned, cached, rtol=1e-5, atol=1e-5)
-    assert [int(cache) for cache, _ in kept] == caches
-    assert all(k.shape == (2, 9, model.config.kv_heads, model.config.head_dim) for _, k in kept)
+    assert kept == [(i, (2, 9, model.config.kv_heads, model.config.head_dim)) for i in range(model.config.layers)]
     logits, own = (model.logits(tree, cached) for tree in (unstacked, with_head(unstacked)))
     np.testing.assert_allclose(logits, own, rtol=1e-5, atol=1e-5)
 

@@ -6,7 +6,7 @@ unstacks it once per rollout (`unstack_layers`) and unrolls the layers, as train
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import flax.linen as nn
@@ -222,28 +222,23 @@ class Model:
                 x, _ = layer(x, layer_params)
         return self.normalize(params, x)
 
-    def cached(self, params: dict, tokens, turns, caches: Sequence, attend: Callable) -> tuple[jax.Array, list]:
+    def cached(self, params: dict, tokens, turns, attend: Callable) -> tuple[jax.Array, list]:
         """One pass for sampling, unrolled over the layers of an unstacked tree.
 
         Args:
           params: the tree of `unstack_layers`, its matrices `Quantized` or not.
           tokens: i32[B, T]; turns: of their positions.
-          caches: a layer's KV cache each; attend: (cache, q, k, v) -> (out, cache), which reads and writes it.
+          attend: (layer index, q, k, v) -> (out, kept); reads and writes the KV cache.
 
         Returns:
-          final hidden states [B, T, hidden], and the caches.
+          final hidden states [B, T, hidden], and a list of what `attend` kept in each layer.
         """
-
-        @jax.jit  # so that layers are traced once
-        def layer(layer_params, x, cache):
+        x, kept = self.embed(params, tokens), []
+        for index, layer_params in enumerate(params["layers"]):
             layer_params = dequantized(layer_params, self.dtype)
-            return self.block.apply({"params": layer_params}, x, turns, partial(attend, cache))
-
-        x, written = self.embed(params, tokens), []
-        for layer_params, cache in zip(params["layers"], caches, strict=True):
-            x, cache = layer(layer_params, x, cache)
-            written.append(cache)
-        return self.normalize(params, x), written
+            x, keep = self.block.apply({"params": layer_params}, x, turns, partial(attend, index))
+            kept.append(keep)
+        return self.normalize(params, x), kept
 
     def logits(self, params: dict, hidden: jax.Array) -> jax.Array:
         """Vocabulary projection: [..., hidden] -> [..., vocab], at least float32."""

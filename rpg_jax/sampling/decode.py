@@ -188,13 +188,13 @@ def extend(
     offset = (position % size).reshape(-1)
     start = jnp.where(count > 0, first, -1)
 
-    def write_and_attend(pool, q, k, v):  # each [R, C, heads, head_dim]
+    def write_and_attend(layer, q, k, v):  # each [R, C, heads, head_dim]
         k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
-        pool = sampler.kernel.write(pool, k, v, page, offset)
+        pool = sampler.kernel.write(pools[layer], k, v, page, offset)
         return sampler.kernel.attend(q, pool, table, start, size), pool
 
     turns = tuple(jnp.take(x, position, axis=0, mode="clip") for x in inputs.turns)  # [R, C, head_dim / 2] each
-    return sampler.model.cached(inputs.params, tokens, turns, pools, write_and_attend)
+    return sampler.model.cached(inputs.params, tokens, turns, write_and_attend)
 
 
 def sample(
