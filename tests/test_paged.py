@@ -217,28 +217,46 @@ def prompts_of(lengths, columns):
 
 
 LENGTHS, COLUMNS, NEW = [1, 5, 9, 3, 7, 17], 17, 40
+LONG = running_softmax.SHORT - COLUMNS + 1  # if so many new tokens are allowed, decoding reads pages, not sequences
 
 
-def run(**changes):
-    settings = dict(samples=3, max_new=NEW, sampling=Sampling.make(stop_ids=STOPS), slots=4, page_size=4) | changes
+def run(max_new=NEW, **changes):
+    settings = dict(samples=3, max_new=max_new, sampling=Sampling.make(stop_ids=STOPS), slots=4, page_size=4) | changes
+    settings["limits"] = np.full(6, NEW, np.int32)
     rollout = generate(MODEL, params(), prompts_of(LENGTHS, COLUMNS), key=KEY, step=3, **settings)
     return jax.tree.map(np.asarray, rollout)
 
 
 @functools.cache
-def expected():
-    return run(page_size=128, slots=18)
+def expected(max_new=NEW):
+    return run(max_new, page_size=128, slots=18)
 
 
-LEAST = 15  # pages of 4 tokens for a response of 40 tokens to a prompt of 17, and one for the prompt's last page
+def least(page_size, max_new=NEW):
+    """Pages for a longest response to a prompt of 17, and one for the prompt's last page."""
+    return -(-(COLUMNS + max_new - 1) // page_size) + 1
 
 
-@pytest.mark.parametrize("slots, page_size, spare", [(1, 64, 0), (2, 4, 0), (5, 4, 2), (5, 16, 1), (18, 4, 3)])
-def test_responses_are_bit_for_bit_the_same_whatever_slots_pages_and_preemption(slots, page_size, spare):
-    least = {4: LEAST, 16: 5, 64: 2}[page_size]
-    rollout = run(slots=slots, page_size=page_size, cache_pages=least + spare)
+LEAST = least(4)
+
+
+@pytest.mark.parametrize(
+    "slots, page_size, spare, max_new",
+    [(1, 64, 0, NEW), (2, 4, 0, NEW), (5, 4, 2, NEW), (5, 16, 1, NEW), (18, 4, 3, NEW)]
+    + [(1, 64, 0, LONG), (18, 4, 3, LONG), (5, 16, 1, LONG)],
+)
+def test_responses_are_bit_for_bit_the_same_whatever_slots_pages_and_preemption(slots, page_size, spare, max_new):
+    rollout = run(max_new, slots=slots, page_size=page_size, cache_pages=least(page_size, max_new) + spare)
     for field in dataclasses.fields(rollout):
-        np.testing.assert_array_equal(getattr(rollout, field.name), getattr(expected(), field.name), err_msg=field.name)
+        ours, theirs = (getattr(x, field.name) for x in (rollout, expected(max_new)))
+        np.testing.assert_array_equal(ours, theirs, err_msg=field.name)
+
+
+def test_short_sequences_draw_what_long_ones_do():
+    """Sums over the columns of a whole sequence and over those of a block differ by rounding alone."""
+    short, long = expected(), expected(LONG)
+    np.testing.assert_array_equal(short.tokens, long.tokens[:, : COLUMNS + NEW])
+    np.testing.assert_allclose(short.model_logp, long.model_logp[:, : COLUMNS + NEW], rtol=0, atol=1e-5)
 
 
 WIDE = models.Model(models.ModelConfig(53, 128, 384, 1, 4, 2, 32))
@@ -270,20 +288,21 @@ def cut(rollout, counts):
     return Rollout(tokens, mask, *logps, rollout.problem, rollout.sample, rollout.finished & whole)
 
 
+@pytest.mark.parametrize("max_new", [NEW, LONG])
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(0, NEW), min_size=18, max_size=18), st.integers(0, 6), st.sets(st.integers(0, 5)))
 @example([0] * 18, 6, set())
 @example([NEW - 1] * 18, 0, {5})
-def test_resumed_responses_go_on_as_if_they_had_never_stopped(counts, until, must):
+def test_resumed_responses_go_on_as_if_they_had_never_stopped(max_new, counts, until, must):
     """Bit for bit, under the same parameters: from random tokens on, with a pool that sends responses back, and after a
     rollout that ended as soon as `until` prompts and those in `must` were complete."""
     must = np.isin(np.arange(6), list(must))
-    arguments = dict(slots=5, cache_pages=LEAST + 2)
-    stopped = run(resume=cut(expected(), np.array(counts)), until=until, must=must, **arguments)
+    arguments, whole = dict(max_new=max_new, slots=5, cache_pages=least(4, max_new) + 2), expected(max_new)
+    stopped = run(resume=cut(whole, np.array(counts)), until=until, must=must, **arguments)
     lengths = stopped.response_mask.sum(-1)
     complete = (stopped.finished | (lengths == NEW)).reshape(6, 3).all(1)
     assert complete.sum() >= until and complete[must].all()
-    for rollout, reference in (stopped, cut(expected(), lengths)), (run(resume=stopped, **arguments), expected()):
+    for rollout, reference in (stopped, cut(whole, lengths)), (run(resume=stopped, **arguments), whole):
         for field in dataclasses.fields(rollout):
             np.testing.assert_array_equal(
                 getattr(rollout, field.name), getattr(reference, field.name), err_msg=field.name

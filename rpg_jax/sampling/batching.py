@@ -176,7 +176,8 @@ def load_prompts(sampler: Sampler, inputs: Inputs, state: DecodeState, load: jax
         begin = index * sampler.chunk
         part = jax.lax.dynamic_slice_in_dim(text, begin, sampler.chunk, axis=1)
         meant = jnp.clip(tokens - begin, 0, sampler.chunk)
-        _, pools = extend(sampler, inputs, pools, table[row], part, jnp.full_like(tokens, begin), meant)
+        first = jnp.full_like(tokens, begin)
+        _, pools = extend(sampler, inputs, pools, table[row], part, first, meant, sampler.page_size)
         return index + 1, pools
 
     chunks = jax.lax.pmax(-(-jnp.max(tokens) // sampler.chunk), parallel.ROW_AXES)
@@ -205,13 +206,27 @@ def recompute(
         meant = jnp.where(target < done.size, jnp.minimum(drawn - done, sampler.chunk)[slot], 0)
         columns = jnp.minimum(done[slot, None] + jnp.arange(sampler.chunk), text.shape[1] - 1)  # [R, C]
         part = jnp.take_along_axis(text[slot], columns, axis=1)
-        _, pools = extend(sampler, inputs, pools, table[slot], part, (begin + done)[slot], meant)
+        _, pools = extend(sampler, inputs, pools, table[slot], part, (begin + done)[slot], meant, sampler.page_size)
         done = done.at[target].add(meant, mode="drop")
         return agreed((done < drawn).any())[0], done, pools
 
     first = agreed((drawn > 0).any())[0], jnp.zeros_like(drawn), pools
     with jax.named_scope("prefill"):
         return jax.lax.while_loop(lambda carry: carry[0], chunk, first)[2]
+
+
+def read_pages(
+    sampler: Sampler, sequences: list[Pool], pools: list[Pool], table: jax.Array, slots: jax.Array
+) -> list[Pool]:
+    """`DecodeState.sequences`, with those of the slots that are true in bool[slots] read from pages, i32[slots, W]."""
+    order = first_true(slots, slots.size)
+
+    def read(n, sequences):
+        slot = order[n]
+        new = [sampler.kernel.joined(pool, table[slot][None]) for pool in pools]
+        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, slot, 0), sequences, new)
+
+    return jax.lax.fori_loop(0, slots.sum(), read, sequences)
 
 
 def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
@@ -256,6 +271,7 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
         text = jnp.concatenate([token, state.responses.tokens[request]], axis=1)  # [slots, 1 + R]
         pools = recompute(sampler, inputs, pools, table, tokens, jnp.where(takes, drawn, 0), text)
         token = jnp.take_along_axis(text, drawn[:, None], axis=1)
+    sequences = read_pages(sampler, state.sequences, pools, table, takes) if sampler.sequence_tokens else []
 
     def put(new, old):
         return jnp.where(takes, new, old)
@@ -263,6 +279,7 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
     return dataclasses.replace(
         state,
         pools=pools,
+        sequences=sequences,
         free=free,
         table=table,
         shared=put(full, state.shared),

@@ -1,7 +1,8 @@
 """One step of decoding as a function on explicit state: the queue, the slots, their pages, and what they have drawn.
 
-N requests wait in a queue, and a slot runs one at a time. Keys and values lie in pages (`pages`, `paged_attention`). On
-a mesh these functions see one data shard (`parallel.over_rows`): its own queue, prompts, slots and pages. How requests
+N requests wait in a queue, and a slot runs one at a time. Keys and values lie in pages (`pages`, `paged_attention`); on
+CPU, where copying pages together takes longer than attention, those of short sequences lie together for each slot. On a
+mesh these functions see one data shard (`parallel.over_rows`): its own queue, prompts, slots and pages. How requests
 come to slots and pages to requests is in `batching`.
 """
 
@@ -77,6 +78,7 @@ class DecodeState:
     """What decoding reads and writes. W pages hold the longest sequence; R is the most tokens of a response."""
 
     pools: list[Pool]  # keys and values of each layer, in pages
+    sequences: list[Pool]  # with Sampler.sequence_tokens: those of the slots again, as a pool of one long page a slot
     free: pages.Free
     table: jax.Array  # i32[slots, W], the pages of each slot: full ones of its prompt, then its own
     shared: jax.Array  # i32[slots], entries that are the prompt's
@@ -108,6 +110,7 @@ class Sampler:
     chunk: int  # tokens of a prompt that are prefilled at a time
     prefill_rows: int  # prompts prefilled at a time
     tiles: tuple[int, ...]  # slots that the model decodes at a time, the largest first; () is all of them
+    sequence_tokens: int  # of a page of DecodeState.sequences, which decoding then reads in place; 0: it reads pools
     head: bool  # whether tied embeddings are transposed for the logits, once and not by each product
 
 
@@ -133,11 +136,13 @@ def start(
     width = table_width(columns + max_new, sampler.page_size)
     rows = requests.prompt.shape[0]
     zeros, none = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
+
+    def empty(pages, page_size):
+        return [sampler.kernel.empty(config, sampler.cache_dtype, pages, page_size) for _ in range(config.layers)]
+
     return DecodeState(
-        pools=[
-            sampler.kernel.empty(config, sampler.cache_dtype, cache_pages, sampler.page_size)
-            for _ in range(config.layers)
-        ],
+        pools=empty(cache_pages, sampler.page_size),
+        sequences=empty(slots, sampler.sequence_tokens) if sampler.sequence_tokens else [],
         free=pages.all_free(cache_pages),
         table=jnp.zeros((slots, width), jnp.int32),
         shared=zeros,
@@ -168,30 +173,33 @@ def prepared(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Inputs:
 
 
 def extend(
-    sampler: Sampler, inputs: Inputs, pools: list[Pool], table: jax.Array, tokens: jax.Array, first: jax.Array,
-    count: jax.Array,
+    sampler: Sampler, inputs: Inputs, pools: list[Pool], table: jax.Array | None, tokens: jax.Array, first: jax.Array,
+    count: jax.Array, page_size: int,
 ) -> tuple[jax.Array, list[Pool]]:  # fmt: skip
     """Runs C more tokens of each row through the model, and keeps their keys and values.
 
     Args:
-      table: i32[R, W], pages of each row; tokens: i32[R, C].
+      pools: of pages of `page_size` tokens; tokens: i32[R, C].
+      table: i32[R, W], pages of each row; None where they are [[0], [1], ...], which the kernel then reads in place.
       first: i32[R], position of tokens[:, 0]; count: i32[R], how many of the C are meant, 0 for an idle row.
 
     Returns:
       final hidden states [R, C, hidden] and the pools.
     """
-    size = sampler.page_size
     steps = jnp.arange(tokens.shape[1])
     position = first[:, None] + steps  # [R, C]
-    page = jnp.take_along_axis(table, jnp.minimum(position // size, table.shape[1] - 1), axis=1)
+    if table is None:
+        page = jnp.broadcast_to(jnp.arange(tokens.shape[0])[:, None], tokens.shape)
+    else:
+        page = jnp.take_along_axis(table, jnp.minimum(position // page_size, table.shape[1] - 1), axis=1)
     page = jnp.where(steps < count[:, None], page, NOWHERE).reshape(-1)
-    offset = (position % size).reshape(-1)
+    offset = (position % page_size).reshape(-1)
     start = jnp.where(count > 0, first, -1)
 
     def write_and_attend(layer, q, k, v):  # each [R, C, heads, head_dim]
         k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
         pool = sampler.kernel.write(pools[layer], k, v, page, offset)
-        return sampler.kernel.attend(q, pool, table, start, size), pool
+        return sampler.kernel.attend(q, pool, table, start, page_size), pool
 
     turns = tuple(jnp.take(x, position, axis=0, mode="clip") for x in inputs.turns)  # [R, C, head_dim / 2] each
     return sampler.model.cached(inputs.params, tokens, turns, write_and_attend)
@@ -262,9 +270,13 @@ def in_tiles(
         results = jax.tree.map(lambda x, y: x.at[part].set(y, mode="drop"), results, new)
         return begin + size, carry, results
 
+    def single_turn(state):  # of all rows in their order, so that what they read need not be gathered
+        return (total, *function(state[1], rows))
+
     state = jnp.int32(0), carry, results
     for size in sizes:
-        state = jax.lax.while_loop(partial(goes_on, size), partial(turn, min(size, count)), state)
+        body = single_turn if size >= count else partial(turn, size)
+        state = jax.lax.while_loop(partial(goes_on, size), body, state)
     return state[1:]
 
 
@@ -273,24 +285,31 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     running = state.request >= 0  # [slots]
     request = jnp.maximum(state.request, 0)  # [slots], an index even where idle
     keys = inputs.requests.key[request]
+    if sampler.sequence_tokens:
+        field, table, page_size = "sequences", jnp.arange(running.size)[:, None], sampler.sequence_tokens
+    else:
+        field, table, page_size = "pools", state.table, sampler.page_size
 
     def draw_next(pools, rows):
         table, token, position, running, key, count = rows
-        hidden, pools = extend(sampler, inputs, pools, table, token[:, None], position, running)
+        in_place = sampler.sequence_tokens and token.size == state.token.size
+        hidden, pools = extend(
+            sampler, inputs, pools, None if in_place else table, token[:, None], position, running, page_size
+        )
         logits = sampler.model.logits(inputs.params, hidden[:, 0])  # [T, V]
         return pools, Responses(*sample(logits, key, count, inputs.sampling, inputs.model_temperature))
 
-    rows = state.table, state.token, state.position, running.astype(jnp.int32), keys, state.count
+    rows = table, state.token, state.position, running.astype(jnp.int32), keys, state.count
     nothing = jnp.zeros(running.shape, jnp.float32)
     drawn = Responses(state.token, nothing, nothing)
-    pools, drawn = in_tiles(draw_next, state.pools, rows, running, drawn, sampler.tiles)
+    pools, drawn = in_tiles(draw_next, getattr(state, field), rows, running, drawn, sampler.tiles)
     row = jnp.where(running, request, NOWHERE)
     responses = jax.tree.map(lambda rows, new: rows.at[row, state.count].set(new, mode="drop"), state.responses, drawn)
     token, count = drawn.tokens, state.count + running
     stopped = running & (token[:, None] == inputs.sampling.stop_ids).any(-1)  # [slots]
     return dataclasses.replace(
         state,
-        pools=pools,
+        **{field: pools},
         responses=responses,
         token=token,
         position=state.position + running,

@@ -1,6 +1,7 @@
 """`generate`: prompts in, a Rollout out; the one function that the rest of the code calls."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -145,7 +146,10 @@ def make_sampler(
     cpu = mesh.devices.flat[0].platform == "cpu"
     few = cpu and mesh.shape["tensor"] == 1 and same_bits(model.config, jnp.dtype(model.dtype), *CPU_TILES)
     tiles = CPU_TILES if few else CPU_TILES[:1] if cpu else ()
-    return decode.Sampler(model, kernel, jnp.dtype(cache_dtype or model.dtype), page, chunk, rows, tiles, head=cpu)
+    short = cpu and kernel.joined and columns + max_new <= running_softmax.SHORT
+    sequence = running_softmax.block_of(columns + max_new) if short else 0
+    dtype = jnp.dtype(cache_dtype or model.dtype)
+    return decode.Sampler(model, kernel, dtype, page, chunk, rows, tiles, sequence, head=cpu)
 
 
 @cache
@@ -188,8 +192,8 @@ def check_cache(
 
 
 def page_tokens(page_size: int, capacity: int) -> int:
-    """Tokens of a page for sequences of at most `capacity`: no page is longer than a block of them."""
-    return min(page_size, running_softmax.block_of(capacity))
+    """Tokens of a page for sequences of at most `capacity`: whole pages make a block of them."""
+    return math.gcd(page_size, running_softmax.block_of(capacity))
 
 
 def pool_pages(page_size: int, columns: int, max_new: int, slots: int, cache_pages: int | None, shards: int) -> int:
@@ -224,7 +228,7 @@ def layouts(pools: PartitionSpec) -> tuple[decode.Inputs, decode.DecodeState]:
     """Prefix trees of PartitionSpecs for Inputs and DecodeState; `pools` is that of keys and values."""
     fields: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
     inputs = decode.Inputs(REPLICATED, *(ROWS,) * 2, *(REPLICATED,) * 3, ROWS)  # type: ignore[arg-type]
-    return inputs, decode.DecodeState(**fields | dict(pools=pools, step=REPLICATED))
+    return inputs, decode.DecodeState(**fields | dict(pools=pools, sequences=pools, step=REPLICATED))
 
 
 def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:

@@ -35,6 +35,9 @@ class Kernel(NamedTuple):
     write: Callable[..., Pool]
     copy: Callable[[Pool, jax.Array, jax.Array], Pool]  # (pool, source page i32[], target page i32[])
     attend: Callable[..., jax.Array]  # (q [R, C, heads, head_dim], pool, table i32[R, W], first i32[R], page_size)
+    # (pool, pages i32[T, n]) -> a pool of T pages that hold the tokens of n each. A kernel with this function has an
+    # `attend` that also takes None for the table [[0], [1], ...], and then reads the whole pool in place.
+    joined: Any = None
 
     @property
     def rows(self) -> PartitionSpec:
@@ -114,21 +117,32 @@ def _blocks_write(pool, k, v, page, offset):
     return new + tuple(array.at[page, :, offset].set(x, mode="drop") for array, x in zip(pool[2:], scales, strict=True))
 
 
+def _blocks_joined(pool, pages):
+    """A pool of T pages of n * page_size tokens each, from pages i32[T, n]."""
+
+    def joined(array, axis):  # [T, n, ...]; `axis` is that of a page's tokens
+        array = jnp.moveaxis(array, 1, axis - 1)
+        before = array.ndim + axis - 1
+        return array.reshape(*array.shape[:before], -1, *array.shape[before + 2 :])
+
+    return tuple(joined(array[pages], axis) for array, axis in zip(pool, (-1, -2, -1, -1), strict=False))
+
+
 def _blocks_attend(q, pool, table, first, page_size):
     def fetch(pages):  # i32[T, n]
-        k, v, *scales = (array[pages] for array in pool)
+        k, v, *scales = pool if table is None else _blocks_joined(pool, pages)
         if scales:
-            k = dequantize(Quantized(k, scales[0]), 3, q.dtype)
-            v = dequantize(Quantized(v, scales[1]), 4, q.dtype)
-        # k [T, n, kv_heads, head_dim, page_size], v [T, n, kv_heads, page_size, head_dim]
-        k, v = jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2)
-        return k.reshape(*k.shape[:3], -1), v.reshape(*v.shape[:2], -1, v.shape[-1])
+            k, v = dequantize(Quantized(k, scales[0]), 2, q.dtype), dequantize(Quantized(v, scales[1]), 3, q.dtype)
+        return k, v
 
-    return running_softmax(q, fetch, table, first, page_size)
+    rows = jnp.arange(q.shape[0], dtype=jnp.int32)[:, None]
+    return running_softmax(q, fetch, rows if table is None else table, first, page_size)
 
 
 _by_page_and_head = PartitionSpec(ROW_AXES, "tensor")
-BLOCKS = Kernel("blocks", _by_page_and_head, _blocks_empty, _blocks_write, _page_axis(0), _blocks_attend)
+BLOCKS = Kernel(
+    "blocks", _by_page_and_head, _blocks_empty, _blocks_write, _page_axis(0), _blocks_attend, _blocks_joined
+)
 
 # ragged: [pages, page_size, 2 kv_heads, head_dim], a head's key and value beside each other.
 

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from rpg_jax.sampling import extremes
 
 BLOCK = 128  # tokens that `running_softmax` reads in a turn, whatever the page size: so results do not depend on it
+SHORT, ROUND = 256, 32  # sequences of at most SHORT tokens are read in one turn, of a multiple of ROUND
 TILE, FEW = 32, 8  # rows that it works on together while most of them need another turn, and when few still do
 
 
 def block_of(capacity: int) -> int:
-    """Tokens that `running_softmax` reads in a turn for sequences of at most `capacity`: a power of two up to BLOCK."""
-    return min(BLOCK, 1 << max(capacity - 1, 0).bit_length())
+    """Tokens that `running_softmax` reads in a turn for sequences of at most `capacity`."""
+    return BLOCK if capacity > SHORT else -(-capacity // ROUND) * ROUND
 
 
 def table_width(capacity: int, page_size: int) -> int:
@@ -67,7 +68,8 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
       [R, C, heads, head_dim]; scores and sums are at least float32.
     """
     rows, count, heads, dim = q.shape
-    block = min(BLOCK, table.shape[1] * page_size)
+    width = table.shape[1] * page_size
+    block = BLOCK if width > SHORT else width
     pages = block // page_size  # of a turn
     wide = jnp.promote_types(q.dtype, jnp.float32)
     kv_heads = jax.eval_shape(fetch, table[:, :1])[0].shape[1]
