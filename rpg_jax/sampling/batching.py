@@ -271,7 +271,7 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
         text = jnp.concatenate([token, state.responses.tokens[request]], axis=1)  # [slots, 1 + R]
         pools = recompute(sampler, inputs, pools, table, tokens, jnp.where(takes, drawn, 0), text)
         token = jnp.take_along_axis(text, drawn[:, None], axis=1)
-    sequences = read_pages(sampler, state.sequences, pools, table, takes) if sampler.sequence_tokens else []
+    sequences = read_pages(sampler, state.sequences, pools, table, takes) if state.sequences else []
 
     def put(new, old):
         return jnp.where(takes, new, old)

@@ -78,7 +78,7 @@ class DecodeState:
     """What decoding reads and writes. W pages hold the longest sequence; R is the most tokens of a response."""
 
     pools: list[Pool]  # keys and values of each layer, in pages
-    sequences: list[Pool]  # with Sampler.sequence_tokens: those of the slots again, as a pool of one long page a slot
+    sequences: list[Pool]  # those of short sequences again, one long page a slot, read in place; [] if pages are read
     free: pages.Free
     table: jax.Array  # i32[slots, W], the pages of each slot: full ones of its prompt, then its own
     shared: jax.Array  # i32[slots], entries that are the prompt's
@@ -110,7 +110,7 @@ class Sampler:
     chunk: int  # tokens of a prompt that are prefilled at a time
     prefill_rows: int  # prompts prefilled at a time
     tiles: tuple[int, ...]  # slots that the model decodes at a time, the largest first; () is all of them
-    sequence_tokens: int  # of a page of DecodeState.sequences, which decoding then reads in place; 0: it reads pools
+    sequence_tokens: int  # of a page of DecodeState.sequences, for slots that are all in one tile; 0 for none
     head: bool  # whether tied embeddings are transposed for the logits, once and not by each product
 
 
@@ -137,12 +137,14 @@ def start(
     rows = requests.prompt.shape[0]
     zeros, none = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
 
+    in_place = sampler.sequence_tokens > 0 and slots <= sampler.tiles[0]
+
     def empty(pages, page_size):
         return [sampler.kernel.empty(config, sampler.cache_dtype, pages, page_size) for _ in range(config.layers)]
 
     return DecodeState(
         pools=empty(cache_pages, sampler.page_size),
-        sequences=empty(slots, sampler.sequence_tokens) if sampler.sequence_tokens else [],
+        sequences=empty(slots, sampler.sequence_tokens) if in_place else [],
         free=pages.all_free(cache_pages),
         table=jnp.zeros((slots, width), jnp.int32),
         shared=zeros,
@@ -285,14 +287,14 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     running = state.request >= 0  # [slots]
     request = jnp.maximum(state.request, 0)  # [slots], an index even where idle
     keys = inputs.requests.key[request]
-    if sampler.sequence_tokens:
+    if state.sequences:
         field, table, page_size = "sequences", jnp.arange(running.size)[:, None], sampler.sequence_tokens
     else:
         field, table, page_size = "pools", state.table, sampler.page_size
 
     def draw_next(pools, rows):
         table, token, position, running, key, count = rows
-        in_place = sampler.sequence_tokens and token.size == state.token.size
+        in_place = state.sequences and token.size == state.token.size
         hidden, pools = extend(
             sampler, inputs, pools, None if in_place else table, token[:, None], position, running, page_size
         )
