@@ -289,8 +289,8 @@ def segment_on(platform: str) -> Any:
 
     options = SAME_SUMS if platform == "cpu" else None
     if platform == "tpu":
-        # libtpu merges the Python frames of operations that it inlines. With a tensor axis and tens of layers it did not
-        # come to an end in 20 minutes, or ended with signal 11; without frames it takes one minute.
+        # libtpu merges the Python frames of operations that it inlines. With a tensor axis and tens of layers it
+        # took over 20 minutes or crashed; without frames it takes one minute.
         jax.config.update("jax_traceback_in_locations_limit", 0)
     static, donated = ("sampler", "mesh"), ("state",)
     return jax.jit(decode_segment, static_argnames=static, donate_argnames=donated, compiler_options=options)
