@@ -93,7 +93,7 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             max_prompt=required(int),  # [tokens] of a prompt at most
             max_new=required(int),  # [tokens] of a response at most
             slots=required(int),  # [responses] decoded at a time
-            page_size=128,  # [tokens] of a page of the KV cache, a power of two up to 128
+            page_size=128,  # [tokens] of a page of the KV cache, a power of two up to 128; less for sequences up to 256
             cache_pages=optional(int),  # [pages] of the KV cache, over all devices; unset: what slots can need at most
             # Either makes the sampler another policy than the trainer's: set behavior.source=sampler.
             cache_dtype=optional(str),  # [name] of keys and values: int8 or float8_e4m3fn; unset: model.dtype
