@@ -221,9 +221,9 @@ LONG = running_softmax.SHORT - COLUMNS + 1  # if so many new tokens are allowed,
 
 
 def run(max_new=NEW, **changes):
-    settings = dict(samples=3, max_new=max_new, sampling=Sampling.make(stop_ids=STOPS), slots=4, page_size=4) | changes
-    settings["limits"] = np.full(6, NEW, np.int32)
-    rollout = generate(MODEL, params(), prompts_of(LENGTHS, COLUMNS), key=KEY, step=3, **settings)
+    settings = dict(samples=3, max_new=max_new, limits=np.full(6, NEW), slots=4, page_size=4) | changes
+    sampling = Sampling.make(stop_ids=STOPS)
+    rollout = generate(MODEL, params(), prompts_of(LENGTHS, COLUMNS), key=KEY, step=3, sampling=sampling, **settings)
     return jax.tree.map(np.asarray, rollout)
 
 

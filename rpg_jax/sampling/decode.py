@@ -136,7 +136,6 @@ def start(
     width = table_width(columns + max_new, sampler.page_size)
     rows = requests.prompt.shape[0]
     zeros, none = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
-
     in_place = sampler.sequence_tokens > 0 and slots <= sampler.tiles[0]
 
     def empty(pages, page_size):

@@ -129,14 +129,17 @@ def _blocks_joined(pool, pages):
 
 
 def _blocks_attend(q, pool, table, first, page_size):
+    in_place = table is None
+    if in_place:
+        table = jnp.arange(q.shape[0], dtype=jnp.int32)[:, None]
+
     def fetch(pages):  # i32[T, n]
-        k, v, *scales = pool if table is None else _blocks_joined(pool, pages)
+        k, v, *scales = pool if in_place else _blocks_joined(pool, pages)
         if scales:
             k, v = dequantize(Quantized(k, scales[0]), 2, q.dtype), dequantize(Quantized(v, scales[1]), 3, q.dtype)
         return k, v
 
-    rows = jnp.arange(q.shape[0], dtype=jnp.int32)[:, None]
-    return running_softmax(q, fetch, rows if table is None else table, first, page_size)
+    return running_softmax(q, fetch, table, first, page_size)
 
 
 _by_page_and_head = PartitionSpec(ROW_AXES, "tensor")
