@@ -56,7 +56,7 @@ def get_config(variant=""):
         config.steps = 3
         config.data.update(dict(train_size=100, heldout_size=4))
         config.warm_start.update(dict(steps=6, batch=16, save_every=3))
-        config.rollout.update(dict(prompts=4, samples=4, slots=12, dynamic_sampling=False))
+        config.rollout.update(dict(prompts=4, samples=4, slots=8, dynamic_sampling=False))
         config.learner.update(dict(minibatch_prompts=2, microbatch_rows=4))
         config.evaluation.update(dict(every=2, k=4))
         config.checkpoint.update(dict(every=1))

@@ -25,7 +25,7 @@ def get_config(variant=""):
     if variant == "smoke":
         config.steps = 2
         config.warm_start.update(dict(steps=4, batch=8, save_every=4))
-        config.rollout.update(dict(prompts=4, samples=4, slots=16, dynamic_sampling=False))
+        config.rollout.update(dict(prompts=4, samples=4, slots=8, dynamic_sampling=False))
         config.learner.update(dict(minibatch_prompts=4, microbatch_rows=4))
         config.evaluation.update(dict(every=2, k=2))
     elif variant:
