@@ -138,7 +138,7 @@ def _companion_gradient(objective: Callable, space: Space, problem: Problem) -> 
 
 @functools.partial(jax.jit, static_argnames=("space", "level", "names"))
 def _parts(
-    space: Space, level: str, z: float, names: tuple[str, ...], problem: Problem, alpha: float = ALPHA
+    space: Space, level: str, z: float, alpha: float, names: tuple[str, ...], problem: Problem
 ) -> tuple[dict, dict]:
     """By "reward" and divergence: the parts of a sample's coefficient [S, N, T] and those of ∇J [S, H, V]."""
 
@@ -163,7 +163,7 @@ def _truth(space: Space, target: Target, count: int, seed: int, mixture: str | N
 def _parts_of(
     space: Space, level: str, z: float, alpha: float, names: tuple[str, ...], count: int, seed: int, mixture: str | None
 ) -> tuple[dict, dict]:
-    return _parts(space, level, z, names, _problems(count, seed, mixture)[space], alpha)
+    return _parts(space, level, z, alpha, names, _problems(count, seed, mixture)[space])
 
 
 @functools.partial(jax.jit, static_argnames="space")
@@ -265,8 +265,8 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
         for space, problem in _problems(count, seed).items():
             means = jax.vmap(functools.partial(targets.row_means, space))(problem.advantage)
             problem = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
-            _, token = _parts(space, "token", 1.0, tuple(DIVERGENCES), problem)
-            _, sequence = _parts(space, "sequence", 1.0, tuple(DIVERGENCES), problem)
+            _, token = _parts(space, "token", 1.0, ALPHA, tuple(DIVERGENCES), problem)
+            _, sequence = _parts(space, "sequence", 1.0, ALPHA, tuple(DIVERGENCES), problem)
             for part, name in enumerate(("reward", divergence)):
                 difference, size = (
                     jnp.linalg.norm(x, axis=(1, 2)) for x in (token[name] - sequence[name], sequence[name])
