@@ -13,7 +13,7 @@ source launch/common.sh
 take_options "$@"
 set -- "${training[@]}"
 
-run bash launch/setup.sh </dev/null
+run source launch/setup.sh </dev/null
 command=(env "JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}" .venv/bin/python -m rpg_jax.train "$@")
 if ((dry_run)); then
   run "${command[@]}"

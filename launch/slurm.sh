@@ -45,7 +45,7 @@ command=(
   "JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
   bash -c 'JAX_PROCESS_ID=$SLURM_PROCID exec .venv/bin/python -m rpg_jax.train "$@"' train "$@"
 )
-run bash launch/setup.sh </dev/null
+run source launch/setup.sh </dev/null
 trap : TERM # the tasks are told as well; this script outlives them
 status=0
 run "${command[@]}" || status=$?

@@ -20,6 +20,7 @@ from rpg_jax.exact.verification import BETA, PROBLEMS, Case, Finding, built_in_c
 from rpg_jax.objectives import DIVERGENCES, make, own
 from rpg_jax.objectives.objective import BIASED
 from rpg_jax.run import cli
+from rpg_jax.storage.logs import Progress
 
 HEADER = ("objective", "divergence", "estimator", "clip", "level", "on policy", "off policy", "as declared")
 FACTS = ("divergence", "beta", "level", "declares")  # flags that say what a function of the user's is held against
@@ -32,7 +33,7 @@ def main(options) -> int:
     with jax.enable_x64():
         if case is None:
             names, contract = list(DIVERGENCES), []
-            findings, levels = [find(each) for each in built_in_cases()], level_gap("urkl", PROBLEMS)
+            levels, findings = level_gap("urkl", PROBLEMS), find_all(built_in_cases())
             natural = {name: natural_gradient_gaps(name) for name in ("fkl", "rkl")}
             whole = make("rpg", divergence="rkl", kl="full", beta=BETA, reduction="constant")
             full = {str(condition): gap for condition, gap in full_vocabulary_gaps(whole, PROBLEMS).items()}
@@ -84,6 +85,16 @@ def main(options) -> int:
     if not_natural:
         print(f"Steps that are not natural policy gradient steps: {', '.join(not_natural)}.")
     return 0 if ok else 1
+
+
+def find_all(cases: list[Case]) -> list[Finding]:
+    """A finding of each case, with progress on stderr."""
+    findings: list[Finding] = []
+    with Progress("forms", 0, len(cases), process_index=0) as progress:
+        for case in cases:
+            findings.append(find(case))
+            progress(len(findings))
+    return findings
 
 
 def json_file(options) -> pathlib.Path | None:

@@ -16,6 +16,7 @@ from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, Situations, measur
 from rpg_jax.objectives import CLIPS, TrustRegion, make
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.registry import RPG_FORMS
+from rpg_jax.storage.logs import Progress
 
 SEQUENCE_LIMIT = 20_000_000  # tokens of all sequences of all situations, which are in memory at once
 WORK_LIMIT = 1_000_000_000  # token gradients in all: minutes
@@ -170,7 +171,7 @@ def check_groups(grid: Grid) -> None:
 
 
 def measure(grid: Grid) -> Tradeoff:
-    """The built-in forms, and every group baseline; in float64.
+    """The built-in forms, and every group baseline; in float64, with progress on stderr.
 
     Raises:
       ValueError: see `check`; or a setting that `make` refuses.
@@ -183,12 +184,14 @@ def measure(grid: Grid) -> Tradeoff:
         where = _situations(grid)
         groups = measure_groups(where, grid.group, _group_betas(grid))
         measurers, measured = {}, []
-        for form, loss in zip(forms, losses, strict=True):
-            if form.family not in measurers:
-                build = functools.partial(with_settings, loss)
-                measurers[form.family] = measurer(where, build, form.level, form.divergence)
-            numbers = {name: value for name in NUMBERS if (value := getattr(form, name)) is not None}
-            measured.append((form, measurers[form.family](numbers, form.beta)))
+        with Progress("forms", 0, len(forms), process_index=0) as progress:
+            for form, loss in zip(forms, losses, strict=True):
+                if form.family not in measurers:
+                    build = functools.partial(with_settings, loss)
+                    measurers[form.family] = measurer(where, build, form.level, form.divergence)
+                numbers = {name: value for name in NUMBERS if (value := getattr(form, name)) is not None}
+                measured.append((form, measurers[form.family](numbers, form.beta)))
+                progress(len(measured))
     by_group = [
         (dict(advantage=name, dynamic_sampling=dynamic, group=grid.group, beta=beta), moments._asdict())
         for (name, dynamic, beta), moments in groups.items()
