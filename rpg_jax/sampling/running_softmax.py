@@ -69,7 +69,7 @@ def running_softmax(q: jax.Array, fetch: Callable, table: jax.Array, first: jax.
     """
     rows, count, heads, dim = q.shape
     width = table.shape[1] * page_size
-    block = BLOCK if width > SHORT else width
+    block = block_of(width)
     pages = block // page_size  # of a turn
     wide = jnp.promote_types(q.dtype, jnp.float32)
     kv_heads = jax.eval_shape(fetch, table[:, :1])[0].shape[1]
