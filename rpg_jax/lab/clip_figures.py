@@ -35,7 +35,7 @@ def curve(objective: Objective, advantage: float) -> Curve:
         return objective(logp * one, behavior * one, advantage * one, one, denominator=1.0)[0]
 
     with jax.enable_x64():
-        values, slopes = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))(jnp.asarray(-1.0), jnp.asarray(RATIOS))
+        values, slopes = jax.jit(jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0)))(-1.0, RATIOS)
     return Curve(np.asarray(values), np.asarray(slopes))
 
 

@@ -169,10 +169,10 @@ def same_bits(config: ModelConfig, dtype: Any, many: int, few: int) -> bool:
         ]
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        matrices = [jnp.asarray(np.resize(numbers, shape), dtype) for shape, _ in kinds]
-        rows = [jnp.asarray(np.resize(numbers[::-1], (many, shape[0])), dtype) for shape, _ in kinds]
+        matrices = [np.resize(numbers, shape).astype(dtype) for shape, _ in kinds]
+        rows = [np.resize(numbers[::-1], (many, shape[0])).astype(dtype) for shape, _ in kinds]
         of_many, of_few = (products([x[:count] for x in rows], matrices) for count in (many, few))
-        return all((x[:few] == y).all() for x, y in zip(of_many, of_few, strict=True))
+        return all(np.array_equal(np.asarray(x)[:few], y) for x, y in zip(of_many, of_few, strict=True))
 
 
 def shard_slots(slots: int, requests: int, shards: int) -> int:

@@ -195,7 +195,7 @@ def make_update(
             params=params,
             opt_state=opt_state,
             reference=Reference(reference, state.reference.refreshed_at, average),
-            skipped=state.skipped * jnp.array([1, 0]),
+            skipped=state.skipped * jnp.array([1, 0], state.skipped.dtype),
         )
         not_taken = dataclasses.replace(state, opt_state=before, skipped=state.skipped + 1)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), taken, not_taken)

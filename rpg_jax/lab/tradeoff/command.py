@@ -99,7 +99,7 @@ def main(options: SimpleNamespace) -> None:
         result = measured(options)
     else:
         with verification.running(case.name):
-            faults, result = contract_faults(case.members[0][0]), measured(options, case)
+            result, faults = measured(options, case), contract_faults(case.members[0][0])
     report(options, result, output)
     for fault in faults:
         print(f"contract: {fault}")
