@@ -27,7 +27,7 @@ def get_config(variant=""):
         config.warm_start.update(dict(steps=4, batch=8, save_every=4))
         config.rollout.update(dict(prompts=4, samples=4, slots=8, dynamic_sampling=False))
         config.learner.update(dict(minibatch_prompts=4, microbatch_rows=4))
-        config.evaluation.update(dict(every=2, k=2))
+        config.evaluation.update(dict(every=2, k=4))
     elif variant:
         raise ValueError(f"unknown variant {variant!r} of configs/word_problems.py; known: smoke")
     return config

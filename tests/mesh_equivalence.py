@@ -54,10 +54,10 @@ def rl_step(mesh, initial) -> dict:
     prompts, limits = parallel.to_global(
         mesh, parallel.ROWS, (Prompts(tokens, mask, np.arange(PROMPTS, dtype=np.int32)), np.arange(PROMPTS) + 3)
     )
-    # 32 requests of different lengths: two slots a shard of 8, so that every shard refills them.
+    # 32 requests of different lengths: at least two slots a shard, and every shard refills them.
     rollout = generate(
         model, make_sampling_params(model, optimizer, mesh, state)(state), prompts, key=KEY, step=0, samples=SAMPLES,
-        max_new=NEW, limits=limits, sampling=Sampling.make(stop_ids=range(8)), slots=16, segment=4,
+        max_new=NEW, limits=limits, sampling=Sampling.make(stop_ids=range(8)), slots=8, segment=4,
     )  # fmt: skip
     found = dict(tokens=parallel.local_rows(rollout.tokens), mask=parallel.local_rows(rollout.response_mask))
     found["sampled_logp"] = parallel.local_rows(rollout.model_logp)
@@ -103,7 +103,7 @@ def carried_over(mesh, steps=3):
     """Of each response that is trained in a few steps with carry-over: (problem, sample) -> tokens and versions."""
     problems = [Problem(i, "task", f"{9 + i} {40 + i}", "", "") for i in range(32)]
     settings = RolloutSettings(
-        prompts=8, samples=2, max_prompt=COLUMNS, max_new=NEW, slots=16, temperature=1.0, dynamic_sampling=False,
+        prompts=8, samples=2, max_prompt=COLUMNS, max_new=NEW, slots=8, temperature=1.0, dynamic_sampling=False,
         oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0, carry_over=True,
     )  # fmt: skip
     model = on(mesh, ModelConfig(64, 16, 32, 1, 2, 2, 8, max_length=64))
@@ -126,7 +126,8 @@ def adapted(mesh, initial) -> dict:
     """Adapters of the same weights after an update on a mesh, and the weights to sample with."""
     lora = LoRA(4, 8.0, TARGETS)
     model, optimizer = on(mesh, lora=lora), make_optimizer("adamw", learning_rate=1e-2, epsilon=1e-3)
-    base = Base(jax.device_put(initial, parallel.shardings(mesh, initial)), jnp.zeros(1, jnp.uint32))
+    checksums = parallel.to_global(mesh, parallel.REPLICATED, np.zeros(1, np.uint32))
+    base = Base(jax.device_put(initial, parallel.shardings(mesh, initial)), checksums)
     adapters = lora.init(initial, KEY)
     adapters = jax.device_put(adapters, parallel.shardings(mesh, adapters))
     state = dataclasses.replace(init_state(optimizer, mesh, adapters), base=base)

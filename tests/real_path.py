@@ -29,7 +29,7 @@ def write_sets(folder, names=("dapo-math-17k", "aime-2024", "aime25"), size=8):
     return [paper(text) + solution for text, solution, _ in rows]
 
 
-def write_checkpoint(folder, texts):
+def write_checkpoint(folder, texts, layers=2):
     """A random Qwen3 with a byte-level tokenizer trained on the texts, as Hugging Face lays them out."""
     folder.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE())
@@ -43,6 +43,6 @@ def write_checkpoint(folder, texts):
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    shape = ModelConfig(tokenizer.get_vocab_size() + 8, 16, 32, 2, 4, 2, 8, qk_norm=True, max_length=16384)
+    shape = ModelConfig(tokenizer.get_vocab_size() + 8, 16, 32, layers, 4, 2, 8, qk_norm=True, max_length=16384)
     (folder / "config.json").write_text(json.dumps(huggingface.config_json(shape)))
     weights.save_safetensors(folder, jax.jit(Model(shape).init)(jax.random.key(0)), 1e9)

@@ -12,32 +12,36 @@ rng = np.random.default_rng(0)
 REWARDS = rng.normal(size=(5, 4)).astype(np.float32)
 
 
+def compute(function, *arrays):
+    return np.asarray(jax.jit(function)(*arrays))
+
+
 def test_formulas():
     r, mean = REWARDS.astype(np.float64), REWARDS.mean(1, keepdims=True, dtype=np.float64)
     others = (r.sum(1, keepdims=True) - r) / 3
     close = dict(rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(advantages.group_mean(REWARDS), r - mean, **close)
-    np.testing.assert_allclose(
-        advantages.group_mean_std(REWARDS), (r - mean) / (r.std(1, ddof=1)[:, None] + 1e-6), **close
-    )
-    np.testing.assert_allclose(advantages.leave_one_out(REWARDS), r - others, **close)
-    np.testing.assert_allclose(advantages.batch_mean(REWARDS), r - r.mean(), **close)
+    np.testing.assert_allclose(compute(advantages.group_mean, REWARDS), r - mean, **close)
+    scaled = (r - mean) / (r.std(1, ddof=1)[:, None] + 1e-6)
+    np.testing.assert_allclose(compute(advantages.group_mean_std, REWARDS), scaled, **close)
+    np.testing.assert_allclose(compute(advantages.leave_one_out, REWARDS), r - others, **close)
+    np.testing.assert_allclose(compute(advantages.batch_mean, REWARDS), r - r.mean(), **close)
     uniform = np.array([[1, 1], [1, -1], [-1, -1], [0.5, 0.5]], np.float32)  # one of four groups tells
-    np.testing.assert_allclose(advantages.rescaled_group_mean(uniform), [[0, 0], [4, -4], [0, 0], [0, 0]], **close)
+    expected = [[0, 0], [4, -4], [0, 0], [0, 0]]
+    np.testing.assert_allclose(compute(advantages.rescaled_group_mean, uniform), expected, **close)
 
 
 def test_whitening_is_over_valid_tokens_with_bessels_variance():
     mask = np.arange(6) < np.array([[6], [1], [4]])
     values = rng.normal(size=mask.shape) * 5 + 100
     with jax.enable_x64():
-        found = np.asarray(advantages.whiten(np.where(mask, values, np.nan), mask))
+        found = compute(advantages.whiten, np.where(mask, values, np.nan), mask)
     valid = values[mask]
     np.testing.assert_allclose(found[mask], (valid - valid.mean()) / valid.std(ddof=1), rtol=1e-9)
     assert not found[~mask].any()
     for constant in (0.1, -1.0, 1e6 / 3):  # rounding must not be blown up by the division
-        assert not np.any(advantages.whiten(np.full((64, 50), constant, np.float32), np.ones((64, 50))))
+        assert not np.any(compute(advantages.whiten, np.full((64, 50), constant, np.float32), np.ones((64, 50))))
     for few in (0, 1):
-        assert not np.any(advantages.whiten(values, np.arange(18).reshape(3, 6) < few))
+        assert not np.any(compute(advantages.whiten, values, np.arange(18).reshape(3, 6) < few))
 
 
 def test_every_advantage_takes_its_penalty_out_of_the_reward():
@@ -48,13 +52,13 @@ def test_every_advantage_takes_its_penalty_out_of_the_reward():
     nothing = np.zeros_like(penalty)
     with jax.enable_x64():
         for name, function in advantages.ADVANTAGES.items():
-            found = np.asarray(function(rewards, penalty, mask))
+            found = compute(function, rewards, penalty, mask)
             assert found.shape in ((6, 1), (6, 4)) and np.isfinite(found).all(), name
             if name != "whitened_return":  # takes out only what is still to come
-                np.testing.assert_allclose(found, function(left, nothing, mask), rtol=1e-9, atol=1e-12, err_msg=name)
-        found, whole = (
-            np.asarray(advantages.whitened_return(r, p, mask)) for r, p in ((rewards, penalty), (left, nothing))
-        )
+                whole = compute(function, left, nothing, mask)
+                np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-12, err_msg=name)
+        inputs = (rewards, penalty), (left, nothing)
+        found, whole = (compute(advantages.whitened_return, *x, mask) for x in inputs)
     returns = np.array([[rewards.reshape(-1)[b] - penalty[b, t:].sum() for t in range(4)] for b in range(6)])
     expected = (returns - returns[mask].mean()) / returns[mask].std(ddof=1)
     np.testing.assert_allclose(found[mask], expected[mask], rtol=1e-7)
@@ -66,22 +70,22 @@ GROUPED = [advantages.group_mean, advantages.group_mean_std, advantages.leave_on
 
 @pytest.mark.parametrize("function", GROUPED)
 def test_equal_rewards_get_exactly_zero(function):
-    assert not np.any(function(np.full((3, 16), 0.1, np.float32)))
-    assert not np.any(function(np.full((3, 7), 1e6 / 3, np.float32)))
+    assert not np.any(compute(function, np.full((3, 16), 0.1, np.float32)))
+    assert not np.any(compute(function, np.full((3, 7), 1e6 / 3, np.float32)))
 
 
 @pytest.mark.parametrize("function", GROUPED)
 def test_a_group_of_one_has_no_baseline(function):
     for shape in ((4, 1), (4,), (2, 2, 2)):
         with pytest.raises(ValueError, match=r"\[P, G\]"):
-            function(np.ones(shape))
+            jax.eval_shape(function, np.ones(shape))
 
 
 def test_dtypes():
-    assert advantages.group_mean(np.ones((2, 2), int)).dtype == np.float32
-    assert advantages.leave_one_out(jax.numpy.ones((2, 2), "bfloat16")).dtype == np.float32
+    assert compute(advantages.group_mean, np.ones((2, 2), int)).dtype == np.float32
+    assert compute(advantages.leave_one_out, np.ones((2, 2), jax.numpy.bfloat16)).dtype == np.float32
     with jax.enable_x64():
-        assert advantages.group_mean_std(np.ones((2, 2))).dtype == np.float64
+        assert compute(advantages.group_mean_std, np.ones((2, 2))).dtype == np.float64
 
 
 def reward_gradient(function, groups, outcomes=3):
@@ -95,7 +99,7 @@ def reward_gradient(function, groups, outcomes=3):
     row = np.arange(prompts)[:, None]
     probability = p[row, x].prod((1, 2))
     with jax.enable_x64():
-        advantage = np.asarray(jax.vmap(function)(reward[row, x]))
+        advantage = compute(jax.vmap(function), reward[row, x])
     gradient = np.einsum("d,dpg,dpgk->pk", probability, advantage, score[row, x]) / (prompts * size)
     exact = np.einsum("px,px,pxk->pk", p, reward, score) / prompts
     return gradient, exact

@@ -48,13 +48,15 @@ def test_a_kernel_computes_the_definition_with_its_gradient(name, segments):
     arrays = [rng.normal(size=(1, 150, heads, 16)) for heads in (2, 1, 1)]
     direction, weight = [rng.normal(size=x.shape) for x in arrays], rng.normal(size=(1, 150, 2, 16))
     ids = np.searchsorted(ENDS, np.arange(150), side="right")[None].astype(np.int32) * segments
-    narrow = [jnp.asarray(x, jnp.float32) for x in arrays]
-    attention = lambda *qkv: KERNELS[name](*qkv, ids) if segments else KERNELS[name](*qkv)  # noqa: E731
-    out, back = jax.jit(partial(jax.vjp, attention))(*narrow)
+
+    @jax.jit
+    def value_and_gradient(weight, *qkv):
+        out, back = jax.vjp(lambda *qkv: KERNELS[name](*qkv, *[ids] * segments), *qkv)
+        return out, back(weight)
+
+    out, gradient = value_and_gradient(*(x.astype(np.float32) for x in (weight, *arrays)))
     np.testing.assert_allclose(out, naive(*arrays, ids), atol=1e-5)
-    slope = sum(
-        (np.asarray(g, np.float64) * d).sum() for g, d in zip(back(jnp.float32(weight)), direction, strict=True)
-    )
+    slope = sum((np.asarray(g, np.float64) * d).sum() for g, d in zip(gradient, direction, strict=True))
     ahead, behind = (
         (naive(*(x + e * d for x, d in zip(arrays, direction, strict=True)), ids) * weight).sum() for e in (1e-5, -1e-5)
     )
@@ -67,7 +69,7 @@ def test_cudnn_is_called_by_the_same_conventions(monkeypatch):
         jax.nn, "dot_product_attention", lambda *a, implementation, f=jax.nn.dot_product_attention, **k: f(*a, **k)
     )
     q, k, v = (np.random.default_rng(0).normal(size=(2, 20, heads, 8)) for heads in (4, 2, 2))
-    out = attention_kernels.cudnn(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)))
+    out = jax.jit(attention_kernels.cudnn)(*(x.astype(np.float32) for x in (q, k, v)))
     np.testing.assert_allclose(out, naive(q, k, v, np.zeros((2, 20), int)), atol=1e-5)
 
 

@@ -107,12 +107,12 @@ def test_tokens_have_the_log_probs_of_the_policies_that_drew_them():
     """Against the trainer's forward pass with the parameters of each version, on rows that several of them drew."""
     mesh, chosen = parallel.make_mesh(), carried(max_age=5)
     collect = collector(mesh, chosen, max_age=5)
-    policies = [MODEL.init(jax.random.key(seed, impl="threefry2x32")) for seed in range(4)]
-    policies = [jax.tree.map(lambda x: 3 * x, params) for params in policies]
+    init = jax.jit(lambda seed: jax.tree.map(lambda x: 3 * x, MODEL.init(jax.random.key(seed, impl="threefry2x32"))))
+    policies, unstack = [init(seed) for seed in range(4)], jax.jit(unstack_layers)
     stream, pending, mixed = ProblemStream(PROBLEMS, 0), carry_over.nothing_pending(chosen, OPTIMIZER, mesh), 0
     score = jax.jit(lambda params, *rows: token_logprobs(MODEL, params, *rows, temperature=1.0, chunk=6))
     for step, params in enumerate(policies):
-        collected = collect(unstack_layers(params), stream, step, pending, jnp.int32(step))
+        collected = collect(unstack(params), stream, step, pending, jnp.int32(step))
         rollout, before, pending = collected.rollout, pending, collected.pending
         logp = [np.asarray(score(params, rollout.tokens, rollout.response_mask)) for params in policies]
         mask, version = np.asarray(rollout.response_mask), np.asarray(rollout.version)

@@ -95,14 +95,14 @@ def test_checksum_is_the_plain_one(dtype, shape, seed):
     data = np.random.default_rng(seed).bytes(int(np.prod(shape)) * jnp.dtype(dtype).itemsize)
     array = np.frombuffer(data, np.uint8) % 2 == 1 if dtype == "bool" else np.frombuffer(data, jnp.dtype(dtype))
     array = array.reshape(shape)
-    assert int(checksum(jnp.asarray(array))) == reference_checksum(array)
+    assert int(checksum(array)) == reference_checksum(array)
 
 
 def test_checksum_of_eight_byte_words():
     with jax.enable_x64():
         array = np.random.default_rng(0).normal(size=(3, 5))
-        assert checksum(jnp.asarray(array)).dtype == jnp.uint32
-        assert int(checksum(jnp.asarray(array))) == reference_checksum(array)
+        assert checksum(array).dtype == jnp.uint32
+        assert int(checksum(array)) == reference_checksum(array)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
@@ -115,13 +115,13 @@ def test_every_single_bit_and_every_pair_of_sign_bits_counts(dtype):
     for row, flip in zip(damaged, flips, strict=True):
         for i, bit in flip:
             row[i] ^= row.dtype.type(1 << bit)
-    sums = jax.vmap(checksum)(jnp.asarray(damaged.view(jnp.dtype(dtype))))
-    assert (np.asarray(sums) != int(checksum(jnp.asarray(words.view(jnp.dtype(dtype)))))).all()
+    sums = jax.jit(jax.vmap(checksum))(damaged.view(jnp.dtype(dtype)))
+    assert (np.asarray(sums) != int(checksum(words.view(jnp.dtype(dtype))))).all()
 
 
 def test_checksum_notices_a_transposition():
-    x = jnp.arange(6.0).reshape(2, 3)
-    assert len({int(checksum(y)) for y in (x, x[::-1], x[:, ::-1], x.T, jnp.roll(x, 1))}) == 5
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert len({int(checksum(y)) for y in (x, x[::-1], x[:, ::-1], x.T, np.roll(x, 1))}) == 5
 
 
 # Round trips

@@ -56,7 +56,8 @@ def states(mesh):
     """Two states of other parameters, without and with a reference of its own."""
     optimizer = make_optimizer("adamw", learning_rate=1e-2)
     first, second = (init_state(optimizer, mesh, init_params(MODEL, mesh, seed)) for seed in (0, 1))
-    reference = dataclasses.replace(second.reference, params=jax.tree.map(lambda x: 1.5 * x, first.params))
+    scale = jax.jit(lambda params: jax.tree.map(lambda x: 1.5 * x, params))
+    reference = dataclasses.replace(second.reference, params=scale(first.params))
     return optimizer, first, dataclasses.replace(second, reference=reference, step=second.step + 5)
 
 
@@ -97,11 +98,11 @@ def test_an_earlier_policy_draws_and_is_scored_as_it_was(mesh, states):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_age_is_that_of_trained_tokens(seed):
     """Versions of rows, of tokens, and none."""
-    rng, batch = np.random.default_rng(seed), make_batch(seed)
+    rng, batch, age = np.random.default_rng(seed), make_batch(seed), jax.jit(policy_age)
     by_token = rng.integers(0, 20, (ROWS, LENGTH)).astype(np.int32)
     for version in (by_token[:, :1], by_token):
-        metrics = policy_age(jnp.int32(20), dataclasses.replace(batch, version=version))
+        metrics = age(np.int32(20), dataclasses.replace(batch, version=version))
         ages = 20 - np.broadcast_to(version, batch.response_mask.shape)[batch.response_mask]
         assert metrics["policy_age"].value() == pytest.approx(ages.mean(), rel=1e-6)
         assert metrics["policy_age_max"].value() == ages.max()
-    assert not policy_age(jnp.int32(20), batch)
+    assert not age(np.int32(20), batch)

@@ -14,12 +14,13 @@ from rpg_jax.sampling.extremes import largest, smallest
 from rpg_jax.sampling.filters import filter_threshold, top_k_threshold, top_p_threshold
 from rpg_jax.sampling.generate import SAME_SUMS
 
-KEEP_ALL = -jnp.inf
+KEEP_ALL = -np.inf
 top_k_of, threshold_of, inverse_cdf_of = jax.jit(top_k_threshold), jax.jit(filter_threshold), jax.jit(inverse_cdf)
-largest_of, smallest_of = jax.jit(largest), jax.jit(smallest)
+uniforms_of, keys_of = jax.jit(token_uniforms), jax.jit(jax.vmap(request_key, in_axes=(None, None, 0, 0)))
+extremes_of = jax.jit(lambda rows, bits: (largest(rows), smallest(rows), largest(bits)))
 
 
-def draw_many(logits, count, threshold=KEEP_ALL, temperature=1.0, batch=256, seed=0):
+def draw_many(logits, count, threshold=KEEP_ALL, temperature=1.0, batch=16, seed=0):
     """`count` tokens from one row of logits f32[V], with noise that is not the sampler's own."""
 
     def block(key):
@@ -103,7 +104,7 @@ def test_a_single_token_left_is_drawn_for_certain():
 )
 def test_inverse_cdf_brackets_its_uniform_number(mass, uniform):
     mass[-1 if uniform < 0.5 else 0] = 1.0
-    index = int(inverse_cdf_of(jnp.asarray(mass), jnp.float32([uniform]))[0])
+    index = np.asarray(inverse_cdf_of(mass, np.float32([uniform])))[0]
     wide = mass[:, 0].astype(np.float64)
     cumulative = wide.cumsum() / wide.sum()
     assert wide[index] > 0
@@ -118,40 +119,39 @@ def test_extreme_uniform_numbers_draw_entries_with_mass_however_sums_round():
     mass[generator.random(mass.shape) < 0.7] = 0
     mass[generator.integers(600, 1187) :, ::2] = 0
     share = mass / mass.sum(axis=0, dtype=np.float64)
+    cumulative = share.cumsum(axis=0)
     for uniform in (2.0**-24, 0.5, 1 - 2.0**-24):
-        index = np.asarray(inverse_cdf_of(jnp.asarray(mass), jnp.full(4096, uniform, jnp.float32)))
-        drawn, after = (np.take_along_axis(values, index[None], axis=0)[0] for values in (share, share.cumsum(axis=0)))
+        index = np.asarray(inverse_cdf_of(mass, np.full(4096, uniform, np.float32)))
+        drawn, after = (np.take_along_axis(values, index[None], axis=0)[0] for values in (share, cumulative))
         assert (drawn > 0).all()
         assert (after >= uniform - 1e-5).all() and (after - drawn <= uniform + 1e-5).all()
 
 
 def test_uniforms_are_a_function_of_key_and_count_alone():
     key = jax.random.key(5, impl="threefry2x32")
-    keys = jax.vmap(lambda n: request_key(key, 2, n // 4, n % 4))(jnp.arange(64))
-    counts = jnp.arange(64) % 7
-    together = np.asarray(token_uniforms(keys, counts))
-    one_by_one = [np.asarray(token_uniforms(keys[n][None], counts[n][None]))[:, 0] for n in range(0, 64, 9)]
+    keys, counts = np.asarray(keys_of(key, 2, *np.divmod(np.arange(64), 4))), np.arange(64) % 7
+    together = np.asarray(uniforms_of(keys, counts))
+    one_by_one = [np.asarray(uniforms_of(keys[n : n + 1], counts[n : n + 1]))[:, 0] for n in range(0, 64, 9)]
     np.testing.assert_array_equal(together[:, ::9], np.stack(one_by_one, axis=1))
-    assert len(np.unique(np.asarray(keys), axis=0)) == 64
-    assert (np.asarray(request_key(key, 3, 0, 0)) != np.asarray(request_key(key, 2, 0, 0))).any()
+    assert len(np.unique(keys, axis=0)) == 64
+    assert (np.asarray(keys_of(key, 3, *np.divmod(np.arange(64), 4))) != keys).any(axis=1).all()
 
 
 def test_uniforms_are_the_bits_of_jax_random():
     key = jax.random.key(7, impl="threefry2x32")
-    keys = jax.vmap(lambda n: request_key(key, 1, n, 0))(jnp.arange(50))
-    counts = jnp.arange(50) ** 4  # up to 5.8 million
+    keys, counts = keys_of(key, 1, np.arange(50), np.zeros(50, int)), np.arange(50) ** 4  # up to 5.8 million
 
     def bits(key, count):
         key = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), count)
         return jax.random.bits(key, (2,))
 
-    expected = (np.asarray(jax.vmap(bits, out_axes=1)(keys, counts) >> 9, np.float64) + 0.5) / 2**23
-    np.testing.assert_array_equal(np.asarray(token_uniforms(keys, counts), np.float64), expected)
+    drawn = np.asarray(jax.jit(jax.vmap(bits, out_axes=1))(keys, counts))
+    np.testing.assert_array_equal(np.asarray(uniforms_of(keys, counts), np.float64), ((drawn >> 9) + 0.5) / 2**23)
 
 
 def test_uniforms_are_uniform_and_independent():
-    keys = jnp.repeat(request_key(jax.random.key(0, impl="threefry2x32"), 0, 0, 0)[None], 20_000, axis=0)
-    first, second = np.asarray(token_uniforms(keys, jnp.arange(20_000)), np.float64)
+    keys = np.repeat(keys_of(jax.random.key(0, impl="threefry2x32"), 0, *np.zeros((2, 1), int)), 20_000, axis=0)
+    first, second = np.asarray(uniforms_of(keys, np.arange(20_000)), np.float64)
     assert 0 < min(first.min(), second.min()) and max(first.max(), second.max()) < 1
     for numbers in (first, second, (first + second) % 1, (first[1:] + first[:-1]) % 1):
         assert scipy.stats.kstest(numbers, "uniform").pvalue > 1e-3
@@ -161,7 +161,7 @@ def test_token_logp_against_float64():
     logits = np.random.default_rng(1).normal(scale=20, size=(5, 300)).astype(np.float32)
     token = np.array([0, 299, 7, 100, int(logits[4].argmin())])
     expected = [np.log(softmax64(logits[b])[t]) for b, t in enumerate(token)]
-    np.testing.assert_allclose(token_logp(jnp.asarray(logits), jnp.asarray(token)), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(token_logp)(logits, token), expected, rtol=1e-5, atol=1e-5)
 
 
 # Few distinct values make ties; normals make none.
@@ -176,7 +176,7 @@ logits_arrays = tied_logits | st.integers(0, 2**31).map(
 @settings(max_examples=100, deadline=None)
 @given(logits=logits_arrays, k=st.integers(1, 30))
 def test_top_k_keeps_what_sorting_keeps(logits, k):
-    threshold = np.asarray(top_k_of(jnp.asarray(logits), jnp.int32(k)))
+    threshold = np.asarray(top_k_of(logits, k))
     expected = np.sort(logits, axis=1)[:, -min(k, 23)]
     np.testing.assert_array_equal(logits >= threshold[:, None], logits >= expected[:, None])
 
@@ -186,8 +186,7 @@ def test_top_k_keeps_what_sorting_keeps(logits, k):
     logits=logits_arrays, p=st.floats(0.01, 0.999), k=st.integers(0, 30), temperature=st.sampled_from([0.5, 1.0, 3.0])
 )
 def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k, temperature):
-    settings = jnp.float32(temperature), jnp.int32(k), jnp.float32(p)
-    threshold = np.asarray(threshold_of(jnp.asarray(logits), *settings))
+    threshold = np.asarray(threshold_of(logits, np.float32(temperature), np.int32(k), np.float32(p)))
     for row, least in zip(logits, threshold, strict=True):
         left = row >= np.sort(row)[-min(k, 23)] if k else np.ones(23, bool)
         probability = softmax64(np.where(left, row, -np.inf) / temperature)
@@ -200,9 +199,10 @@ def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k, tem
 
 def test_filters_at_a_large_vocabulary_against_sorting():
     logits = np.random.default_rng(0).normal(scale=3, size=(2, 151_936)).astype(np.float32)
-    top_k = np.asarray(top_k_of(jnp.asarray(logits), jnp.int32(1000)))
+    top_k = np.asarray(top_k_of(logits, 1000))
     np.testing.assert_array_equal(top_k, np.sort(logits, axis=1)[:, -1000])
-    top_p = np.asarray(top_p_threshold(jnp.asarray(logits), jnp.float32(1), jnp.float32(0.9), jnp.full(2, -jnp.inf)))
+    settings = np.float32(1), np.float32(0.9), np.full(2, KEEP_ALL, np.float32)
+    top_p = np.asarray(jax.jit(top_p_threshold)(logits, *settings))
     for row, least in zip(logits, top_p, strict=True):
         descending = np.sort(row)[::-1]
         needed = np.searchsorted(np.cumsum(softmax64(descending)), 0.9) + 1
@@ -210,8 +210,8 @@ def test_filters_at_a_large_vocabulary_against_sorting():
 
 
 def test_filters_that_are_off_keep_everything():
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 50)), jnp.float32)
-    assert (np.asarray(threshold_of(logits, jnp.float32(1), jnp.int32(0), jnp.float32(1))) == -np.inf).all()
+    logits = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
+    assert (np.asarray(threshold_of(logits, np.float32(1), np.int32(0), np.float32(1))) == -np.inf).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -223,10 +223,9 @@ def test_filters_that_are_off_keep_everything():
     )
 )
 def test_extremes_of_rows_are_numpys(rows):
-    np.testing.assert_array_equal(largest_of(rows), rows.max(-1))
-    np.testing.assert_array_equal(smallest_of(rows), rows.min(-1))
     bits = rows.view(np.int32)  # whole numbers, too
-    np.testing.assert_array_equal(largest_of(bits), bits.max(-1))
+    for ours, theirs in zip(extremes_of(rows, bits), (rows.max(-1), rows.min(-1), bits.max(-1)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_reductions_over_the_vocabulary_take_vectors_on_cpu_and_are_xlas_own_elsewhere():

@@ -21,10 +21,13 @@ call = test_prepare.call
 SUMS = "chain_sum(min_terms=2, max_terms=2, max_digits=1"
 
 
+# Draws in this process, where `open_gym` starts another.
+here = mock.patch.object(gym_problems, "_replies", lambda request, title: gym_worker.problems(**request))
+
+
+@here
 def draw(title, split="train"):
-    """Problems, drawn in this process, where `open_gym` starts another."""
-    with mock.patch.object(gym_problems, "_replies", lambda request, title: gym_worker.problems(**request)):
-        return fold(open_gym([title], split), TEMPLATES["none"]).problems
+    return fold(open_gym([title], split), TEMPLATES["none"]).problems
 
 
 def questions(problems):
@@ -109,18 +112,23 @@ def sums():
     return draw(f"gym:{SUMS}, size=3)")
 
 
-def test_scores_votes_and_failures(sums):
+@pytest.fixture(scope="module")
+def scorer():
+    with Scorer("dapo", workers=1) as scorer:
+        yield scorer
+
+
+def test_scores_votes_and_failures(sums, scorer):
     (factors,) = draw("gym:prime_factorization(size=1)")
     (letters,) = draw("gym:gcd(size=1)")
     right = [answer_of(problem) for problem in sums]
     items = [(sums[0], f"Answer: {right[0]}"), (sums[0], f"So it is\nAnswer: **{right[0]}.**"), (sums[1], "Answer: 77")]
     items += [(sums[1], f"it is {right[1]}"), (factors, "Answer: two times three"), (letters, "Answer: 999983")]
-    with Scorer("dapo", workers=2) as scorer:
-        scores = scorer.score(items)
-        assert scores.correct.tolist() == [1, 1, 0, 0, 0, 0]
-        assert len(scores.failures) == 1 and scores.failures[0].startswith(f"problem {factors.id} (gym:prime_factoriz")
-        assert "ValueError" in scores.failures[0]
-        assert [scorer.vote(*item) for item in items[:4]] == [right[0], right[0], "77", None]
+    scores = scorer.score(items)
+    assert scores.correct.tolist() == [1, 1, 0, 0, 0, 0]
+    assert len(scores.failures) == 1 and scores.failures[0].startswith(f"problem {factors.id} (gym:prime_factoriz")
+    assert "ValueError" in scores.failures[0]
+    assert [scorer.vote(*item) for item in items[:4]] == [right[0], right[0], "77", None]
     with Scorer(workers=1, partial_credit=True) as scorer:
         credit = scorer.score(items[4:]).correct
         assert credit[0] == 0 and 0 < credit[1] < 1, "gcd gives half a point for any number"
@@ -132,11 +140,10 @@ def test_a_function_of_ones_own_scores_these_problems_too(sums, tmp_path):
         assert scorer.score([(sums[0], "anything")]).correct.tolist() == [0.5]
 
 
-def test_another_question_at_the_same_place_is_reported(sums):
+def test_another_question_at_the_same_place_is_reported(sums, scorer):
     record = json.loads(sums[0].answer) | {"digest": "0" * 16}
     problem = sums[0].__class__(1, sums[0].task, sums[0].prompt, "", json.dumps(record))
-    with Scorer(workers=1) as scorer:
-        scores = scorer.score([(problem, "Answer: 1")])
+    scores = scorer.score([(problem, "Answer: 1")])
     assert scores.correct[0] == 0 and "draws another question here; prepare the set again" in scores.failures[0]
 
 
@@ -173,6 +180,7 @@ def test_an_unknown_rule_is_named():
         Scorer(extraction="last")
 
 
+@here
 def test_sets_are_loaded_by_title():
     tokenizer, lines = Words(), []
     titles = dict(train=f"gym:{SUMS}, size=30)", heldout=f"gym:{SUMS}, size=5, seed=2), gym:gcd(size=4)")

@@ -1,6 +1,7 @@
 """Hugging Face checkpoints: configs, names and numbers against a float64 forward pass of their own; what is refused."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -96,9 +97,9 @@ def save(folder, raw, tensors, files=1):
     return folder
 
 
+@functools.cache
 def shapes_of(config, dtype=jnp.float32):
-    shapes = jax.eval_shape(Model(config).init, jax.random.key(0))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), Model(config).shapes)
 
 
 def load(folder, dtype=jnp.float32):
@@ -196,13 +197,11 @@ def test_logits_equal_numpy(name, tmp_path):
     tensors = random_tensors(raw)
     config, params = load(save(tmp_path, raw, tensors, files=1 + 2 * (name == "llama")))
     model = Model(config)
-    found = jax.jit(lambda p: model.logits(p, model.hidden(p, jnp.asarray(tokens)[None])))(params)[0]
+    found = jax.jit(lambda p: model.logits(p, model.hidden(p, tokens[None])))(params)[0]
     expected = numpy_logits(raw, tensors, tokens)
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
     scaled = {**raw, "rope_scaling": None, "rope_parameters": None, "rope_theta": 1e4}
-    other = huggingface.read_config(save(tmp_path, scaled, tensors))
-    plain = Model(other).logits(params, Model(other).hidden(params, jnp.asarray(tokens)[None]))[0]
-    assert np.abs(plain - expected).max() > 1e-2, "rope changes nothing here"
+    assert np.abs(numpy_logits(scaled, tensors, tokens) - expected).max() > 1e-2, "rope changes nothing here"
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -245,7 +244,7 @@ def test_any_shard_of_any_tensor(data, transposed, rows, columns, tmp_path_facto
 
 
 def test_files_are_cut_at_the_size_asked_for(tmp_path):
-    raw = raw_config("qwen2-yarn")
+    raw = raw_config("qwen3")
     tensors = random_tensors(raw)
     _, params = load(save(tmp_path / "a", raw, tensors))
     (tmp_path / "b").mkdir()
@@ -303,11 +302,13 @@ def test_orbax_keeps_the_dtype_and_refuses_what_is_not_whole(tmp_path):
     weights.save_orbax(tmp_path / "b", params)
     kept = weights.with_stored_dtypes(tmp_path / "b", shapes_of(config))
     assert_same(weights.load(tmp_path / "b", kept), params)
-    masters = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    masters = jax.tree.map(lambda x: np.asarray(x, np.float32), params)
     assert_same(weights.load(tmp_path / "b", shapes_of(config)), masters)
     with pytest.raises(ValueError, match=r"1 missing: head/kernel.*1 of another shape: embed/embedding"):
         weights.load(tmp_path / "b", shapes_of(dataclasses.replace(config, vocab_size=38, tied_embeddings=False)))
-    params["layers"]["o"]["kernel"] = params["layers"]["o"]["kernel"].at[1, 2, 3].set(jnp.nan)
+    kernel = np.array(params["layers"]["o"]["kernel"])
+    kernel[1, 2, 3] = np.nan
+    params["layers"]["o"]["kernel"] = jax.device_put(kernel)
     weights.save_orbax(tmp_path / "c", params)
     with pytest.raises(ValueError, match="layers/o/kernel holds NaN"):
         weights.load(tmp_path / "c", shapes_of(config))

@@ -46,8 +46,8 @@ def test_the_gradient_of_the_example_is_the_exact_one(example):
     """On policy, summed over every response to one prompt, against the derivative of the exact objective in float64."""
     objective, vocab = example["objective"], example["VOCAB"]
     space = every_sequence("responses", vocab, 3, stop=0)
-    tokens, mask = jnp.asarray(space.token), space.mask
-    prompts = jnp.full(len(tokens), 5)
+    tokens, mask = space.token, space.mask
+    prompts = np.full(len(tokens), 5)
     # Column t of row x follows history[x, t]; one place at which each history occurs.
     place = np.flatnonzero(mask)[np.unique(space.history[mask], return_index=True)[1]]
 
@@ -61,13 +61,14 @@ def test_the_gradient_of_the_example_is_the_exact_one(example):
         return jnp.stack(rows, axis=1).reshape(-1, vocab)[place]
 
     with jax.enable_x64():
-        params = jax.tree.map(lambda x: x.astype(jnp.float64), example["init"](jax.random.key(1)))
+        params = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.jit(example["init"])(jax.random.key(1)))
         reference = jax.tree.map(lambda x: 0.5 * x, params)
-        rewards = example["reward"](prompts, tokens, mask)
+        rewards = np.asarray(example["reward"](prompts, tokens, mask))
         assert 0 < rewards.sum() < len(rewards)
-        advantage = jnp.broadcast_to(rewards[:, None] - 0.5, mask.shape)
-        behavior_logp, reference_logp = (example["token_logp"](p, prompts, tokens) for p in (params, reference))
-        probability = jnp.exp(jnp.sum(behavior_logp * mask, axis=1, keepdims=True))
+        advantage = np.broadcast_to(rewards[:, None] - 0.5, mask.shape)
+        policy = jax.jit(lambda params: (example["token_logp"](params, prompts, tokens), table(params)))
+        (behavior_logp, behavior), (reference_logp, held) = jax.device_get([policy(p) for p in (params, reference)])
+        probability = np.exp((behavior_logp * mask).sum(1, keepdims=True))
         np.testing.assert_allclose(probability.sum(), 1)
 
         def expected_loss(params):
@@ -75,7 +76,7 @@ def test_the_gradient_of_the_example_is_the_exact_one(example):
             rest = dict(reference_logp=reference_logp, weight=probability, denominator=1.0)
             return objective(logp, behavior_logp, advantage, mask, **rest)[0]
 
-        problem = Problem(policy=None, behavior=table(params), reference=table(reference), advantage=advantage)
+        problem = Problem(policy=None, behavior=behavior, reference=held, advantage=advantage)
 
         def exact(params):
             parts = targets.token_parts(space, table(params), problem, 1.0, [objective.divergence])
@@ -92,7 +93,7 @@ def test_python_blocks_of_the_page():
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         if not any(set(block.splitlines()) <= set(lines) for lines in files):
             exec(compile(block, "docs/in_other_trainers.md", "exec"), names)
-    whole = jax.grad(lambda logp: names["loss_of"](logp, slice(None), None))(names["logp"])
+    whole = jax.jit(jax.grad(lambda logp: names["loss_of"](logp, slice(None), None)))(names["logp"])
     np.testing.assert_allclose(names["accumulated"], whole, rtol=1e-6)
     assert names["count"] == 5 and names["advantage"].shape == (2, 1)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_models import randomized, some_tokens
 
 from rpg_jax.models import (
     Model,
@@ -21,7 +22,24 @@ from rpg_jax.objectives import DIVERGENCES
 from rpg_jax.objectives.divergences import full_vocabulary
 
 MODEL = Model(ModelConfig(53, 8, 16, 1, 2, 1, 4, qk_norm=True))
-PARAMS = jax.tree.map(lambda x: 3 * x, jax.jit(MODEL.init)(jax.random.key(0)))
+PARAMS = jax.tree.map(lambda x: 3 * x, randomized(MODEL))
+
+
+@partial(jax.jit, static_argnames=("model", "chunk"))
+def forward(params, tokens, mask, temperature=1.0, *, model=MODEL, chunk=5):
+    """What `token_logprobs` gives and, beside it, `token_logprobs_and_entropy`; compiled once for a shape."""
+    settings = dict(temperature=temperature, chunk=chunk)
+    both = token_logprobs_and_entropy(model, params, tokens, mask, **settings)
+    return token_logprobs(model, params, tokens, mask, **settings), both
+
+
+@partial(jax.jit, static_argnames="chunk")
+def value_and_gradient(cotangents, tokens, mask, temperature, params, *, chunk):
+    """Of `token_logprobs_and_entropy`; of `naive` if no chunk is given."""
+    ours = partial(token_logprobs_and_entropy, MODEL, temperature=temperature, chunk=chunk)
+    function = ours if chunk else partial(naive, MODEL, temperature=temperature)
+    values, back = jax.vjp(lambda p: function(p, tokens, mask), params)
+    return values, back(cotangents)[0]
 
 
 def naive(model, params, tokens, mask, temperature=1.0):
@@ -46,91 +64,74 @@ def naive(model, params, tokens, mask, temperature=1.0):
 )
 def test_equals_naive_in_value_and_gradient(length, chunk, temperature, density, seed):
     rng = np.random.default_rng(seed)
-    tokens = jnp.asarray(rng.integers(0, 53, (3, length)), jnp.int32)
-    mask = jnp.asarray(rng.random((3, length)) < density)
-    cotangents = tuple(jnp.asarray(rng.normal(size=(3, length)), jnp.float32) for _ in range(2))
-
-    def chunked(params):
-        return token_logprobs_and_entropy(MODEL, params, tokens, mask, temperature=temperature, chunk=chunk)
-
-    @partial(jax.jit, static_argnums=0)
-    def value_and_gradient(function, cotangents):
-        values, back = jax.vjp(function, PARAMS)
-        return values, back(cotangents)
-
-    ours, gradient = value_and_gradient(chunked, cotangents)
-    plain, plain_gradient = value_and_gradient(lambda p: naive(MODEL, p, tokens, mask, temperature), cotangents)
+    tokens, mask = some_tokens((3, length), seed), rng.random((3, length)) < density
+    arguments = tuple(rng.normal(size=(2, 3, length)).astype(np.float32)), tokens, mask, temperature, PARAMS
+    ours, gradient = value_and_gradient(*arguments, chunk=chunk)
+    plain, plain_gradient = value_and_gradient(*arguments, chunk=None)
     for a, b in zip(ours, plain, strict=True):
         assert a.dtype == jnp.float32 and a.shape == (3, length)
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(plain_gradient), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
-    alone = jax.jit(partial(token_logprobs, MODEL, temperature=temperature, chunk=chunk))(PARAMS, tokens, mask)
-    forward, _ = jax.jit(chunked)(PARAMS)  # the program of a gradient rounds logits of 100 in another way
-    np.testing.assert_allclose(alone, forward, rtol=1e-5, atol=1e-5)
+    # The program of a gradient rounds logits of 100 in another way.
+    alone, (beside, _) = forward(PARAMS, tokens, mask, temperature, chunk=chunk)
+    np.testing.assert_allclose(alone, beside, rtol=1e-5, atol=1e-5)
 
 
 def test_column_t_describes_token_t():
     """The value at column t moves with token t, never with a later one, and column 0 is zero."""
-    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 53, (1, 10)), jnp.int32)
-    mask = jnp.ones((1, 10), bool)
-    before = token_logprobs(MODEL, PARAMS, tokens, mask, chunk=4)
-    after = token_logprobs(MODEL, PARAMS, tokens.at[0, 6].set((tokens[0, 6] + 1) % 53), mask, chunk=4)
-    assert before[0, 0] == 0 and (before[0, 1:] < 0).all()
-    np.testing.assert_array_equal(before[0, :6], after[0, :6])
-    assert (before[0, 6:] != after[0, 6:]).all()
+    tokens = some_tokens((2, 12), 9)
+    other = np.where(np.arange(12) == 6, (tokens + 1) % 53, tokens)
+    before, after = (np.asarray(forward(PARAMS, t, np.ones((2, 12), bool))[0]) for t in (tokens, other))
+    assert (before[:, 0] == 0).all() and (before[:, 1:] < 0).all()
+    np.testing.assert_array_equal(before[:, :6], after[:, :6])
+    assert (before[:, 6:] != after[:, 6:]).all()
 
 
 def test_chunks_without_response_tokens_are_skipped_under_jit_and_grad():
     """A NaN in the vocabulary projection reaches only chunks that are computed: none when the mask is empty."""
     model = dataclasses.replace(MODEL, config=dataclasses.replace(MODEL.config, tied_embeddings=False))
-    params = model.init(jax.random.key(0))
-    params["head"]["kernel"] = jnp.full_like(params["head"]["kernel"], jnp.nan)
-    tokens = jnp.zeros((2, 12), jnp.int32)
+    params = PARAMS | {"head": {"kernel": np.full((8, 53), np.nan, np.float32)}}
+    tokens, mask = np.zeros((2, 12), np.int32), np.zeros((2, 12), bool)
 
     @jax.jit
     def gradient(mask):
         return jax.grad(lambda p: token_logprobs(model, p, tokens, mask, chunk=4).sum())(params)
 
-    nothing = gradient(jnp.zeros((2, 12), bool))
-    assert all((x == 0).all() for x in jax.tree.leaves(nothing))
-    something = gradient(jnp.zeros((2, 12), bool).at[1, 9].set(True))
-    assert jnp.isnan(something["layers"]["q"]["kernel"]).any()
-    hlo = gradient.lower(jnp.zeros((2, 12), bool)).compile().as_text()
-    assert "conditional(" in hlo  # a select would compute both branches
+    compiled = gradient.lower(mask).compile()
+    assert not any(np.asarray(x).any() for x in jax.tree.leaves(compiled(mask)))
+    mask[1, 9] = True
+    assert np.isnan(compiled(mask)["layers"]["q"]["kernel"]).any()
+    assert "conditional(" in compiled.as_text()  # a select would compute both branches
 
 
 def test_prompts_and_padding_do_not_change_response_values():
-    tokens = jnp.asarray(np.random.default_rng(2).integers(0, 53, (2, 12)), jnp.int32)
-    mask = jnp.zeros((2, 12), bool).at[:, 5:9].set(True)
-    padded = tokens.at[:, 9:].set(7)
-    whole, cut = (token_logprobs(MODEL, PARAMS, t, mask, chunk=5) for t in (tokens, padded))
+    tokens, column = some_tokens((2, 12), 2), np.arange(12)
+    mask = np.tile((column >= 5) & (column < 9), (2, 1))
+    padded = np.where(column < 9, tokens, 7)
+    whole, cut = (np.asarray(forward(PARAMS, t, mask)[0]) for t in (tokens, padded))
     np.testing.assert_array_equal(whole, cut)
     assert (whole[:, :5] == 0).all() and (whole[:, 9:] == 0).all() and (whole[:, 5:9] < 0).all()
 
 
 def test_temperature_may_be_traced_and_extreme_logits_stay_finite():
-    tokens = jnp.asarray(np.random.default_rng(3).integers(0, 53, (2, 6)), jnp.int32)
-    mask = jnp.ones((2, 6), bool)
-    traced = jax.jit(lambda t: token_logprobs(MODEL, PARAMS, tokens, mask, temperature=t))
-    np.testing.assert_allclose(traced(0.7), token_logprobs(MODEL, PARAMS, tokens, mask, temperature=0.7), rtol=1e-5)
-    value, gradient = jax.jit(
-        jax.value_and_grad(
-            lambda p: sum(x.sum() for x in token_logprobs_and_entropy(MODEL, p, tokens, mask, temperature=1e-4))
-        )
-    )(PARAMS)
-    assert jnp.isfinite(value) and all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradient))
+    tokens, mask = some_tokens((2, 12), 3), np.ones((2, 12), bool)
+    traced, _ = forward(PARAMS, tokens, mask, 0.7)
+    constant = jax.jit(partial(token_logprobs, MODEL, temperature=0.7))(PARAMS, tokens, mask)
+    np.testing.assert_allclose(traced, constant, rtol=1e-5)
+    ones = np.ones((2, 12), np.float32)
+    found = value_and_gradient((ones, ones), tokens, mask, 1e-4, PARAMS, chunk=64)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
 
 
 def test_bfloat16_compute_gives_float32_logprobs():
     narrow = dataclasses.replace(MODEL, dtype=jnp.bfloat16)
-    tokens = jnp.asarray(np.random.default_rng(4).integers(0, 53, (2, 9)), jnp.int32)
-    mask = jnp.ones((2, 9), bool)
-    logp, entropy = token_logprobs_and_entropy(narrow, PARAMS, tokens, mask)
+    tokens, mask = some_tokens((2, 12), 4), np.ones((2, 12), bool)
+    logp, entropy = map(np.asarray, forward(PARAMS, tokens, mask, model=narrow)[1])
     assert logp.dtype == entropy.dtype == jnp.float32
     assert (logp != logp.astype(jnp.bfloat16)).any()
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
-    assert token_logprobs(narrow, params, tokens, mask).dtype == jnp.float32
+    assert jax.eval_shape(partial(token_logprobs, narrow), params, tokens, mask).dtype == jnp.float32
 
 
 def test_memory_at_a_real_vocabulary():
@@ -153,14 +154,14 @@ def test_memory_at_a_real_vocabulary():
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1)])
 def test_one_column_has_nothing_to_predict(shape):
-    logp = token_logprobs(MODEL, PARAMS, jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool))
-    assert logp.shape == shape and (logp == 0).all()
+    logp, _ = forward(PARAMS, np.zeros(shape, np.int32), np.ones(shape, bool))
+    assert logp.shape == shape and not np.asarray(logp).any()
 
 
 def test_divergences_of_whole_distributions():
     """Value and gradient against both tables of logits at once; the reference gets no gradient."""
     rng = np.random.default_rng(0)
-    tokens, mask = jnp.asarray(rng.integers(0, 53, (3, 7)), jnp.int32), jnp.asarray(rng.random((3, 7)) < 0.7)
+    tokens, mask = jnp.asarray(some_tokens((3, 7))), jnp.asarray(rng.random((3, 7)) < 0.7)
     reference = jax.tree.map(lambda x: 0.8 * x, PARAMS)
     divergence = partial(full_vocabulary, DIVERGENCES["rkl"])
 
@@ -185,4 +186,4 @@ def test_divergences_of_whole_distributions():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
-    assert not any(leaf.any() for leaf in jax.tree.leaves(of_reference))
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_reference))

@@ -137,41 +137,42 @@ def test_rpg_is_what_the_paper_says(divergence, clip, estimator, z, level):
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_rpg_clip_has_the_gradient_of_dual_clip_on_the_stopped_regularized_advantage(divergence):
     logp, mu, ref, advantage, _ = sample(20, 20, seed=2, spread=1.2)
-    bounds = dict(clip_low=LOW, clip_high=HIGH, clip_c=CEILING)
+    term = dict(divergence=DIVERGENCES[divergence], beta=BETA)
+    clip = CLIPS["rpg"]._replace(bounds=dict(clip_low=LOW, clip_high=HIGH, clip_c=CEILING))
+
+    def algorithm_2(x):
+        losses, clipped = surrogates.reinforce(x, mu, ref, advantage, **term, clip=clip)
+        return losses.sum(), clipped
+
+    def dual(x):  # Ye et al. 2020, from its min and max, where A' is a constant
+        shaped = jax.lax.stop_gradient(surrogates.regularized_advantage(x, ref, advantage, **term))
+        w = jnp.exp(x - mu)
+        clipped = jnp.minimum(w * shaped, jnp.clip(w, 1 - LOW, 1 + HIGH) * shaped)
+        return -jnp.sum(jnp.where(shaped < 0, jnp.maximum(clipped, CEILING * shaped), clipped))
+
     with jax.enable_x64():
-        term = dict(divergence=DIVERGENCES[divergence], beta=BETA)
-        shaped = surrogates.regularized_advantage(logp, ref, advantage, **term)
-
-        def dual(x):  # Ye et al. 2020, from its min and max, where A' is a constant
-            w = jnp.exp(x - mu)
-            clipped = jnp.minimum(w * shaped, jnp.clip(w, 1 - LOW, 1 + HIGH) * shaped)
-            return -jnp.sum(jnp.where(shaped < 0, jnp.maximum(clipped, CEILING * shaped), clipped))
-
-        clip = CLIPS["rpg"]._replace(bounds=bounds)
-        algorithm_2 = jax.grad(lambda x: jnp.sum(surrogates.reinforce(x, mu, ref, advantage, **term, clip=clip)[0]))
-        expected = np.asarray(jax.grad(dual)(jnp.asarray(logp)))
-        np.testing.assert_allclose(algorithm_2(jnp.asarray(logp)), expected, rtol=1e-10, atol=1e-12)
-        _, clipped = surrogates.reinforce(logp, mu, ref, advantage, **term, clip=clip)
-        assert all(map(jnp.any, clipped))  # every branch was visited
+        gradient, clipped = jax.jit(jax.grad(algorithm_2, has_aux=True))(logp)
+        np.testing.assert_allclose(gradient, jax.jit(jax.grad(dual))(logp), rtol=1e-10, atol=1e-12)
+    assert all(map(np.any, clipped))  # every branch was visited
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_a_divergence_is_one_function_of_log_u(divergence):
+    d, log_u = DIVERGENCES[divergence], np.linspace(-4.0, 4.0, 41)
+    u, derived = np.exp(log_u), d._replace(kappa_over_u=None)
+    rho = lambda x: d.rho(x, jnp.exp(x), jnp.ones_like(x))  # noqa: E731
+    forms = lambda x: (rho(x), jax.vmap(jax.grad(rho))(x), kappa_over_u(d, x), kappa_over_u(derived, x))  # noqa: E731
     with jax.enable_x64():
-        log_u = jnp.linspace(-4.0, 4.0, 41)
-        u, one = jnp.exp(log_u), jnp.ones_like(log_u)
-        d = DIVERGENCES[divergence]
-        np.testing.assert_allclose(d.rho(log_u, u, one), [RHO[divergence](float(x)) for x in u], rtol=1e-12, atol=1e-14)
-        slope = jax.vmap(jax.grad(lambda x: d.rho(x, jnp.exp(x), 1.0)))(log_u)
-        np.testing.assert_allclose(slope, [KAPPA[divergence](float(x)) for x in u], rtol=1e-11, atol=1e-13)
-        np.testing.assert_allclose(kappa_over_u(d, log_u), slope / u, rtol=1e-11, atol=1e-13)
-        derived = surrogates.kappa_over_u(d._replace(kappa_over_u=None), log_u)
-        np.testing.assert_allclose(derived, slope / u, rtol=1e-11, atol=1e-13)
+        value, slope, *quotients = jax.device_get(jax.jit(forms)(log_u))
+    np.testing.assert_allclose(value, [RHO[divergence](x) for x in u], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(slope, [KAPPA[divergence](x) for x in u], rtol=1e-11, atol=1e-13)
+    for quotient in quotients:
+        np.testing.assert_allclose(quotient, slope / u, rtol=1e-11, atol=1e-13)
 
 
 def test_k3_is_the_urkl_regularizer_with_the_ratio_in_front():
     logp, mu, ref, _, _ = sample(seed=3)
+    regularizer = lambda *x: surrogates.regularizer(*x, divergence=DIVERGENCES["urkl"])  # noqa: E731
     with jax.enable_x64():
-        weighted = jnp.exp(logp - mu) * baselines.k3(ref - logp)
-        penalty = surrogates.regularizer(logp, mu, ref, divergence=DIVERGENCES["urkl"])
-        np.testing.assert_allclose(weighted, penalty, rtol=1e-12, atol=1e-14)
+        weighted = np.exp(logp - mu) * np.asarray(jax.jit(baselines.k3)(ref - logp))
+        np.testing.assert_allclose(weighted, jax.jit(regularizer)(logp, mu, ref), rtol=1e-12, atol=1e-14)

@@ -102,8 +102,8 @@ def test_the_same_loss_is_the_same_objective(spec, ours):
     """Losses and gradients, whole and in microbatches; and the metrics that both have."""
     theirs = objectives.make(spec) if ours else objectives.make(spec, power=1.0)
     ours = ours or objectives.make("rpg", beta=0.0)
-    *arrays, mask = sample(8, 5, seed=3)
-    weight = np.linspace(0.5, 2, 8)[:, None] * np.ones(5)
+    *arrays, mask = sample(seed=3)
+    weight = np.linspace(0.5, 2, 6)[:, None] * np.ones(5)
     arrays[3] = np.where(mask, arrays[3], np.nan)
     count = theirs.count(mask)
     assert count == ours.count(mask) == mask.sum()
@@ -111,7 +111,7 @@ def test_the_same_loss_is_the_same_objective(spec, ours):
         a, b = (run(x, *arrays, mask, weight=weight, **rest) for x in (ours, theirs))
         np.testing.assert_allclose(a[0], b[0], rtol=1e-12)
         np.testing.assert_allclose(a[1], b[1], rtol=1e-12, atol=1e-15)
-    halves = [run(theirs, *(x[i : i + 4] for x in (*arrays, mask)), denominator=count) for i in (0, 4)]
+    halves = [run(theirs, *(x[i : i + 3] for x in (*arrays, mask)), denominator=count) for i in (0, 3)]
     whole = run(theirs, *arrays, mask)
     np.testing.assert_allclose(sum(loss for loss, _ in halves), whole[0], rtol=1e-12)
     logp, mu, reference, advantage = arrays

@@ -18,23 +18,26 @@ from rpg_jax.sampling import Sampling, check_cache, generate, paged_attention, r
 from rpg_jax.types import Prompts
 
 CONFIG = models.ModelConfig(54, 32, 48, 1, 4, 2, 8, qk_norm=True, qkv_bias=True, max_length=512)
+MODEL, UNTIED = (models.Model(dataclasses.replace(CONFIG, tied_embeddings=tied)) for tied in (True, False))
 KEY = jax.random.key(0, impl="threefry2x32")
 NEW, COLUMNS = 12, 9
 DTYPES = sorted(quantization.LARGEST)
+quantize, dequantize = (jax.jit(f, static_argnums=(1, 2)) for f in (quantization.quantize, quantization.dequantize))
+quantize_params = jax.jit(models.quantize_params, static_argnums=1)
+token_logprobs = jax.jit(models.token_logprobs, static_argnums=0)
 
 
-@functools.cache
-def params(tied=True):
-    model = models.Model(dataclasses.replace(CONFIG, tied_embeddings=tied))
-    tree = jax.jit(model.init)(jax.random.key(1))
+@functools.partial(jax.jit, static_argnums=0)
+def params(model):
+    tree = model.init(jax.random.key(1))
     tree["embed"]["embedding"] *= 0.02 * CONFIG.hidden_size**0.5
-    return model, models.unstack_layers(jax.tree.map(lambda leaf: 2.0 * leaf, tree))
+    return models.unstack_layers(jax.tree.map(lambda leaf: 2.0 * leaf, tree))
 
 
 def run(model, tree, **changes):
     mask = np.arange(COLUMNS) < np.array([[1], [5], [9]])
     tokens = np.where(mask, np.random.default_rng(0).integers(0, 53, mask.shape), 0)
-    prompts = Prompts(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), jnp.arange(3))
+    prompts = Prompts(tokens.astype(np.int32), mask, np.arange(3, dtype=np.int32))
     arguments = dict(samples=4, max_new=NEW, sampling=Sampling.make(stop_ids=(5,)), slots=5, page_size=4) | changes
     return jax.tree.map(np.asarray, generate(model, tree, prompts, key=KEY, step=0, **arguments))
 
@@ -48,10 +51,10 @@ def run(model, tree, **changes):
 @example(np.full((4, 6), np.finfo(np.float32).tiny), "int8", 0)
 @example(np.full((4, 6), 1e-36, np.float32), "float8_e4m3fn", 1)
 def test_numbers_are_the_nearest_under_a_scale_of_their_channel(x, dtype, axis):
-    quantized = quantization.quantize(jnp.asarray(x), dtype, axis)
+    quantized = quantize(x, dtype, axis)
     assert quantized.values.dtype == dtype and quantized.scales.shape == (4, 6)[: axis % 2] + (4, 6)[axis % 2 + 1 :]
     largest = np.abs(x).max(axis, keepdims=True).astype(np.float64)
-    error = np.abs(np.asarray(quantization.dequantize(quantized, axis, jnp.float32), np.float64) - x)
+    error = np.abs(np.asarray(dequantize(quantized, axis, jnp.float32), np.float64) - x)
     if dtype == "int8":
         bound = largest / 127 * 0.50001
     else:  # three bits of mantissa, and steps of 2^-9 below 2^-6
@@ -61,42 +64,41 @@ def test_numbers_are_the_nearest_under_a_scale_of_their_channel(x, dtype, axis):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zeros_stay_zeros_and_what_is_not_finite_stays_visible(dtype):
-    x = jnp.asarray([[0.0, 0.0], [1.0, jnp.nan], [1.0, -jnp.inf]])
-    back = np.asarray(quantization.dequantize(quantization.quantize(x, dtype, 1), 1, jnp.float32))
+    x = np.array([[0.0, 0.0], [1.0, np.nan], [1.0, -np.inf]], np.float32)
+    back = np.asarray(dequantize(quantize(x, dtype, 1), 1, jnp.float32))
     np.testing.assert_array_equal(back[0], 0)
     assert not np.isfinite(back[1:]).all(1).any()
 
 
 @pytest.mark.parametrize("dtype, tied", [("int8", True), ("float8_e4m3fn", False)])
 def test_quantized_weights_draw_from_the_policy_of_the_dequantized_ones(dtype, tied):
-    model, tree = params(tied)
-    quantized = models.quantize_params(tree, dtype)
-    plain = quantization.dequantized(quantized, jnp.float32)
+    model = MODEL if tied else UNTIED
+    tree = params(model)
+    quantized = quantize_params(tree, dtype)
+    plain = jax.jit(quantization.dequantized, static_argnums=1)(quantized, jnp.float32)
     assert jax.tree.structure(plain) == jax.tree.structure(tree)
     assert sum(x.dtype == dtype for x in jax.tree.leaves(quantized)) == 7 + (1 if tied else 2)
     rollout = run(model, quantized)
-    tokens, mask = jnp.asarray(rollout.tokens), jnp.asarray(rollout.response_mask)
-    np.testing.assert_allclose(
-        rollout.sampler_logp, models.token_logprobs(model, plain, tokens, mask), rtol=0, atol=2e-5
-    )
-    difference = np.abs(rollout.sampler_logp - models.token_logprobs(model, tree, tokens, mask))
-    assert 1e-3 < difference[rollout.response_mask].mean() < 1, "another policy than the trainer's, and near it"
+    tokens, mask = rollout.tokens, rollout.response_mask
+    np.testing.assert_allclose(rollout.sampler_logp, token_logprobs(model, plain, tokens, mask), rtol=0, atol=2e-5)
+    difference = np.abs(rollout.sampler_logp - np.asarray(token_logprobs(model, tree, tokens, mask)))
+    assert 1e-3 < difference[mask].mean() < 1, "another policy than the trainer's, and near it"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_quantized_cache_is_attention_to_rounded_keys_and_values(dtype):
-    model, tree = params()
+    tree = params(MODEL)
 
     def attention(q, k, v):
         k, v = (quantization.dequantize(quantization.quantize(x, dtype, -1), -1, jnp.float32) for x in (k, v))
         return causal_attention(q, k, v)
 
-    rollout = run(model, tree, cache_dtype=dtype)
-    rounded = dataclasses.replace(model, attention=attention)
-    expected = models.token_logprobs(rounded, tree, jnp.asarray(rollout.tokens), jnp.asarray(rollout.response_mask))
+    rollout = run(MODEL, tree, cache_dtype=dtype)
+    rounded = dataclasses.replace(MODEL, attention=attention)
+    expected = token_logprobs(rounded, tree, rollout.tokens, rollout.response_mask)
     np.testing.assert_allclose(rollout.sampler_logp, expected, rtol=0, atol=2e-5)
     if dtype == "int8":
-        other = run(model, tree, cache_dtype=dtype, slots=3, page_size=8, cache_pages=6)
+        other = run(MODEL, tree, cache_dtype=dtype, slots=3, page_size=8, cache_pages=6)
         jax.tree.map(np.testing.assert_array_equal, other, rollout)
 
 
@@ -104,30 +106,30 @@ def test_a_quantized_cache_is_attention_to_rounded_keys_and_values(dtype):
 def test_the_gpu_kernel_reads_numbers_with_their_scales(count):
     config, kernel = models.ModelConfig(64, 64, 64, 1, 4, 2, 64), paged_attention.PAGED_GPU
     rng, pages, size = np.random.default_rng(0), 24, 16
-    k, v = (jnp.asarray(rng.normal(size=(pages, size, 2, 64)), jnp.float32) for _ in "kv")
-    page, offset = (jnp.asarray(x, jnp.int32) for x in np.divmod(np.arange(pages * size), size))
+    k, v = (rng.normal(size=(pages, size, 2, 64)).astype(np.float32) for _ in "kv")
+    page, offset = np.divmod(np.arange(pages * size), size)
     flat = (x.reshape(-1, 2, 64) for x in (k, v))
-    pool = kernel.write(kernel.empty(config, "int8", pages, size), *flat, page, offset)
+    pool = jax.jit(kernel.write)(kernel.empty(config, "int8", pages, size), *flat, page, offset)
     assert [x.dtype for x in pool] == [jnp.int8] * 2 + [jnp.float32] * 2
-    table = jnp.asarray(rng.permutation(pages).reshape(3, 8), jnp.int32)
-    q, first = jnp.asarray(rng.normal(size=(3, count, 4, 64)), jnp.float32), jnp.asarray([0, 37, 100], jnp.int32)
-    out = paged_attention.paged_gpu(q, pool, table, first, size, interpret=True)
-    k, v = (quantization.dequantize(quantization.quantize(x, "int8", -1), -1, jnp.float32) for x in (k, v))
-    np.testing.assert_allclose(out, running_softmax.reference(q, k, v, table, first), rtol=0, atol=2e-5)
+    table = rng.permutation(pages).reshape(3, 8).astype(np.int32)
+    q, first = rng.normal(size=(3, count, 4, 64)).astype(np.float32), np.array([0, 37, 100], np.int32)
+    attend = functools.partial(paged_attention.paged_gpu, page_size=size, interpret=True)
+    k, v = (dequantize(quantize(x, "int8", -1), -1, jnp.float32) for x in (k, v))
+    out, expected = jax.jit(attend)(q, pool, table, first), jax.jit(running_softmax.reference)(q, k, v, table, first)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=2e-5)
 
 
 def test_the_tpu_kernel_converts_float8_and_numbers_beyond_it_are_its_largest():
     config, kernel = models.ModelConfig(64, 64, 64, 1, 4, 2, 128), paged_attention.RAGGED
-    k = jnp.full((1, 2, 128), 1e4)
-    (pool,) = kernel.write(kernel.empty(config, "float8_e4m3fn", 2, 16), k, -k, jnp.array([1]), jnp.array([3]))
-    np.testing.assert_array_equal(pool[1, 3].astype(jnp.float32)[:, 0], [448, -448] * 2)
+    k, empty = np.full((1, 2, 128), 1e4, np.float32), kernel.empty(config, "float8_e4m3fn", 2, 16)
+    (pool,) = jax.jit(kernel.write)(empty, k, -k, np.array([1]), np.array([3]))
+    np.testing.assert_array_equal(np.asarray(pool)[1, 3].astype(np.float32)[:, 0], [448, -448] * 2)
 
 
 def test_quantized_matrices_are_split_as_their_plain_ones_are():
-    model, tree = params(tied=False)
-    mesh = jax.sharding.AbstractMesh((1, 1, 2), ("data", "fsdp", "tensor"))
+    tree, mesh = params(UNTIED), jax.sharding.AbstractMesh((1, 1, 2), ("data", "fsdp", "tensor"))
     plain = parallel.shardings(mesh, tree, parallel.SAMPLING)
-    quantized = parallel.shardings(mesh, models.quantize_params(tree, "int8"), parallel.SAMPLING)
+    quantized = parallel.shardings(mesh, quantize_params(tree, "int8"), parallel.SAMPLING)
 
     def same(path, sharding, pair):
         if isinstance(pair, quantization.Quantized):
@@ -168,4 +170,4 @@ def test_the_cache_is_checked_before_anything_is_drawn():
     mesh = parallel.make_mesh(devices=jax.devices()[:1])
     sizes = dict(max_prompt=9, max_new=9, slots=4, page_size=4, cache_pages=None)
     with pytest.raises(ValueError, match="cache_dtype is 'bfloat16'"):
-        check_cache(models.Model(CONFIG), mesh, **sizes, cache_dtype="bfloat16")
+        check_cache(MODEL, mesh, **sizes, cache_dtype="bfloat16")

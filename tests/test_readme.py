@@ -37,19 +37,21 @@ PEERS = "python third_party/"  # need packages of their own: tests/test_third_pa
 # What is too large for a test, and the flags that make it small.
 SMALLER = {
     "quickstart.sh": "--config.model.size=micro",
-    "train --config=configs/quickstart.py": "--config.model.size=micro",
+    "train --config=configs/quickstart.py": "--config.model.size=micro --config.warm_start.steps=0",
     "configs/paper.py:": "--config.steps=1 --config.rollout.prompts=2 --config.rollout.samples=2 "
     "--config.rollout.slots=4 --config.rollout.cache_pages=64 --config.learner.scoring_rows=4 "
-    "--config.rollout.dynamic_sampling=False --config.rollout.max_new=8 --config.rollout.overlong_buffer=0 "
-    "--config.learner.minibatch_prompts=2 --config.learner.microbatch_rows=2 --config.evaluation.k=1 "
+    "--config.rollout.dynamic_sampling=False --config.rollout.overlong_buffer=0 "
+    "--config.rollout.max_prompt=256 --config.rollout.max_new=8 --config.learner.minibatch_prompts=2 "
+    "--config.learner.microbatch_rows=2 --config.evaluation.k=2 "
     "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
     "\"--config.data.heldout=('{0}/data/aime24',)\"",
     "verify --tradeoff": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100 --group=2 "
     "--epsilons=0.2:0.28,2 --betas=0.01 --ceilings=3",
     "my_objective --tradeoff": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100",
     "sweep.sh docs/": "--seeds=0 --out={0}/runs/tempered_sweep",
-    "evaluate --workdir=runs/urkl-8k": "--k=2",
-    "evaluate --checkpoint": "--k=2 --max_new=8 --tensor=2 --out={0}/competitions",
+    "evaluate --workdir=runs/urkl-8k": "--k=2",  # as in training: both run one compiled sampler
+    "evaluate --workdir=runs/mine": "--k=4",
+    "evaluate --checkpoint": "--k=2 --max_prompt=256 --max_new=8 --rows=2 --slots=4 --tensor=2 --out={0}/competitions",
 }
 # Of its four variants the first and the last are trained: the others differ from the first in a number.
 SWEEP, POWERS, FIRST_POWER = "docs/tempered_sweep.py", "(0.0, 0.5, 1.0)", "(0.0,)"
@@ -61,7 +63,7 @@ def folder(tmp_path_factory):
     sweep = (ROOT / SWEEP).read_text()
     assert len(variants.read(SWEEP).runs) == 4 * 5 and POWERS in sweep
     (folder / "tempered_sweep.py").write_text(sweep.replace(POWERS, FIRST_POWER))
-    real_path.write_checkpoint(folder / "checkpoints" / "Qwen3-4B", real_path.write_sets(folder))
+    real_path.write_checkpoint(folder / "checkpoints" / "Qwen3-4B", real_path.write_sets(folder), layers=1)
     return folder
 
 
@@ -80,10 +82,10 @@ def test_command(command, folder):
         r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
     )
     python, _, module, *arguments = shlex.split(command) if command.startswith("python -m ") else [None] * 3
-    if python and module.startswith("rpg_jax.") and "--tensor=2" not in command:
-        done = processes.run(module.removeprefix("rpg_jax."), *arguments)
+    if python and module.startswith("rpg_jax."):
+        devices = {"JAX_NUM_CPU_DEVICES": "2"} if "--tensor=2" in command else {}
+        done = processes.execute("-m", module, *arguments, **devices)
     else:  # the set-up is that of whoever runs this suite
-        environment |= {"JAX_NUM_CPU_DEVICES": "2"} if "--tensor=2" in command else {}
         command = re.sub("^python ", f"{shlex.quote(sys.executable)} ", command)
         done = subprocess.run(
             ["bash", "-c", command], cwd=ROOT, env=os.environ | environment, timeout=600,

@@ -59,8 +59,8 @@ def settings(**changes):
 
 @pytest.fixture(scope="module")
 def setup():
-    params = unstack_layers(MODEL.init(jax.random.key(0, impl="threefry2x32")))
-    return parallel.make_mesh(), params
+    init = jax.jit(lambda: unstack_layers(MODEL.init(jax.random.key(0, impl="threefry2x32"))))
+    return parallel.make_mesh(), init()
 
 
 def collector(setup, settings, should_stop=lambda: False, **options):
@@ -104,17 +104,17 @@ def test_starved_dynamic_sampling_says_what_to_change(setup):
 
 def test_without_dynamic_sampling_every_group_is_kept(setup):
     stream = ProblemStream(PROBLEMS, 3)
-    collected = collector(setup, settings(dynamic_sampling=False, oversample=1.0))(stream)
-    expected = [p.id for p in ProblemStream(PROBLEMS, 3).next(4)]
+    collected = collector(setup, settings(dynamic_sampling=False, oversample=1.0, prompts=6))(stream)
+    expected = [p.id for p in ProblemStream(PROBLEMS, 3).next(6)]
     assert np.asarray(collected.rollout.problem)[::2].tolist() == expected
-    assert stream.get_state() == 4
+    assert stream.get_state() == 6
 
 
 def test_noise_depends_on_step_and_problem_not_on_the_order(setup):
-    collect = collector(setup, settings(dynamic_sampling=False, oversample=1.0))
+    collect = collector(setup, settings(dynamic_sampling=False, oversample=1.0, prompts=6))
 
     def responses(seed, step):
-        rollout = collect(ProblemStream(PROBLEMS[:4], seed), step).rollout
+        rollout = collect(ProblemStream(PROBLEMS[:6], seed), step).rollout
         names = zip(np.asarray(rollout.problem), np.asarray(rollout.sample), strict=True)
         return dict(zip(names, map(bytes, np.asarray(rollout.tokens)), strict=True))
 
@@ -130,16 +130,19 @@ def test_preemption_is_noticed_inside_a_rollout(setup):
 def test_quantized_rollouts_record_the_log_probs_of_the_policy_that_drew(setup):
     mesh, params = setup
     eight_bits = settings(dynamic_sampling=False, oversample=1.0, weights_dtype="int8", cache_dtype="float8_e4m3fn")
-    rollout = collector(setup, eight_bits)(ProblemStream(PROBLEMS, 3)).rollout
-    prompts = rollout.tokens[::2, :12], ~rollout.response_mask[::2, :12] & (rollout.tokens[::2, :12] > 0)
+    rollout = jax.tree.map(np.asarray, collector(setup, eight_bits)(ProblemStream(PROBLEMS, 3)).rollout)
+    tokens, mask = rollout.tokens, rollout.response_mask
+    prompts = Prompts(tokens[::2, :12], ~mask[::2, :12] & (tokens[::2, :12] > 0), rollout.problem[::2])
+    quantized = jax.jit(quantize_params, static_argnums=1)(params, "int8")
     drawn = generate(
-        MODEL, quantize_params(params, "int8"), Prompts(*prompts, rollout.problem[::2]), step=0, samples=2, max_new=6,
+        MODEL, jax.device_put(quantized, parallel.shardings(mesh, quantized, parallel.SAMPLING)),
+        parallel.to_global(mesh, parallel.ROWS, prompts), step=0, samples=2, max_new=6,
         key=jax.random.key(7, impl="threefry2x32"), sampling=Sampling.make(stop_ids=(2,)), slots=8,
         cache_dtype="float8_e4m3fn",
     )  # fmt: skip
     jax.tree.map(np.testing.assert_array_equal, rollout, drawn)
-    tokens, mask = rollout.tokens, rollout.response_mask
-    assert np.abs(rollout.sampler_logp - token_logprobs(MODEL, params, tokens, mask))[np.asarray(mask)].max() > 1e-3
+    plain = jax.jit(token_logprobs, static_argnums=0)(MODEL, params, tokens, mask)
+    assert np.abs(rollout.sampler_logp - np.asarray(plain))[mask].max() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ SMALL = Grid(
 SMALL_FLAGS = ("--vocab=2", "--length=3", "--problems=5", "--distances=0.01,1", "--samples=1,100", "--group=2")
 SMALL_FORMS = ("--epsilons=0.2:0.28,0.05,2", "--ceilings=3", "--betas=0.1")
 measure_once = functools.cache(tradeoff.measure)
+CLIPPED = dict(clip="rpg", beta=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +48,24 @@ def where():
 
 
 def one(where, index) -> Problem:
-    return jax.tree.map(lambda x: x[index], where.problem)
+    return jax.tree.map(lambda x: np.asarray(x)[index], where.problem)
 
 
-def measured(where, level="token", divergence="urkl", **settings):
+def measure_at(where, level="token", divergence="urkl", **settings):
     objective = make("rpg", level=level, divergence=divergence, reduction="constant", **settings)
     with jax.enable_x64():
         return measurer(where, lambda _: objective, level, divergence)({}, objective.beta)
 
 
-def sample_gradients(objective, problem):
+@pytest.fixture(scope="module")
+def measured(where):
+    return functools.cache(functools.partial(measure_at, where))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def sample_gradients(problem, level):
     """(probabilities [N], gradients [N, H·V]) of every sequence, each differentiated on its own down to the logits."""
+    objective = make("rpg", level=level, reduction="constant", **CLIPPED)
 
     def loss(policy, row):
         logs = [token_logprobs(SPACE, x)[row][None] for x in (policy, problem.behavior, problem.reference)]
@@ -65,11 +73,12 @@ def sample_gradients(objective, problem):
         advantage = problem.advantage[row][None]
         return objective(logs[0], logs[1], advantage, mask, reference_logp=logs[2], denominator=1.0)[0]
 
-    gradient = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(problem.policy, jnp.arange(len(SPACE.mask)))
+    gradient = jax.vmap(jax.grad(loss), (None, 0))(problem.policy, jnp.arange(len(SPACE.mask)))
     probability = jnp.exp(token_logprobs(SPACE, problem.behavior).sum(axis=1))
-    return np.asarray(probability), np.asarray(gradient).reshape(len(gradient), -1)
+    return probability, gradient.reshape(len(gradient), -1)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def ascent(problem, level, divergence, beta):
     """∇J [H·V]."""
 
@@ -77,14 +86,15 @@ def ascent(problem, level, divergence, beta):
         parts = targets.PARTS[level](SPACE, policy, problem, 1.0, (divergence,))
         return parts["reward"] - beta * parts[divergence]
 
-    return np.asarray(jax.jit(jax.grad(value))(problem.policy)).ravel()
+    return jax.grad(value)(problem.policy).ravel()
 
 
 def test_policies_are_as_far_as_asked(where):
     with jax.enable_x64():
-        measure = jax.vmap(functools.partial(kl, SPACE))
+        measure = jax.jit(jax.vmap(functools.partial(kl, SPACE)))
         forth = np.asarray(measure(where.problem.behavior, where.problem.policy)).reshape(where.shape)
-        gain = jax.vmap(lambda p: targets.sequence_parts(SPACE, p.policy, p, 1.0, ())["reward"])(where.problem)
+        reward = lambda p: targets.sequence_parts(SPACE, p.policy, p, 1.0, ())["reward"]  # noqa: E731
+        gain = jax.jit(jax.vmap(reward))(where.problem)
     for distance, values in zip(DISTANCES, forth, strict=True):
         assert values == pytest.approx(np.full(values.shape, distance), rel=1e-9, abs=1e-15)
     gain = np.asarray(gain).reshape(where.shape)  # of E[A], 0 at the behavior policy
@@ -93,15 +103,13 @@ def test_policies_are_as_far_as_asked(where):
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_moments_are_those_of_every_sample(where, level):
-    settings = dict(clip="rpg", beta=0.3)
-    moments = measured(where, level, **settings)
-    objective = make("rpg", level=level, reduction="constant", **settings)
+def test_moments_are_those_of_every_sample(where, measured, level):
+    moments = measured(level, **CLIPPED)
     index = FAR
     with jax.enable_x64():
         problem = one(where, index)
-        probability, gradients = sample_gradients(objective, problem)
-        own, whole = (ascent(problem, x, "urkl", 0.3) for x in (level, "sequence"))
+        probability, gradients = jax.device_get(sample_gradients(problem, level))
+        own, whole = (np.asarray(ascent(problem, x, "urkl", 0.3)) for x in (level, "sequence"))
     mean = probability @ gradients
     spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
     assert spread > 0 and np.sum((mean + own) ** 2) > 1e-6
@@ -118,20 +126,21 @@ def test_moments_are_those_of_every_sample(where, level):
         assert getattr(moments, name).ravel()[index] == pytest.approx(value, rel=1e-9), name
     if level == "sequence":
         with jax.enable_x64():
-            w = np.exp((token_logprobs(SPACE, problem.policy) - token_logprobs(SPACE, problem.behavior)).sum(1))
+            logs = jax.jit(functools.partial(token_logprobs, SPACE))
+            w = np.exp(np.subtract(logs(problem.policy), logs(problem.behavior)).sum(1))
         assert moments.effective_sample_size.ravel()[index] == pytest.approx(1 / (probability @ w**2), rel=1e-9)
         dead = probability @ ~gradients.any(axis=1)
         assert moments.dead_mass.ravel()[index] == pytest.approx(dead) and 0 < dead < 1
 
 
-def test_draws_agree_with_the_error_of_n_samples(where):
-    objective, n, draws = make("rpg", clip="rpg", beta=0.3, reduction="constant"), 20, 4000
-    moments = measured(where, clip="rpg", beta=0.3)
+def test_draws_agree_with_the_error_of_n_samples(where, measured):
+    n, draws = 20, 4000
+    moments = measured("token", **CLIPPED)
     index = FAR
     with jax.enable_x64():
         problem = one(where, index)
-        probability, gradients = sample_gradients(objective, problem)
-        target = ascent(problem, "token", "urkl", 0.3)
+        probability, gradients = jax.device_get(sample_gradients(problem, "token"))
+        target = np.asarray(ascent(problem, "token", "urkl", 0.3))
     counts = np.random.default_rng(0).multinomial(n, probability / probability.sum(), size=draws)
     errors = ((counts @ gradients / n + target) ** 2).sum(axis=1) / (target @ target)
     expected = tables.error(moments, n).ravel()[index]
@@ -139,12 +148,12 @@ def test_draws_agree_with_the_error_of_n_samples(where):
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_clips_are_unbiased_at_old_and_pay_beyond(where, level):
-    exact = measured(where, level, beta=0.3)
+def test_clips_are_unbiased_at_old_and_pay_beyond(measured, level):
+    exact = measured(level, beta=0.3)
     assert (exact.bias_squared < 1e-24 * exact.gradient_squared).all() and not exact.dead_mass.any()
     assert (np.abs(exact.effective_sample_size[0] - 1) < 1e-12).all() and (exact.effective_sample_size[2] < 0.99).all()
     for clip in ("rpg", "truncate", "dual"):
-        clipped = measured(where, level, clip=clip, beta=0.3)
+        clipped = measured(level, clip=clip, beta=0.3)
         assert (clipped.bias_squared[0] < 1e-24 * clipped.gradient_squared[0]).all()
         assert (clipped.bias_squared[2] > 1e-6 * clipped.gradient_squared[2]).all()
         # N* is where the two errors meet.
@@ -158,12 +167,12 @@ def test_clips_are_unbiased_at_old_and_pay_beyond(where, level):
     assert np.isinf(tables.crossing(exact, exact)).all()
 
 
-def test_traced_numbers_are_the_objective_of_those_numbers(where):
+def test_traced_numbers_are_the_objective_of_those_numbers(where, measured):
     base = make("rpg", clip="rpg", reduction="constant", beta=0.5)
     numbers = dict(beta=0.05, clip_low=0.1, clip_high=0.4, clip_c=2.0)
     with jax.enable_x64():
         traced = measurer(where, lambda x: with_settings(base, x), "token", "urkl")(numbers, numbers["beta"])
-    for ours, theirs in zip(traced, measured(where, clip="rpg", **numbers), strict=True):
+    for ours, theirs in zip(traced, measured("token", clip="rpg", **numbers), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-25)
 
 
@@ -174,14 +183,15 @@ def where_of_groups():
 
 
 @pytest.fixture(scope="module")
-def pairs(where_of_groups):
-    """(situations, moments of groups of two)."""
+def triples(where_of_groups):
     with jax.enable_x64():
-        return where_of_groups, measure_groups(where_of_groups, 2, (0.2, 0.0))
+        return measure_groups(where_of_groups, 3, (0.2,))
 
 
-def test_each_advantage_is_as_published(pairs):
-    where, results = pairs
+def test_each_advantage_is_as_published(where_of_groups):
+    where = where_of_groups
+    with jax.enable_x64():
+        results = measure_groups(where, 2, (0.2, 0.0))
     for beta in (0.2, 0.0):
         alone = results["leave_one_out", False, beta]
         assert alone.bias_squared == pytest.approx(np.zeros(where.shape), abs=1e-24)
@@ -198,14 +208,13 @@ def test_each_advantage_is_as_published(pairs):
 
 
 @pytest.mark.parametrize("name", ["group_mean_std", "leave_one_out", "whitened_return"])
-def test_a_group_s_moments_are_those_of_every_ordered_draw(where_of_groups, name):
-    where, group, beta = where_of_groups, 3, 0.2
+def test_a_group_s_moments_are_those_of_every_ordered_draw(where_of_groups, triples, name):
+    group, beta = 3, 0.2
     objective = make("rpg", advantage=name, reduction="constant", beta=beta)
     with jax.enable_x64():
-        ours = measure_groups(where, group, (beta,))
-        problem = one(where, 3)
-        behavior, mask = token_logprobs(SPACE, problem.behavior), jnp.asarray(SPACE.mask)
-        rewards = np.sign(np.asarray(problem.advantage)[:, 0])
+        problem = one(where_of_groups, 3)
+        behavior, mask = jax.jit(token_logprobs, static_argnums=0)(SPACE, problem.behavior), jnp.asarray(SPACE.mask)
+        rewards = np.sign(problem.advantage[:, 0])
         total = np.exp(np.asarray(behavior).sum(1))
         rows = np.array(list(itertools.product(range(len(total)), repeat=group)))
 
@@ -216,7 +225,7 @@ def test_a_group_s_moments_are_those_of_every_ordered_draw(where_of_groups, name
 
         gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(problem.policy, rows)
         gradients = np.asarray(gradients).reshape(len(rows), -1)
-        target = ascent(problem, "token", "urkl", beta)
+        target = np.asarray(ascent(problem, "token", "urkl", beta))
     size = target @ target
     for dynamic in (False, True):
         probability = total[rows].prod(axis=1)
@@ -224,7 +233,7 @@ def test_a_group_s_moments_are_those_of_every_ordered_draw(where_of_groups, name
             probability = probability * (rewards[rows] != rewards[rows[:, :1]]).any(axis=1)
             probability /= probability.sum()
         mean = probability @ gradients
-        moments = ours[name, dynamic, beta]
+        moments = triples[name, dynamic, beta]
         spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
         assert moments.variance.ravel()[3] == pytest.approx(group * spread / size, rel=1e-9)
         assert moments.bias_squared.ravel()[3] == pytest.approx(np.sum((mean + target) ** 2) / size, rel=1e-9)
@@ -264,8 +273,8 @@ def test_rows_are_whole_and_add_up(result):
     assert (unclipped.bias_squared < 1e-24).all() and unclipped.n_star.isna().all()
 
 
-def test_without_a_divergence_algorithm_2_is_the_dual_clip(where):
-    ours, theirs = (measured(where, clip=clip, beta=0.0) for clip in ("rpg", "dual"))
+def test_without_a_divergence_algorithm_2_is_the_dual_clip(measured):
+    ours, theirs = (measured("token", clip=clip, beta=0.0) for clip in ("rpg", "dual"))
     assert ours.bias_squared[2].min() > 0 and ours.variance == pytest.approx(theirs.variance, rel=1e-9)
 
 
@@ -296,7 +305,7 @@ def test_figures_of_the_least_grid(tmp_path):
     forms = [f for f in tradeoff.built_in_forms(least) if f.clip in ("none", "rpg") and f.estimator == "reinforce"]
     with jax.enable_x64():
         where = situations(every_sequence("", 2, 1), 1, (0.0,))
-    moments = [measured(where, f.level, clip=f.clip, beta=0.0) for f in forms]
+    moments = [measure_at(where, f.level, clip=f.clip, beta=0.0) for f in forms]
     result = tradeoff.Tradeoff(least, tradeoff.of_forms(least, where, zip(forms, moments, strict=True)))
     assert len(figures.draw(result, tables.all_tables(result), tmp_path)) == 5 and len(list(tmp_path.iterdir())) == 5
 

@@ -36,7 +36,7 @@ def drawn():
 
 def initial():
     """The same random parameters in each test, in arrays that may be donated."""
-    return jax.tree.map(jnp.array, drawn())
+    return jax.device_put(drawn(), may_alias=False)
 
 
 def make_batch(seed=0):
@@ -55,27 +55,39 @@ def make_batch(seed=0):
     )
 
 
-def updated(
-    mesh, objective, *, rows=4, count=None, batch=None, name="adamw", clip_norm=1.0, denominator=None, times=1, **more
-):
-    optimizer = make_optimizer(name, learning_rate=1e-2, warmup_steps=2, weight_decay=0.1, **more)
+objective_of = cache(objectives.make)
+CONSTANT = dict(clip="none", estimator="reinforce", reduction="constant")
+ANY = objective_of("rpg", divergence="urkl", estimator="reinforce", clip="none", beta=0.0)  # where it does not matter
+
+
+@cache
+def compiled(objective, *, rows=4, name="adamw", clip_norm=1.0, denominator=None, offload=False):
+    """A first state on the host, where its leaves belong, and the update: once for all tests with these settings."""
+    mesh = parallel.make_mesh()
+    optimizer = make_optimizer(name, learning_rate=1e-2, warmup_steps=2, weight_decay=0.1, offload=offload)
     state = init_state(optimizer, mesh, initial())
     update = make_update(
         MODEL, objective, optimizer, mesh, state, rows=rows, temperature=0.8, clip_norm=clip_norm, logprob_chunk=5,
         denominator=denominator,
     )  # fmt: skip
-    batch = make_batch() if batch is None else batch
+    return jax.device_get(state), layout(optimizer, mesh, state), update
+
+
+def updated(objective, *, count=None, batch=None, times=1, rows=4, name="adamw", **settings):
+    state, place, update = compiled(objective, rows=rows, name=name, **settings)
+    state = jax.device_put(state, place, may_alias=False)  # updates donate it
     for _ in range(times):
-        state, metrics = update(state, batch, jnp.int32(ROWS // rows if count is None else count))
+        state, metrics = update(state, batch or make_batch(), np.int32(count or ROWS // rows))
     return state, metrics, update
 
 
-def plain_gradient(objective, params, batch, denominator=None):
-    """The whole minibatch at once from full logits: no chunks, no microbatches."""
+@partial(jax.jit, static_argnums=0)
+def plain_update(objective, params, batch, denominator, clip_norm):
+    """The whole minibatch at once from full logits: no chunks, no microbatches. (loss, norm, new parameters)."""
 
     def loss(params):
         logits = MODEL.logits(params, MODEL.hidden(params, batch.tokens)) / 0.8
-        logp = jnp.take_along_axis(jax.nn.log_softmax(logits)[:, :-1], jnp.asarray(batch.tokens)[:, 1:, None], -1)
+        logp = jnp.take_along_axis(jax.nn.log_softmax(logits)[:, :-1], batch.tokens[:, 1:, None], -1)
         logp = jnp.pad(logp[..., 0], ((0, 0), (1, 0)))
         value, _ = objective(
             logp, batch.behavior_logp, batch.advantage, batch.response_mask,
@@ -83,7 +95,12 @@ def plain_gradient(objective, params, batch, denominator=None):
         )  # fmt: skip
         return value
 
-    return jax.jit(jax.value_and_grad(loss))(params)
+    value, grads = jax.value_and_grad(loss)(params)
+    norm = optax.tree.norm(grads)
+    clipped = jax.tree.map(lambda g: g * jnp.minimum(1.0, clip_norm / norm), grads)
+    optimizer = make_optimizer("adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1).transformation
+    steps, _ = optimizer.update(clipped, optimizer.init(params), params)
+    return value, norm, optax.apply_updates(params, steps)
 
 
 def assert_close(a, b, **tolerance):
@@ -96,52 +113,40 @@ def assert_close(a, b, **tolerance):
         dict(clip="rpg", estimator="reinforce"),
         dict(clip="none", estimator="differentiable", reduction="sequence_mean", level="sequence"),
         dict(clip="none", estimator="reinforce", reduction="sequence_mean_token_mean"),
-        dict(clip="none", estimator="reinforce", reduction="constant"),
+        CONSTANT,
     ],
 )
-def test_update_equals_the_plain_gradient_whatever_the_microbatch(mesh, settings):
-    objective = objectives.make("rpg", divergence="urkl", beta=0.1, **settings)
+def test_update_equals_the_plain_gradient_whatever_the_microbatch(settings):
+    objective = objective_of("rpg", divergence="urkl", beta=0.1, **settings)
     denominator = 50.0 if settings.get("reduction") == "constant" else None
-    batch, params = make_batch(), initial()
-    loss, grads = plain_gradient(objective, params, batch, denominator)
-    norm = optax.tree.norm(grads)
-    expected = jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.05 / norm), grads)
-    optimizer = make_optimizer("adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1).transformation
-    steps, _ = jax.jit(optimizer.update)(expected, jax.jit(optimizer.init)(params), params)
-    expected = optax.apply_updates(params, steps)
+    loss, norm, expected = plain_update(objective, drawn(), make_batch(), denominator, 0.05)
     for rows in (2, 8):
-        state, metrics, _ = updated(mesh, objective, rows=rows, clip_norm=0.05, denominator=denominator)
+        state, metrics, _ = updated(objective, rows=rows, clip_norm=0.05, denominator=denominator)
         np.testing.assert_allclose(metrics["loss"].value(), loss, rtol=2e-5, atol=1e-7)
         np.testing.assert_allclose(metrics["grad_norm"].value(), norm, rtol=2e-5)
         # Adam's first step divides a gradient by its own size: tiny gradients carry their rounding into it.
         assert_close(state.params, expected, atol=3e-4)
 
 
-def test_count_is_traced_and_leaves_the_rest_out(mesh):
-    objective = objectives.make("rpg", divergence="rkl", estimator="reinforce", clip="none", reduction="constant")
-    batch = make_batch()
+def test_count_is_traced_and_leaves_the_rest_out():
+    objective = objective_of("rpg", divergence="urkl", beta=0.1, **CONSTANT)
+    batch, settings = make_batch(), dict(rows=2, clip_norm=0.05, denominator=50.0)
     half = dataclasses.replace(batch, response_mask=np.where(np.arange(ROWS)[:, None] < 4, batch.response_mask, False))
-    state, _, update = updated(mesh, objective, rows=2, count=2, denominator=30.0)
-    expected, _, _ = updated(mesh, objective, rows=2, batch=half, denominator=30.0)
-    assert_close(state.params, expected.params, rtol=1e-6)
+    state, metrics, update = updated(objective, count=2, **settings)
+    expected, same, _ = updated(objective, batch=half, **settings)
+    assert_close((state.params, metrics["grad_norm"]), (expected.params, same["grad_norm"]), rtol=1e-6)
     for count in (1, 2, 3, 4):
-        state, _ = update(state, batch, jnp.int32(count))
+        state, _ = update(state, batch, np.int32(count))
     # Two: the first call's state came from another program and carries no donated layout.
     assert update._cache_size() <= 2
 
 
 @pytest.mark.parametrize("name", ["adamw", "schedule_free_adamw"])
-def test_a_non_finite_update_changes_nothing_and_is_counted(mesh, name):
-    objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="none")
-    optimizer = make_optimizer(name, learning_rate=1e-2)
-    state = init_state(optimizer, mesh, initial())
-    update = make_update(
-        MODEL, objective, optimizer, mesh, state, rows=4, temperature=1.0, clip_norm=1.0, logprob_chunk=5
-    )
-    good, count = make_batch(), jnp.int32(2)
+def test_a_non_finite_update_changes_nothing_and_is_counted(name):
+    good, count = make_batch(), np.int32(2)
     bad = dataclasses.replace(good, advantage=np.full((ROWS, 1), np.inf, np.float32))
-    state, _ = update(state, good, count)
-    before = jax.tree.map(np.asarray, state)
+    state, _, update = updated(ANY, name=name)
+    before = jax.tree.map(np.array, state)
     state, metrics = update(state, bad, count)
     state, _ = update(state, bad, count)
     assert not np.isfinite(metrics["loss"].value())
@@ -150,8 +155,8 @@ def test_a_non_finite_update_changes_nothing_and_is_counted(mesh, name):
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
     state, _ = update(state, good, count)
     assert state.skipped.tolist() == [2, 0] and int(state.step) == 2
-    floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)  # noqa: E731
-    broken = jax.tree.map(lambda leaf: leaf * jnp.nan if floating(leaf) else leaf, state.opt_state)
+    broken = jax.tree.map(lambda x: np.full_like(x, np.nan if x.dtype == np.float32 else x), state.opt_state)
+    broken = jax.device_put(broken, jax.tree.map(lambda x: x.sharding, state.opt_state))
     state, metrics = update(dataclasses.replace(state, opt_state=broken), good, count)
     assert np.isfinite(metrics["loss"].value()) and np.isfinite(metrics["grad_norm"].value())
     assert state.skipped.tolist() == [3, 1], "a step that is not a number is not taken"
@@ -159,7 +164,7 @@ def test_a_non_finite_update_changes_nothing_and_is_counted(mesh, name):
 
 
 def test_parameters_that_are_not_finite_are_named():
-    good, bad = {"a": jnp.ones(3), "b": jnp.ones(2)}, {"a": jnp.ones(3), "b": jnp.array([1.0, jnp.inf])}
+    good, bad = {"a": np.ones(3), "b": np.ones(2)}, {"a": np.ones(3), "b": np.array([1.0, np.inf])}
     check_finite(good, "here", "")
     with pytest.raises(
         ValueError, match=r"here: parameters are NaN or infinite \(1 of 2 leaves, the first is b\); mend"
@@ -177,9 +182,10 @@ def test_schedule_free_samples_at_x_and_trains_at_y_and_ema_follows_x(mesh):
     )  # fmt: skip
     expected = jax.tree.map(np.asarray, state.reference.params)
     for _ in range(3):
-        state, metrics = update(state, make_batch(), jnp.int32(2))
-        x = jax.tree.map(lambda y, z: (y - 0.1 * z) / 0.9, state.params, state.opt_state.z)  # y = 0.9 x + 0.1 z
-        expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * np.asarray(new), expected, x)
+        state, metrics = update(state, make_batch(), np.int32(2))
+        y, z = jax.device_get((state.params, state.opt_state.z))
+        x = jax.tree.map(lambda y, z: (y - 0.1 * z) / 0.9, y, z)  # y = 0.9 x + 0.1 z
+        expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, expected, x)
     assert 0 < metrics["kl_reference_full"].value() < 1  # the first update's would be 0, the reference its own policy
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), state.reference.params, expected)
     sampled = make_sampling_params(MODEL, optimizer, mesh, state)(state)
@@ -195,7 +201,7 @@ def kinds(tree):
 @pytest.mark.parametrize("name", ["adamw", "schedule_free_adamw"])
 def test_an_offloaded_optimizer_takes_the_same_steps(mesh, name, tmp_path):
     """Its state is in the hosts' memory before and after, the policy and a checkpoint are made from there."""
-    run = lambda **more: updated(mesh, objectives.make("reinforce"), name=name, times=2, **more)  # noqa: E731
+    run = lambda **more: updated(ANY, name=name, times=2, **more)  # noqa: E731
     (plain, metrics, _), (state, same, update) = run(), run(offload=True)
     assert kinds(state.opt_state) == {"pinned_host"} and "pinned_host" not in kinds((state.params, plain))
     assert_close((plain, metrics), (state, same), rtol=1e-6)
@@ -211,7 +217,7 @@ def test_an_offloaded_optimizer_takes_the_same_steps(mesh, name, tmp_path):
         assert checkpoints.restore(shapes) is None
         checkpoints.save(2, state, {})
         saved = jax.tree.map(np.array, state)
-        state, _ = update(state, make_batch(), jnp.int32(2))  # donates what is being saved
+        state, _ = update(state, make_batch(), np.int32(2))  # donates what is being saved
         _, restored, _ = checkpoints.restore(shapes)
     assert kinds(restored.opt_state) == {"pinned_host"}
     jax.tree.map(np.testing.assert_array_equal, saved, restored)
@@ -229,16 +235,17 @@ def test_a_state_that_cannot_be_offloaded_is_refused():
         check_offload(make_optimizer("adamw", learning_rate=1.0, offload=True), mesh)
 
 
-def test_reference_average_follows_the_weighted_k3(mesh):
-    objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="none", beta=0.0)
-    state, metrics, _ = updated(mesh, objective)
+def test_reference_average_follows_the_weighted_k3():
+    state, metrics, _ = updated(ANY)
     assert float(metrics["kl_reference_weighted"].value()) > 0
-    np.testing.assert_allclose(state.reference.kl_average, 0.1 * metrics["kl_reference_weighted"].value(), rtol=1e-5)
+    expected = 0.1 * float(metrics["kl_reference_weighted"].value())
+    np.testing.assert_allclose(state.reference.kl_average, expected, rtol=1e-5)
 
 
 def test_merging_rows():
-    kept, fresh = {"a": jnp.arange(4), "b": jnp.zeros((4, 2))}, {"a": jnp.arange(10, 16), "b": jnp.ones((6, 2))}
-    merged = merge_rows(kept, fresh, np.array([-1, 5, -1, 0]))
+    kept, fresh = {"a": np.arange(4), "b": np.zeros((4, 2))}, {"a": np.arange(10, 16), "b": np.ones((6, 2))}
+    kept, fresh = jax.device_put((kept, fresh), may_alias=False)
+    merged = jax.device_get(merge_rows(kept, fresh, np.array([-1, 5, -1, 0])))
     assert merged["a"].tolist() == [0, 15, 2, 10]
     assert merged["b"][:, 0].tolist() == [0, 1, 0, 1]
     assert take_rows(fresh, np.array([3, 3]))["a"].tolist() == [13, 13]

@@ -42,7 +42,7 @@ def main(*arguments):
     out = io.StringIO()
     with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(screen):
         try:
-            cli.run(evaluate.main, ["evaluate", "--k=2", *arguments])
+            cli.run(evaluate.main, ["evaluate", *arguments])
         except SystemExit as left:
             code = left.code
     lines = [line for line in screen.getvalue().splitlines() if not line.startswith("evaluation ")]
@@ -117,7 +117,7 @@ def test_watching_evaluates_each_checkpoint_once_it_is_whole(found):
     assert [row["step"] for row in watched["rows"]] == [1, 2, 3]
     assert len(watched["lines"]) == 1 and "checkpoint 3" in watched["lines"][0], "one warning while it was not whole"
     first, second, third = watched["rows"]
-    assert first["k"] == 2 and 0 <= first["all/mean@2"] <= 1
+    assert first["k"] == 4 and 0 <= first["all/mean@4"] <= 1
     assert {k: v for k, v in third.items() if k != "step"} == {k: v for k, v in second.items() if k != "step"}
     assert first["all/response_length"] != second["all/response_length"], "other weights answer otherwise"
 
@@ -126,7 +126,7 @@ def test_watching_stops_and_goes_on(found):
     stopped, idle, again = found["stopped"], found["idle"], found["again"]
     assert stopped["code"] == 75 and [row["step"] for row in stopped["rows"]] == [1, 2]
     assert idle["code"] == 0 and idle["rows"] == stopped["rows"] and "no new one" in idle["out"]
-    assert again["code"] == 0 and again["rows"] == found["watched"]["rows"] and "mean@2" not in again["out"]
+    assert again["code"] == 0 and again["rows"] == found["watched"]["rows"] and "mean@4" not in again["out"]
 
 
 REFUSED = {
