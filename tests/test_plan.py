@@ -500,7 +500,8 @@ def test_decoding_takes_as_long_as_a_simulation_of_it(kind, requests):
     count, read, most = np.array(runs).T
     assert decoding.steps(lengths, requests, slots) == pytest.approx(count.mean(), rel=0.03)
     assert decoding.steps(lengths, requests, slots, 4) == pytest.approx(count.reshape(-1, 4).max(1).mean(), rel=0.03)
-    assert decoding.tokens_read(lengths, requests, prompt) == pytest.approx(read.mean(), rel=0.03)
+    tokens = requests * decoding.mean(lengths)  # each of which reads its prompt and what was drawn before it
+    assert tokens * (prompt + decoding.age(lengths)) == pytest.approx(read.mean(), rel=0.03)
     if requests > slots and not kind.startswith("fixed"):  # responses of one length never spread over the ages
         fits = decoding.slots_that_fit(lengths, prompt, int(np.quantile(most, 0.9)), 1)
         assert slots - 3 <= fits <= slots + 1

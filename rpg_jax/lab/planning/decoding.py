@@ -73,11 +73,6 @@ def _largest(probability: np.ndarray, count: int) -> float:
     return float((1 - np.minimum(np.cumsum(probability), 1.0) ** count).sum())
 
 
-def tokens_read(lengths: np.ndarray, requests: int, prompt: float) -> float:
-    """Tokens of the KV cache that decoding reads for `requests` responses, whatever the number of slots."""
-    return requests * mean(lengths) * (prompt + age(lengths))
-
-
 def slots_that_fit(lengths: np.ndarray, prompt: float, pages: int, page_size: int) -> int:
     """The most slots whose sequences rarely need more than `pages` at a time. A sequence's last page is half full."""
     held = (prompt + age(lengths)) / page_size + 0.5  # pages
