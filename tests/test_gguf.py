@@ -4,8 +4,8 @@ import json
 import pathlib
 import struct
 import sys
-import types
 
+import fuzzing
 import jax
 import numpy as np
 import processes
@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from rpg_jax.data import gguf_tokenizer, load_tokenizer
 from rpg_jax.models import Model, huggingface, rope
-from rpg_jax.run import cli
-from rpg_jax.run import convert as run_convert
 from rpg_jax.storage import gguf_files, weights
 
 gguf = pytest.importorskip("gguf")
@@ -162,12 +160,10 @@ def whole(folder):
 
 
 def refused(file, data):
-    """In this process, where what the command would say in a line is a `Mistake`: processes would take most time."""
     file.write_bytes(data)
-    target, unset = file.parent / "damaged", dict.fromkeys(("workdir", "checkpoint_dir", "which", "to", "max_shard_gb"))
-    with pytest.raises(cli.Mistake) as mistake:
-        run_convert.main(types.SimpleNamespace(source=str(file), target=str(target), dtype="keep", **unset))
-    assert str(file) in str(mistake.value) and "\n" not in str(mistake.value) and not target.exists()
+    status, complaint = fuzzing.call("convert", f"--source={file}", f"--target={file.parent / 'damaged'}")
+    assert status == 2 and str(file) in complaint
+    assert not (file.parent / "damaged").exists()
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-5, 1e-3, 0.003, 0.01, 0.02, 0.5, 0.999])
