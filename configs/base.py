@@ -114,10 +114,14 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             source="trainer",  # [name] of its log-probs: trainer, computed again, or sampler, as recorded when drawn
         ),
         reward=dict(
-            scale="signed",  # [name] reward of a verdict in 0..1: signed, which is -1..1, or unit, the verdict itself
+            scale="signed",  # [name] of each score in 0..1, before weights: signed, which is -1..1, or unit, as it is
             # Unset, generated tasks have verifiers of their own and prepared sets the dapo rule. These rules run in
             # the process that trains; math_verify and FILE.py:NAME run in workers under the limits below.
-            function=optional(str),  # [name] dapo, boxed, math_verify, or FILE.py:NAME
+            function=optional(str),  # [name] verifier (as if unset), dapo, boxed, math_verify, or FILE.py:NAME
+            # Several rewards in place of `function`, with commas between them: dapo,brief=FILE.py:NAME,FILE.py:OTHER
+            # are the rewards dapo, brief and OTHER, whose weighted sum is trained on.
+            functions=optional(object),  # [names] text, or a list of texts; unset: function
+            weights=dict(),  # [name -> factor] of a reward in the sum, which may be negative; 1 if it is not here
             # Problems of reasoning-gym are scored by their family, in workers too, unless FILE.py:NAME scores all.
             extraction="stated",  # [name] where their answers are: stated (Answer: …), boxed, tags, number, text
             partial_credit=False,  # [switch] keep their scores between 0 and 1, which otherwise are 0
@@ -181,6 +185,7 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             every=required(int),  # [RL steps] between evaluations on the held-out problems
             k=required(int),  # [responses] to each problem
             temperature=1.0,  # [logits divided by it] 0: greedy
+            function=optional(str),  # [name] of what gives accuracy, as reward.function; unset: the first reward
         ),
         checkpoint=dict(
             every=required(int),  # [RL steps] between checkpoints; each evaluation makes one, too

@@ -188,7 +188,11 @@ def test_every_key_has_bounds_but_those_that_the_registry_and_the_tasks_check():
     config = quickstart()
     config.data = base.prepared_sets(train="data/mine")
     both = {*flatten(quickstart().to_dict()), *flatten(config.to_dict())}
-    keys = {key for key in both if not key.startswith("data.tasks.")} | {"data.tasks", "data.template_options"}
+    keys = {key for key in both if not key.startswith("data.tasks.")} | {
+        "data.tasks",
+        "data.template_options",
+        "reward.weights",
+    }
     numbers_of_the_objective = {"alpha", "beta", "control", "clip_low", "clip_high", "clip_c", "clip_m2", "z_old"}
     numbers_of_the_objective.add("sampler_correction")
     assert keys - {f"objective.{name}" for name in numbers_of_the_objective} == bounds.BOUNDS.keys()

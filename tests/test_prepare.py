@@ -1,5 +1,7 @@
 """The command that makes datasets: what it folds, counts, writes and refuses."""
 
+import datetime
+import decimal
 import json
 import pathlib
 
@@ -11,7 +13,7 @@ import tensorflow_datasets as tfds
 from absl.testing import flagsaver
 
 from rpg_jax import data, prepare
-from rpg_jax.data import problems
+from rpg_jax.data import datasets, problems
 from rpg_jax.run import cli
 
 SHARED = pathlib.Path(__file__).parents[2] / "shared/data"
@@ -131,6 +133,24 @@ def test_several_sources_make_one_dataset(call):
     assert [by_prompt[p.prompt] for p in written("other")] == [p.id for p in written("other")], "ids are stable"
 
 
+def test_the_columns_of_a_row_are_kept_for_reward_functions(call):
+    stamps = {"day": datetime.date(2025, 1, 2), "price": decimal.Decimal("1.50"), "image": b"\xff\xd8"}
+    more = {"level": 3, "tags": ["a", "b"], "extra_info": {"index": 1, "solution": None}, "missing": None, **stamps}
+    parquet([{**row("p", "4"), **more}, {**row("p", "4"), **more, "level": 5}])
+    assert call("--source=in.parquet", "--target=out", "--template=none")[0] == 0
+    (found,) = written()
+    prompt = [{"content": "p", "role": "user"}]
+    assert found.columns == {
+        "prompt": prompt, "reward_model": {"ground_truth": "4", "style": "rule"}, "level": 3, "tags": ["a", "b"],
+        "extra_info": {"index": 1, "solution": None}, "missing": None, "day": "2025-01-02", "price": 1.5,
+    }  # fmt: skip
+    jsonl({"question": "q", "answer": 2, "level": 0.5, "more": {"a": [1, None]}})
+    for source in ("out", "in.parquet", "in.jsonl"):
+        sets = datasets.load(source, tokenizer=Words(), max_prompt=9, wording="none")
+        expected = {"question": "q", "answer": 2, "level": 0.5, "more": {"a": [1, None]}}
+        assert sets.problems("train")[0].columns == (expected if source == "in.jsonl" else found.columns)
+
+
 def test_columns_with_dots_and_solutions_within_extra_info(call):
     more = {"extra_info": {"solution": "worked", "index": 1}, "the.answer": 5}
     parquet([{**row("p", "4"), **more}])
@@ -186,6 +206,7 @@ def test_chat_messages_and_numbers_from_tfds(call):
     (found,) = written()
     assert found.prompt == '[{"role": "system", "content": ""}, {"role": "user", "content": "é"}]'
     assert found.answer == "0.1"
+    assert found.columns == {"prompt": {"role": ["system", "user"], "content": ["", "é"]}, "answer": np.float32(0.1)}
 
 
 def test_long_prompts_are_dropped_or_refused(call):
@@ -293,7 +314,7 @@ def test_bad_parquet_files(call):
         ("zero", "zero.parquet: holds no rows"),
         ("short", "short.parquet: not a whole parquet file"),
         ("nothing", "nothing.parquet: not a whole parquet file"),
-        ("corrupt", "corrupt.parquet, from row 0 on, columns prompt, reward_model.ground_truth"),
+        ("corrupt", "corrupt.parquet, from row 0 on: "),
         ("binary", "binary.parquet, row 1, column problem: 'utf-8' codec"),
         ("missing", "missing.parquet: there is no such file"),
     ]:

@@ -81,7 +81,7 @@ def reward(prompt, response, answer, task):
         except OSError:
             pass
     if response == "shown":
-        return type("Shown", (float,), {"__repr__": lambda self: 1 / 0})(7.0)
+        return type("Shown", (), {"__repr__": lambda self: 1 / 0})()
     if response == "said":
         raise type("Said", (Exception,), {"__str__": lambda self: 1 / 0})()
     if response == "daemons":
@@ -116,7 +116,7 @@ def problem(id, answer="yes", task="t"):
 
 def test_survives_everything_and_names_the_problem(file):
     expected = {
-        "raise": "KeyError: 'of mine",
+        "raise": "reward function reward: my_reward.py:LINE: KeyError: 'of mine",
         "hang": "longer than 0.5 s",
         "spin": "longer than 0.5 s",
         "exit": "exit status 3",
@@ -124,8 +124,8 @@ def test_survives_everything_and_names_the_problem(file):
         "kill": "SIGKILL",
         "memory": "MemoryError",
         "nan": "returned nan, not a number in 0..1",
-        "none": "TypeError",
-        "large": "returned 2.0, not a number in 0..1",
+        "none": "returned None (NoneType), not a number in 0..1",
+        "large": "returned 2.0, not a number in 0..1; return a share, and set its size by reward.weights",
         "child": "longer than 0.5 s",
         "segfault": "SIGSEGV",
         "group": "SIGKILL",
@@ -133,8 +133,14 @@ def test_survives_everything_and_names_the_problem(file):
         "pipes": "it wrote to our pipe",
         "forge": "it wrote to our pipe",
         "shown": "ZeroDivisionError",
-        "said": "reward function Said",
+        "said": "my_reward.py:LAST: Said",
     }
+    lines = {"LINE": "raise KeyError(", "LAST": "raise type("}
+    numbers = {
+        key: next(n for n, line in enumerate(REWARD.splitlines(), 1) if text in line) for key, text in lines.items()
+    }
+    for key, number in numbers.items():
+        expected = {name: says.replace(key, str(number)) for name, says in expected.items()}
     items = []
     for i, name in enumerate(expected):
         items += [(problem(100 + i), name), (problem(i), "yes"), (problem(i), "no"), (problem(i, task="u"), "yes")]
@@ -161,7 +167,9 @@ def test_a_fork_bomb_ends_and_orphans_do_not_outlive_the_scorer(file, tmp_path, 
     with Scorer(f"{file}:reward", workers=2, timeout_seconds=20, max_failures=1) as scorer:
         scores = scorer.score([(problem(3, str(bomb)), "large bomb"), (problem(4), "yes")])
         assert scores.correct.tolist() == [0, 1]
-        assert scores.failures == ["problem 3 (t): reward function ended its process (it had more than 16 processes)"]
+        assert scores.failures == [
+            "problem 3 (t): reward function reward: ended its process (it had more than 16 processes)"
+        ]
         assert len(bomb.read_text().split()) > 16 and not left(bomb)
         scores = scorer.score([(problem(5, str(daemons)), "daemons"), (problem(4), "yes")])
         assert scores.failures == []
@@ -275,17 +283,21 @@ def test_workers_start_fast_and_end_with_the_scorer(file, tmp_path):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("reward", "must be one of dapo, boxed, math_verify, or of the form FILE.py:NAME"),
+        ("reward", "must be one of verifier, dapo, boxed, math_verify, or of the form FILE.py:NAME"),
         ("{folder}/my_reward.py", "of the form FILE.py:NAME"),
         ("{folder}/absent.py:reward", "there is no file"),
-        ("{folder}/my_reward.py:rewrad", "defines no function 'rewrad'"),
-        ("{folder}/broken.py:reward", "SyntaxError"),
+        ("{folder}/my_reward.py:rewrad", "my_reward.py defines no function 'rewrad'; it defines breed, reward"),
+        ("{folder}/broken.py:reward", "4096: broken.py:1: SyntaxError: "),
+        ("{folder}/imports.py:reward", "4096: broken.py:1: SyntaxError: "),
+        ("{folder}/lacks.py:reward", "4096: lacks.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
         ("{folder}/dies.py:reward", "exit status 4"),
     ],
 )
 def test_a_function_that_cannot_be_loaded(file, function, says):
     (file.parent / "broken.py").write_text("def reward(:\n")
     (file.parent / "dies.py").write_text("import os\nos._exit(4)\n")
+    (file.parent / "imports.py").write_text("\nimport broken\n")
+    (file.parent / "lacks.py").write_text("\nimport no_such_module\n")
     with pytest.raises(ValueError, match=says) as error:
         Scorer(function.format(folder=file.parent))
     assert "\n" not in str(error.value)

@@ -41,7 +41,7 @@ class Tokenizer:
 class FakeScorer:
     """Problems with an odd id have groups that differ; those of the others are all wrong."""
 
-    def score(self, items):
+    def score(self, items, lengths, rewards):
         seen, correct = {}, []
         for problem, _ in items:
             seen[problem.id] = seen.get(problem.id, -1) + 1
@@ -87,6 +87,38 @@ def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
     lengths = np.asarray(collected.rollout.response_mask).sum(-1).reshape(4, 2)
     expected = np.tile([-1.0, 1.0], (4, 1)) - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
+
+
+class SeveralScorer:
+    """Odd ids: one right response of two. Ids 0, 4, 8, ...: both wrong, and one brief."""
+
+    def score(self, items, lengths, rewards):
+        assert len(items) == len(lengths) and rewards
+        first = np.arange(len(items)) % 2 == 0
+        ids = np.array([problem.id for problem, _ in items])
+        right, brief = np.float32(first & (ids % 2 == 1)), np.float32(first & (ids % 4 == 0))
+        return Scores(right, [], {"right": right, "brief": brief})
+
+
+def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_their_sum(setup):
+    mesh, params = setup
+    key, stream = jax.random.key(7, impl="threefry2x32"), ProblemStream(PROBLEMS, 0)
+    arguments = (MODEL, Tokenizer(), SeveralScorer(), mesh, settings(), key, lambda: False)
+    collect = make_collect(*arguments, scale=scale_named("unit"), weights={"brief": -0.5})
+    collected, seen = collect(params, stream, 0), ProblemStream(PROBLEMS, 0).next(12)[:6]
+    kept = np.asarray(collected.rollout.problem)[::2]
+    assert kept.tolist() == [p.id for p in seen if p.id % 4 != 2][:4] and stream.get_state() == 6
+    lengths = np.asarray(collected.rollout.response_mask).sum(-1).reshape(4, 2)
+    expected = np.where(kept % 2, 1.0, -0.5)[:, None] * [1, 0] - np.clip((lengths - 4) / 2, 0, 1)
+    np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
+    means = {
+        name: np.mean([p.id % 4 in ids for p in seen]) / 2 for name, ids in {"right": (1, 3), "brief": (0,)}.items()
+    }
+    assert collected.metrics["reward/right"] == collected.metrics["accuracy"] == pytest.approx(means["right"])
+    assert collected.metrics["reward/brief"] == pytest.approx(means["brief"])
+    assert collected.metrics["kept_fraction"] == pytest.approx(np.mean([p.id % 4 != 2 for p in seen]))
+    example = collected.examples[0]
+    assert example["correct"] == example["reward/right"] == seen[0].id % 2
 
 
 def test_unit_rewards_are_shaped_alike(setup):

@@ -1,11 +1,14 @@
 """From records to problems: checks, prompt template, one problem for repeated rows, unique ids."""
 
+import contextlib
 import dataclasses
+import datetime
 import decimal
 import hashlib
 import json
 import numbers
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +52,7 @@ def fold(
         or both rows of contradicting answers; or no row at all.
     """
     sources = list(sources)
-    distinct, contradictions, read = {}, {}, 0  # {messages: (task, solution, answer, first row)}
+    distinct, contradictions, read = {}, {}, 0  # {messages: (task, solution, answer, columns, first row)}
     for source in sources:
         for number, record in source.records:
             read += 1
@@ -60,9 +63,10 @@ def fold(
             earlier = distinct.get(messages)
             if earlier is None:
                 solution = _column(source, number, record, "solution", _text) or ""
-                distinct[messages] = (name or source.name, solution, answer, source.where(number))
+                where = source.where(number)
+                distinct[messages] = (name or source.name, solution, answer, columns_of(record), where)
             elif earlier[2] != answer:
-                contradictions.setdefault(messages, (*earlier[2:], answer, source.where(number)))
+                contradictions.setdefault(messages, (earlier[2], earlier[-1], answer, source.where(number)))
     progress(read)
     if not distinct:
         raise ValueError(f"{', '.join(source.title for source in sources)}: holds no rows")
@@ -81,8 +85,40 @@ def fold(
         for messages in distinct
     ]
     rows = zip(_ids(prompts), prompts, distinct.values(), strict=True)
-    problems = [Problem(i, task, prompt, solution, answer) for i, prompt, (task, solution, answer, _) in rows]
+    problems = [Problem(i, task, prompt, *rest) for i, prompt, (task, *rest, _) in rows]
     return Folded(problems, [origin for *_, origin in distinct.values()], read, len(contradictions))
+
+
+def columns_of(record: dict) -> dict[str, Any]:
+    """The columns of a row as JSON values.
+
+    Bytes are text, and dates ISO 8601; a column that JSON cannot hold, such as an image, is left out.
+    """
+    columns = {}
+    for name, value in record.items():
+        with contextlib.suppress(TypeError, ValueError):
+            columns[str(name)] = _json(value)
+    return columns
+
+
+def _json(value):
+    """A value as JSON holds it; raises TypeError or ValueError for one that it cannot hold."""
+    if isinstance(value, dict):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _json(value.tolist())
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise TypeError(type(value).__name__)
+    json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair cannot be stored
+    return value
 
 
 def _column(source, number, record, kind, convert):

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import json
 import pathlib
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -27,6 +29,8 @@ class Problem:
     prompt: str  # the model's input; on disk, JSON of the chat messages of a real set's problem
     solution: str  # worked, ends with the line `Answer: ...`; of a real set unchanged, perhaps empty
     answer: str  # for the verifier: JSON of a generated problem, ground truth of a real one
+    # For reward functions: the columns of a real problem's row, JSON values; those of repeated rows are the first's.
+    columns: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 def generate(tasks: dict[str, dict], train_size: int, heldout_size: int, seed: int) -> dict[str, list[Problem]]:
@@ -66,7 +70,7 @@ class Problems(tfds.core.GeneratorBasedBuilder):
             builder=self,
             description="Problems with checkable answers, some with worked solutions.",
             features=tfds.features.FeaturesDict(
-                {"id": np.int32, "task": text, "prompt": text, "solution": text, "answer": text}
+                {"id": np.int32, **dict.fromkeys(("task", "prompt", "solution", "answer", "columns"), text)}
             ),
             disable_shuffling=True,  # Grain shuffles; the order on disk is that of the input
         )
@@ -76,7 +80,7 @@ class Problems(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, problems):
         for index, problem in enumerate(problems):  # TFDS sorts by this key
-            yield index, dataclasses.asdict(problem)
+            yield index, dataclasses.asdict(problem) | {"columns": json.dumps(problem.columns)}
 
 
 def write(splits: dict[str, list[Problem]], directory) -> None:
@@ -160,6 +164,7 @@ def read(directory, split: str) -> Sequence[dict]:
 
 
 def to_problem(record: dict) -> Problem:
-    """A TFDS record as a `Problem`."""
+    """A TFDS record as a `Problem`; folders of earlier versions have no columns."""
     texts = {key: record[key].decode() for key in ("task", "prompt", "solution", "answer")}
-    return Problem(id=int(record["id"]), **texts)
+    columns = json.loads(record["columns"]) if "columns" in record else {}
+    return Problem(id=int(record["id"]), **texts, columns=columns)

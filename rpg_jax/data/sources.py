@@ -126,18 +126,17 @@ def _open_parquet(path, title, fields):
     for kind in ("problem", "answer"):
         if not present[kind]:
             raise lacking(title, kind, fields[kind], tree)
-    columns = sorted({stored[kind][path] for kind, paths in present.items() for path in paths})
 
     def records():
         number = 0
-        batches = file.iter_batches(_BATCH, columns=columns)  # one batch at a time, whatever the row groups
+        batches = file.iter_batches(_BATCH)  # one batch at a time, whatever the row groups
         while True:
             try:
                 rows = next(batches).to_pylist()
             except StopIteration:
                 return
             except broken as error:
-                raise ValueError(f"{title}, from row {number} on, columns {', '.join(columns)}: {error}") from error
+                raise ValueError(f"{title}, from row {number} on: {error}") from error
             yield from enumerate(rows, number)
             number += len(rows)
 

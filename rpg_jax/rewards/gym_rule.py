@@ -15,14 +15,14 @@ except ImportError as error:
 _CHUNK = 500  # items of a dataset, as when the problem was drawn
 
 
-def gym(prompt: str, extracted: str, answer: str, task: str) -> float:
-    """The family's `score_answer`, 0..1, of an answer that was taken out of a response. Raises what that raises."""
+def gym(prompt: str, response: str, answer: str, task: str) -> float:
+    """The family's `score_answer`, 0..1, of what was extracted from a response. Raises what that raises."""
     record = json.loads(answer)
     dataset, entry = _item(record["family"], json.dumps(record["parameters"]), record["seed"], record["index"])
     digest = hashlib.blake2b(f"{record['family']}\n{entry['question']}".encode(), digest_size=8).hexdigest()
     if digest != record["digest"]:
         raise RuntimeError("this version of reasoning-gym draws another question here; prepare the set again")
-    return dataset.score_answer(extracted, entry)
+    return dataset.score_answer(response, entry)
 
 
 @functools.lru_cache(maxsize=256)

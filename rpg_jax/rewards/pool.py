@@ -49,8 +49,12 @@ class Pool:
             self.close()
             raise
 
-    def map(self, questions: Sequence[list]) -> tuple[np.ndarray, dict[int, str]]:
-        """The function's values f32[N] for N lists of arguments, 0 for failures, and {index: reason} of failures."""
+    def try_out(self, question: dict) -> None:
+        """Calls the function once; raises Failure where the call fails."""
+        self._workers[0].ask(question)
+
+    def map(self, questions: Sequence[dict]) -> tuple[np.ndarray, dict[int, str]]:
+        """The function's values f32[N] for N questions {name: value}, 0 for failures; {index: reason} of failures."""
         values, failures = np.zeros(len(questions), np.float32), {}
         queue = SimpleQueue()
         for index in [*range(len(questions)), *[None] * len(self._workers)]:
@@ -107,12 +111,12 @@ class _Worker:
     def wait_until_ready(self):
         self._exchange(b"", _START_SECONDS)
 
-    def _question(self, arguments: list | None) -> bytes:
+    def _question(self, values: dict | None) -> bytes:
         """A line for the worker, with a new secret, which its answer must repeat."""
         self._secret = secrets.token_hex(16)
-        return json.dumps([self._secret, arguments]).encode() + b"\n"
+        return json.dumps([self._secret, values]).encode() + b"\n"
 
-    def ask(self, question: list) -> float:
+    def ask(self, question: dict) -> float:
         if self._process is None:
             self.start()
             self.wait_until_ready()

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from rpg_jax.rewards.answer import EXTRACTIONS, final_answer
 from rpg_jax.rewards.pool import Failure, Pool
 from rpg_jax.rewards.rules import JUDGED, RULES, voted_answer
+from rpg_jax.rewards.shaping import check_weights
 from rpg_jax.rewards.verifiers import VERIFIERS
+from rpg_jax.rewards.worker import OURS
 
 _GYM = "gym"  # a problem of reasoning-gym has a task named gym:FAMILY
 _MODULES = {"math_verify": "rpg_jax.rewards.math_rule"}  # the project's own functions that need a worker
@@ -18,35 +21,45 @@ _WORKERS = _MODULES | {_GYM: "rpg_jax.rewards.gym_rule"}
 _IN_PROCESS = VERIFIERS | RULES
 
 
+OWN = "verifier"  # the name of each task's own rule
+
+
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """N verdicts of `Scorer.score`, and the failures among them."""
+    """What `Scorer.score` finds of N responses."""
 
-    correct: np.ndarray  # f32[N], 1 right, 0 wrong, partial credit between; 0 where the function failed
-    failures: list[str]  # one line for each sample whose scoring failed, naming its problem
+    correct: np.ndarray  # f32[N], accuracy: 1 right, 0 wrong, partial credit between; 0 where the function failed
+    failures: list[str]  # one line for each call that failed, naming the problem
+    # f32[N] of each named reward, before scale and weight; empty where `correct` is the one reward.
+    rewards: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class Scorer:
-    """Scores responses by rule or with a function.
+    """Scores responses by rules and functions.
 
-    A user's function, `NAME(prompt: str, response: str, answer: str, task: str) -> float in 0..1`, `math_verify` and
-    the families of reasoning-gym run in `workers` processes. A call that raises, hangs, dies, takes too much memory,
-    starts too many processes or returns anything else fails its sample: the sample counts as wrong and is reported,
-    and a worker that died or hangs is replaced. `close`, or the end of a `with`, ends every process that the scorer or
-    a function started.
+    A user's function, `math_verify` and the families of reasoning-gym run in `workers` processes. A function is given
+    what its signature names of `worker.OURS` and the columns of the problem's row, and returns a number in 0..1. A call
+    that raises, hangs, dies, takes too much memory, starts too many processes or returns anything else fails its
+    sample: its score is 0 and it is reported, and a worker that died or hangs is replaced. `close`, or the end of a
+    `with`, ends every process that the scorer or a function started.
     """
 
     def __init__(
-        self, function=None, workers=2, timeout_seconds=10.0, memory_mb=4096, max_failures=0.25, extraction="stated",
-        partial_credit=False, network=False, tasks=(),
+        self, function=None, functions=(), weights=None, evaluation=None, workers=2, timeout_seconds=10.0,
+        memory_mb=4096, max_failures=0.25, extraction="stated", partial_credit=False, network=False, tasks=(),
+        generated=True,
     ):  # fmt: skip
-        """Checks the settings and starts the workers that `function` and `tasks` need.
+        """Checks the settings and starts the workers that the functions and `tasks` need.
 
         Args:
-          function: None, each task's own verifier and the DAPO rule for tasks without one; "dapo", "boxed" or
-            "math_verify" for all tasks; or "FILE.py:NAME". Problems of reasoning-gym are scored by their family unless
-            the function is a user's.
-          workers: processes; timeout_seconds: for one sample, after which its worker is killed.
+          function: "verifier" or None, each task's own verifier and the DAPO rule for tasks without one; "dapo",
+            "boxed" or "math_verify" for all tasks; or "FILE.py:NAME". Problems of reasoning-gym are scored by their
+            family unless the function is a user's.
+          functions: in place of `function`, several of these, or one text with commas between them. Each is a reward
+            named by its rule, its NAME, or a name of its own before it, "brief=FILE.py:NAME".
+          weights: {name of a reward: number} in the sum of rewards; 1 where a reward has none.
+          evaluation: a function like these, or the name of a reward, whose score is the accuracy; None is the first.
+          workers: processes of each function; timeout_seconds: for one sample, after which its worker is killed.
           memory_mb: address space of a worker, MiB.
           max_failures: the largest share of one call's samples on which a user's function may fail. What sympy or a
             family of reasoning-gym cannot score is wrong and does not count: the policy writes its input.
@@ -54,6 +67,7 @@ class Scorer:
           network: whether a user's function may use the network. Other workers never do.
           partial_credit: whether their scores between 0 and 1 are kept; otherwise they are 0.
           tasks: of the problems to come; the workers of those that are not named start with their first problem.
+          generated: whether the problems are generated; a prepared set may have the name of a task with a verifier.
 
         Raises:
           ValueError: when a function cannot be loaded, or for a setting out of range.
@@ -66,11 +80,17 @@ class Scorer:
             raise ValueError(f"reward {max_failures=} is a share of the samples and must be in 0..1")
         if extraction not in EXTRACTIONS:
             raise ValueError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
-        self._function, self._max_failures = function, max_failures
+        self._rewards = named_rewards(function, functions)
+        self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
+        self._judge = judge_of(self._rewards, evaluation)
+        is_first = self._judge == next(iter(self._rewards.values()))
+        self._is_one = not functions and is_first and set(self.weights.values()) == {1.0}
+        self._generated, self._max_failures = generated, max_failures
         self._extract, self._partial_credit = EXTRACTIONS[extraction], partial_credit
         self._limits = dict(workers=workers, timeout_seconds=timeout_seconds, memory_mb=memory_mb)
         self._network, self._pools = network, {}
-        needed = {self._function_of(task) for task in tasks} | ({function} if function is not None else set())
+        functions = {*self._rewards.values(), self._judge}
+        needed = {self._function_of(name, task) for name in functions for task in tasks} | functions - {OWN}
         try:
             for name in sorted(needed - _IN_PROCESS.keys()):
                 self._pool(name)
@@ -78,31 +98,60 @@ class Scorer:
             self.close()
             raise
 
-    def score(self, items: Sequence) -> Scores:
-        """Scores N pairs (problem, response); a problem has `id`, `task`, `prompt` and `answer`.
+    def score(self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True) -> Scores:
+        """Scores N pairs (problem, response); a problem has `id`, `task`, `prompt`, `answer` and `columns`.
+
+        Args:
+          lengths: the tokens of each response.
+          rewards: false for the accuracy alone.
 
         Raises:
           RuntimeError: a user's function failed on more than `max_failures` of the samples.
           ValueError: the workers of reasoning-gym cannot be started.
         """
-        correct, failures = np.zeros(len(items), np.float32), {}
+        lengths = [None] * len(items) if lengths is None else lengths
+        named = self._rewards if rewards and not self._is_one else {}
+        scored = {name: self._score(name, items, lengths) for name in dict.fromkeys([self._judge, *named.values()])}
+        lines = sorted((index, line) for _, failures in scored.values() for index, line in failures.items())
+        values = {name: scored[function][0] for name, function in named.items()}
+        return Scores(scored[self._judge][0], [line for _, line in lines], values)
+
+    def try_out(self, problem, rewards: bool = True) -> None:
+        """Calls each user's function once, with a problem's own answer as the response.
+
+        With `rewards` false only that of the accuracy. Raises ValueError where a call fails.
+        """
+        for function in dict.fromkeys([*(self._rewards.values() if rewards else ()), self._judge]):
+            if function == OWN or function in _IN_PROCESS or function in _MODULES:
+                continue
+            try:
+                self._pool(function).try_out(_question(problem, problem.answer, 1))
+            except Failure as failure:
+                raise ValueError(
+                    f"reward function {function!r}, tried on problem {problem.id} ({problem.task}) with its answer "
+                    f"{problem.answer!r:.60} as the response: {failure}"
+                ) from None
+
+    def _score(self, function: str, items: Sequence, lengths: Sequence) -> tuple[np.ndarray, dict[int, str]]:
+        """(scores f32[N], {index: line about a failure}) of a function; "verifier" is another one for each task."""
+        scores, failures = np.zeros(len(items), np.float32), {}
         indices: dict[str, list[int]] = {}
         for index, (problem, _) in enumerate(items):
-            indices.setdefault(self._function_of(problem.task), []).append(index)
-        for function, chosen in indices.items():
-            if rule := _IN_PROCESS.get(function):
-                correct[chosen] = [rule(items[index][1], items[index][0].answer) for index in chosen]
+            indices.setdefault(self._function_of(function, problem.task), []).append(index)
+        for name, chosen in indices.items():
+            if rule := _IN_PROCESS.get(name):
+                scores[chosen] = [rule(items[index][1], items[index][0].answer) for index in chosen]
             else:
-                correct[chosen], failed = self._ask(function, [items[index] for index in chosen])
+                scores[chosen], failed = self._ask(name, [(*items[index], lengths[index]) for index in chosen])
                 failures |= {chosen[place]: reason for place, reason in failed.items()}
-        return Scores(correct, [failures[index] for index in sorted(failures)])
+        return scores, failures
 
     def vote(self, problem, response: str) -> str | None:
         """A response's vote in maj@k: the answer that the problem's rule judges, normalized; None if it finds none.
 
         What a user's function looks at is not known, so its responses vote with their whole text.
         """
-        function = self._function_of(problem.task)
+        function = self._function_of(self._judge, problem.task)
         if function in VERIFIERS:
             return voted_answer(response, final_answer)
         if function in JUDGED:
@@ -110,30 +159,28 @@ class Scorer:
         extracted = self._extract(response) if function == _GYM else response
         return " ".join((extracted or "").split()) or None
 
-    def _function_of(self, task: str) -> str:
-        """The name of the rule, verifier or function that scores a task's problems."""
-        is_ours = self._function is None or self._function in RULES or self._function in _MODULES
+    def _function_of(self, function: str, task: str) -> str:
+        """The name of the rule, verifier or function that scores a task's problems where `function` is set."""
+        is_ours = function == OWN or function in RULES or function in _MODULES
         if task.startswith(f"{_GYM}:") and is_ours:
             return _GYM
-        if self._function is not None:
-            return self._function
-        return task if task in VERIFIERS else "dapo"
+        if function != OWN:
+            return function
+        return task if task in VERIFIERS and self._generated else "dapo"
 
     def _ask(self, function: str, items: Sequence) -> tuple[np.ndarray, dict[int, str]]:
-        """(scores f32[N], {index: line about a failure}) of pairs (problem, response), from worker processes."""
-        texts = [self._extract(response) if function == _GYM else response for _, response in items]
+        """(scores f32[N], {index: line about a failure}) of (problem, response, its tokens), from worker processes."""
+        texts = [self._extract(response) if function == _GYM else response for _, response, _ in items]
         asked = [index for index, text in enumerate(texts) if text is not None]
         correct = np.zeros(len(items), np.float32)
-        questions = [
-            [items[index][0].prompt, texts[index], items[index][0].answer, items[index][0].task] for index in asked
-        ]
+        questions = [_question(items[index][0], texts[index], items[index][2]) for index in asked]
         correct[asked], failed = self._pool(function).map(questions)
         if function == _GYM and not self._partial_credit:
             correct = (correct == 1.0).astype(np.float32)
         lines = {}
         for place, reason in failed.items():
             problem = items[asked[place]][0]
-            lines[asked[place]] = f"problem {problem.id} ({problem.task}): reward function {reason}"
+            lines[asked[place]] = f"problem {problem.id} ({problem.task}): reward function {_name(function)}: {reason}"
         if function not in _WORKERS and len(lines) > self._max_failures * len(items):
             raise RuntimeError(
                 f"reward function {function!r} failed on {len(lines)} of {len(items)} samples, more than "
@@ -166,10 +213,42 @@ class Scorer:
         self.close()
 
 
+def _question(problem, response: str, tokens) -> dict:
+    """What a function may be given: the columns of a problem's row, and ours in place of those with the same names."""
+    ours = problem.prompt, response, problem.answer, problem.task, tokens
+    return problem.columns | dict(zip(OURS, ours, strict=True))
+
+
+def judge_of(rewards: dict[str, str], evaluation: str | None) -> str:
+    """The function whose score is the accuracy: `evaluation`, which may be the name of a reward; else the first."""
+    return rewards.get(evaluation, evaluation) if evaluation else next(iter(rewards.values()))
+
+
+def named_rewards(function: str | None, functions: str | Sequence[str] | None = ()) -> dict[str, str]:
+    """{name: function} of `reward.function` or `reward.functions`, in order."""
+    if not functions:
+        return {_name(function or OWN): function or OWN}
+    if function:
+        raise ValueError(f"reward.function={function!r} and reward.functions are both set; set one of them")
+    titles = functions.split(",") if isinstance(functions, str) else functions
+    pairs = [re.fullmatch(r"(?:\s*(\w+)\s*=)?\s*(.*?)\s*", title, re.DOTALL).groups() for title in titles]
+    named = {name or _name(function): function for name, function in pairs}
+    if len(named) < len(pairs):
+        raise ValueError(
+            f"reward.functions has two of one name, of {', '.join(map(str.strip, titles))}; give one another name "
+            f"before it, such as other=FILE.py:NAME"
+        )
+    return named
+
+
+def _name(function: str) -> str:
+    return function.rpartition(":")[2]
+
+
 def _parse(function: str) -> tuple[str, str]:
     file, _, name = function.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
-        known = ", ".join([*RULES, *_MODULES])
+        known = ", ".join([OWN, *RULES, *_MODULES])
         raise ValueError(f"reward function {function!r} must be one of {known}, or of the form FILE.py:NAME")
     if not pathlib.Path(file).is_file():
         raise ValueError(f"reward function {function!r}: there is no file {file!r}")

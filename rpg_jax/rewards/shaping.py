@@ -1,6 +1,8 @@
 """Rewards from verdicts and response lengths."""
 
-from collections.abc import Callable
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,6 +26,28 @@ def scale_named(name: str) -> Callable[[ArrayLike], np.ndarray]:
     if name not in SCALES:
         raise ValueError(f"reward.scale is {name!r}; known: {', '.join(SCALES)}")
     return SCALES[name]
+
+
+def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """The weights as floats; raises ValueError for one that is no finite number, or of no reward in `names`."""
+    for name, weight in weights.items():
+        if name not in names:
+            raise ValueError(f"reward.weights has {name!r}, which is no reward; there are: {', '.join(names)}")
+        is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
+        if not is_number or not math.isfinite(weight):
+            raise ValueError(f"reward.weights.{name} is {weight!r}; it must be a finite number, which may be negative")
+    return {name: float(weight) for name, weight in weights.items()}
+
+
+def weighted_sum(
+    values: Mapping[str, np.ndarray], weights: Mapping[str, float], scale: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """f32[...], the sum of weight times `scale` of each reward's values f32[...] in 0..1; a weight is 1 if not given.
+
+    It is summed in float64: sums that are equal but for the order of their terms are equal in float32.
+    """
+    terms = [np.float64(weights.get(name, 1.0)) * scale(value) for name, value in values.items()]
+    return np.sum(terms, axis=0, dtype=np.float64).astype(np.float32)
 
 
 def overlong_penalty(lengths: ArrayLike, maximum: int, buffer: int, factor: float = 1.0) -> np.ndarray:

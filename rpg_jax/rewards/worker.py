@@ -2,24 +2,31 @@
 
 Run as a script, `python worker.py WHERE NAME MEMORY_MB NETWORK`, where WHERE is a Python file or the name of a module,
 and NETWORK is 1 if the function may use the network. It imports the standard library only, to start within a few
-hundredths of a second. A question is [secret, arguments], and its answer repeats the secret, so that what the function
-writes to the pipe is no answer. The first question has no arguments; its answer says whether the function could be
-loaded, and, where the network should be off and is not, why.
+hundredths of a second. A question is [secret, values], where `values` are those of `OURS` and the problem's columns by
+name, and its answer repeats the secret, so that what the function writes to the pipe is no answer. The first question
+has no values; its answer says whether the function could be loaded, and, where the network should be off and is not,
+why.
 
 The function runs in this process and decides the score: no secret can be kept from it. What the function itself does
 not trust, such as code that a model wrote, it must run in a process of its own, which inherits every limit.
 """
 
 import ctypes
+import decimal
 import importlib
 import importlib.util
+import inspect
 import json
+import numbers
 import os
 import resource
 import sys
 import threading
 import time
 
+# What a function may be given beside the columns of the problem's row; the first four also by position, in this order.
+OURS = ("prompt", "response", "answer", "task", "response_tokens")
+ROUNDING = 1e-6  # beyond 0 and 1 that is still a sum of float32
 _MOST_FILES = 256  # open at a time
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _PR_SET_DUMPABLE = 4
@@ -37,20 +44,76 @@ def load(where: str, name: str):
         module = importlib.import_module(where)
     function = getattr(module, name, None)
     if not callable(function):
-        raise LookupError(f"it defines no function {name!r}")
+        named = vars(module).items()
+        own = [key for key, value in named if getattr(value, "__module__", None) == module.__name__ and callable(value)]
+        raise Refused(f"{os.path.basename(where)} defines no function {name!r}; it defines {', '.join(own) or 'none'}")
     return function
 
 
-def judge(function, arguments) -> dict:
-    """{"value": float in 0..1} or {"error": one line}."""
+class Refused(Exception):
+    """What is wrong with a function, in our words."""
+
+
+def judge(function, values: dict, where: str = "") -> dict:
+    """{"value": float in 0..1} or {"error": one line} of the function in the file `where`."""
     try:
-        value = function(*arguments)
-        number = float(value)
-        if not 0.0 <= number <= 1.0:
-            return {"error": f"returned {value!r:.60}, not a number in 0..1"}
+        positional, named = arguments(function, values)
+        return {"value": score(function(*positional, **named))}
     except BaseException as error:  # SystemExit and MemoryError too: nothing that a reward does may end the run
-        return {"error": _line(error)}
-    return {"value": number}
+        return {"error": _line(error, where)}
+
+
+def arguments(function, values: dict) -> tuple[list, dict]:
+    """(positional, named) arguments of a call: the values that the signature names, or all of them for **columns.
+
+    Four plain parameters without known names are prompt, response, answer and task, as are *arguments.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a function in C
+        return [values[name] for name in OURS[:4]], {}
+    kinds = {parameter.kind for parameter in parameters}
+    ordered = kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}
+    if ordered or _are_plain(parameters, values):
+        rest = {name: value for name, value in values.items() if name not in OURS[:4]}
+        wanted = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        positional, values = [values[name] for name in OURS[:4]], rest
+    else:
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        named = [parameter for parameter in parameters if parameter.kind not in variadic]
+        for parameter in named:
+            if parameter.name not in values and parameter.default is inspect.Parameter.empty:
+                columns = ", ".join(name for name in values if name not in OURS) or "none"
+                raise Refused(
+                    f"its parameter {parameter.name!r} is neither {', '.join(OURS)} nor a column of the problem's row, "
+                    f"which has the columns {columns}"
+                )
+        positional, wanted = [], {parameter.name for parameter in named}
+    everything = inspect.Parameter.VAR_KEYWORD in kinds
+    return positional, {name: value for name, value in values.items() if everything or name in wanted}
+
+
+def _are_plain(parameters, values) -> bool:
+    """Whether these are four parameters for prompt, response, answer and task, under other names or with _ for some."""
+    plain = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    unknown = [name for name in plain if name not in values]
+    if len(plain) != 4 or len(parameters) != 4 or not unknown:
+        return False
+    if len(unknown) == 4:
+        return True
+    pairs = zip(plain, OURS, strict=False)
+    return all(name == ours or (name in unknown and name.startswith("_")) for name, ours in pairs)
+
+
+def score(value) -> float:
+    """A number in 0..1 from what a function returned: a number of any library, but no text. Raises Refused."""
+    number = value.item() if getattr(value, "shape", None) == () else value  # NumPy's, JAX's, torch's
+    if not isinstance(number, (numbers.Real, decimal.Decimal)):
+        raise Refused(f"returned {value!r:.60} ({type(value).__name__}), not a number in 0..1")
+    number = float(number)
+    if not -ROUNDING <= number <= 1.0 + ROUNDING:
+        raise Refused(f"returned {number!r}, not a number in 0..1; return a share, and set its size by reward.weights")
+    return min(max(0.0, number), 1.0)
 
 
 def leave_network() -> str:
@@ -73,6 +136,7 @@ def leave_network() -> str:
 
 
 def main(where, name, memory_mb, network):
+    where = os.path.abspath(where) if where.endswith(".py") else where  # the function may change the folder
     reachable = "" if network == "1" else leave_network()
     questions, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the user's input() gets nothing
@@ -97,11 +161,11 @@ def main(where, name, memory_mb, network):
     try:
         function = load(where, name)
     except BaseException as error:
-        return reply(secret, {"error": _line(error)})
+        return reply(secret, {"error": _line(error, where)})
     reply(secret, {"value": 1.0, "network": reachable})
     for line in questions:
-        secret, arguments = json.loads(line)
-        reply(secret, judge(function, arguments))
+        secret, values = json.loads(line)
+        reply(secret, judge(function, values, where))
 
 
 def _leave_with(parent):
@@ -110,12 +174,29 @@ def _leave_with(parent):
     os._exit(1)
 
 
-def _line(error):
+def _line(error, where) -> str:
+    """What was raised, after the file and line of the innermost frame in the function's file or one beside it."""
     try:
-        text = f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        if isinstance(error, SyntaxError):
+            text = f"{type(error).__name__}: {error.msg}"
     except BaseException:  # its __str__ raises
         text = type(error).__name__
-    return " ".join(text.split())[:300]
+    place = "" if isinstance(error, Refused) or not where.endswith(".py") else _place(error, where)
+    return " ".join(f"{place}{text}".split())[:300]
+
+
+def _place(error, file) -> str:
+    """FILE.py:LINE and a colon, or nothing for an error that has no frame of that file or one beside it."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{os.path.basename(error.filename)}:{error.lineno}: "
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        frame = os.path.abspath(trace.tb_frame.f_code.co_filename)
+        if os.path.dirname(frame) == os.path.dirname(file) and frame != os.path.abspath(__file__):
+            place = f"{os.path.basename(frame)}:{trace.tb_lineno}: "
+        trace = trace.tb_next
+    return place
 
 
 if __name__ == "__main__":

@@ -80,18 +80,20 @@ KEYS = {
         data.directory data.train data.wording data.tokenizer data.overlong data.template
         rollout.cache_dtype rollout.weights_dtype behavior.source reward.scale reward.function reward.extraction
         objective.name objective.clip objective.divergence objective.estimator objective.kl objective.advantage
-        objective.level objective.reduction reference.mode optimizer.name optimizer.decay log.wandb
+        objective.level objective.reduction reference.mode optimizer.name optimizer.decay evaluation.function
+        log.wandb
     """,
-    SETS: "data.heldout",
-    SECTION: "data.tasks data.template_options",
+    SETS: "data.heldout reward.functions",
+    SECTION: "data.tasks data.template_options reward.weights",
 }
 BOUNDS: dict[str, Bound] = {key: bound for bound, keys in KEYS.items() for key in keys.split()}
 MAY_BE_UNSET = set(
     """
     model.size model.checkpoint data.train data.tokenizer data.template rollout.cache_pages rollout.cache_dtype
-    rollout.weights_dtype rollout.max_age reward.function objective.denominator objective.clip objective.divergence
-    objective.estimator objective.kl objective.advantage objective.level objective.reduction reference.every
-    reference.kl_target reference.decay learner.scoring_rows optimizer.decay log.wandb
+    rollout.weights_dtype rollout.max_age reward.function reward.functions evaluation.function objective.denominator
+    objective.clip objective.divergence objective.estimator objective.kl objective.advantage objective.level
+    objective.reduction reference.every reference.kl_target reference.decay learner.scoring_rows optimizer.decay
+    log.wandb
     """.split()
 )
 

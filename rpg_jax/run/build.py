@@ -107,10 +107,16 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     longest = rollout.max_prompt + rollout.max_new
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
     check_pages(model, mesh, rollout)
-    # The scorer chooses a verifier by the task's name, and a prepared set may be named like a generated task.
-    default = {} if "tasks" in config.data else {"function": "dapo", "tasks": problems.tasks}
-    scorer = Scorer(**default | set_keys(config.reward, "scale"))
+    known = dict(generated="tasks" in config.data, tasks=() if "tasks" in config.data else problems.tasks)
+    scorer = Scorer(**set_keys(config.reward, "scale"), **known, evaluation=config.evaluation.get("function"))
     return Run(mesh, problems, model, scorer, **settings)
+
+
+def try_rewards(run: Run) -> None:
+    """Tries each user's function on the first problem that it is to score; raises ValueError where a call fails."""
+    for split in ("train", "heldout"):
+        if len(run.data.problems(split)):
+            run.scorer.try_out(run.data.problems(split)[0], rewards=split == "train")
 
 
 def check_pages(model: Model, mesh: Mesh, rollout: RolloutSettings) -> None:
@@ -298,7 +304,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),
         collect=collector(
             run.model, run.data.tokenizer, run.scorer, run.mesh, run.rollout, noise_key(config.seed, ROLLOUT),
-            should_stop, scale=scale_named(config.reward.scale),
+            should_stop, scale=scale_named(config.reward.scale), weights=run.scorer.weights,
         ),
         experience=make_experience(
             run.model, run.objective, run.optimizer, run.mesh,

@@ -55,6 +55,7 @@ def main(options) -> int:
             check_flags(options)
             place = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir) if options.workdir else None
             subject = of_run(options, place) if place else of_checkpoint(options)
+            subject.scorer.try_out(subject.problems[0], rewards=False)
         with subject.scorer:
             if place and options.watch:
                 done = watch(options, subject, place, stop.is_set)
@@ -123,7 +124,7 @@ def of_checkpoint(options) -> Subject:
 
     sets = read_sets(options, tokenizer, settings["max_prompt"])
     scoring = dict(extraction=options.extraction or "stated", network=options.network, tasks=sets.tasks)
-    scorer = Scorer(options.reward or "dapo", **scoring)
+    scorer = Scorer(options.reward, generated=False, **scoring)
     return Subject(model, mesh, tokenizer, list(sets.problems("heldout")), scorer, settings, find)
 
 

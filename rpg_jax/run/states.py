@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax import parallel
 from rpg_jax.models import Model, unstack_layers
+from rpg_jax.rewards.scorer import OWN, judge_of, named_rewards
 from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum, saved_steps
@@ -52,13 +53,18 @@ def read_run(
 ) -> tuple[ConfigDict, Run]:
     """The config in a folder of checkpoints, and the run of it, for sampling or export.
 
+    Its scorer has the function of the accuracy alone.
+
     `heldout` (problem sets), `reward` (a function's name) and `extraction` (a rule's) stand in place of the run's own
     if they are given. With `network` the function may use the network, also where the run's could not.
     """
     config = for_inference(workdir.read_config(folder))
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(train=None, heldout=heldout or config.data.heldout)
-    config.reward.function = reward or config.reward.function or ("dapo" if heldout else None)
+    section, evaluation = config.reward, config.evaluation.get("function")
+    judge = reward or judge_of(named_rewards(section.function, section.get("functions")), evaluation)
+    section.update(dict(function="dapo" if heldout and judge == OWN else judge, functions=None, weights={}))
+    config.evaluation.function = None
     if extraction:
         config.reward.extraction = extraction
     if network:

@@ -38,6 +38,7 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
                 build.check_base(config)
                 run = build.build_run(config, log=job.say)
                 build.check_rows(config, run)
+                build.try_rewards(run)
                 window = profile.window(options.profile, config.steps)
             job.check_same_data(run.data)
             path, folder = open_workdir(options, config, locks)

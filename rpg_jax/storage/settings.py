@@ -4,13 +4,17 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 
 from ml_collections import ConfigDict
 
 DIGEST = "digest"  # the key of `config.json` with the digest of the others
 FREE = ("mesh", "log", DIGEST)  # sections that do not change what a run computes
 # {name: key} of the keys that may name the user's own files: FILE.py:NAME, or files and folders of problems.
-OWN = {"objective": "objective.name", "reward": "reward.function", "train": "data.train", "heldout": "data.heldout"}
+OWN = {
+    "objective": "objective.name", "reward": "reward.function", "rewards": "reward.functions",
+    "evaluation": "evaluation.function", "train": "data.train", "heldout": "data.heldout",
+}  # fmt: skip
 CHECKSUMS = "SHA256SUMS"  # of a prepared folder; rpg_jax/data/problems.py, which writes it, is slow to import
 CODE = "code"  # the section of `config.json` with the digests of such files
 
@@ -35,7 +39,9 @@ def as_json(config: ConfigDict) -> dict:
 def _digest_of(names: str | list[str]) -> str | None:
     """The digest of the files that a key names; of a prepared folder, that of its list of checksums. None without."""
     titles = names.split(",") if isinstance(names, str) else names
-    places = [pathlib.Path(title.rpartition(":")[0] if ".py:" in title else title.strip()) for title in titles]
+    code = re.compile(r"\s*(?:\w+\s*=)?\s*(.*\.py):\w+\s*")  # a reward may have a name before it
+    matches = [(title, code.fullmatch(title)) for title in titles]
+    places = [pathlib.Path(match[1] if match else title.strip()) for title, match in matches]
     files = [file for place in places for file in (place, place / CHECKSUMS) if os.path.isfile(file)]
     digests = [file_digest(file) for file in files]
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:12] if digests[1:] else next(iter(digests), None)

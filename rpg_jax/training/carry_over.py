@@ -8,7 +8,7 @@ and the policy version of each token, and goes on under the new parameters.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -122,18 +122,19 @@ def _account(mesh, before, after, version, samples, max_new):
 
 def make_collect(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, settings: RolloutSettings, key: jax.Array,
-    should_stop: Callable[[], bool], scale: Callable[[np.ndarray], np.ndarray] = signed_reward, *, wait: int | None,
+    should_stop: Callable[[], bool], scale: Callable[[np.ndarray], np.ndarray] = signed_reward,
+    weights: Mapping[str, float] | None = None, *, wait: int | None,
 ) -> Collect:  # fmt: skip
     """Builds `collect(params, stream, step, pending, version)`, as `rollout.make_collect` does without carry-over.
 
     `version` is that of `params`, i32[], and `wait` is `steps_to_wait`. What is pending is not donated.
 
-    With dynamic sampling, groups whose accuracies are all equal leave, and fresh ones take their places in the same
+    With dynamic sampling, groups whose rewards are all equal leave, and fresh ones take their places in the same
     step. A generation batch is what is drawn until enough groups are complete.
     """
     prompts, samples, total = settings.prompts, settings.samples, settings.fresh_prompts
     draw = make_draw(model, tokenizer, mesh, settings, key, should_stop)
-    grade_groups = make_grade_groups(scorer, settings, scale)
+    grade_groups = make_grade_groups(scorer, settings, scale, weights)
     # Age rank of the group in each place: the oldest are first in the queue of each data shard.
     ranks = np.arange(total).reshape(-1, parallel.row_shards(mesh)).T.reshape(-1)
     places, local = np.argsort(ranks), multihost.row_indices(mesh, total)
@@ -174,7 +175,7 @@ def make_collect(
             batch = grade_groups(mine, [problems[n] for n in own], *responses)
             clock.lap("reward")
             seen.append(batch)
-            usable = np.flatnonzero(settings.usable(batch.correct))
+            usable = np.flatnonzero(settings.usable(batch.unpunished))
             kept += [chosen[n] for n in usable]
             rewards += [batch.reward[n] for n in usable]
             open_groups = [group for group in open_groups if group not in chosen]

@@ -117,10 +117,10 @@ def make_evaluate(
                 return
             texts, lengths = read_responses(tokenizer, rollout, k, np.arange(len(mine)))
             finished = parallel.local_rows(rollout.finished).reshape(-1, k)
-            verdicts = grade(scorer, own[: len(mine)], texts)
-            responses = zip(texts, *verdicts, lengths.tolist(), finished.tolist(), strict=False)
+            graded = grade(scorer, own[: len(mine)], texts, lengths, rewards=False)
+            responses = zip(texts, graded, lengths.tolist(), finished.tolist(), strict=False)
             for problem, answer in zip(batch, multihost.gather_rows(mine, responses), strict=True):
-                texts, correct, lines, lengths, finished = answer
+                texts, (correct, _, lines), lengths, finished = answer
                 arrays = np.array(correct, np.float32), np.array(lengths, np.int32), np.array(finished)
                 yield Answered(problem, texts, *arrays, lines)
 

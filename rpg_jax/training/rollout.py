@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from rpg_jax.data import Problem, ProblemStream, Tokenizer, prompt_rows
 from rpg_jax.models import Model, quantize_params
 from rpg_jax.models.quantization import check_dtype
 from rpg_jax.parallel import multihost
-from rpg_jax.rewards import Scorer, overlong_penalty, signed_reward
+from rpg_jax.rewards import Scorer, overlong_penalty, signed_reward, weighted_sum
 from rpg_jax.sampling import PAGE_SIZE, Sampling, generate
 from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.training.phases import Clock
@@ -38,7 +38,7 @@ class RolloutSettings:
     max_new: int
     slots: int
     temperature: float
-    dynamic_sampling: bool  # drop groups whose accuracies are all equal
+    dynamic_sampling: bool  # drop groups whose rewards are all equal, before the overlong punishment
     oversample: float  # prompts generated at a time, or under way with carry_over, as a multiple of `prompts`
     max_batches: int  # generation batches a step at most
     overlong_buffer: int  # soft punishment over the last so many tokens
@@ -81,9 +81,9 @@ class RolloutSettings:
         """Prompts of one generation batch."""
         return math.ceil(self.prompts * self.oversample) if self.dynamic_sampling or self.carry_over else self.prompts
 
-    def usable(self, correct: np.ndarray) -> np.ndarray:
-        """Which groups [P] have a signal: those whose accuracies [P, G], before shaping, differ."""
-        return (correct != correct[:, :1]).any(1) | (not self.dynamic_sampling)
+    def usable(self, unpunished: np.ndarray) -> np.ndarray:
+        """Which groups [P] have a signal: those whose rewards [P, G], before the overlong punishment, differ."""
+        return (unpunished != unpunished[:, :1]).any(1) | (not self.dynamic_sampling)
 
 
 class Graded(NamedTuple):
@@ -92,8 +92,10 @@ class Graded(NamedTuple):
     rows: np.ndarray  # i64[N], which of the P are this process's
     problems: list[Problem]  # [N]
     texts: list[list[str]]  # [N][G]
-    correct: np.ndarray  # f32[P, G], unshaped
-    reward: np.ndarray  # f32[P, G], shaped
+    correct: np.ndarray  # f32[P, G], accuracy
+    rewards: dict[str, np.ndarray]  # f32[P, G] of each named reward, before scale and weight
+    unpunished: np.ndarray  # f32[P, G], their weighted sum
+    reward: np.ndarray  # f32[P, G], that with the overlong punishment
     lengths: np.ndarray  # i32[P, G], in tokens
     failures: list[str]  # one line for each response that could not be scored
 
@@ -155,37 +157,45 @@ def quantized(params: Params, mesh: Mesh, dtype: str) -> Params:
 
 
 def grade(
-    scorer: Scorer, problems: Sequence[Problem], texts: list[list[str]]
-) -> tuple[list[list[float]], list[list[str]]]:
-    """Scores this process's texts [N][G]: (accuracies [N][G], lines [N][...] that name what could not be scored).
+    scorer: Scorer, problems: Sequence[Problem], texts: list[list[str]], lengths: np.ndarray, rewards: bool = True
+) -> list[tuple[list[float], dict[str, list[float]], list[str]]]:
+    """Scores this process's texts [N][G] of lengths i32[N, G] in tokens.
 
-    An error on one process is raised on all of them.
+    For each problem its accuracies [G], its named rewards [G] (none if `rewards` is false), and lines that name what
+    could not be scored. An error on one process is raised on all of them.
     """
+    items = [(one, text) for one, group in zip(problems, texts, strict=True) for text in group]
     with multihost.together():
-        scores = scorer.score([(one, text) for one, group in zip(problems, texts, strict=True) for text in group])
-    verdicts = iter(scores.correct.tolist())
-    lines = [scores.failures if row == 0 else [] for row in range(len(problems))]
-    return [[next(verdicts) for _ in group] for group in texts], lines
+        scores = scorer.score(items, lengths.reshape(-1).tolist(), rewards)
+    named = {name: values.reshape(lengths.shape) for name, values in scores.rewards.items()}
+    return [
+        (correct, {name: values[row].tolist() for name, values in named.items()}, [] if row else scores.failures)
+        for row, correct in enumerate(scores.correct.reshape(lengths.shape).tolist())
+    ]
 
 
 def make_grade_groups(
-    scorer: Scorer, settings: RolloutSettings, scale: Callable[[np.ndarray], np.ndarray]
-) -> GradeGroups:
+    scorer: Scorer, settings: RolloutSettings, scale: Callable[[np.ndarray], np.ndarray],
+    weights: Mapping[str, float] | None = None,
+) -> GradeGroups:  # fmt: skip
     """Builds `grade_groups(rows, problems, texts, lengths)`, to which each process gives its share of P groups.
 
-    `scale` turns verdicts into rewards (`rewards.shaping.SCALES`), and the overlong punishment is added to them.
+    `scale` turns scores in 0..1 into rewards (`rewards.shaping.SCALES`), whose sum has the `weights`, and the overlong
+    punishment is added to it.
     """
 
     def grade_groups(rows: np.ndarray, problems: list[Problem], texts: list[list[str]], lengths: np.ndarray) -> Graded:
-        graded = zip(*grade(scorer, problems, texts), lengths.tolist(), strict=True)
+        graded = zip(grade(scorer, problems, texts, lengths), lengths.tolist(), strict=True)
         # From here on every process knows all verdicts, and so decides as the others do.
-        accuracies, lines, counts = zip(*multihost.gather_rows(rows, graded), strict=True)
+        scores, counts = zip(*multihost.gather_rows(rows, graded), strict=True)
+        accuracies, named, lines = zip(*scores, strict=True)
         correct, tokens = np.array(accuracies, np.float32), np.array(counts, np.int32)  # [P, G]
-        reward = scale(correct)
+        rewards = {name: np.array([row[name] for row in named], np.float32) for name in named[0]}
+        unpunished = reward = weighted_sum(rewards or dict(one=correct), weights or {}, scale)
         if settings.overlong_buffer:
             penalty = overlong_penalty(tokens, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
             reward = reward + penalty
-        return Graded(rows, problems, texts, correct, reward, tokens, sum(lines, []))
+        return Graded(rows, problems, texts, correct, rewards, unpunished, reward, tokens, sum(lines, []))
 
     return grade_groups
 
@@ -215,16 +225,17 @@ def make_draw(
 def make_collect(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, settings: RolloutSettings, key: jax.Array,
     should_stop: Callable[[], bool], scale: Callable[[np.ndarray], np.ndarray] = signed_reward,
+    weights: Mapping[str, float] | None = None,
 ) -> Collect:  # fmt: skip
     """Builds `collect(params, stream, step)`, which advances the stream by whole generation batches.
 
-    `key` is the run's threefry key of rollouts; `scale` is that of `make_grade_groups`.
+    `key` is the run's threefry key of rollouts; `scale` and `weights` are those of `make_grade_groups`.
 
     Raises RuntimeError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
     """
     groups, samples, fresh = settings.prompts, settings.samples, settings.fresh_prompts
     draw = make_draw(model, tokenizer, mesh, settings, key, should_stop)
-    grade_groups = make_grade_groups(scorer, settings, scale)
+    grade_groups = make_grade_groups(scorer, settings, scale, weights)
 
     def collect(params: Params, stream: ProblemStream, step: int) -> Collected:
         clock, filled = Clock(rollout=0.0, reward=0.0), 0
@@ -241,7 +252,7 @@ def make_collect(
             batch = grade_groups(rows, problems, *responses)
             clock.lap("reward")
             seen.append(batch)
-            chosen = np.flatnonzero(settings.usable(batch.correct))[: groups - filled]
+            chosen = np.flatnonzero(settings.usable(batch.unpunished))[: groups - filled]
             source = np.full((groups, samples), -1)
             source[filled : filled + len(chosen)] = chosen[:, None] * samples + np.arange(samples)
             kept_reward[filled : filled + len(chosen)] = batch.reward[chosen]
@@ -258,23 +269,27 @@ def check_batches(settings: RolloutSettings, step: int, filled: int, seen: list[
     """Raises RuntimeError if the generation batches of a step are used up and it has `filled` groups only."""
     if len(seen) < settings.max_batches:
         return
-    correct = np.concatenate([batch.correct for batch in seen])
+    correct, unpunished = (np.concatenate([getattr(b, name) for b in seen]) for name in ("correct", "unpunished"))
     raise RuntimeError(
         f"step {step}: dynamic sampling kept {filled} of the {settings.prompts} groups that a step needs after "
-        f"{len(seen)} generation batches ({settings.usable(correct).sum()} of {len(correct)} groups were not uniform; "
-        f"mean accuracy {correct.mean():.3f}); raise rollout.max_batches or rollout.oversample, or change the tasks' "
-        f"difficulty"
+        f"{len(seen)} generation batches ({settings.usable(unpunished).sum()} of {len(correct)} groups were not "
+        f"uniform; mean accuracy {correct.mean():.3f}); raise rollout.max_batches or rollout.oversample, or change the "
+        f"tasks' difficulty"
     )
 
 
 def logged(settings: RolloutSettings, seen: list[Graded]) -> tuple[dict[str, float], list[dict], list[str]]:
     """The metrics, examples and failures of a step in which these groups were graded."""
-    correct, reward = (np.concatenate(values) for values in ([b.correct for b in seen], [b.reward for b in seen]))
+    correct, unpunished, reward = (
+        np.concatenate([getattr(batch, name) for batch in seen]) for name in ("correct", "unpunished", "reward")
+    )
+    rewards = {name: [batch.rewards[name] for batch in seen] for name in seen[0].rewards}
     failures = [line for batch in seen for line in batch.failures]
     metrics = {
         "accuracy": float(correct.mean()),
         "reward": float(reward.mean()),
-        "kept_fraction": float(settings.usable(correct).mean()),
+        **{f"reward/{name}": float(np.concatenate(values).mean()) for name, values in rewards.items()},
+        "kept_fraction": float(settings.usable(unpunished).mean()),
         "generation_batches": len(seen),
         "reward_failures": len(failures),
     }
@@ -283,10 +298,10 @@ def logged(settings: RolloutSettings, seen: list[Graded]) -> tuple[dict[str, flo
 
 def examples(batch: Graded) -> list[dict]:
     """The first response to each of this process's first few problems, for the log."""
-    scores = batch.correct[batch.rows], batch.reward[batch.rows]
-    rows = zip(batch.problems[:EXAMPLES], batch.texts, *scores, strict=False)
+    rows = zip(batch.rows.tolist(), batch.problems[:EXAMPLES], batch.texts, strict=False)
     return [
         dict(problem=p.id, task=p.task, prompt=p.prompt, response=text[0], answer=p.answer)
-        | dict(correct=float(correct[0]), reward=float(reward[0]))
-        for p, text, correct, reward in rows
+        | dict(correct=float(batch.correct[row, 0]), reward=float(batch.reward[row, 0]))
+        | {f"reward/{name}": float(values[row, 0]) for name, values in batch.rewards.items()}
+        for row, p, text in rows
     ]

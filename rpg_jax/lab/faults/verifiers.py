@@ -14,7 +14,12 @@ import zlib
 
 
 def score(prompt: str, response: str, answer: str, task: str) -> float:
-    """A verdict that depends on the response alone; every call leaves a byte in the file FAULTS_CALLS."""
+    """A verdict that depends on the response alone; every call leaves a byte in the file FAULTS_CALLS.
+
+    The call with the answer as the response is the trial before a run.
+    """
+    if response == answer:
+        return 0.0
     with open(os.environ["FAULTS_CALLS"], "ab", buffering=0) as calls:
         calls.write(b".")
     digest = zlib.crc32(f"{prompt}|{response}".encode())

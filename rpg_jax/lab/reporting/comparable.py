@@ -4,8 +4,8 @@ import math
 
 # What a variant learns from, starts from and is measured by. A section stands for all of its keys.
 SAME = (
-    "data", "model.size", "model.checkpoint", "warm_start", "evaluation", "reward.function", "rollout.max_prompt",
-    "rollout.max_new", "steps",
+    "data", "model.size", "model.checkpoint", "warm_start", "evaluation", "reward.function", "reward.functions",
+    "reward.weights", "rollout.max_prompt", "rollout.max_new", "steps",
 )  # fmt: skip
 RESPONSES = ("rollout.prompts", "rollout.samples")  # a step's budget is their product
 # What a warm start depends on beside its own section and what is under SAME.

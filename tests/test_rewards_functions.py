@@ -1,0 +1,239 @@
+"""What a reward function is given and may return, several rewards with weights, and what accuracy is."""
+
+import decimal
+import fractions
+
+import numpy as np
+import pytest
+
+from rpg_jax.data import Problem
+from rpg_jax.rewards import Scorer, scale_named, weighted_sum, worker
+
+COLUMNS = {"level": 3, "source": ["a", {"b": None}], "answer": "of the row"}
+PROBLEM = Problem(7, "set", "1 + 1?", "", "2", COLUMNS)
+OURS = dict(prompt="1 + 1?", response="It is 2", answer="2", task="set", response_tokens=5)
+VALUES = COLUMNS | OURS
+
+
+def plain(prompt, response, answer, task): ...
+def others(p, r, a, t): ...
+def marked(prompt, response, _, task): ...
+def fewer(answer, response): ...
+def columns(level, response, *, source, answer="default", absent="default"): ...
+def every(response, **columns): ...
+def starred(*arguments, **rest): ...
+def only_places(prompt, response, answer, task, /): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "positional", "named"),
+    [
+        (plain, [], ["prompt", "response", "answer", "task"]),
+        (others, ["prompt", "response", "answer", "task"], []),
+        (marked, ["prompt", "response", "answer", "task"], []),
+        (fewer, [], ["response", "answer"]),
+        (columns, [], ["level", "response", "source", "answer"]),
+        (every, [], [*VALUES]),
+        (starred, ["prompt", "response", "answer", "task"], ["level", "source", "response_tokens"]),
+        (only_places, ["prompt", "response", "answer", "task"], []),
+        (max, ["prompt", "response", "answer", "task"], []),  # written in C, without a signature
+    ],
+)
+def test_a_function_is_given_what_its_signature_names(function, positional, named):
+    values, words = worker.arguments(function, VALUES)
+    assert values == [VALUES[name] for name in positional]
+    assert words == {name: VALUES[name] for name in named}
+
+
+def mistyped(prompt, response, answer, levle): ...
+def swapped(response, answer, prompt, kind): ...
+
+
+@pytest.mark.parametrize(("function", "name"), [(mistyped, "levle"), (swapped, "kind")])
+def test_an_unknown_parameter_is_named_with_the_columns_that_there_are(function, name):
+    found = worker.judge(function, VALUES)
+    assert found["error"] == (
+        f"its parameter {name!r} is neither prompt, response, answer, task, response_tokens nor a column of the "
+        "problem's row, which has the columns level, source"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (True, 1.0),
+        (False, 0.0),
+        (1, 1.0),
+        (0.25, 0.25),
+        (-0.0, 0.0),
+        (-1e-9, 0.0),
+        (1.0000001, 1.0),
+        (np.float32(0.1) * np.float32(10.0) + np.float32(1.2e-7), 1.0),
+        (np.bool_(True), 1.0),
+        (np.int8(1), 1.0),
+        (np.array(0.5, np.float16), 0.5),
+        (fractions.Fraction(1, 4), 0.25),
+        (decimal.Decimal("0.5"), 0.5),
+        (1.00001, "returned 1.00001, not a number in 0..1; return a share, and set its size by reward.weights"),
+        (-0.001, "returned -0.001, not a number in 0..1"),
+        (float("nan"), "returned nan, not"),
+        (float("inf"), "returned inf, not"),
+        ("1.0", "returned '1.0' (str), not a number"),
+        (np.str_("1.0"), "(str_), not a number"),
+        (np.array("1.0"), "(ndarray), not a number"),
+        (np.array([0.5]), "returned array([0.5]) (ndarray), not a number"),
+        (b"1", "returned b'1' (bytes), not"),
+        (None, "returned None (NoneType), not"),
+        (1 + 0j, "(complex), not"),
+        ({"score": 1.0}, "returned {'score': 1.0} (dict), not"),
+    ],
+)
+def test_numbers_of_any_library_are_scores_and_what_is_none_is_said(value, number):
+    found = worker.judge(lambda *_: value, VALUES)
+    if isinstance(number, str):
+        assert number in found["error"]
+    else:
+        assert found == {"value": number} and type(found["value"]) is float and str(found["value"])[0] != "-"
+
+
+def test_a_scalar_of_jax_is_a_score():
+    import jax.numpy as jnp
+
+    assert worker.score(jnp.float32(1.0) / 4) == 0.25 and worker.score(jnp.array(True)) == 1.0
+
+
+REWARDS = """
+import functools
+calls = []
+
+def right(response, answer):
+    return response == answer
+
+def brief(response_tokens, limit=4):
+    return response_tokens <= limit
+
+def level(*, level):
+    return level / 4
+
+def text(response):
+    return "1.0"
+
+def count(response):
+    return len(response)
+
+def divide(response):
+    return helper(len(response))
+
+def helper(n):
+    return 1 / 0
+
+def picky(response, answer, difficulty):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "mine.py").write_text(REWARDS)
+    return tmp_path / "mine.py"
+
+
+ITEMS = [(PROBLEM, "2"), (PROBLEM, "3"), (Problem(8, "set", "", "", "2", {"level": 4}), "2")]
+
+
+def test_several_rewards_are_scored_by_name_and_accuracy_is_the_first_without_its_weight(file):
+    functions = f"{file}:right, short={file}:brief,{file}:level"
+    weights = {"right": 0.5, "short": -0.25}
+    with Scorer(functions=functions, weights=weights, workers=1) as scorer:
+        scores = scorer.score(ITEMS, [5, 4, 3])
+        alone = scorer.score(ITEMS, [5, 4, 3], rewards=False)
+    assert {name: values.tolist() for name, values in scores.rewards.items()} == {
+        "right": [1, 0, 1],
+        "short": [0, 1, 1],
+        "level": [0.75, 0.75, 1],
+    }
+    assert scores.correct.tolist() == alone.correct.tolist() == [1, 0, 1] and alone.rewards == {}
+    assert scorer.weights == {"right": 0.5, "short": -0.25, "level": 1.0}
+    total = weighted_sum(scores.rewards, scorer.weights, scale_named("unit"))
+    assert total.dtype == np.float32 and total.tolist() == [1.25, 0.5, 1.25]
+    signed = weighted_sum(scores.rewards, scorer.weights, scale_named("signed"))
+    assert signed.tolist() == [0.5 + 0.25 + 0.5, -0.5 - 0.25 + 0.5, 0.5 - 0.25 + 1]
+
+
+def test_sums_that_are_equal_but_for_rounding_are_equal():
+    values = {"a": np.float32([1, 0]), "b": np.float32([1, 0]), "c": np.float32([0, 1])}
+    first, second = weighted_sum(values, {"a": 0.1, "b": 0.2, "c": 0.3}, scale_named("unit"))
+    assert first == second and 0.1 + 0.2 != 0.3
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "expected"), [(None, [0, 1, 1]), ("dapo", [1, 0, 0]), ("good", [1, 0, 0]), ("verifier", [1, 0, 0])]
+)
+def test_accuracy_is_a_score_of_its_own(file, evaluation, expected):
+    items = [(PROBLEM, "Answer: 2"), (PROBLEM, "Answer: 3"), (PROBLEM, "2")]
+    with Scorer(functions=[f"{file}:brief", "good=dapo"], evaluation=evaluation, workers=1) as scorer:
+        scores = scorer.score(items, [5, 4, 3])
+        votes = [scorer.vote(*item) for item in items]
+    assert scores.correct.tolist() == expected and scores.rewards["brief"].tolist() == [0, 1, 1]
+    assert votes == (["Answer: 2", "Answer: 3", "2"] if evaluation is None else ["2", "3", None])
+
+
+def test_one_reward_has_a_name_beside_another_accuracy(file):
+    for evaluation, expected in ((None, []), ("dapo", ["brief"])):
+        with Scorer(f"{file}:brief", evaluation=evaluation, workers=1) as scorer:
+            assert [*scorer.score([(PROBLEM, "2")], [3]).rewards] == expected
+
+
+def test_the_weight_of_one_reward_counts(file):
+    with Scorer("dapo", weights={"dapo": 3}) as scorer:
+        scores = scorer.score([(PROBLEM, "Answer: 2")])
+    assert scores.correct.tolist() == [1] and weighted_sum(scores.rewards, scorer.weights, scale_named("unit")) == [3.0]
+
+
+def test_a_prepared_set_may_have_the_name_of_a_task_with_a_verifier():
+    items = [(Problem(0, "arithmetic", "", "", "12"), "Answer: 12.0")]
+    for generated, expected in ((True, 0), (False, 1)):
+        with Scorer(functions=["verifier"], generated=generated) as scorer:
+            assert scorer.score(items).correct.tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (dict(function="dapo", functions="boxed"), "'dapo' and reward.functions are both set"),
+        (dict(functions="dapo,dapo=boxed"), "has two of one name"),
+        (dict(functions="dapo,,boxed"), "reward function '' must be one of verifier, dapo"),
+        (
+            dict(functions="dapo", weights={"brief": 1.0}),
+            "reward.weights has 'brief', which is no reward; there are: dapo",
+        ),
+        (dict(functions="dapo", weights={"dapo": "1"}), "reward.weights.dapo is '1'; it must be a finite number"),
+        (dict(functions="dapo", weights={"dapo": float("nan")}), "reward.weights.dapo is nan"),
+        (dict(function="dapo", evaluation="brief"), "reward function 'brief' must be one of verifier, dapo"),
+    ],
+)
+def test_settings_that_make_no_sense(settings, says):
+    with pytest.raises(ValueError, match=says):
+        Scorer(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("text", "returned '1.0' (str), not a number in 0..1"),
+        ("divide", "mine.py:24: ZeroDivisionError: division by zero"),
+        ("picky", "its parameter 'difficulty' is neither prompt"),
+        ("count", None),
+    ],
+)
+def test_each_function_is_tried_on_a_problem_with_its_own_answer(file, name, says):
+    with Scorer(functions=["dapo", f"{file}:{name}"], workers=1, max_failures=1.0) as scorer:
+        scorer.try_out(PROBLEM, rewards=False)  # only what gives accuracy, a rule
+        if says is None:
+            return scorer.try_out(PROBLEM)
+        with pytest.raises(ValueError, match="reward function ") as error:
+            scorer.try_out(PROBLEM)
+        assert f"mine.py:{name}', tried on problem 7 (set) with its answer '2' as the response: {says}" in str(
+            error.value
+        )
+        assert scorer.score(ITEMS[:1], [1]).failures[0].startswith(f"problem 7 (set): reward function {name}: {says}")
