@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from rpg_jax.objectives import RECIPES
-from rpg_jax.run import bounds, build
+from rpg_jax.run import bounds, build, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.settings import flatten
 
@@ -290,3 +290,26 @@ def test_workdir_names_the_keys_that_differ(tmp_path):
         (tmp_path / "run" / "config.json").write_text(text)
         with pytest.raises(ValueError, match="config.json is not the config of a run"):
             workdir.open_workdir(tmp_path / "run", config, accept_change=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "heldout", "flag", "judge"),
+    [
+        ({}, None, None, "verifier"),
+        ({}, "other.jsonl", None, "dapo"),
+        ({"reward.function": "mine.py:f"}, None, None, "mine.py:f"),
+        ({"reward.functions": "short=mine.py:f,boxed"}, None, None, "mine.py:f"),
+        ({"reward.functions": ["mine.py:f", "boxed"], "evaluation.function": "boxed"}, None, None, "boxed"),
+        ({"reward.functions": "mine.py:f", "evaluation.function": "mine.py:g"}, None, "math_verify", "math_verify"),
+        ({"reward.functions": None, "evaluation.function": None}, "other.jsonl", None, "dapo"),
+    ],
+)
+def test_a_run_is_evaluated_by_what_gives_its_accuracy_alone(monkeypatch, settings, heldout, flag, judge):
+    config = quickstart("smoke")
+    config.reward.weights = dict(short=0.5)
+    config.update_from_flattened_dict(settings)
+    monkeypatch.setattr(states.workdir, "read_config", lambda folder: config)
+    monkeypatch.setattr(states, "build_run", lambda config: config)
+    _, run = states.read_run("anywhere", heldout, flag)
+    assert (run.reward.function, run.reward.functions, run.evaluation.function) == (judge, None, None)
+    assert not run.reward.weights.to_dict()

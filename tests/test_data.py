@@ -35,10 +35,16 @@ def test_written_and_read_back_exactly(prepared):
 
 
 def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
-    odd = [Problem(5, "t", " p ", "s\n\n", ""), Problem(2**31 - 1, "tâche", "é\n😀\x00", "", '{"a": 1}')]
+    odd = [
+        Problem(5, "t", " p ", "s\n\n", ""),
+        Problem(6, "t", "p", "", "", {"level": [1.5, None, "é"]}),
+        Problem(2**31 - 1, "tâche", "é\n😀\x00", "", '{"a": 1}'),
+    ]
     problems.write({"train": odd, "heldout": odd[:1]}, tmp_path)
     source = problems.read(tmp_path, "train")
     assert [problems.to_problem(source[i]) for i in range(len(source))] == odd
+    columns = {name: value for name, value in source[0].items() if name != "columns"}
+    assert problems.to_problem(columns) == odd[0], "folders of earlier versions have no columns"
 
 
 @pytest.mark.parametrize("name", ["*.array_record*", "dataset_info.json", "features.json"])

@@ -195,12 +195,14 @@ def flaky(prompt, response, answer, task):
 def test_a_reward_function_that_raises_is_named_and_counted_until_too_many_fail(folder, finished):
     file = folder / "flaky.py"
     file.write_text(REWARD)
-    flags = ("--config.warm_start.steps=0", "--config.steps=1", f"--config.reward.function={file}:flaky")
+    flags = ("--config.warm_start.steps=0", "--config.steps=1", f"--config.reward.functions=verifier,{file}:flaky")
+    flags = (*flags, "--config.reward.weights={'flaky': 0.5}", "--config.evaluation.function=flaky")
     path = folder / "flaky"
     done = run("train", *train_arguments(path, *flags, "--config.reward.max_failures=0.9"))
     assert done.returncode == 0, done.stderr
     row = rows(path)[-1]
     assert row["train/reward_failures"] > 0 and row["eval/sorting/mean@4"] == 0
+    assert row["train/reward/flaky"] == row["train/accuracy"] > 0 and row["train/reward/verifier"] == 0
     assert "warning: problem" in done.stderr and "(sorting)" in done.stderr and "no such thing" in done.stderr
     stopped = run("train", *train_arguments(folder / "stopped", *flags, "--config.reward.max_failures=0.1"))
     assert stopped.returncode == 2 and "Traceback" not in stopped.stderr
@@ -241,6 +243,7 @@ REFUSED = {
     "--config.rollout.max_prompt=5 --config.rollout.max_new=20": "rollout.max_prompt",
     "--config.data.heldout_size=0": "held",
     "--config.reward.function=nofile.py:f": "nofile.py",
+    "--config.reward.function=configs/base.py:get_config": "its parameter 'data' is neither prompt, response, answer",
 }
 
 

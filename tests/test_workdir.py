@@ -66,6 +66,24 @@ def test_an_edited_file_of_problems_is_another_config(tmp_path, config):
         file.write_text("{}\n")
 
 
+def test_an_edited_file_of_any_reward_function_is_another_config(tmp_path, config):
+    file = tmp_path / "mine.py"
+    begin(tmp_path / "run")
+    for number, (section, key, value) in enumerate(
+        [("reward", "functions", f"dapo, brief={file}:f"), ("reward", "functions", ["boxed", f"{file}:f"]),
+         ("evaluation", "function", f"{file}:f")]
+    ):  # fmt: skip
+        begin(tmp_path / str(number))
+        file.write_text("f = 1\n")
+        with config.unlocked():
+            config[section][key] = value
+        workdir.open_workdir(tmp_path / str(number), config, False)
+        workdir.open_workdir(tmp_path / str(number), config, False)
+        file.write_text("f = 2\n")
+        with pytest.raises(ValueError, match="mine.py.* has been edited"):
+            workdir.open_workdir(tmp_path / str(number), config, False)
+
+
 def test_another_place_is_remembered_and_knows_the_run(tmp_path, config, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "bucket" / "mine"

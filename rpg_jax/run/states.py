@@ -63,8 +63,8 @@ def read_run(
         config.data.update(train=None, heldout=heldout or config.data.heldout)
     section, evaluation = config.reward, config.evaluation.get("function")
     judge = reward or judge_of(named_rewards(section.function, section.get("functions")), evaluation)
-    section.update(dict(function="dapo" if heldout and judge == OWN else judge, functions=None, weights={}))
-    config.evaluation.function = None
+    section.function, section.functions = "dapo" if heldout and judge == OWN else judge, None
+    section.weights, config.evaluation.function = ConfigDict(), None
     if extraction:
         config.reward.extraction = extraction
     if network:
