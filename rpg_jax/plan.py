@@ -15,7 +15,9 @@ from ml_collections import config_flags
 from rpg_jax.lab.planning import command
 from rpg_jax.run import cli
 
-config_flags.DEFINE_config_file("config", None, "The experiment: FILE.py or FILE.py:VARIANT.", lock_config=False)
+config_flags.DEFINE_config_file(
+    "config", None, "The experiment: FILE.py or FILE.py:VARIANT.", lock_config=False, accept_new_attributes=True
+)
 flags.DEFINE_string("topology", None, "Slices to plan for, as v5p:2x2x4,v5e:8x8,h100:8.")
 flags.DEFINE_string(
     "lengths", "uniform", "Tokens of responses: uniform up to rollout.max_new, lognormal:MEAN,SIGMA, or fixed:TOKENS."

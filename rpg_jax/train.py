@@ -17,7 +17,9 @@ from rpg_jax.lab.reporting.training_curves import training_figure
 from rpg_jax.parallel import multihost
 from rpg_jax.run import cli, train
 
-config_flags.DEFINE_config_file("config", None, "The experiment: FILE.py or FILE.py:VARIANT.", lock_config=False)
+config_flags.DEFINE_config_file(
+    "config", None, "The experiment: FILE.py or FILE.py:VARIANT.", lock_config=False, accept_new_attributes=True
+)
 flags.DEFINE_string("workdir", None, "Folder of the run: checkpoints, logs, figures.")
 flags.DEFINE_string("checkpoint_dir", None, "Folder or bucket of checkpoints; the workdir if unset.")
 flags.DEFINE_string("profile", None, "START:STOP, RL steps to write a trace of under WORKDIR/profile.")

@@ -15,11 +15,12 @@ import tokenize
 from functools import partial
 
 import pytest
+from fuzzing import call
 from ml_collections import ConfigDict
 
 from configs import base
 from rpg_jax.objectives import RECIPES
-from rpg_jax.run import bounds, build, states
+from rpg_jax.run import bounds, build, states, train
 from rpg_jax.storage import workdir
 from rpg_jax.storage.settings import flatten
 
@@ -158,6 +159,48 @@ def test_a_config_finds_its_base_from_any_folder(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(installed.parent)}
     done = subprocess.run(command, cwd=tmp_path / "site", env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "unknown variant 'smok' of configs/quickstart.py" in done.stderr, done.stderr
+
+
+def begun(monkeypatch, *words, file=f"{ROOT}/configs/quickstart.py:smoke"):
+    """(Exit status, what is said, the config) of `train` with these words, where training is left out."""
+    configs = []
+    monkeypatch.setattr(train, "main", lambda options, **_: configs.append(options.config))
+    return *call("train", f"--config={file}", *words), *(configs or [None])
+
+
+def test_a_section_of_the_users_own_keys_takes_any_flag(monkeypatch, tmp_path):
+    words = """
+        data.template_options.enable_thinking=False data.template_options.effort=high reward.weights.short=0.5
+        objective.name=mine.py:loss objective.tau=2 objective.clip=none
+    """.split()
+    file = f"{ROOT}/configs/word_problems.py"
+    status, said, config = begun(monkeypatch, *(f"--config.{word}" for word in words), file=file)
+    assert (status, said) == (0, "")
+    assert config.data.template_options.to_dict() == dict(enable_thinking=False, effort="high")
+    assert config.reward.weights.to_dict() == dict(short=0.5)
+    assert (config.objective.tau, config.objective.clip) == (2, "none")
+    (tmp_path / "flags").write_text("--config.data.template_options.a={'b': 1e-3}\n")
+    words = f"--flagfile={tmp_path}/flags", "--config.data.template_options.c=x"
+    status, said, config = begun(monkeypatch, *words, file=file)
+    assert (status, said) == (0, "") and config.data.template_options.to_dict() == dict(a=dict(b=1e-3), c="x")
+    status, said, config = begun(monkeypatch, "--config.data.tasks.countdown.new=[1,2]")
+    assert (status, said) == (0, "") and config.data.tasks.countdown.new == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("objective.tau=2", "--config.objective.tau: the config has no key 'tau' in objective; "),
+        ("objective.name=grpo objective.betta=2", "near ones: objective.beta"),
+        ("reward.weight.a=2", "--config.reward.weight.a: the config has no key 'weight' in reward; near ones: reward."),
+        ("stepz=2", "--config.stepz: the config has no key 'stepz'; near ones: steps"),
+        ("data.tasks.mine.a=2", "--config.data.tasks.mine.a: the config has no key 'mine' in data.tasks; "),
+        ("steps.a=2", "--config.steps.a: the config has no key 'a' in steps"),
+    ],
+)
+def test_elsewhere_an_unknown_key_is_refused(monkeypatch, words, message):
+    status, said, _ = begun(monkeypatch, *(f"--config.{word}" for word in words.split()))
+    assert status == 2 and message in said, said
 
 
 def test_unset_keys_are_not_passed_on():

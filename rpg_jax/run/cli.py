@@ -6,6 +6,7 @@ Exit statuses: 0 done, 2 the user's mistake (one line, no traceback), 75 preempt
 import contextlib
 import difflib
 import errno
+import itertools
 import math
 import os
 import pathlib
@@ -108,22 +109,50 @@ def _one_line(error) -> str:
     return " ".join((before + after.strip().splitlines()[-1] if trace else before).split())
 
 
+# Sections of a config whose keys are the user's. So are those of `objective` where its name is FILE.py:NAME.
+OPEN = ("data.tasks", "data.template_options", "reward.weights")
+
+
+def is_open(section: str, objective: str | None) -> bool:
+    """Whether a section may be given keys that the config lacks, where `objective.name` is `objective`."""
+    return section in OPEN or (section == "objective" and ":" in str(objective))
+
+
 def _unknown_key(argv: list[str]) -> str | None:
-    """A line about the first --config.KEY of the command line that the config does not have, and keys that are near."""
-    names = [word.lstrip("-").partition("=")[0] for word in argv]
-    files = [word.partition("=")[2] for word, name in zip(argv, names, strict=True) if name == "config"]
+    """A line about the first --config.KEY that the config may not have, with keys that are near; the flags take any."""
+    given = _given(argv)
+    overrides = {name.removeprefix("config."): value for name, value in given.items() if name.startswith("config.")}
+    file = given.get("config")
+    if not overrides or file is None:
+        return None
+    settings = {}
     with contextlib.suppress(Exception):  # the config file itself may be what cannot be read
-        settings = flags.FLAGS["config"].parser.parse(files[-1]).to_dict()
-        for name in names:
-            section, level = [], settings
-            for part in name.split(".")[1:] if name.startswith("config.") else []:
-                if not isinstance(level, dict) or part not in level:
-                    near = difflib.get_close_matches(name.removeprefix("config."), flatten(settings), 3)
-                    there = f"near ones: {', '.join(near)}" if near else f"there are: {', '.join(level)}"
-                    place = f" in {'.'.join(section)}" if section else ""
-                    return f"--{name}: the config has no key {part!r}{place}; {there}"
-                section, level = [*section, part], level[part]
+        settings = flags.FLAGS["config"].parser.parse(file).to_dict()
+    objective = overrides.get("objective.name", flatten(settings).get("objective.name"))
+    for key in overrides if settings else ():
+        parts, section, level, users = key.split("."), [], settings, False
+        for part in parts:
+            users = users or is_open(".".join(section), objective)
+            if users and isinstance(level, dict) and len(section) == len(parts) - 1:
+                break
+            if not isinstance(level, dict) or part not in level:
+                near = difflib.get_close_matches(key, flatten(settings), 3)
+                there = f"near ones: {', '.join(near)}" if near else f"there are: {', '.join(level)}"
+                place = f" in {'.'.join(section)}" if section else ""
+                return f"--config.{key}: the config has no key {part!r}{place}; {there}"
+            section, level = [*section, part], level[part]
     return None
+
+
+def _given(argv: list[str]) -> dict[str, str]:
+    """The flags of a command line, and of its --flagfile, as text; the last of each name."""
+    words = flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=True)
+    given = {}
+    for word, after in itertools.pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if word.startswith("-"):
+            given[name.lstrip("-")] = value if equals else after
+    return given
 
 
 MAY_BE_EMPTY = ("solution_field",)  # prepare then reads no worked solutions
@@ -157,13 +186,15 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
         sys.exit(0)
     try:
         _find_configs(argv)
+        if unknown := _unknown_key(argv):
+            raise flags.Error(unknown)
         words = flags.FLAGS(argv)[1:]
         own = flags.FLAGS.get_key_flags_for_module(module)
         _check_values([flag for flag in own if flag.present])
         if words and not arguments:
             raise flags.Error(f"unexpected argument {words[0]!r}; options start with --")
     except Exception as error:  # a config file is Python, and may raise anything
-        sys.exit(_refused(_unknown_key(argv) or _one_line(error)))
+        sys.exit(_refused(_one_line(error)))
     options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
     options.arguments, options.given = words, {flag.name for flag in own if flag.present}
     try:
