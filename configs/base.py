@@ -51,7 +51,7 @@ def prepared_sets(**settings) -> ConfigDict:
 def get_config(data: ConfigDict, **settings) -> ConfigDict:
     """A config around one of the two kinds of `data`; ValueError names an unknown or forgotten key.
 
-    It is not locked: an experiment with an objective of its own adds that objective's settings.
+    It is not locked. In `objective` stand the settings of a function FILE.py:NAME as well.
     """
     defaults = dict(
         seed=0,  # [number] of weights, order of problems, rollouts and evaluations; 0..2**32 - 1
@@ -125,11 +125,11 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             # Problems of reasoning-gym are scored by their family, in workers too, unless FILE.py:NAME scores all.
             extraction="stated",  # [name] where their answers are: stated (Answer: …), boxed, tags, number, text
             partial_credit=False,  # [switch] keep their scores between 0 and 1, which otherwise are 0
-            workers=required(int),  # [processes] a host
-            timeout_seconds=required(float),  # [seconds] for one response, after which it counts as wrong
-            memory_mb=required(int),  # [MiB] address space of a worker
+            workers=2,  # [processes] a host
+            timeout_seconds=10.0,  # [seconds] for one response, after which it counts as wrong
+            memory_mb=4096,  # [MiB] address space of a worker
             network=False,  # [switch] let FILE.py:NAME use the network, which is off where the system allows that
-            max_failures=required(float),  # [share of responses] on which FILE.py:NAME may fail before the run stops
+            max_failures=0.25,  # [share of responses] on which FILE.py:NAME may fail before the run stops
         ),
         objective=dict(  # unset: the objective's own default, which rpg_jax/objectives/registry.py lists
             name=required(str),  # [name] rpg, grpo, dapo, …, or FILE.py:NAME
@@ -201,18 +201,33 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
 
 
 def _with(defaults: dict, settings: dict, path="") -> ConfigDict:
-    """Defaults, with settings in place of some of them; a section without defaults takes any key."""
-    config = ConfigDict(defaults)
+    """`_filled`; ValueError names every key that an experiment must set and has not."""
+    config, missing = _filled(defaults, settings, path)
+    if missing:
+        keys = "them" if missing[1:] else "it"
+        raise ValueError(f"configs/base.py has no default for {', '.join(missing)}: an experiment must set {keys}")
+    return config
+
+
+def _filled(defaults: dict, settings: dict, path: str) -> tuple[ConfigDict, list[str]]:
+    """Defaults, with settings in place of some of them, and the keys that still lack a value.
+
+    A section without defaults takes any key, and `objective` those of a function of one's own.
+    """
+    config, missing = ConfigDict(defaults), []
     for key in settings:
-        if defaults and key not in defaults:
+        if defaults and key not in defaults and path != "objective.":
             raise ValueError(f"configs/base.py has no key {path}{key}; there are: {', '.join(defaults)}")
-    for key in defaults or settings:
+    for key in defaults | settings:
         if isinstance(defaults.get(key), dict):
-            config[key] = _with(defaults[key], settings.get(key, {}), f"{path}{key}.")
+            if not isinstance(settings.get(key, {}), dict):
+                raise ValueError(f"{path}{key} is {settings[key]!r}; it must be a section, dict(KEY=VALUE, ...)")
+            config[key], lacking = _filled(defaults[key], settings.get(key, {}), f"{path}{key}.")
+            missing += lacking
         elif key in settings:
             config[key] = settings[key]
         try:
             config[key]
         except RequiredValueError:
-            raise ValueError(f"configs/base.py has no default for {path}{key}: an experiment must set it") from None
-    return config
+            missing.append(f"{path}{key}")
+    return config, missing

@@ -70,7 +70,7 @@ CLIPS = {"clip-0.1": (0.1, 0.1), "clip-0.2": (0.2, 0.2), "clip-0.2-0.28": (0.2, 
 # For --config.reward.function=math_verify or FILE.py:NAME; the paper's own rule runs without workers. A generation
 # batch is 24,576 responses, and hosts of eight GPUs or four TPUs have 100 cores and more, of which 32 leave most to
 # JAX. sympy takes seconds and gigabytes over some of the expressions that a long response may end with.
-REWARD_LIMITS = dict(workers=32, timeout_seconds=10.0, memory_mb=4096, max_failures=0.1)
+REWARD_LIMITS = dict(workers=32, max_failures=0.1)
 PARTS = {"model": MODELS, "objective": OBJECTIVES, "context": CONTEXTS}
 OPTIONS = {
     "optimizer": tuple(OPTIMIZERS),

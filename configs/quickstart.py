@@ -45,7 +45,7 @@ def get_config(variant=""):
             max_batches=16,
             overlong_buffer=4,
         ),
-        reward=dict(workers=2, timeout_seconds=5.0, memory_mb=1024, max_failures=0.1),
+        reward=dict(timeout_seconds=5.0, memory_mb=1024, max_failures=0.1),
         objective=dict(name="rpg", clip="rpg"),
         learner=dict(minibatch_prompts=8, microbatch_rows=8, logprob_chunk=56, pack=True, packed_lengths=2),
         optimizer=dict(name="schedule_free_adamw", learning_rate=5e-4, warmup_steps=10, beta2=0.99),

@@ -53,7 +53,7 @@ def get_config(variant=""):
             slots=128,
         ),
         behavior=dict(source="sampler"),  # saves a forward pass over every response, a sixth of a step
-        reward=dict(extraction="number", workers=2, timeout_seconds=5.0, memory_mb=2048, max_failures=0.1),
+        reward=dict(extraction="number", timeout_seconds=5.0, memory_mb=2048, max_failures=0.1),
         objective=dict(name="rpg", clip="rpg"),
         learner=dict(minibatch_prompts=8, microbatch_rows=8, scoring_rows=16, logprob_chunk=22),
         optimizer=dict(name="adamw", learning_rate=1e-5, warmup_steps=4),

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import inspect
 import io
 import math
 import numbers
@@ -20,6 +21,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from rpg_jax.objectives import RECIPES
+from rpg_jax.rewards import Scorer
 from rpg_jax.run import bounds, build, states, train
 from rpg_jax.storage import workdir
 from rpg_jax.storage.settings import flatten
@@ -138,15 +140,36 @@ c = dict(
     [
         (dict(stepz=1), "has no key stepz"),
         (dict(steps=1, rollout=dict(promts=1)), "has no key rollout.promts; there are: prompts, samples"),
-        (dict(), "has no default for steps: an experiment must set it"),
-        (dict(steps=1), "has no default for rollout.prompts"),
+        (dict(steps=1, evaluation=3), "evaluation is 3; it must be a section"),
     ],
 )
 def test_the_base_names_keys_that_are_unknown_or_forgotten(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         base.get_config(base.prepared_sets(train="data/mine"), **settings)
-    with pytest.raises(ValueError, match=r"has no default for data\.train"):
+    with pytest.raises(ValueError, match=r"has no default for data\.train: an experiment must set it"):
         base.prepared_sets()
+
+
+def test_keys_that_are_forgotten_are_named_all_at_once():
+    """Limits of rewards are not among them: they have defaults."""
+    with pytest.raises(ValueError, match="an experiment must set ") as refused:
+        base.get_config(base.prepared_sets(train="data/mine"), rollout=dict(samples=4), optimizer=dict(warmup_steps=1))
+    missing = [f"{section}.{key}" for section, keys in REQUIRED.items() if section != "steps" for key in keys]
+    missing = ["steps", *(key for key in missing if key not in ("rollout.samples", "optimizer.warmup_steps"))]
+    assert str(refused.value).partition(": ")[0] == f"configs/base.py has no default for {', '.join(missing)}"
+    config = base.get_config(base.prepared_sets(train="data/mine"), **REQUIRED)
+    limits = ("workers", "timeout_seconds", "memory_mb", "max_failures")
+    defaults = {name: p.default for name, p in inspect.signature(Scorer.__init__).parameters.items()}
+    assert [config.reward[key] for key in limits] == [defaults[key] for key in limits] == [2, 10.0, 4096, 0.25]
+
+
+def test_settings_of_a_function_of_ones_own_stand_in_a_config():
+    objective = dict(name="docs/tempered.py:tempered", power=0)
+    config = base.get_config(base.prepared_sets(train="data/mine"), **REQUIRED | dict(objective=objective))
+    assert build.build_objective(config).settings["power"] == 0.0
+    config.objective.name = "rpg"
+    with pytest.raises(ValueError, match="objective 'rpg' has no setting 'power'; it has: divergence, alpha"):
+        build.build_objective(config)
 
 
 def test_a_config_finds_its_base_from_any_folder(tmp_path):
@@ -247,7 +270,6 @@ REQUIRED = {  # keys without a default
     section: {key: getattr(quickstart()[section], key) for key in keys.split()}
     for section, keys in {
         "rollout": "prompts samples max_prompt max_new slots",
-        "reward": "workers timeout_seconds memory_mb max_failures",
         "objective": "name",
         "learner": "minibatch_prompts microbatch_rows",
         "optimizer": "learning_rate warmup_steps",

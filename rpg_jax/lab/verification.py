@@ -17,7 +17,7 @@ from rpg_jax.exact.certify import TOLERANCE, full_vocabulary_gaps
 from rpg_jax.exact.generators import GENERATORS, divergence_faults
 from rpg_jax.exact.natural_gradient import natural_gradient_gaps, natural_gradient_holds
 from rpg_jax.exact.verification import BETA, PROBLEMS, Case, Finding, built_in_cases, find, user_case
-from rpg_jax.objectives import DIVERGENCES, make, own
+from rpg_jax.objectives import DIVERGENCES, make, own, own_files
 from rpg_jax.objectives.objective import BIASED
 from rpg_jax.run import cli
 from rpg_jax.storage.logs import Progress
@@ -128,7 +128,7 @@ def running(spec: str):
         raise
     except Exception as error:
         raise cli.Mistake(
-            f"{spec} does not run as {own.CONTRACT} -> (loss, metrics): {own.in_a_line(error)}"
+            f"{spec} does not run as {own.CONTRACT} -> (loss, metrics): {own_files.in_a_line(error)}"
         ) from error
 
 

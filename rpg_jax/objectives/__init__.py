@@ -2,7 +2,7 @@
 
 Reading order: `divergences` (one function each), `clips` (one rule each), `surrogates` and `baselines` (per-token
 losses that take them), `objective` (the contract around a loss), `registry` (`make`: a recipe is all there is between
-a name and its loss), `own` (a loss from a file), `reductions`, `advantages`, `corrections`, `metrics`.
+a name and its loss), `own` (a loss or an advantage from a file), `reductions`, `advantages`, `corrections`, `metrics`.
 """
 
 from rpg_jax.objectives import (
@@ -14,6 +14,7 @@ from rpg_jax.objectives import (
     divergences,
     metrics,
     own,
+    own_files,
     reductions,
     surrogates,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "make",
     "metrics",
     "own",
+    "own_files",
     "reductions",
     "surrogates",
 ]

@@ -6,7 +6,7 @@ each token an advantage of its own.
 
 `ADVANTAGES` holds all of them by name as `(rewards [P, G], penalty [P·G, T], mask [P·G, T]) -> [P·G, 1] or [P·G, T]`,
 where `penalty` is subtracted from each token's reward: `kl_penalty` for objectives with their KL in the reward, zeros
-for all others.
+for all others. A user's function FILE.py:NAME is another one (`own.advantage`).
 """
 
 from collections.abc import Callable
@@ -107,11 +107,12 @@ def whitened_return(rewards: ArrayLike, penalty: jax.Array, mask: jax.Array) -> 
 
 def whitened_group_mean(rewards: ArrayLike, penalty: jax.Array, mask: jax.Array) -> jax.Array:
     """R − Σ penalty − mean of the group, whitened over valid tokens: REINFORCE++-Baseline (arXiv 2501.03262)."""
-    centered = group_mean(_penalized(rewards, penalty))
+    centered = group_mean(penalized(rewards, penalty))
     return whiten(jnp.broadcast_to(centered.reshape(-1, 1), mask.shape), mask)
 
 
-def _penalized(rewards: ArrayLike, penalty: jax.Array) -> jax.Array:
+def penalized(rewards: ArrayLike, penalty: jax.Array) -> jax.Array:
+    """Rewards [P, G] minus each response's summed penalty, of penalty [P·G, T]."""
     return jnp.asarray(rewards) - jnp.sum(penalty, axis=1).reshape(jnp.shape(rewards))
 
 
@@ -120,7 +121,7 @@ def _of_responses(function: Callable[[jax.Array], jax.Array]) -> Advantage:
 
     def advantage(rewards, penalty, mask):
         del mask
-        return function(_penalized(rewards, penalty)).reshape(-1, 1)
+        return function(penalized(rewards, penalty)).reshape(-1, 1)
 
     return advantage
 

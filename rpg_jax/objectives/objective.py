@@ -37,7 +37,8 @@ class Objective(abc.ABC):
     settings: all of them by name, `advantage` and `sampler_correction` among them. level, divergence, beta, z_old:
     those of the objective whose gradient it estimates (divergence None: reward only). reward_beta: coefficient of the
     KL to the reference that `advantages` takes out of the reward. declares: None if nothing is. full_kl: the divergence
-    over the whole vocabulary that a call wants for each token, None if it wants none.
+    over the whole vocabulary that a call wants for each token, None if it wants none. own_advantage: what
+    `own.advantage` makes of a user's function, where `advantage` names one.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Objective(abc.ABC):
     reward_beta: float = 0.0
     declares: Claim | None
     full_kl: Divergence | None = None
+    own_advantage: Callable[..., jax.Array] | None = None
 
     def __call__(
         self, logp: jax.Array, behavior_logp: jax.Array, advantage: jax.Array, mask: jax.Array,
@@ -96,7 +98,7 @@ class Objective(abc.ABC):
 
     @property
     def advantage(self) -> str:
-        """The name of its advantage in `ADVANTAGES`."""
+        """The name of its advantage in `ADVANTAGES`, or FILE.py:NAME."""
         return self.settings["advantage"]
 
     @property
@@ -113,17 +115,21 @@ class Objective(abc.ABC):
         return reductions.count(self.reduction, mask)
 
     def advantages(
-        self, rewards: jax.Array, behavior_logp: jax.Array, reference_logp: jax.Array, mask: jax.Array
-    ) -> jax.Array:
+        self, rewards: jax.Array, behavior_logp: jax.Array, reference_logp: jax.Array, mask: jax.Array,
+        step: ArrayLike = 0,
+    ) -> jax.Array:  # fmt: skip
         """The advantages that setting `advantage` names, over a whole batch of B = P·G responses, problem-major.
 
         Args:
           rewards: [P, G], G responses to each of P prompts; behavior_logp, reference_logp, mask: [B, T].
+          step: i32[], the optimizer updates so far, for a user's function.
 
         Returns:
           [B, 1], or [B, T] for those that differ from token to token.
         """
         penalty = kl_penalty(behavior_logp, reference_logp, mask, self.reward_beta)
+        if self.own_advantage is not None:
+            return self.own_advantage(rewards, penalty, mask, step)
         return ADVANTAGES[self.advantage](rewards, penalty, mask)
 
     def corrections(

@@ -1,18 +1,17 @@
 """A user's loss as an objective, named FILE.py:NAME.
 
-The function has the contract of `Objective.__call__`, with all arrays [B, T]. Its keyword-only parameters are its
-settings, with their defaults. Settings, or attributes of the function, with the names of `FACTS` say which objective's
-gradient it estimates.
+The function has the contract of `Objective.__call__`, with all arrays [B, T]. Its other parameters are its settings,
+with their defaults. Settings, or attributes of the function, with the names of `FACTS` say which objective's gradient
+it estimates.
+
+An advantage may be a user's function as well: `advantage`.
 """
 
 import dataclasses
 import functools
-import importlib.machinery
-import importlib.util
 import inspect
-import pathlib
-import sys
-import traceback
+import numbers
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,41 +20,26 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.objectives import reductions
+from rpg_jax.objectives import own_files, reductions
+from rpg_jax.objectives.advantages import penalized
 from rpg_jax.objectives.batch import UNITS, Batch
 from rpg_jax.objectives.objective import Objective, measure
 
 POSITIONAL = ("logp", "behavior_logp", "advantage", "mask")
 OPTIONAL = ("reference_logp", "weight", "denominator")
 CONTRACT = f"({', '.join(POSITIONAL)}, {'=None, '.join(OPTIONAL)}=None)"
-MODULE = "own_objective"  # the name under which the user's file is imported
+REQUIRED = inspect.Parameter.empty  # the default of a setting that has none
+ADVANTAGE_INPUTS = ("rewards", "lengths", "step")
+ADVANTAGE = "(rewards [P, G], lengths [P, G], step) -> floats [P, G], without those that it does not need"
 FACTS = dict(level="token", divergence=None, beta=0.0, z_old=1.0, declares=None, reduction=None, advantage="group_mean")
 
 
 def load(spec: str) -> Callable:
     """The function that FILE.py:NAME names; ValueError if there is none or its signature is not the contract's."""
-    path, colon, name = spec.rpartition(":")
-    if not colon or not path or not name:
-        raise ValueError(f"objective {spec!r}: expected FILE.py:NAME")
-    if not pathlib.Path(path).is_file():
-        raise ValueError(f"objective {spec!r}: there is no file {path}")
-    loader = importlib.machinery.SourceFileLoader(MODULE, path)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
-    sys.modules[loader.name] = module
-    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
-    try:
-        loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{path} does not import: {in_a_line(error)}") from error
-    if not hasattr(module, name):
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{path} has no {name!r}; it has: {', '.join(functions) or 'no function'}")
-    function = getattr(module, name)
-    if not callable(function):
-        raise ValueError(f"{spec} is a {type(function).__name__}; expected a function {CONTRACT} -> (loss, metrics)")
+    function = own_files.load(spec)
     signature = inspect.signature(function)
     try:
-        signature.bind(*POSITIONAL, **dict.fromkeys(OPTIONAL))
+        signature.bind(*POSITIONAL, **dict.fromkeys([*OPTIONAL, *settings_of(function)]))
     except TypeError as error:
         raise ValueError(f"{spec} takes {signature}; expected {CONTRACT}: {error}") from error
     in_order = [argument for argument in signature.parameters if argument in POSITIONAL]
@@ -65,9 +49,70 @@ def load(spec: str) -> Callable:
 
 
 def settings_of(function: Callable) -> dict:
-    """The settings of a user's function, {name: default}: its keyword-only parameters beyond the contract's."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in OPTIONAL}
+    """The settings of a user's function, {name: default}, the default REQUIRED where it has none.
+
+    They are its parameters beyond the contract's: beyond the first four, and those of `OPTIONAL`.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    contract = {*OPTIONAL, *(p.name for p in ordered[: len(POSITIONAL)])}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in contract]
+    return {p.name: REQUIRED if p.default is p.empty else p.default for p in named}
+
+
+def typed(spec: str, function: Callable, settings: Mapping[str, Any]) -> dict:
+    """Settings with the types of their parameters: those of the annotations, else those of the defaults.
+
+    A whole number is as good as a float, and a float that is whole as an int. Raises ValueError for another type, and
+    for a setting that has neither a default nor a value.
+    """
+    parameters, defaults = inspect.signature(function).parameters, settings_of(function)
+    result = dict(settings)
+    for name, default in defaults.items():
+        if result[name] is REQUIRED:
+            raise ValueError(f"{spec} needs {name}, which has no default: set it (--config.objective.{name}=VALUE)")
+        annotation, kind = _kind(parameters[name].annotation), type(default)
+        kind, why = (annotation, "its annotation") if annotation else (kind, f"its default {default!r}")
+        if kind in CONVERTED and result[name] is not default and result[name] is not None:
+            try:
+                result[name] = CONVERTED[kind](result[name])
+            except (TypeError, ValueError):
+                needs = f"expected {kind.__name__}, the type of {why}"
+                raise ValueError(f"{spec}: {name}={settings[name]!r}; {needs}") from None
+    return result
+
+
+def _kind(annotation: Any) -> type | None:
+    """float of float, "float", float | None and Optional[float]; None of what is no such type."""
+    words = set(re.findall(r"\w+", str(annotation))) - {"class", "typing", "Optional", "None", "NoneType"}
+    return next((kind for kind in CONVERTED if words == {kind.__name__}), None)
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if not _real(value).is_integer():
+        raise ValueError
+    return int(value)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, (str, numbers.Real)):
+        raise TypeError
+    return str(value)
+
+
+CONVERTED: dict[type, Callable] = {float: _real, int: _whole, bool: _truth, str: _text}
 
 
 def facts_of(function: Callable, settings: Mapping[str, Any]) -> dict:
@@ -97,9 +142,8 @@ class OwnObjective(Objective):
         try:
             jax.eval_shape(gradient, array, array, array, array, array, mask, count)
         except Exception as error:
-            raise ValueError(
-                f"{self.name} does not run as {CONTRACT} -> (loss, metrics): {in_a_line(error)}"
-            ) from error
+            line = own_files.in_a_line(error, self.function)
+            raise ValueError(f"{self.name} does not run as {CONTRACT} -> (loss, metrics): {line}") from error
 
 
 def returned(result: Any) -> tuple[Any, metric.Metrics]:
@@ -138,9 +182,39 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
     return made
 
 
-def in_a_line(error: BaseException) -> str:
-    """One line about an error in the user's file: its type, the line of the file, and its text."""
-    frames = traceback.walk_tb(error.__traceback__)
-    lines = [line for frame, line in frames if frame.f_globals.get("__name__") == MODULE]
-    where = f" on line {lines[-1]}" if lines else ""
-    return f"{type(error).__name__}{where}: {' '.join(str(error).split())[:300]}"
+def advantage(spec: str) -> Callable[[jax.Array, jax.Array, jax.Array, ArrayLike], jax.Array]:
+    """The function that FILE.py:NAME names, as (rewards [P, G], penalty [P·G, T], mask [P·G, T], step) -> [P·G, 1].
+
+    The user's function gets rewards f32[P, G], from which penalties are taken, and those of lengths i32[P, G], the
+    tokens of responses, and step i32[], the optimizer updates so far, that it names; it returns floats [P, G].
+
+    Raises:
+      ValueError: there is no such function, it takes something else, or, when called, it raises or returns something
+        else; the text has its line.
+    """
+    function = own_files.load(spec, "advantage")
+    signature = inspect.signature(function)
+    variadic = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    first = () if "rewards" in signature.parameters else ("rewards",)  # which is then passed by position
+    names = [x for x in ADVANTAGE_INPUTS if x not in first and (x in signature.parameters or variadic)]
+    try:
+        signature.bind(*first, **dict.fromkeys(names))
+    except TypeError as error:
+        raise ValueError(f"advantage {spec} takes {signature}; expected {ADVANTAGE}: {error}") from error
+
+    def of_batch(rewards, penalty, mask, step):
+        left = penalized(rewards, penalty)
+        lengths = jnp.sum(mask.astype(bool), axis=1, dtype=jnp.int32).reshape(left.shape)
+        given = dict(zip(ADVANTAGE_INPUTS, (left, lengths, jnp.asarray(step, jnp.int32)), strict=True))
+        try:
+            values = function(*(given[x] for x in first), **{x: given[x] for x in names})
+            if jnp.shape(values) != left.shape or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
+                found = f"{jnp.result_type(values)}{list(jnp.shape(values))}"
+                raise TypeError(f"it returns {found}; expected floats of the shape of rewards, {list(left.shape)}")
+        except Exception as error:
+            raise ValueError(
+                f"advantage {spec} does not run as {ADVANTAGE}: {own_files.in_a_line(error, function)}"
+            ) from error
+        return values.astype(left.dtype).reshape(-1, 1)
+
+    return of_batch

@@ -48,17 +48,22 @@ def make(name: str, **settings: Any) -> Objective:
     Unset, rpg's divergence is urkl, its clip "none", its estimator the first that the clip takes, its reduction
     token_mean (sequence_mean for level="sequence"); bounds are those of `clips.CLIPS`.
 
-    make("FILE.py:NAME", ...) is a user's function (`own`), with its keyword-only parameters as settings.
+    make("FILE.py:NAME", ...) is a user's function (`own`), with its parameters beyond the contract's as settings.
 
-    Every objective takes `advantage`, a name of `ADVANTAGES` whose default is its paper's, for `Objective.advantages`,
-    and `sampler_correction`, the cap of truncated importance sampling, for `Objective.corrections`.
+    Every objective takes `advantage`, a name of `ADVANTAGES` whose default is its paper's, or a user's FILE.py:NAME,
+    for `Objective.advantages`, and `sampler_correction`, the cap of truncated importance sampling, for
+    `Objective.corrections`.
 
     Raises:
       ValueError: an unknown name or setting, a value out of range, a combination that docs/method.md 4.3 refuses, a
         setting that cannot matter given the others, or one without a default that is missing.
     """
-    if ":" in name:
-        return of_function(name, own.load(name), settings)
+    made = of_function(name, own.load(name), settings) if ":" in name else _of_recipe(name, settings)
+    return dataclasses.replace(made, own_advantage=own.advantage(made.advantage)) if ":" in made.advantage else made
+
+
+def _of_recipe(name: str, settings: Mapping[str, Any]) -> Objective:
+    """An objective of ours; raises ValueError as `make` does."""
     if name not in RECIPES:
         raise ValueError(
             f"unknown objective {name!r}{nearest(name, RECIPES)}; known: {', '.join(RECIPES)}, and FILE.py:NAME"
@@ -99,7 +104,7 @@ def of_function(spec: str, function: Callable, settings: Mapping[str, Any]) -> O
     chosen = {key: value for key, value in settings.items() if value is not None}
     if isinstance(function, Objective):
         return dataclasses.replace(function, settings={**function.settings, **checked(chosen)})
-    complete = {**defaults, **chosen}
+    complete = own.typed(spec, function, {**defaults, **chosen})
     checked({"sampler_correction": complete["sampler_correction"]})
     return own.objective(spec, function, complete, checked(own.facts_of(function, complete)))
 

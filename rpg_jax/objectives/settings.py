@@ -40,6 +40,10 @@ def _number(fits: Callable, expected: str, key: str, value: Any) -> float:
     return float(value)
 
 
+def _advantage(key: str, value: Any) -> str:
+    return value if ":" in str(value) else choice([*ADVANTAGES, "FILE.py:NAME"], key, value)
+
+
 def _declared(key: str, value: Any) -> Claim:
     claims = (value, value) if isinstance(value, str) else value
     known = (EXACT, EXACT_MEAN, BIASED)
@@ -65,7 +69,7 @@ CHECKS: dict[str, Callable] = {
     ),
     "declares": _declared,
     "z_old": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"),
-    "advantage": functools.partial(choice, ADVANTAGES),
+    "advantage": _advantage,
     "sampler_correction": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0, the largest weight"),
 }
 

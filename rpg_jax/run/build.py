@@ -174,11 +174,14 @@ def check_warm_start(config: ConfigDict) -> None:
 def build_objective(config: ConfigDict) -> objectives.Objective:
     """The objective. It is tried on abstract arrays, so that a mistake is found now and not after the warm start."""
     objective = objectives.make(config.objective.name, **set_keys(config.objective, "name", "denominator"))
-    samples = config.rollout.samples
-    tokens = jax.ShapeDtypeStruct((samples, 1), jnp.float32)
+    groups, samples = config.rollout.prompts, config.rollout.samples
+    rewards, tokens = (jax.ShapeDtypeStruct(x, jnp.float32) for x in ((groups, samples), (groups * samples, 1)))
+    step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        jax.eval_shape(objective.advantages, jax.ShapeDtypeStruct((1, samples), jnp.float32), tokens, tokens, tokens)
+        jax.eval_shape(objective.advantages, rewards, tokens, tokens, tokens, step)
     except ValueError as error:
+        if objective.own_advantage is not None:
+            raise
         name = objective.advantage
         raise ValueError(f"rollout.samples={samples} with objective.advantage={name}: {error}") from error
     alone = config.learner.microbatch_rows == 1 and not config.learner.pack

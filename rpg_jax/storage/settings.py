@@ -12,7 +12,8 @@ DIGEST = "digest"  # the key of `config.json` with the digest of the others
 FREE = ("mesh", "log", DIGEST)  # sections that do not change what a run computes
 # {name: key} of the keys that may name the user's own files: FILE.py:NAME, or files and folders of problems.
 OWN = {
-    "objective": "objective.name", "reward": "reward.function", "rewards": "reward.functions",
+    "objective": "objective.name", "advantage": "objective.advantage",
+    "reward": "reward.function", "rewards": "reward.functions",
     "evaluation": "evaluation.function", "train": "data.train", "heldout": "data.heldout",
 }  # fmt: skip
 CHECKSUMS = "SHA256SUMS"  # of a prepared folder; rpg_jax/data/problems.py, which writes it, is slow to import

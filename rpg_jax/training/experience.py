@@ -109,7 +109,7 @@ def make_experience(
             response_mask=mask,
             behavior_logp=behavior,
             reference_logp=reference,
-            advantage=objective.advantages(reward, behavior, reference, mask),
+            advantage=objective.advantages(reward, behavior, reference, mask, state.step),
             weight=weight,
             version=jnp.broadcast_to(version, (tokens.shape[0], 1)) if rollout.version is None else rollout.version,
         )

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax.lab.reporting.comparable import incomparable
 from rpg_jax.lab.reporting.logged import read_json
-from rpg_jax.run import build
+from rpg_jax.run import build, cli
 from rpg_jax.storage.settings import changes, edited, flatten, matters, of_config
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -184,19 +184,21 @@ def _pairs(variants: Any, file: str) -> list[tuple[str, dict]]:
 
 def _config(where: str, base_name: str, base: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
     """The config of a variant. What is cheap to build of it is built, so that mistakes show before any run starts."""
-    config, known_keys = base.copy_and_resolve_references(), flatten(base.to_dict())
+    config, known_keys = base.copy_and_resolve_references().unlock(), flatten(base.to_dict())
+    objective = settings.get("objective.name", known_keys.get("objective.name"))
     for key, value in settings.items():
         if key == "seed":
             raise ValueError(f"{where} sets seed, which SEEDS does for every variant; drop it there")
-        if key not in known_keys:
+        is_new = key not in known_keys
+        if is_new and not cli.is_open(key.rpartition(".")[0], objective):
             raise ValueError(f"{where}: its CONFIG, {base_name}, has no key {key!r}")
         if not matters(key):
             raise ValueError(f"{where} sets {key}, which changes nothing of what is computed; drop it")
         if value is None:
             raise ValueError(f"{where} sets {key} to None, which a flag cannot; leave it unset in the base config")
-        expected = _type(base, key)
+        expected = object if is_new else _type(base, key)
         value = float(value) if expected is float and type(value) is int else value
-        if type(value) is not expected:
+        if expected is not object and type(value) is not expected:
             raise ValueError(f"{where}: {key}={value!r} does not fit; expected a {expected.__name__}")
         config.update_from_flattened_dict({key: value})
     try:
