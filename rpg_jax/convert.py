@@ -13,7 +13,7 @@ either. A run is exported at its evaluation parameters, such that transformers l
 
 from absl import flags
 
-from rpg_jax.run import cli, convert
+from rpg_jax.run import cli
 
 flags.DEFINE_string("source", None, "Folder of weights to convert, or a GGUF file.")
 flags.DEFINE_string("workdir", None, "Folder of a run to export.")
@@ -26,6 +26,8 @@ flags.DEFINE_float("max_shard_gb", None, "Most gigabytes of a safetensors file; 
 
 
 def main(options):
+    from rpg_jax.run import convert
+
     return convert.main(options)
 
 

@@ -15,9 +15,7 @@ row to OUT/history.jsonl; it ends when the run does. SIGTERM ends it with status
 
 from absl import flags
 
-from rpg_jax.data.templates import TEMPLATES
-from rpg_jax.rewards.answer import EXTRACTIONS
-from rpg_jax.run import cli, evaluate
+from rpg_jax.run import cli
 
 flags.DEFINE_string("workdir", None, "Folder of a run to evaluate.")
 flags.DEFINE_string("checkpoint_dir", None, "Where a run's checkpoints are; the workdir knows.")
@@ -41,10 +39,13 @@ flags.DEFINE_integer("seed", None, "Of the sampling noise; the run's, or 0.", lo
 flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; what gives the run's accuracy, or dapo.")
 flags.DEFINE_bool("network", False, "Let --reward=FILE.py:NAME use the network.")
 flags.DEFINE_enum(
-    "extraction", None, list(EXTRACTIONS), "Where answers to gym: problems are looked for; the run's, or stated."
+    "extraction",
+    None,
+    ["stated", "boxed", "tags", "number", "text"],
+    "Where answers to gym: problems are looked for; the run's, or stated.",
 )
 flags.DEFINE_enum(
-    "wording", None, list(TEMPLATES), "What makes a user message of a problem that is text; the run's, or paper."
+    "wording", None, ["paper", "none"], "What makes a user message of a problem that is text; the run's, or paper."
 )
 flags.DEFINE_string("tokenizer", None, "Folder of a --checkpoint's tokenizer; its own if unset.")
 flags.DEFINE_string("template", None, "In place of a --checkpoint's chat template: plain, or a Jinja file.")
@@ -57,6 +58,8 @@ flags.DEFINE_integer(
 
 
 def main(options):
+    from rpg_jax.run import evaluate
+
     return evaluate.main(options)
 
 

@@ -12,7 +12,6 @@ of them).
 from absl import flags
 from ml_collections import config_flags
 
-from rpg_jax.lab.planning import command
 from rpg_jax.run import cli
 
 config_flags.DEFINE_config_file(
@@ -29,6 +28,8 @@ flags.DEFINE_bool("alone", False, "Plan in this process; set by the command itse
 
 
 def main(options):
+    from rpg_jax.lab.planning import command
+
     return command.main(options)
 
 

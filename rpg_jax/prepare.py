@@ -14,9 +14,7 @@ target is what `data.train` and `data.heldout` of a config name: a TFDS dataset 
 
 from absl import flags
 
-from rpg_jax.data.sources import FIELDS
-from rpg_jax.data.templates import TEMPLATES
-from rpg_jax.run import cli, prepare
+from rpg_jax.run import cli
 
 flags.DEFINE_string(
     "source", None, "FILE.parquet, FILE.jsonl, tfds:NAME[/CONFIG][:SPLIT], gym:FAMILY(...) + ...; comma separated."
@@ -29,20 +27,24 @@ flags.DEFINE_string("tokenizer", None, "Folder of the model's tokenizer, to meas
 flags.DEFINE_string("chat_template", None, '"plain" or a Jinja file, in place of the tokenizer\'s own.')
 flags.DEFINE_integer("max_prompt", None, "Most tokens of a prompt; unlimited if unset.", lower_bound=1)
 flags.DEFINE_enum("overlong", None, ["drop", "refuse"], "What to do with longer prompts; drop if unset.")
-flags.DEFINE_enum("template", "paper", list(TEMPLATES), "What makes a user message of a problem's text.")
+flags.DEFINE_enum("template", "paper", ["paper", "none"], "What makes a user message of a problem's text.")
 flags.DEFINE_enum(
     "conflicts", "refuse", ["refuse", "drop"], "What to do with a problem that comes with different answers."
 )
-flags.DEFINE_string("problem_field", None, f"Column of messages or text; unset: {', '.join(FIELDS['problem'])}.")
-flags.DEFINE_string("answer_field", None, f"Column of the answer; unset: {', '.join(FIELDS['answer'])}.")
+flags.DEFINE_string("problem_field", None, "Column of messages or text; unset: prompt, problem, question.")
 flags.DEFINE_string(
-    "solution_field", None, f"Column of worked solutions, for a warm start; unset: {', '.join(FIELDS['solution'])}."
+    "answer_field", None, "Column of the answer; unset: reward_model.ground_truth, answer, ground_truth."
+)
+flags.DEFINE_string(
+    "solution_field", None, "Column of worked solutions, for a warm start; unset: solution, extra_info.solution."
 )
 flags.DEFINE_integer("limit", None, "Most problems to write, the first ones.", lower_bound=1)
 flags.DEFINE_string("data_dir", None, "Where TFDS datasets lie; TFDS's own default if unset.")
 
 
 def main(options):
+    from rpg_jax.run import prepare
+
     return prepare.main(options)
 
 

@@ -17,13 +17,7 @@ file, without their responses, which may be named in place of folders.
 
 from absl import flags
 
-from rpg_jax.lab.reporting import compose
 from rpg_jax.run import cli
-
-try:
-    from configs import paper
-except ImportError:  # an installed package comes without the repository's configs, and so without published scores
-    paper = None
 
 flags.DEFINE_string("out", None, "The page, NAME.html; report.html in the first folder if unset.")
 flags.DEFINE_float("margin", None, "Difference of scores within which variants count as equal.", lower_bound=0.0)
@@ -31,7 +25,13 @@ flags.DEFINE_string("keep", None, "File NAME.parquet to which the runs are writt
 
 
 def main(options):
-    return compose.main(options, paper.experiments() if paper else ())
+    from rpg_jax.lab.reporting import compose
+
+    try:
+        from configs import paper
+    except ModuleNotFoundError:  # an installed package comes without the repository's configs and published scores
+        return compose.main(options, ())
+    return compose.main(options, paper.experiments())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Exit statuses: 0 all is done, 1 a run failed, 2 a mistake in the input, 75 stopp
 
 from absl import flags
 
-from rpg_jax.lab.sweeping import command
 from rpg_jax.run import cli
 
 flags.DEFINE_string("out", None, "Folder of the sweep; runs/NAME if unset.")
@@ -31,6 +30,8 @@ flags.DEFINE_string("prepare", None, "VARIANT/seedN: only give this run its warm
 
 
 def main(options):
+    from rpg_jax.lab.sweeping import command
+
     return command.main(options)
 
 

@@ -13,9 +13,7 @@ JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set. The first one
 from absl import flags
 from ml_collections import config_flags
 
-from rpg_jax.lab.reporting.training_curves import training_figure
-from rpg_jax.parallel import multihost
-from rpg_jax.run import cli, train
+from rpg_jax.run import cli
 
 config_flags.DEFINE_config_file(
     "config", None, "The experiment: FILE.py or FILE.py:VARIANT.", lock_config=False, accept_new_attributes=True
@@ -32,8 +30,17 @@ flags.DEFINE_float(
 
 
 def main(options):
+    from rpg_jax.lab.reporting.training_curves import training_figure
+    from rpg_jax.run import train
+
     return train.main(options, draw=training_figure)
 
 
+def leave(status):
+    from rpg_jax.parallel import multihost
+
+    multihost.leave(status)
+
+
 if __name__ == "__main__":
-    cli.run(main, leave=multihost.leave)
+    cli.run(main, leave=leave)

@@ -35,9 +35,8 @@ if a function breaks the contract; 2 for a mistake in the call.
 
 from absl import flags
 
-from rpg_jax.lab import clip_figures, verification
-from rpg_jax.lab.oracle import command as oracle
-from rpg_jax.lab.tradeoff import command as tradeoff
+from rpg_jax.lab.oracle import settings as oracle
+from rpg_jax.lab.tradeoff import settings as tradeoff
 from rpg_jax.run import cli
 
 flags.DEFINE_string("objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones")
@@ -63,6 +62,10 @@ for name, text in oracle.LISTS.items():
 
 
 def main(options):
+    from rpg_jax.lab import clip_figures, verification
+    from rpg_jax.lab.oracle import command as oracle
+    from rpg_jax.lab.tradeoff import command as tradeoff
+
     if oracle.asked(options):
         return oracle.main(options)
     if tradeoff.asked(options):

@@ -1,11 +1,14 @@
 """Imports point downward only (docs/architecture.md), read from the source of every module, functions included."""
 
 import ast
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from rpg_jax import __main__ as listing
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rpg_jax"
@@ -26,10 +29,10 @@ FLOORS = {
     "sampling": MATHEMATICS | {"models", "parallel"},
     "training": STEP,
     "storage": STEP | {"training"},
-    "run": STEP | {"training", "storage", "exact"},
+    "run": STEP | {"training", "storage", "exact", "lacking"},  # a function of rpg_jax/__init__.py
     "lab": STEP | {"training", "storage", "exact", "run"},
 }
-# Commands may import every floor.
+# Commands may import every floor, in functions: flags are parsed before anything slow is imported.
 COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report", "faults"}
 FLAGS = {"absl", "ml_collections"}  # of the floors that read configs and of commands only
 # Installed only where they are used, or slow to import and used by few calls: imported where they are used.
@@ -76,7 +79,7 @@ def faults(module: str, source: str) -> list[str]:
         bad |= {name for name, root in others.items() if root not in {"jax"} | sys.stdlib_module_names}
     if floor == "rewards":
         bad |= {name for name, root in others.items() if root in {"jax", "jaxlib", "flax", "optax"}}
-    lazy = imports(module, source, inside_functions=True)
+    lazy = imports(module, source, inside_functions=True) if floor not in COMMANDS else set()
     return sorted(bad | {name for name in lazy if not any(f"{name}.".startswith(f"{one}.") for one in OPTIONAL)})
 
 
@@ -142,7 +145,82 @@ def test_files_stay_short(module):
 
 def test_every_module_has_a_floor():
     tops = {module.removeprefix("rpg_jax/").split("/")[0].removesuffix(".py") for module in MODULES}
-    assert tops - {"configs", "__init__"} == FLOORS.keys() | COMMANDS
+    assert tops - {"configs", "__init__", "__main__"} == FLOORS.keys() | COMMANDS
+
+
+PARSED = """
+import contextlib, io, sys
+import rpg_jax.{command} as command
+from rpg_jax.run import cli
+statuses = []
+for words in (["--help"], ["--sedd=3"]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            cli.run(command.main, ["{command}", *words])
+        except SystemExit as left:
+            statuses.append(left.code)
+slow = {{"jax", "numpy", "pandas", "orbax", "tensorflow_datasets", "matplotlib", "pyarrow"}} & {{*sys.modules}}
+print(statuses, slow, errors.getvalue().startswith("error: Unknown command line flag 'sedd'"))
+"""
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_and_a_mistyped_flag_are_answered_before_anything_slow_is_imported(command):
+    code = PARSED.format(command=command)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[0, 2] set() True\n", done.stdout + done.stderr
+
+
+def test_flags_name_what_their_commands_know():
+    """Commands cannot import these lists, which belong to modules that are slow to import."""
+    from rpg_jax.data.sources import FIELDS
+    from rpg_jax.data.templates import TEMPLATES
+    from rpg_jax.lab.faults.command import faults as families
+    from rpg_jax.rewards.answer import EXTRACTIONS
+
+    sources = {name: (PACKAGE / f"{name}.py").read_text() for name in ("evaluate", "prepare", "faults")}
+    words = {
+        name: {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+        for name, text in sources.items()
+    }
+    lists = {
+        name: [[e.value for e in node.elts] for node in ast.walk(ast.parse(text)) if isinstance(node, ast.List)]
+        for name, text in sources.items()
+    }
+    assert list(EXTRACTIONS) in lists["evaluate"]
+    assert list(TEMPLATES) in lists["evaluate"] and list(TEMPLATES) in lists["prepare"]
+    for columns in FIELDS.values():
+        assert any(f"unset: {', '.join(columns)}." in str(word) for word in words["prepare"]), columns
+    assert ", ".join(families()) in words["faults"]
+
+
+def test_the_list_of_commands():
+    done = subprocess.run([sys.executable, "-m", "rpg_jax"], cwd=ROOT, capture_output=True, text=True)
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()[2:]]
+    assert done.returncode == 0 and {name for name, text in lines if text.endswith(".")} == COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("trian", "there is no command 'trian'; write python -m rpg_jax.train"),
+        ("train", "write python -m rpg_jax.train"),
+        ("xyz", f"there is no command 'xyz'; there are: {', '.join(listing.COMMANDS)}"),
+    ],
+)
+def test_a_word_that_is_no_command(word, line, capsys):
+    assert listing.main([word]) == 2 and capsys.readouterr().err == f"error: {line}\n"
+
+
+@pytest.mark.parametrize("missing", ["absl", "jax", "tensorflow_datasets", "optax"])
+def test_a_package_that_is_not_installed_is_named_with_the_mend(missing, tmp_path):
+    """Flags need absl. The others are imported by what does the work."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{missing!r}] = None\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "rpg_jax.train"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    mend = 'is not installed: pip install ".[train]" brings what the commands need\n'
+    assert (done.returncode, done.stderr) == (2, f"error: the package {missing} {mend}")
 
 
 def test_reward_workers_do_not_load_jax():

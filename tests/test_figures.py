@@ -112,6 +112,7 @@ def test_two_sizes_of_k_are_told_apart(draw):
 
 
 def test_training_starts_without_what_only_draws_and_reports():
-    command = "import sys, rpg_jax.train; print({'matplotlib', 'pandas', 'scipy'} & {*sys.modules})"
+    modules = "rpg_jax.run.train, rpg_jax.lab.reporting.training_curves"
+    command = f"import sys, {modules}; print({{'matplotlib', 'pandas', 'scipy'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stdout + done.stderr

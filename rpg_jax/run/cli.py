@@ -20,6 +20,7 @@ from collections.abc import Callable
 from absl import flags, logging
 from ml_collections.config_dict import RequiredValueError
 
+from rpg_jax import lacking
 from rpg_jax.run import compiler
 from rpg_jax.storage.settings import flatten
 
@@ -207,6 +208,8 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
         print("interrupted before there was anything to save", file=sys.stderr)
         status = 128 + signal.SIGINT
     except Exception as error:
+        if line := lacking(error):
+            sys.exit(_refused(line))
         if _is_of_storage(error):
             threading.excepthook = sys.unraisablehook = lambda failure: None  # of what the error has left half done
             reason = getattr(error, "strerror", None) or _disk_error(error) or str(error)

@@ -8,31 +8,13 @@ import numpy as np
 import pandas as pd
 
 from rpg_jax.lab.oracle import figures, measure, tables
-from rpg_jax.lab.oracle.measure import Settings
+from rpg_jax.lab.oracle.settings import LISTS, WHOLE, Settings
 from rpg_jax.run import cli
 from rpg_jax.storage.logs import write_text_atomic
 
-WHOLE = {  # flags of a whole number each, and what they mean
-    "fresh": "responses of the current policy, for the reference gradient",
-    "stale": "responses of the behavior policy",
-    "blocks": "independent parts of either, from which errors are estimated",
-    "prompts": "distinct prompts",
-    "parallel": "lengths and ages that are measured at a time",
-}
-LISTS = {  # flags of whole numbers with commas between them
-    "lengths": "tokens of a response",
-    "ages": "optimizer updates since the behavior policy",
-    "groups": "G, responses to a prompt that share a baseline",
-}
 MOMENTS = "oracle.parquet"
 OUT = "runs/oracle"
 GROUP = 8  # responses to a prompt in tables and figures of one group size
-
-
-def default(name: str) -> int | str:
-    """The default of the flag of that name, as it is written on a command line."""
-    value = getattr(Settings(), name)
-    return value if name in WHOLE else ",".join(map(str, value))
 
 
 def asked(options: SimpleNamespace) -> bool:

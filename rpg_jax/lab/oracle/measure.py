@@ -7,7 +7,6 @@ can be computed from it, with its error: independent blocks have independent noi
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,28 +16,11 @@ from rpg_jax.lab.oracle import task
 from rpg_jax.lab.oracle.estimators import ESTIMATORS
 from rpg_jax.lab.oracle.gradients import fresh_block, stale_block
 from rpg_jax.lab.oracle.policies import DEMONSTRATIONS, TRAINING, logprobs, respond, training, transformer, warm_start
+from rpg_jax.lab.oracle.settings import Settings
 from rpg_jax.models import Model
 from rpg_jax.types import Params
 
 KEYS = ("length", "updates", "group", "estimator")
-
-
-class Settings(NamedTuple):
-    """What is measured. Responses are counted over all blocks; each block has as many of every prompt."""
-
-    lengths: tuple[int, ...] = (16, 64, 256)  # tokens of a response
-    ages: tuple[int, ...] = (4, 16, 64, 256)  # updates since the behavior policy; at 0 all estimators are the same
-    groups: tuple[int, ...] = (2, 4, 8)  # G, responses to a prompt
-    fresh: int = 16384  # responses of the current policy for the reference gradient
-    stale: int = 4096  # responses of the behavior policy
-    blocks: int = 8  # independent parts of either
-    prompts: int = 64  # distinct prompts
-    seed: int = 0
-    parallel: int = 2  # points measured at a time
-
-    def samples(self, responses: int) -> int:
-        """Responses to each prompt in a block."""
-        return responses // (self.blocks * self.prompts)
 
 
 def check(settings: Settings) -> None:

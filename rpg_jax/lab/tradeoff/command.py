@@ -16,36 +16,12 @@ from rpg_jax.exact import contract_faults
 from rpg_jax.exact.verification import Case
 from rpg_jax.lab import verification
 from rpg_jax.lab.tradeoff import figures, measure, tables, words
-from rpg_jax.lab.tradeoff.measure import Grid, Tradeoff
+from rpg_jax.lab.tradeoff.measure import Tradeoff
+from rpg_jax.lab.tradeoff.settings import LISTS, WHOLE, Grid
 from rpg_jax.run import cli
 from rpg_jax.storage.logs import jsonable
 
-WHOLE = {  # flags of a whole number each, and what they mean
-    "vocab": "tokens to choose from",
-    "length": "tokens of a sequence",
-    "problems": "random ones, of which medians are taken",
-    "group": "draws that share a baseline, in the table of group baselines",
-    "seed": "of the problems",
-}
-LISTS = {  # flags of a list each
-    "distances": "KL(behavior || policy), nats a sequence",
-    "samples": "N, sequences that a gradient is averaged over",
-    "epsilons": "clip bounds, EPSILON or LOW:HIGH; the first is that of tables and figures",
-    "ceilings": "clip_c; the first is that of tables and figures",
-    "betas": "coefficients of the divergence; the first is that of tables and figures",
-    "divergences": "divergences to the behavior policy",
-}
 _OF_FORMS = ("epsilons", "ceilings", "betas", "divergences", "group")  # what an objective of one's own settles
-
-
-def default(name: str) -> int | str:
-    """The default of the flag of that name, as it is written on a command line."""
-    values = getattr(Grid(), name)
-    if name in WHOLE:
-        return values
-    if name == "epsilons":
-        return ",".join(tables.bounds(low, high).replace("/", ":") for low, high in values)
-    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 def asked(options: SimpleNamespace) -> bool:

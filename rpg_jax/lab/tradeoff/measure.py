@@ -13,6 +13,7 @@ from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
 from rpg_jax.lab.tradeoff.groups import measure_groups
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, Situations, measurer, situations, with_settings
+from rpg_jax.lab.tradeoff.settings import Grid
 from rpg_jax.objectives import CLIPS, TrustRegion, make
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.registry import RPG_FORMS
@@ -22,24 +23,6 @@ SEQUENCE_LIMIT = 20_000_000  # tokens of all sequences of all situations, which 
 WORK_LIMIT = 1_000_000_000  # token gradients in all: minutes
 MOST_SAMPLES = 10**15
 NUMBERS = ("beta", "clip_low", "clip_high", "clip_c")
-
-
-class Grid(NamedTuple):
-    """What is enumerated and compared. Of betas, epsilons and ceilings, tables and figures show the first."""
-
-    vocab: int = 3
-    length: int = 4
-    problems: int = 100
-    distances: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)  # KL(behavior || policy), nats a sequence
-    samples: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 4096)  # N
-    epsilons: tuple[tuple[float, float], ...] = (  # (low, high)
-        (0.2, 0.28), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.8, 0.8),
-    )  # fmt: skip
-    ceilings: tuple[float, ...] = (3.0, 10.0)  # clip_c
-    betas: tuple[float, ...] = (0.01, 0.1, 0.0)
-    divergences: tuple[str, ...] = ("urkl",)
-    group: int = 4  # G of the group baselines
-    seed: int = 0
 
 
 class Form(NamedTuple):
