@@ -15,13 +15,11 @@ DEFAULTS = {
     # of the suite's time. XLA's own passes stay.
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }
-FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 
 def environment() -> dict[str, str]:
     """What JAX reads when it is imported; a default gives way to what is set already."""
-    given = {name: os.environ.get(name, default) for name, default in DEFAULTS.items()}
-    return given | {"XLA_FLAGS": f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"}
+    return {name: os.environ.get(name, default) for name, default in DEFAULTS.items()}
 
 
 if __name__ == "__main__":
