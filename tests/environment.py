@@ -11,8 +11,7 @@ DEFAULTS = {
     "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(__file__).parent.parent / ".jax_cache"),
     # Single operations, too: thousands of them, compiled again in each file and in each process.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    # What is compiled here runs once: LLVM's expensive passes and the code generator for fusions would take two thirds
-    # of the suite's time. XLA's own passes stay.
+    # What is compiled here runs once: LLVM's expensive passes would take much of the suite's time. XLA's own stay.
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }
 

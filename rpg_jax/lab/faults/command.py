@@ -32,7 +32,6 @@ ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 }
 ROOT = pathlib.Path(__file__).parents[3]
 TRIALS, REPORT, ABOUT = "trials.jsonl", "report.md", "campaign.json"
