@@ -95,6 +95,21 @@ def test_every_answer_of_the_evaluation_sets():
         (r"\boxed", None),
         ("Answer: 5", None),
         ("", None),
+        (r"So \boxed {5}", "5"),
+        ("\\boxed\n{5}", "5"),
+        (r"$\boxed {5}$", "5"),
+        (r"\fbox{5}", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{\fbox{5}}", "5"),
+        (r"It is \boxed 5", "5"),
+        (r"It is \boxed5", "5"),
+        (r"\boxed 5 is the answer", "5"),
+        (r"$\boxed 5$ and not $6$", "5"),
+        (r"\(\boxed \frac{5}{1}\), as said", r"\frac{5}{1}"),
+        (r"\boxed -\frac{1}{2} is it", r"-\frac{1}{2}"),
+        (r"\boxed{5}. I was asked to use \boxed{} or \boxed{ }.", "5"),
+        (r"\boxed{5} \boxedx{6}", "5"),
+        (r"\boxed {5", None),
         (r"\boxed{5}" + " " * 291, "5"),
         (r"\boxed{5}" + " " * 292, None),
     ],
@@ -104,6 +119,14 @@ def test_boxed_answer(response, inside):
     assert boxed(response, "-7") is False
     if inside == "5":
         assert boxed(response, "5.0")
+
+
+@pytest.mark.parametrize(
+    "box", [r"\boxed {5}", r"\fbox{5}", r"\boxed 5", r"\boxed5", r"\boxed{\boxed{5}}", r"$\boxed {5}$."]
+)
+def test_a_box_after_answer_is_read_by_every_rule(box):
+    assert dapo(f"Answer: {box}", "5") and boxed(f"Answer: {box}", "5")
+    assert not dapo(f"Answer: {box}", "6") and not dapo(f"Answer: {box} or 6", "5")
 
 
 FRAGMENTS = (
@@ -172,7 +195,26 @@ def test_stated_answer_is_the_rest_of_its_line():
         "a ",
         "and ",
     ]
-    + ["x=", "answer:", "\\boxed{", "\\", "½", "\u0301", "\ud800", "<=", "**", "111,", "5cm ", ", ", "(", "\\begin"],
+    + [
+        "x=",
+        "answer:",
+        "\\boxed{",
+        "\\boxed",
+        "\\boxed ",
+        "\\fbox",
+        "\\boxed1",
+        "\\",
+        "½",
+        "\u0301",
+        "\ud800",
+        "<=",
+        "**",
+        "111,",
+        "5cm ",
+        ", ",
+        "(",
+        "\\begin",
+    ],
 )
 def test_time_is_linear_in_the_text(piece):
     """10^5 characters: the slowest takes 0.5 s; a quadratic pattern takes minutes."""

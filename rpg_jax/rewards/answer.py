@@ -12,6 +12,12 @@ _STATED = re.compile(r"\s*(?:(?:\\\[|\$\$?|\*\*)[ \t]*[\r\n]\s*)?([^\r\n]+)")
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"(?:(?<![\w.)])-)?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")  # a minus after a number or a word is none
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+# What a box without braces holds: the rest of its formula, if no word stands in it, else the next word.
+_REST_OF_FORMULA = re.compile(
+    r"(?:\\[A-Za-z]+|\\[^)\]A-Za-z\n]|[^\\$A-Za-z\n]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))*+(?=\$|\\[)\]])"
+)
+_NEXT_WORD = re.compile(r"(?:\\.|\{[^{}]*\}|[^\s\\${}])*")
 
 
 def final_answer(response: str) -> str | None:
@@ -41,10 +47,26 @@ def stated_answer(response: str) -> str | None:
 
 
 def boxed_answer(response: str) -> str | None:
-    r"""The contents of the last \boxed{...} that begins within the final 300 characters, or None if it never closes."""
+    r"""What the last box that begins within the final 300 characters holds; None if there is none or it never closes.
+
+    A box is \boxed{12} or \fbox{12}, perhaps with white space before the brace, or without braces, as in `\boxed 12`.
+    Empty boxes are passed over, as in "I was asked to use \boxed{}".
+    """
     tail = response[-_TAIL:]
-    start = tail.rfind(r"\boxed{")
-    return braced(tail, start + len(r"\boxed")) if start >= 0 else None
+    for box in reversed(list(BOX.finditer(tail))):
+        inside, _ = box_at(tail, box.end())
+        if inside is None or inside.strip(_WRAPPING):
+            return inside
+    return None
+
+
+def box_at(text: str, start: int) -> tuple[str | None, int]:
+    """What a box holds whose brace, or contents without one, are at `start`, and its end; None if it never closes."""
+    if text.startswith("{", start):
+        inside = braced(text, start)
+        return inside, start + 2 + len(inside or "")
+    inside = (_REST_OF_FORMULA.match(text, start) or _NEXT_WORD.match(text, start))[0]
+    return inside, start + len(inside)
 
 
 def braced(text: str, start: int) -> str | None:

@@ -9,7 +9,7 @@ import functools
 import re
 import unicodedata
 
-from rpg_jax.rewards.answer import braced
+from rpg_jax.rewards.answer import BOX, box_at
 
 _GREEK = {letter: f"\\{unicodedata.name(letter).split()[-1].lower()} " for letter in "αβγδθλμπρστφψω"}
 _SYMBOLS = str.maketrans(
@@ -172,16 +172,18 @@ def _characters(text: str) -> str:
 
 
 def _formula(text: str) -> str:
-    r"""The only \boxed{...} or $...$ of a sentence; if the text has other answers, all of it without delimiters.
+    r"""The only box or $...$ of a sentence; if the text has other answers, all of it without delimiters.
 
     DAPO keeps the first of several, so that `$5$ or $6$` is 5.
     """
-    if text.count(r"\boxed") == 1:
-        start = text.index(r"\boxed")
-        inside = braced(text, start + len(r"\boxed")) if text.startswith("{", start + len(r"\boxed")) else None
-        if inside is not None and not _ALSO.search(text[:start] + text[start + len(r"\boxed{}") + len(inside) :]):
+    boxes = list(BOX.finditer(text))
+    if boxes:
+        inside, end = box_at(text, boxes[-1].end())
+        beside = text[: boxes[-1].start()] + text[end:]
+        also = _ALSO.search(beside) if len(boxes) == 1 else BOX.sub("", beside).strip("{}$ ")  # boxes within boxes
+        if inside is not None and not also:
             text = inside
-    text = text.replace(r"\boxed", "")
+    text = BOX.sub(" ", text)
     parts = text.split("$")
     if len(parts) == 3 and parts[1].strip() and not _ALSO.search(parts[0] + parts[2]):
         return parts[1]
