@@ -22,7 +22,8 @@ export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1048576}"
 if ((!dry_run)); then
   # shellcheck source=launch/setup.sh
   source launch/setup.sh </dev/null
-  rpg_install requirements-extras.sha256 requirements-gguf.txt requirements-gym.txt
+  rpg_install requirements-gguf.sha256 requirements-gguf.txt
+  rpg_install requirements-gym.sha256 requirements-gym.txt
   mkdir -p "$place"
 fi
 python=.venv/bin/python

@@ -110,6 +110,19 @@ def test_a_failed_installation_is_tried_again(clone, tmp_path):
         assert len(calls()) == tries
 
 
+def test_an_optional_list_that_cannot_be_installed_costs_neither_the_tests_nor_the_other_list(clone, tmp_path):
+    calls = fake_venv(clone)
+    with (clone / ".venv/bin/python").open("a") as python:
+        python.write('[[ "$*" != *requirements-gym.txt ]]\n')
+    for name in ("gguf", "gym"):
+        (clone / f"requirements-{name}.txt").write_text("# something\n")
+    result = run(["bash", clone / "launch/test.sh"], tmp_path)
+    assert result.returncode == 0 and result.stderr.count("skipped") == 1
+    assert calls()[-1].startswith("-m pytest") and "requirements-gguf.txt" in calls()[-3]
+    assert (clone / ".venv/requirements-gguf.sha256").exists()
+    assert not (clone / ".venv/requirements-gym.sha256").exists()
+
+
 def test_setup_can_be_sourced(clone, tmp_path):
     fake_venv(clone)
     result = run(["bash", "-c", f'source "{clone}/launch/setup.sh" && echo still here'], tmp_path)
