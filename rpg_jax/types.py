@@ -26,7 +26,7 @@ class Prompts:
 
     tokens: jax.Array  # i32[P, Tp], padded on the right
     mask: jax.Array  # bool[P, Tp], true on prompt tokens; at least one per row
-    problem: jax.Array  # i32[P], a problem's id: part of the random key of its responses
+    problem: jax.Array  # i32[P], its position in the stream or in the evaluated set: part of its responses' noise
 
 
 @pytree

@@ -43,7 +43,7 @@ def reluctant(seed):
     """In place of `respond`: it completes the youngest groups that it may, and of others draws a few tokens."""
     rng = np.random.default_rng(seed)
 
-    def respond(model, params, tokenizer, mesh, problems, *, resume, until, must, step, **_):
+    def respond(model, params, tokenizer, mesh, problems, positions, *, resume, until, must, step, **_):
         before = np.asarray(resume.response_mask).sum(-1).reshape(-1, SAMPLES)
         complete = (before == NEW).all(1)
         missing = [group for group in np.argsort(-step, kind="stable") if not complete[group] and not must[group]]

@@ -165,9 +165,9 @@ def test_stream_refuses_what_it_cannot_do():
 
 def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):
     rows, tokenizer = list(prepared.problems("train"))[:6], prepared.tokenizer
-    tokens, mask, ids = prompt_rows(rows, tokenizer, 40)
-    assert tokens.shape == mask.shape == (6, 40) and tokens.dtype == ids.dtype == np.int32 and mask.dtype == bool
-    assert ids.tolist() == [row.id for row in rows]
+    tokens, mask, positions = prompt_rows(rows, range(7, 13), tokenizer, 40)
+    assert tokens.shape == mask.shape == (6, 40) and tokens.dtype == positions.dtype == np.int32 and mask.dtype == bool
+    assert positions.tolist() == list(range(7, 13))
     full, response = supervised_rows(rows, tokenizer, 80)
     assert full.dtype == np.int32 and response.dtype == bool
     for i, row in enumerate(rows):
@@ -185,8 +185,8 @@ def test_rows_that_do_not_fit_name_problem_length_and_key(prepared):
     rows, tokenizer = list(prepared.problems("train"))[:4], prepared.tokenizer
     longest = max(rows, key=lambda row: len(tokenizer.encode(row.prompt)))
     need = len(tokenizer.encode(longest.prompt)) + 1
-    prompt_rows(rows, tokenizer, need)
+    prompt_rows(rows, range(4), tokenizer, need)
     with pytest.raises(ValueError, match=rf"problem \d+ \(\w+\).*{need} tokens, more than prompt_length={need - 1}"):
-        prompt_rows([longest], tokenizer, need - 1)
+        prompt_rows([longest], [0], tokenizer, need - 1)
     with pytest.raises(ValueError, match="more than data.sequence_length=20; raise data.sequence_length to at least"):
         supervised_rows(rows, tokenizer, 20, key="data.sequence_length")

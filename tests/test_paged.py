@@ -330,6 +330,36 @@ def test_nothing_that_was_drawn_is_lost_when_a_rollout_ends_early(monkeypatch):
     assert waited > 0
 
 
+def test_segments_take_about_a_second_and_progress_counts_complete_responses(monkeypatch):
+    clock, steps, seen, function = [0.0], [], [], module.segment_on("cpu")
+
+    def segment(sampler, mesh, inputs, state, number):
+        steps.append(int(number))
+        clock[0] += 0.25 * int(number)  # seconds
+        return function(sampler, mesh, inputs, state, number)
+
+    reference = run(slots=5)
+    monkeypatch.setattr(module, "segment_on", lambda platform: segment)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    rollout = run(slots=5, segment=None, progress=seen.append)
+    assert steps[:2] == [16, 4] and set(steps[1:]) == {4} and len(steps) > 3
+    assert seen == sorted(seen) and seen[-1] == 18 and len(seen) == len(steps) and len(set(seen)) > 2
+    jax.tree.map(np.testing.assert_array_equal, rollout, reference)
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "following"), [(16, 9.0, 4), (16, 0.01, 32), (100, 0.8, 125), (1, 9.0, 1), (800, 0.5, 1024)]
+)
+def test_steps_of_the_next_segment(steps, seconds, following):
+    assert module.next_steps(steps, seconds) == following
+
+
+def test_when_a_rollout_ends_early_does_not_depend_on_segments():
+    start = cut(expected(), np.zeros(18, int))
+    few, many = (run(resume=start, until=3, slots=5, cache_pages=LEAST + 2, segment=n) for n in (2, 500))
+    jax.tree.map(np.testing.assert_array_equal, few, many)
+
+
 def test_a_small_pool_sends_the_youngest_back_and_a_large_one_nobody(monkeypatch):
     final, function = {}, module.segment_on("cpu")
 

@@ -43,21 +43,25 @@ class ProblemStream:
         self._cursor = int(cursor)
 
 
-def prompt_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key: str = "prompt_length") -> tuple:
+def prompt_rows(
+    problems: Sequence[Problem], positions: Iterable[int], tokenizer: Tokenizer, length: int,
+    key: str = "prompt_length",
+) -> tuple:  # fmt: skip
     """Rows of prompts (`encode_prompt`), padded on the right.
 
     Args:
+      positions: of the problems in the stream's order, or in the set that is evaluated; the noise depends on them.
       length: tokens in a row; key: the config key of that limit, for the error.
 
     Returns:
-      (tokens i32[P, length], mask bool[P, length], problem ids i32[P]).
+      (tokens i32[P, length], mask bool[P, length], positions i32[P]).
 
     Raises:
       ValueError: a prompt is longer; names the first such problem.
     """
     rows = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
     tokens, lengths = _pad(rows, problems, "prompt", length, tokenizer.pad_id, key)
-    return tokens, np.arange(length) < lengths[:, None], np.array([p.id for p in problems], np.int32)
+    return tokens, np.arange(length) < lengths[:, None], np.fromiter(positions, np.int32, len(problems))
 
 
 def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key="sequence_length") -> tuple:

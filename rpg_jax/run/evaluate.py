@@ -191,15 +191,19 @@ def answer(
     key = build.noise_key(settings.pop("seed"), build.EVALUATION)
     parts = subject.model, subject.tokenizer, subject.scorer, subject.mesh
     responses = evaluation.make_evaluate(*parts, key=key, **settings)
-    total, begun = len(subject.problems), len(subject.problems) - len(missing)
-    with phase("evaluation"), Progress("evaluation", begun, total) as progress:
+    k, numbers = subject.settings["k"], {}
+    total, begun = k * len(subject.problems), k * (len(subject.problems) - len(missing))
+    with phase("evaluation"), Progress("responses", begun, total) as progress:
         params = load()
         check_finite(params, name, "a policy that cannot be sampled has no score; name another checkpoint")
-        for done, answered in enumerate(responses(params, missing, should_stop), start=begun + 1):
+        left = [subject.problems[place] for place in missing]
+        answers = responses(params, left, should_stop, missing, lambda complete: progress(begun + complete, **numbers))
+        for done, answered in enumerate(answers, start=1):
             log.write(answered)
             for failure in answered.failures:
                 print(f"warning: {failure}; counted as wrong", file=sys.stderr)
-            progress(done, accuracy=np.mean([answered.correct.mean() for answered in log.answered()]))
+            numbers["accuracy"] = np.mean([answered.correct.mean() for answered in log.answered()])
+            progress(begun + k * done, **numbers)
     return not log.missing()
 
 

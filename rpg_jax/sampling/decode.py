@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax import parallel
-from rpg_jax.models import Model, with_head
+from rpg_jax.models import Model
 from rpg_jax.sampling import pages
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
 from rpg_jax.sampling.filters import filter_threshold
@@ -111,7 +111,6 @@ class Sampler:
     prefill_rows: int  # prompts prefilled at a time
     tiles: tuple[int, ...]  # slots that the model decodes at a time, the largest first; () is all of them
     sequence_tokens: int  # of a page of DecodeState.sequences, for slots that are all in one tile; 0 for none
-    head: bool  # whether tied embeddings are transposed for the logits, once and not by each product
 
 
 @pytree
@@ -169,8 +168,7 @@ def prepared(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Inputs:
     """The inputs with what every step needs alike, to be called outside of loops."""
     positions = jnp.arange(state.table.shape[1] * sampler.page_size)
     turns = tuple(x[0] for x in sampler.model.turns(positions[None]))  # [positions, head_dim / 2] each
-    params = with_head(inputs.params) if sampler.head else inputs.params
-    return dataclasses.replace(inputs, params=params, turns=turns)
+    return dataclasses.replace(inputs, turns=turns)
 
 
 def extend(

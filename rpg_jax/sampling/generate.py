@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rpg_jax import parallel
-from rpg_jax.models import Model, ModelConfig
-from rpg_jax.parallel import REPLICATED, ROWS
+from rpg_jax.models import Model, ModelConfig, with_head
+from rpg_jax.parallel import REPLICATED, ROWS, multihost
 from rpg_jax.sampling import batching, decode, paged_attention, pages, running_softmax
 from rpg_jax.sampling.draw import request_key
 from rpg_jax.types import Params, Prompts, Rollout
@@ -24,7 +25,8 @@ PAGE_SIZE = 128  # tokens of a page, unless the caller says otherwise
 # that changes no bit it has 4 when few responses run, a rollout's last and longest: a quarter of the time.
 SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 CPU_TILES = 32, 4
-SEGMENT = 256  # decode steps between two calls of should_stop, unless the caller says otherwise
+SEGMENT_SECONDS = 1.0  # between two calls of should_stop and progress, unless the caller gives a number of steps
+FIRST_STEPS, MOST_STEPS = 16, 1024  # decode steps of the first segment, and of any
 PREFILL_TOKENS = 512  # prefilled at once on each shard, unless the caller says otherwise
 
 
@@ -41,20 +43,22 @@ def generate(
     slots: int,
     limits: jax.Array | np.ndarray | None = None,
     temperature_model: float | jax.Array | None = None,
-    segment: int = SEGMENT,
+    segment: int | None = None,
     prefill_rows: int | None = None,
     page_size: int = PAGE_SIZE,
     cache_pages: int | None = None,
     cache_dtype: str | None = None,
     should_stop: Callable[[], bool] | None = None,
+    progress: Callable[[int], None] | None = None,
     resume: Rollout | None = None,
     until: int | None = None,
     must: np.ndarray | None = None,
 ) -> Rollout:
     """Samples `samples` responses to each prompt.
 
-    A response's tokens depend on (key, step, problem, sample) and on the parameters, but not on slots, pages, segments,
-    the order of prompts or their layout on a mesh. Each data shard works through its own prompts in its own slots.
+    A response's tokens depend on (key, step, prompts.problem, sample) and on the parameters, but not on slots, pages,
+    segments, the order of prompts or their layout on a mesh. Each data shard works through its own prompts in its own
+    slots.
 
     Args:
       params: the model's tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype; its matrices
@@ -68,7 +72,7 @@ def generate(
       limits: i32[P], laid out as prompts are, each prompt's own limit of at most max_new; 0 marks padding, which is not
         run. None is max_new for all.
       temperature_model: temperature of `model_logp`; None is the sampling temperature, or 1 when that is 0.
-      segment: most decode steps between two calls of should_stop.
+      segment: most decode steps between two calls of should_stop; None is as many as take SEGMENT_SECONDS.
       prefill_rows: prompts prefilled at once, over all shards; None is as many as make PREFILL_TOKENS on each.
       page_size: tokens of a page of the KV cache, a power of two up to 128.
       cache_pages: pages of the KV cache, over all shards; None is what the slots can need at most. With fewer,
@@ -76,6 +80,7 @@ def generate(
       cache_dtype: of keys and values, "int8" or "float8_e4m3fn"; None is the model's. Another type makes the sampler
         another policy.
       should_stop: called after each segment; once it is true, complete responses are returned and all others are empty.
+      progress: called after each segment with the number of this process's complete responses, padding included.
       resume: what an earlier call returned for the same prompts, or rows without tokens. Its complete responses stay,
         and the others go on with the noise of their next tokens; their keys and values are computed anew, under params.
       until: return as soon as all responses are complete to so many prompts, over all shards, padding included. Others
@@ -125,13 +130,37 @@ def generate(
     requests, state = start(sampler, mesh, prompts, _threefry(key), step, limits, samples, max_new, slots, pool, resume)
     must_finish = jnp.zeros(count, bool) if must is None else jnp.asarray(must)
     goal = jnp.int32(count if until is None else until)
+    platform = mesh.devices.flat[0].platform
+    if platform == "cpu":  # a product with tied embeddings would transpose their table at each step
+        params = transposed_head(params)
     inputs = decode.Inputs(params, prompts, requests, sampling, temperature_model, goal, must_finish)
-    decode_segment = segment_on(mesh.devices.flat[0].platform)
+    decode_segment, steps = segment_on(platform), segment or FIRST_STEPS
     while True:
-        unfinished, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(segment))
-        if not unfinished or (should_stop is not None and should_stop()):
-            progress = state.length, state.finished, state.status, state.request, state.count
-            return _rollout(mesh, prompts, state.responses, progress, samples, keep_all=until is not None)
+        begin = time.monotonic()
+        unfinished, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(steps))
+        goes_on = bool(unfinished)  # waits
+        if segment is None:
+            steps = next_steps(steps, time.monotonic() - begin)
+        if progress is not None:
+            progress(int((parallel.local_rows(state.status) == decode.COMPLETE).sum()))
+        if not goes_on or (should_stop is not None and should_stop()):
+            drawn = state.length, state.finished, state.status, state.request, state.count
+            return _rollout(mesh, prompts, state.responses, drawn, samples, keep_all=until is not None)
+
+
+def next_steps(steps: int, seconds: float) -> int:
+    """Decode steps of the next segment, after one of so many that took so long: as many as take SEGMENT_SECONDS.
+
+    It changes by a factor of at most 4 down, because the first segment compiles, and 2 up. All processes of a job take
+    the same number, that of the slowest.
+    """
+    if jax.process_count() > 1:
+        seconds = max(multihost.gather(seconds))
+    fitting = round(steps * SEGMENT_SECONDS / max(seconds, 1e-9))
+    return max(1, min(max(fitting, steps // 4), 2 * steps, MOST_STEPS))
+
+
+transposed_head = jax.jit(with_head)
 
 
 def make_sampler(
@@ -149,7 +178,7 @@ def make_sampler(
     short = cpu and kernel.joined and columns + max_new <= running_softmax.SHORT
     sequence = running_softmax.block_of(columns + max_new) if short else 0
     dtype = jnp.dtype(cache_dtype or model.dtype)
-    return decode.Sampler(model, kernel, dtype, page, chunk, rows, tiles, sequence, head=cpu)
+    return decode.Sampler(model, kernel, dtype, page, chunk, rows, tiles, sequence)
 
 
 @cache

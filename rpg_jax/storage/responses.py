@@ -39,9 +39,9 @@ class ResponseLog:
                 kept = [row for answered in self._done.values() for row in to_rows(answered)]
                 write_text_atomic(self._file, "".join(json.dumps(row) + "\n" for row in kept))
 
-    def missing(self) -> list[Problem]:
-        """The problems without responses."""
-        return [problem for problem in self._problems if _name(problem) not in self._done]
+    def missing(self) -> list[int]:
+        """The places, in their order, of the problems without responses."""
+        return [place for place, problem in enumerate(self._problems) if _name(problem) not in self._done]
 
     def answered(self) -> list[Answered]:
         """The answered problems, in the order of the problems."""

@@ -159,10 +159,11 @@ def make_collect(
             groups = kept + open_groups + [Group(position, step, -1) for position in fresh]
             oldest = must_finish([group.begun for group in groups[len(kept) :]], step, prompts, wait)
             placed = [groups[rank] for rank in ranks]
-            problems = stream.at(placed[place].position for place in local)
+            positions = [placed[place].position for place in local]
+            problems = stream.at(positions)
             before = arranged(rollout, placed)
             begun, must = np.array([group.begun for group in placed]), ranks < len(kept) + oldest
-            rollout = draw(params, problems, begun, resume=before, until=prompts, must=must)
+            rollout = draw(params, problems, positions, begun, resume=before, until=prompts, must=must)
             rollout, drawn, complete = _account(mesh, before, rollout, version, samples, settings.max_new)
             tokens += int(drawn)
             groups = [group._replace(place=int(place)) for group, place in zip(groups, places, strict=True)]

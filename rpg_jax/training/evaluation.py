@@ -3,6 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -39,8 +40,9 @@ class Evaluate(Protocol):
     """Answers to problems, one after another."""
 
     def __call__(
-        self, params: Params, problems: Sequence[Problem], should_stop: Callable[[], bool] | None = None
-    ) -> Iterator[Answered]: ...
+        self, params: Params, problems: Sequence[Problem], should_stop: Callable[[], bool] | None = None,
+        positions: Sequence[int] | None = None, progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Answered]: ...  # fmt: skip
 
 
 def metrics(answered: list[Answered], vote: Callable[[Problem, str], str | None]) -> dict[str, float]:
@@ -89,6 +91,14 @@ def examples(answered: list[Answered], vote: Callable[[Problem, str], str | None
     ]
 
 
+def _tell(
+    progress: Callable[[int], None], k: int, before: int, count: int, mine: int, held: int, complete: int
+) -> None:
+    """Says that `complete` of k responses to each of `held` problems are, of which all but `mine` are padding, in a
+    batch of `count` after `before` others."""
+    progress(k * before + round((complete - k * (held - mine)) * count / max(mine, 1)))
+
+
 def make_evaluate(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, *,
     k: int, rows: int, temperature: float, max_prompt: int, max_new: int, slots: int, key: jax.Array,
@@ -96,22 +106,28 @@ def make_evaluate(
 ) -> Evaluate:  # fmt: skip
     """Builds `Evaluate`, which samples k responses to `rows` problems at a time.
 
-    Noise depends on `key`, problem and sample alone: evaluations of one run share it, and an interrupted one may go on
-    with the problems that are left, to the same result. When asked to stop, it ends after a whole problem. Processes
-    divide the problems among themselves, and each yields all of the answers.
+    Noise depends on `key`, on the problem's position in the set and on the sample alone: evaluations of one run share
+    it, and an interrupted one may go on with the problems that are left, to the same result, if it is given their
+    `positions` (their own order if None). When asked to stop, it ends after a whole problem. Processes divide the
+    problems among themselves, and each yields all of the answers. `progress` is called about once a second with the
+    number of responses that are complete, over all processes as this one's share tells.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
 
-    def evaluate(params, problems, should_stop=None):
+    def evaluate(params, problems, should_stop=None, positions=None, progress=None):
+        positions = range(len(problems)) if positions is None else positions
         for start in range(0, len(problems), rows):
             batch = [problems[i] for i in range(start, min(start + rows, len(problems)))]
             held = multihost.row_indices(mesh, rows)  # of this process, those that pad the last batch included
             mine = held[held < len(batch)]
-            own = [batch[min(row, len(batch) - 1)] for row in held]
+            padded = [min(row, len(batch) - 1) for row in held]
+            own = [batch[row] for row in padded]
+
             rollout = respond(
-                model, params, tokenizer, mesh, own, samples=k, max_prompt=max_prompt, max_new=max_new, run=len(mine),
-                key=key, step=0, sampling=sampling, slots=slots, page_size=page_size, cache_pages=cache_pages,
-                should_stop=should_stop,
+                model, params, tokenizer, mesh, own, [positions[start + row] for row in padded], samples=k,
+                max_prompt=max_prompt, max_new=max_new, run=len(mine), key=key, step=0, sampling=sampling, slots=slots,
+                page_size=page_size, cache_pages=cache_pages, should_stop=should_stop,
+                progress=progress and partial(_tell, progress, k, start, len(batch), len(mine), len(held)),
             )  # fmt: skip
             if should_stop is not None and should_stop():
                 return

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -120,16 +120,17 @@ GradeGroups = Callable[[np.ndarray, list[Problem], list[list[str]], np.ndarray],
 
 
 def respond(
-    model: Model, params: Params, tokenizer: Tokenizer, mesh: Mesh, problems: Sequence[Problem], *,
-    samples: int, max_prompt: int, max_new: int, run: int | None = None, **settings: Any,
+    model: Model, params: Params, tokenizer: Tokenizer, mesh: Mesh, problems: Sequence[Problem],
+    positions: Iterable[int], *, samples: int, max_prompt: int, max_new: int, run: int | None = None, **settings: Any,
 ) -> Rollout:  # fmt: skip
     """Samples responses to problems, which are those of this process's rows; rows are problem-major.
 
-    Only the first `run` problems are run (all if None): the others pad the batch, so that one compiled shape serves any
-    remainder. `settings` are those of `generate`.
+    A response's noise depends on the problem's position, in the stream or in the set that is evaluated. Only the first
+    `run` problems are run (all if None): the others pad the batch, so that one compiled shape serves any remainder.
+    `settings` are those of `generate`.
     """
     run = len(problems) if run is None else run
-    prompts = Prompts(*prompt_rows(problems, tokenizer, max_prompt, key="rollout.max_prompt"))
+    prompts = Prompts(*prompt_rows(problems, positions, tokenizer, max_prompt, key="rollout.max_prompt"))
     limits = np.where(np.arange(len(problems)) < run, max_new, 0).astype(np.int32)
     prompts, limits = parallel.to_global(mesh, parallel.ROWS, (prompts, limits))
     return generate(model, params, prompts, samples=samples, max_new=max_new, limits=limits, **settings)
@@ -204,16 +205,18 @@ def make_draw(
     model: Model, tokenizer: Tokenizer, mesh: Mesh, settings: RolloutSettings, key: jax.Array,
     should_stop: Callable[[], bool],
 ) -> Callable[..., Rollout]:  # fmt: skip
-    """Builds `draw(params, problems, step, **arguments)`: `respond` as the settings say; raises Preempted."""
+    """Builds `draw(params, problems, positions, step, **arguments)`: `respond` by the settings; raises Preempted."""
     sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
 
-    def draw(params: Params, problems: Sequence[Problem], step: int | np.ndarray, **arguments: Any) -> Rollout:
+    def draw(
+        params: Params, problems: Sequence[Problem], positions: Iterable[int], step: int | np.ndarray, **arguments: Any
+    ) -> Rollout:
         if settings.weights_dtype:
             params = quantized(params, mesh, settings.weights_dtype)
         rollout = respond(
-            model, params, tokenizer, mesh, problems, samples=settings.samples, max_prompt=settings.max_prompt,
-            max_new=settings.max_new, key=key, step=step, sampling=sampling, should_stop=should_stop,
-            cache_dtype=settings.cache_dtype, **settings.decoding, **arguments,
+            model, params, tokenizer, mesh, problems, positions, samples=settings.samples,
+            max_prompt=settings.max_prompt, max_new=settings.max_new, key=key, step=step, sampling=sampling,
+            should_stop=should_stop, cache_dtype=settings.cache_dtype, **settings.decoding, **arguments,
         )  # fmt: skip
         if should_stop():
             raise Preempted
@@ -245,8 +248,9 @@ def make_collect(
         while filled < groups:
             check_batches(settings, step, filled, seen)
             rows = multihost.row_indices(mesh, fresh)
+            positions = stream.get_state() + rows
             problems = stream.next(fresh, rows)
-            rollout = draw(params, problems, step)
+            rollout = draw(params, problems, positions, step)
             responses = read_responses(tokenizer, rollout, samples, np.arange(len(rows)))
             clock.lap("rollout")
             batch = grade_groups(rows, problems, *responses)
