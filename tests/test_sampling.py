@@ -240,7 +240,8 @@ def test_nothing_recompiles_for_new_settings_prompts_limits_or_steps(caplog):
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         run(make_prompts(LENGTHS[::-1], seed=4), step=9, key=jax.random.key(8, impl="threefry2x32"), segment=2)
         run(
-            sampling=Sampling.make(temperature=0.3, top_k=4, top_p=0.5, stop_ids=(1,)), limits=np.array([2, 0, 1, 4, 9])
+            sampling=Sampling.make(temperature=0.3, top_k=4, top_p=0.5, stop_ids=(1,)),
+            limits=np.array([2, 0, 1, 4, 9], np.int32),
         )
         run(sampling=Sampling.make(temperature=0), should_stop=lambda: False)
         assert "Finished XLA compilation" not in caplog.text

@@ -45,7 +45,7 @@ def main(*arguments):
             cli.run(evaluate.main, ["evaluate", *arguments])
         except SystemExit as left:
             code = left.code
-    lines = [line for line in screen.getvalue().splitlines() if not line.startswith("evaluation ")]
+    lines = [line for line in screen.getvalue().splitlines() if not line.startswith("responses ")]
     screen.truncate(screen.seek(0))
     rows = [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
     return dict(code=code, out=out.getvalue(), lines=lines, rows=rows)

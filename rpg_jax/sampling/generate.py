@@ -80,7 +80,7 @@ def generate(
       cache_dtype: of keys and values, "int8" or "float8_e4m3fn"; None is the model's. Another type makes the sampler
         another policy.
       should_stop: called after each segment; once it is true, complete responses are returned and all others are empty.
-      progress: called after each segment with the number of this process's complete responses, padding included.
+      progress: called between segments with the number of this process's complete responses, padding included.
       resume: what an earlier call returned for the same prompts, or rows without tokens. Its complete responses stay,
         and the others go on with the noise of their next tokens; their keys and values are computed anew, under params.
       until: return as soon as all responses are complete to so many prompts, over all shards, padding included. Others
@@ -141,7 +141,7 @@ def generate(
         goes_on = bool(unfinished)  # waits
         if segment is None:
             steps = next_steps(steps, time.monotonic() - begin)
-        if progress is not None:
+        if goes_on and progress is not None:
             progress(int((parallel.local_rows(state.status) == decode.COMPLETE).sum()))
         if not goes_on or (should_stop is not None and should_stop()):
             drawn = state.length, state.finished, state.status, state.request, state.count
