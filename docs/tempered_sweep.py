@@ -7,21 +7,10 @@
 `configs/sweeps` has made it.
 """
 
-from ml_collections.config_dict import placeholder
-
-from configs.sweeps import small
-
-CONFIG = "docs/tempered_sweep.py"
+CONFIG = "configs/sweeps/small.py"
 SEEDS = (0, 1, 2, 3, 4)
 MINE = "docs/tempered.py:tempered"
 VARIANTS = {
     **{f"power-{power:g}": {"objective.name": MINE, "objective.power": power} for power in (0.0, 0.5, 1.0)},
     "rpg-clip": {"objective.name": "rpg", "objective.clip": "rpg", "objective.beta": 0.0},
 }
-
-
-def get_config(variant=""):
-    config = small.get_config(variant)
-    with config.unlocked():  # a config is locked, so that a misspelled key is an error
-        config.objective.power = placeholder(float)
-    return config

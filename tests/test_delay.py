@@ -79,6 +79,21 @@ def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):
     assert ours.version.tolist() == [[5]] * ROWS
 
 
+def test_an_advantage_of_ones_own_sees_lengths_and_the_updates_so_far(mesh, states, tmp_path):
+    """A state's step is an argument of the program: no step of a run compiles another one."""
+    file = tmp_path / "mine.py"
+    file.write_text("def counted(rewards, lengths, step):\n    return rewards + lengths + 100.0 * step\n")
+    optimizer, first, second = states
+    objective = objectives.make("rpg", advantage=f"{file}:counted")
+    experience = make_experience(MODEL, objective, optimizer, mesh, source="sampler", **SETTINGS)
+    reward = np.random.default_rng(0).normal(size=(ROWS // 4, 4)).astype(np.float32)
+    for state in (first, dataclasses.replace(first, step=first.step + 1), dataclasses.replace(first, step=second.step)):
+        step, lengths = int(state.step), recorded().response_mask.sum(1)
+        batch, _ = experience(state, recorded(), jnp.asarray(reward))
+        np.testing.assert_allclose(batch.advantage[:, 0], reward.reshape(-1) + lengths + 100 * step, rtol=1e-6)
+    assert step == 5 and experience._cache_size() == 1
+
+
 def test_an_earlier_policy_draws_and_is_scored_as_it_was(mesh, states):
     optimizer, first, second = states
     earlier = make_remember(MODEL, optimizer, mesh, first)(first)

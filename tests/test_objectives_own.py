@@ -1,16 +1,24 @@
 """A loss from a user's file, as an objective like any other."""
 
+import contextlib
+import io
 import pathlib
+import re
+import sys
 import textwrap
 
+import jax
 import numpy as np
 import pytest
+from absl.testing import flagsaver
 from test_objectives import run, sample
 
+import rpg_jax.train as command
 from configs.sweeps import small
 from rpg_jax import objectives
+from rpg_jax.lab.sweeping import variants
 from rpg_jax.objectives import metrics
-from rpg_jax.run import build, job
+from rpg_jax.run import build, cli, job
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WEIGHTED = f"{ROOT}/tests/data/my_objective.py:my_objective"
@@ -79,6 +87,49 @@ def claims({SIGNATURE}):
     return jnp.sum(logp), {{}}
 
 claims.declares = "right"
+
+def typed({SIGNATURE}, tau=1.0, *, count=2, soft=True, kind="a", size: int | None = None, anything=None, late: float):
+    return tau * jnp.sum(logp), {{}}
+
+def gate({SIGNATURE}, tau=1.0):
+    ratio = jnp.exp(logp - behavior_logp)
+    smooth = 4 / tau / (1 + jnp.exp(-tau * (ratio - 1)))
+    return -jnp.sum(jnp.where(mask, smooth * advantage * weight, 0)) / denominator, {{"gate": smooth}}
+
+def misspelled({SIGNATURE}):
+    return jnp.sun(logp), {{}}
+
+def shape({SIGNATURE}):
+    return jnp.sum(logp, axis=1), {{}}
+
+def paced(rewards, lengths, step):
+    pace = jnp.minimum(step / 100, 1.0)
+    return (rewards - rewards.mean(1, keepdims=True)) / lengths**pace
+
+def centered(r):
+    return r - r.mean(1, keepdims=True)
+
+def by_name(step, *, rewards, scale=2.0):
+    return scale * rewards + step
+
+def everything(rewards, **more):
+    return rewards + more["lengths"] + more["step"]
+
+def column(rewards):
+    return rewards.mean(1, keepdims=True)
+
+def signs(rewards):
+    return jnp.sign(rewards).astype(int)
+
+def wrong(rewards):
+    return rewards * stepp
+
+def chooses(rewards, step):
+    return rewards if step < 3 else -rewards
+
+def other(rewards, gamma):
+    return rewards
+
 made = objectives.make("rloo", beta=0.2)
 """
 
@@ -170,6 +221,157 @@ def test_what_is_said_of_a_function(mine):
 def test_what_is_refused(mine, name, settings, words):
     with pytest.raises(ValueError, match=words) as refused:
         objectives.make(mine(name), **settings)
+    assert "\n" not in str(refused.value)
+
+
+GIVEN = dict(late=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("tau", 2, 2.0),
+        ("count", 3.0, 3),
+        ("soft", False, False),
+        ("kind", 12, "12"),
+        ("size", 5.0, 5),
+        ("anything", (1, "x"), (1, "x")),
+        ("late", 2, 2.0),
+        ("tau", "x", "typed: tau='x'; expected float, the type of its default 1.0"),
+        ("tau", True, "tau=True; expected float"),
+        ("count", 2.5, "count=2.5; expected int, the type of its default 2"),
+        ("soft", 1, "soft=1; expected bool"),
+        ("kind", (1,), "expected str"),
+        ("size", "many", "size='many'; expected int, the type of its annotation"),
+        ("late", None, "typed needs late, which has no default: set it .--config.objective.late="),
+    ],
+)
+def test_a_setting_has_the_type_of_its_parameter(mine, key, value, found):
+    if isinstance(found, str) and " " in found:
+        with pytest.raises(ValueError, match=found):
+            objectives.make(mine("typed"), **GIVEN | {key: value})
+    else:
+        (made,) = [objectives.make(mine("typed"), **GIVEN | {key: value}).settings[key]]
+        assert made == found and type(made) is type(found)
+
+
+def train(*flags):
+    """Exit status and stderr of a training that is to end before it builds anything."""
+    words = ["train", "--config=configs/sweeps/small.py:smoke", *flags]
+    with pytest.MonkeyPatch.context() as patch, flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
+        patch.setattr(sys, "argv", words)
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            cli.run(command.main, words)
+    return left.value.code, errors.getvalue()
+
+
+def test_settings_are_given_on_the_command_line_and_unknown_ones_refused(mine, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(command.train, "main", lambda options, draw: seen.append(options.config))
+    name = f"--config.objective.name={mine('gate')}"
+    assert train(name, "--config.objective.tau=2")[0] == 0
+    made = build.build_objective(seen[-1])
+    assert made.settings["tau"] == 2.0 and type(made.settings["tau"]) is float
+    assert train(name, "--config.objective.tua=2")[0] == 0
+    with pytest.raises(ValueError, match="no setting 'tua' .did you mean 'tau'.*it has: tau, advantage, sampler_corr"):
+        build.build_objective(seen[-1])
+    status, text = train("--config.objective.tau=2")  # of rpg
+    assert status == 2 and "the config has no key 'tau' in objective" in text
+    sweep = tmp_path / "sweep.py"
+    variants_of = f"{{str(t): {{'objective.name': {mine('gate')!r}, 'objective.tau': t}} for t in (1, 2.5)}}"
+    sweep.write_text(f"CONFIG, SEEDS, VARIANTS = 'configs/sweeps/small.py:smoke', (0,), {variants_of}")
+    runs = variants.read(str(sweep)).runs
+    assert [build.build_objective(run.config).settings["tau"] for run in runs] == [1.0, 2.5]
+    assert "--config.objective.tau=2.5" in runs[1].flags
+    sweep.write_text(sweep.read_text().replace("objective.tau", "objective.tua"))
+    with pytest.raises(ValueError, match="variant '1' of .*has no setting 'tua'"):
+        variants.read(str(sweep))
+
+
+def line_of(mine, text):
+    """FILE:LINE of a line of the user's file."""
+    path = mine("x").rpartition(":")[0]
+    return f"{path}:{1 + next(n for n, line in enumerate(MINE.splitlines()) if text in line)}: "
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("misspelled", "jnp.sun", "AttributeError: module 'jax.numpy' has no attribute 'sun'"),
+        ("shape", "def shape", "TypeError: what it returns is not a pair of a scalar loss"),
+        ("numbered", "def numbered", "TypeError: its metrics are named"),
+    ],
+)
+def test_what_a_function_raises_or_returns_shows_its_own_line(mine, name, text, words):
+    with pytest.raises(ValueError, match=re.escape(line_of(mine, text) + words)):
+        objectives.make(mine(name))
+
+
+def test_an_error_in_a_file_beside_shows_that_files_line(tmp_path):
+    (tmp_path / "beside.py").write_text("def broken(x):\n    return x.nothing\n")
+    head = f"import beside\ndef loss({SIGNATURE}):\n"
+    (tmp_path / "mine.py").write_text(f"{head}    return beside.broken(logp), {{}}\n")
+    with pytest.raises(ValueError, match=r"beside.py:2: AttributeError"):
+        objectives.make(f"{tmp_path}/mine.py:loss")
+    (tmp_path / "mine.py").write_text(f"{head}    return ]\n")
+    with pytest.raises(ValueError, match=r"mine.py:3: SyntaxError: "):
+        objectives.make(f"{tmp_path}/mine.py:loss")
+
+
+REWARDS = np.array([[1, 0, 0], [1, 1, 0]], np.float32)
+LENGTHS = np.array([[1, 2, 3], [4, 5, 5]])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("paced", lambda step: (REWARDS - REWARDS.mean(1, keepdims=True)) / LENGTHS ** min(step / 100, 1)),
+        ("centered", lambda _: REWARDS - REWARDS.mean(1, keepdims=True)),
+        ("by_name", lambda step: 2 * REWARDS + step),
+        ("everything", lambda step: REWARDS + LENGTHS + step),
+    ],
+)
+def test_an_advantage_of_ones_own_sees_lengths_and_the_step(mine, name, expected):
+    """One program for all steps; what a KL in the reward takes off a response is off its reward."""
+    made = objectives.make("grpo", advantage=mine(name))
+    assert made.settings["advantage"] == mine(name)
+    compute, mask = jax.jit(made.advantages), np.arange(5) < LENGTHS.reshape(-1, 1)
+    for step in (0, 50, 200):
+        found = compute(REWARDS, np.zeros(mask.shape), np.zeros(mask.shape), mask, np.int32(step))
+        assert found.shape == (6, 1) and found.dtype == np.float32
+        np.testing.assert_allclose(found.reshape(2, 3), expected(step), rtol=1e-5, atol=1e-7)
+    assert compute._cache_size() == 1
+    if name == "centered":
+        penalized = objectives.make("rloo", beta=0.5, advantage=mine(name)).advantages
+        found = jax.jit(penalized)(REWARDS, np.ones(mask.shape), np.zeros(mask.shape), mask).reshape(2, 3)
+        left = REWARDS - 0.5 * LENGTHS
+        np.testing.assert_allclose(found, left - left.mean(1, keepdims=True), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "words"),
+    [
+        (
+            "column",
+            "def column",
+            r"TypeError: it returns float32[4, 1]; expected floats of the shape of rewards, [4, 4]",
+        ),
+        ("signs", "def signs", "TypeError: it returns int32[4, 4]; expected floats"),
+        ("wrong", "stepp", "NameError: name 'stepp' is not defined"),
+        ("chooses", "step < 3", "TracerBoolConversionError: "),
+        (
+            "other",
+            "",
+            "takes (rewards, gamma); expected (rewards [P, G], lengths [P, G], step) -> floats [P, G]",
+        ),
+        ("nothing", "", "has no 'nothing'; it has: plain"),
+    ],
+)
+def test_an_advantage_is_tried_before_weights_load(mine, name, line, words):
+    config = small.get_config("smoke")
+    config.objective.advantage = mine(name)
+    with pytest.raises(ValueError, match=re.escape((line_of(mine, line) if line else "") + words)) as refused:
+        build.build_objective(config)
     assert "\n" not in str(refused.value)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import time
 from functools import partial
@@ -93,6 +94,37 @@ def test_a_run_leaves_what_it_promises(finished):
     assert json.loads((finished / "config.json").read_text())["objective"]["clip"] == "rpg"
     assert Image.open(finished / "figures" / "training.png").size[0] > 600
     assert list(finished.glob("**/events.out.tfevents.*"))
+
+
+def unlisted(page: str, keys) -> list[str]:
+    """The keys of rows of metrics.jsonl that have no row of a table on the page."""
+    return sorted(key for key in keys if not any(re.fullmatch(pattern, key) for pattern in listed(page).values()))
+
+
+def unwritten(page: str, keys, source: str) -> list[str]:
+    """The names of the page's tables that no key has, and that the source does not spell either."""
+    absent = [name for name, pattern in listed(page).items() if not any(re.fullmatch(pattern, key) for key in keys)]
+    spelled = {name: (name, name.partition("/")[2].replace("NAME", "{name}")) for name in absent}
+    return [name for name, texts in spelled.items() if not any(f'"{text}"' in source for text in texts)]
+
+
+def listed(page: str) -> dict[str, str]:
+    """{name: pattern of the keys that it stands for} of the first column of the page's tables."""
+    names = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    return {
+        name: re.sub(r"\b(TASK|NAME)\b|K(?=$|_)", lambda m: r"\d+" if m[0] == "K" else ".+", name) for name in names
+    }
+
+
+def test_every_metric_is_on_its_page_and_the_page_has_no_other(folder, finished):
+    runs = [path for path in folder.iterdir() if (path / "metrics.jsonl").exists()]
+    keys = {key for path in runs for row in rows(path) for key in row} - {"step"}
+    root = pathlib.Path(__file__).parents[1]
+    page = (root / "docs/metrics.md").read_text()
+    source = "".join(file.read_text() for file in (root / "rpg_jax").rglob("*.py"))
+    assert finished in runs and len(keys) > 70 and not unlisted(page, keys) and not unwritten(page, keys, source)
+    more = page + "| `train/made_up` | share | no |\n"
+    assert unlisted(page, {"train/made_up"}) and unwritten(more, keys, source) == ["train/made_up"]
 
 
 def test_training_again_does_nothing_more(finished):

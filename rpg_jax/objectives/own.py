@@ -30,7 +30,7 @@ OPTIONAL = ("reference_logp", "weight", "denominator")
 CONTRACT = f"({', '.join(POSITIONAL)}, {'=None, '.join(OPTIONAL)}=None)"
 REQUIRED = inspect.Parameter.empty  # the default of a setting that has none
 ADVANTAGE_INPUTS = ("rewards", "lengths", "step")
-ADVANTAGE = "(rewards [P, G], lengths [P, G], step) -> floats [P, G], without those that it does not need"
+ADVANTAGE = "(rewards [P, G], lengths [P, G], step) -> floats [P, G]"
 FACTS = dict(level="token", divergence=None, beta=0.0, z_old=1.0, declares=None, reduction=None, advantage="group_mean")
 
 
