@@ -225,7 +225,9 @@ def _filled(defaults: dict, settings: dict, path: str) -> tuple[ConfigDict, list
             config[key], lacking = _filled(defaults[key], settings.get(key, {}), f"{path}{key}.")
             missing += lacking
         elif key in settings:
-            config[key] = settings[key]
+            one, value = isinstance(settings[key], str), settings[key]  # a list of texts may be one text
+            is_list = isinstance(defaults.get(key), tuple)
+            config[key] = ((value,) if one else tuple(value)) if is_list else value
         try:
             config[key]
         except RequiredValueError:

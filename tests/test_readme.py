@@ -1,6 +1,7 @@
 """Every command of the README and of docs/ is run on the smoke variant of what it names."""
 
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -16,10 +17,10 @@ from rpg_jax.lab.sweeping import variants
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGE = (ROOT / "docs/adding_an_objective.md").read_text()
+PAGE, OWN = ((ROOT / f"docs/{name}.md").read_text() for name in ("adding_an_objective", "your_own_experiment"))
 # tests/test_in_other_trainers.py runs the commands of its page; pods and memory need clusters and a compiler for TPUs.
 ELSEWHERE = ("in_other_trainers", "pods", "memory")
-FIRST = ("running", "adding_an_objective")  # they train what the others evaluate and report
+FIRST = ("running", "your_own_experiment", "adding_an_objective")  # they train what the others evaluate and report
 NAMES = sorted({page.stem for page in (ROOT / "docs").glob("*.md")} - {*ELSEWHERE, *FIRST})
 PAGES = [(ROOT / f"docs/{name}.md").read_text() for name in (*FIRST, *NAMES)]
 BLOCKS_OF = [re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for text in (README, *PAGES)]
@@ -48,6 +49,10 @@ SMALLER = {
     "verify --tradeoff": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100 --group=2 "
     "--epsilons=0.2:0.28,2 --betas=0.01 --ceilings=3",
     "my_objective --tradeoff": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100",
+    "configs/my_data.py": "--config.data.train={0}/data/mine/train.jsonl "
+    "--config.data.heldout={0}/data/mine/heldout.jsonl "
+    "--config.model.checkpoint={0}/checkpoints/Qwen2.5-0.5B-Instruct",
+    "evaluate --workdir=runs/my_data": "--k=2",
     "sweep.sh docs/": "--seeds=0 --out={0}/runs/tempered_sweep",
     "evaluate --workdir=runs/urkl-8k": "--k=2",  # as in training: both run one compiled sampler
     "evaluate --workdir=runs/mine": "--k=4",
@@ -63,7 +68,14 @@ def folder(tmp_path_factory):
     sweep = (ROOT / SWEEP).read_text()
     assert len(variants.read(SWEEP).runs) == 4 * 5 and POWERS in sweep
     (folder / "tempered_sweep.py").write_text(sweep.replace(POWERS, FIRST_POWER))
-    real_path.write_checkpoint(folder / "checkpoints" / "Qwen3-4B", real_path.write_sets(folder), layers=1)
+    checkpoints = folder / "checkpoints"
+    real_path.write_checkpoint(checkpoints / "Qwen3-4B", real_path.write_sets(folder), layers=1)
+    (checkpoints / "Qwen2.5-0.5B-Instruct").symlink_to(checkpoints / "Qwen3-4B")
+    (folder / "data" / "mine").mkdir(parents=True)
+    problems = [{"question": f"{a} + {b} =", "answer": str(a + b), "level": 1} for a in range(5) for b in range(4)]
+    for name, part in (("train", problems[4:]), ("heldout", problems[:4])):
+        lines = "".join(json.dumps(problem) + "\n" for problem in part)
+        (folder / "data" / "mine" / f"{name}.jsonl").write_text(lines)
     return folder
 
 
@@ -76,7 +88,7 @@ def test_command(command, folder):
     printed = PRINTED.get(command, "")
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "quickstart")}
     command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])
-    command = re.sub(r"(configs/quickstart|docs/tempered_sweep)\.py(?!:)", r"\g<0>:smoke", command)
+    command = re.sub(r"(configs/quickstart|configs/my_data|docs/tempered_sweep)\.py(?!:)", r"\g<0>:smoke", command)
     command = command.replace(SWEEP, f"{folder}/tempered_sweep.py")
     command = re.sub(
         r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
@@ -102,9 +114,10 @@ def test_python_blocks_run():
             exec(compile(text, "README.md", "exec"), {})
 
 
-def test_the_page_shows_the_files_it_names():
-    shown = re.findall(r"\]\((\w+\.py)\)[^`]*```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(shown) == 2
+def test_pages_show_the_files_they_name():
+    shown = re.findall(r"\]\(([\w/.]+\.py)\)[^`]*```python\n(.*?)```", PAGE, re.DOTALL)
+    shown += re.findall(r"\]\(([\w/.]*my_\w+\.py)\).*?```python\n(.*?)```", OWN, re.DOTALL)
+    assert len(shown) == 4 and len(shown[-1][1].partition("get_config(\n")[2].splitlines()) == 1 + 10
     for name, text in shown:
         lines = (ROOT / "docs" / name).read_text().splitlines()
         missing = [line for line in text.splitlines() if line not in lines]
