@@ -163,6 +163,11 @@ def test_keys_that_are_forgotten_are_named_all_at_once():
     assert [config.reward[key] for key in limits] == [defaults[key] for key in limits] == [2, 10.0, 4096, 0.25]
 
 
+@pytest.mark.parametrize("heldout", ["data/a", ["data/a"], ("data/a",)])
+def test_one_set_may_be_named_by_itself(heldout):
+    assert base.prepared_sets(train="data/mine", heldout=heldout).heldout == ("data/a",)
+
+
 def test_settings_of_a_function_of_ones_own_stand_in_a_config():
     objective = dict(name="docs/tempered.py:tempered", power=0)
     config = base.get_config(base.prepared_sets(train="data/mine"), **REQUIRED | dict(objective=objective))
