@@ -267,7 +267,7 @@ def train(*flags):
 
 def test_settings_are_given_on_the_command_line_and_unknown_ones_refused(mine, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(command.train, "main", lambda options, draw: seen.append(options.config))
+    monkeypatch.setattr("rpg_jax.run.train.main", lambda options, draw: seen.append(options.config))
     name = f"--config.objective.name={mine('gate')}"
     assert train(name, "--config.objective.tau=2")[0] == 0
     made = build.build_objective(seen[-1])
