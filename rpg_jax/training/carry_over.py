@@ -91,7 +91,7 @@ def must_finish(begun: Sequence[int], step: int, prompts: int, wait: int | None)
     if wait is None:
         return 0
     due = np.asarray(begun, int) + wait
-    return max(0, *((due <= step + ahead).sum() - prompts * ahead for ahead in range(wait + 1)))
+    return max(0, *(int((due <= step + ahead).sum()) - prompts * ahead for ahead in range(wait + 1)))
 
 
 def nothing_pending(settings: RolloutSettings, optimizer: Optimizer, mesh: Mesh) -> Pending:
