@@ -1,8 +1,13 @@
 """reasoning-gym: how its problems are named, that no question is in both splits, and how its families score answers."""
 
+import hashlib
+import importlib
 import json
+import random
+import types
 from unittest import mock
 
+import numpy as np
 import pytest
 import test_prepare
 from test_datasets import Words
@@ -17,6 +22,7 @@ from rpg_jax.rewards import Scorer
 from rpg_jax.rewards.answer import EXTRACTIONS
 
 pytest.importorskip("reasoning_gym")
+gym_rule = importlib.import_module("rpg_jax.rewards.gym_rule")
 call = test_prepare.call
 SUMS = "chain_sum(min_terms=2, max_terms=2, max_digits=1"
 
@@ -105,6 +111,29 @@ def test_items_are_drawn_again_where_they_are_scored():
     with Scorer(workers=1, timeout_seconds=60.0, extraction="tags") as scorer:
         scores = scorer.score([(p, f"<answer>{text}</answer>") for p in drawn for text in (answer_of(p), "?")])
         assert scores.correct.tolist() == [1.0, 0.0] * 4 and not scores.failures
+
+
+def test_families_that_use_the_global_random_numbers_draw_the_same_problems_again():
+    """list_functions does, in one of its seventeen kinds."""
+    title = "gym:list_functions(size=60)"
+    drawn = fold(open_gym([title], "train"), TEMPLATES["none"]).problems
+    random.seed(7)
+    state = random.getstate(), np.random.get_state()[1].tolist()
+    assert draw(title) == drawn
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == state, "whoever else draws is left alone"
+    with Scorer(workers=2, timeout_seconds=60.0, extraction="tags") as scorer:
+        scores = scorer.score([(problem, f"<answer>{answer_of(problem)}</answer>") for problem in drawn])
+        assert scores.correct.all() and not scores.failures
+
+
+def test_scoring_is_seeded_too(monkeypatch):
+    entry = {"question": "?"}
+    dataset = types.SimpleNamespace(score_answer=lambda response, entry: random.random() + np.random.random())
+    monkeypatch.setattr(gym_rule, "_item", lambda *_: (dataset, entry))
+    record = dict(family="f", parameters={}, seed=3, index=1)
+    record["digest"] = hashlib.blake2b(b"f\n?", digest_size=8).hexdigest()
+    scores = {gym_rule.gym("", "", json.dumps(record | {"index": index}), "gym:f") for index in (1, 1, 2)}
+    assert len(scores) == 2
 
 
 @pytest.fixture(scope="module")

@@ -108,12 +108,113 @@ def test_text_goes_through_the_template_and_numbers_become_text(call):
         (1 / 3, "0.3333333333333333"),
         (10**40, "1" + "0" * 40),
         (" 1 ", "1"),
+        (-0.0, "0"),
     ],
 )
 def test_answers_as_text(call, answer, expected):
     jsonl({"problem": "p", "answer": answer})
     assert call("--source=in.jsonl", "--target=out")[0] == 0
     assert written()[0].answer == expected
+
+
+PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-5=<<72-5=67>>67 pens.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (PENS + "#### 67", "67"),
+        (PENS + "#### 67\n\n", "67"),
+        (PENS.replace("\n", " ") + "#### -1,234,567.5", "-1234567.5"),
+        ("so\n#### $1,250", "$1250"),
+        ("#### (1,200)", "(1,200)"),
+        (r"Half of $\boxed{1}$ is $\boxed{\frac{1}{2}}$." + "\nDone.", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"It is \fbox {12}.", "12"),
+        (PENS + "**Answer:** 67.", "67"),
+        ("So the final answer is 67.", "67"),
+        ("Thus, the answer is: $x$", "$x$"),
+        ("<think>\n6\n</think>\n<answer>\n67\n</answer>", "67"),
+        ('["67"]', "67"),
+        # What states no other answer is the answer.
+        ('["6", "7"]', '["6", "7"]'),
+        ("[67]", "[67]"),
+        ("{}", "{}"),
+        ("###### 67", "###### 67"),
+        ("answering", "answering"),
+        ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"),
+        ("Queen Anne of Great Britain", "Queen Anne of Great Britain"),
+    ],
+)
+def test_the_answer_of_a_worked_solution_is_what_it_states(call, text, answer):
+    jsonl({"problem": "p", "answer": text})
+    assert call("--source=in.jsonl", "--target=out")[0] == 0
+    assert written()[0].answer == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (PENS, "has 2 lines and 92 characters"),
+        ("word " * 99, "has 1 line and 494 characters"),
+        ('{"value": "67"}', "is a JSON object"),
+    ],
+)
+def test_an_answer_that_no_rule_finds_is_refused_unless_its_column_is_named(call, text, says):
+    jsonl({"problem": "o", "answer": "1"}, {"problem": "p", "answer": text})
+    status, _, err = call("--source=in.jsonl", "--target=out")
+    assert status == 2 and len(err) == 1 and err[0].startswith(f"error: in.jsonl, line 2: its answer {says} (")
+    assert "`#### ANSWER`" in err[0] and "--answer_field of rpg_jax.prepare" in err[0]
+    assert call("--source=in.jsonl", "--target=out", "--answer_field=answer")[0] == 0
+    assert written()[1].answer == text.strip()
+    for source, where in (("in.jsonl", "in.jsonl, line 2"), ("out", f"out, problem {written()[1].id}")):
+        with pytest.raises(ValueError, match=f"{where}: its answer {says}"):
+            datasets.load(source, tokenizer=Words(), max_prompt=90)
+        sets = datasets.load(source, tokenizer=Words(), max_prompt=90, judged=False)
+        assert sets.problems("train")[1].answer == text.strip(), "a function of one's own takes any text"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("held", "field"),
+    [
+        ({"answer": ["34"]}, "answer.0"),
+        ({"answer": {"value": "34"}}, "answer.value"),
+        ({"answer": {"unit": None, "value": [34.0, 35.0]}}, "answer.value.0"),
+        ({"reward_model": {"style": "rule", "ground_truth": ["34"]}}, "reward_model.ground_truth.0"),
+        ({"reward_model": {"ground_truth": {"target": ["34"]}}}, "reward_model.ground_truth.target.0"),
+    ],
+)
+def test_an_answer_in_a_container_is_refused_with_its_name(call, held, field, kind):
+    parquet([{"problem": "p", **held}]) if kind == "parquet" else jsonl({"problem": "p", **held})
+    status, _, err = call(f"--source=in.{kind}", "--target=out")
+    assert (
+        status == 2
+        and len(err) == 1
+        and err[0].endswith(f"name what it holds with --answer_field={field} of rpg_jax.prepare")
+    )
+    assert call(f"--source=in.{kind}", "--target=out", f"--answer_field={field}")[0] == 0
+    assert written()[0].answer == "34"
+
+
+def test_messages_may_be_json(call):
+    chat = [{"role": "system", "content": ""}, {"role": "user", "content": "ü [{1}]"}]
+    texts = [json.dumps(chat), json.dumps(chat[1:], indent=1, ensure_ascii=False)]
+    jsonl(*({"prompt": text, "answer": 1} for text in [*texts, '[{"a": 1}] has what role?']))
+    assert call("--source=in.jsonl", "--target=out", "--template=none")[0] == 0
+    assert [json.loads(p.prompt) for p in written()] == [
+        chat, chat[1:], [{"role": "user", "content": '[{"a": 1}] has what role?'}],
+    ]  # fmt: skip
+    for text, says in [
+        (str(chat), "begins like chat messages and is not JSON; write them with json.dumps"),
+        (f"array({chat}, dtype=object)", "begins like chat messages and is not JSON"),
+        (json.dumps(chat)[:-1], "begins like chat messages and is not JSON"),
+        (json.dumps(chat[1]), "is dict; expected text, or a list of messages with role and content"),
+        ('[{"from": "human", "value": "x"}]', "message 0 is no object with role and content"),
+    ]:
+        jsonl({"prompt": text, "answer": 1})
+        status, _, err = call("--source=in.jsonl", "--target=new")
+        assert status == 2 and len(err) == 1 and f"in.jsonl, line 1, column prompt: {says}" in err[0]
 
 
 def test_json_lines_of_every_editor(call):

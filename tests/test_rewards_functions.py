@@ -8,6 +8,7 @@ import pytest
 
 from rpg_jax.data import Problem
 from rpg_jax.rewards import Scorer, scale_named, weighted_sum, worker
+from rpg_jax.rewards.scorer import has_rule
 
 COLUMNS = {"level": 3, "source": ["a", {"b": None}], "answer": "of the row"}
 PROBLEM = Problem(7, "set", "1 + 1?", "", "2", COLUMNS)
@@ -237,3 +238,9 @@ def test_each_function_is_tried_on_a_problem_with_its_own_answer(file, name, say
             error.value
         )
         assert scorer.score(ITEMS[:1], [1]).failures[0].startswith(f"problem 7 (set): reward function {name}: {says}")
+
+
+def test_whether_a_rule_judges():
+    assert has_rule(None) and has_rule("boxed") and has_rule("math_verify")
+    assert not has_rule("a.py:f") and has_rule("a.py:f", evaluation="dapo")
+    assert not has_rule(None, "x=a.py:f,b.py:g", "x") and has_rule(None, ["a.py:f", "boxed"])

@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from rpg_jax.data import problems
-from rpg_jax.data.folding import fold
+from rpg_jax.data.folding import fold, refuse_prose
 from rpg_jax.data.gym_problems import PREFIX, open_gym
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import listed, open_source
@@ -33,7 +33,7 @@ class Sets:
 
 def load(
     train=None, heldout=(), *, tokenizer: Tokenizer, max_prompt: int, overlong="drop", template_options=None,
-    wording="paper", log=print,
+    wording="paper", judged=True, log=print,
 ) -> Sets:  # fmt: skip
     """Opens real sets for a model: renders chat messages and measures prompts.
 
@@ -46,6 +46,7 @@ def load(
       overlong: "drop" leaves out longer prompts and logs how many; "refuse" raises.
       template_options: further arguments of the chat template.
       wording: the template that makes a user message of a problem that is text, a name in `templates.TEMPLATES`.
+      judged: whether a rule judges responses; answers that no rule can find are then refused.
       log: called with one line about dropped prompts, and one about held-out problems that are trained on.
 
     Raises:
@@ -54,7 +55,8 @@ def load(
     """
     if wording not in TEMPLATES:
         raise ValueError(f"data.wording is {wording!r}; known: {', '.join(TEMPLATES)}")
-    fit = functools.partial(_fit, tokenizer, max_prompt, overlong, template_options or {}, TEMPLATES[wording], log)
+    settings = tokenizer, max_prompt, overlong, template_options or {}, TEMPLATES[wording], judged, log
+    fit = functools.partial(_fit, *settings)
     training, trained, tasks = [], set(), set()
     if train:
         dataset, prompts, tasks = fit("train", train)
@@ -124,9 +126,11 @@ def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[
     return kept
 
 
-def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
+def _fit(tokenizer, max_prompt, overlong, options, template, judged, log, split, title):
     """(rendered problems of a set within the limit, their messages as JSON, the names of its tasks)."""
     rows, source, where = _open(title, template, split)
+    if judged:
+        refuse_prose(rows, where)
     lengths = prompt_lengths(rows, tokenizer, options, where)
     kept = within(lengths, max_prompt, overlong, where)
     if len(kept) < len(rows):

@@ -7,16 +7,29 @@ import decimal
 import hashlib
 import json
 import numbers
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from rpg_jax.data.gym_problems import PREFIX
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import Source, lacking, pick
 from rpg_jax.data.templates import paper
 
 _SHOWN = 40  # characters of an answer in an error
+_LONGEST = 300  # characters of an answer that the rules can find: they read the last 300 of a response
+_MESSAGES = re.compile(r"\s*(?:array\()?\[?\s*\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+_TAGS = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
+_LAST_LINE = re.compile(
+    r"(?:^|\n)[\s*]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the )?(?:final |correct )?"
+    r"answer[\s*]*(?:\bis\b[\s*]*:?|:)[\s*]*([^\n]+?)[\s*.]*$",
+    re.IGNORECASE,
+)
+_MARKED = re.compile(r"(?:^|\s)####\s+([^\n]+?)\s*$")
+_THOUSANDS = re.compile(r"-?[$]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +72,8 @@ def fold(
             if not read % 4096:
                 progress(read)
             messages = _column(source, number, record, "problem", lambda value: _messages(value, template))
-            answer = _column(source, number, record, "answer", _answer)
+            is_gym = source.name.startswith(PREFIX)  # its answers are JSON for its families
+            answer = _column(source, number, record, "answer", _text if is_gym else _answer)
             earlier = distinct.get(messages)
             if earlier is None:
                 solution = _column(source, number, record, "solution", _text) or ""
@@ -130,14 +144,33 @@ def _column(source, number, record, kind, convert):
         raise lacking(source.where(number), kind, source.fields[kind], record)
     try:
         if value is None:
-            raise ValueError("is null")
+            raise ValueError("is null; give the row a value, or take it out")
+        if kind == "answer" and (below := _leaf(value, path)):
+            raise ValueError(
+                f"is {type(value).__name__}; name what it holds with --answer_field={below} of rpg_jax.prepare"
+            )
         return convert(value)
     except ValueError as error:
         raise ValueError(f"{source.where(number)}, column {path}: {error}") from error
 
 
+def _leaf(value, path):
+    """The dotted path of the first leaf of a list or a struct; None for another value, or if it is empty."""
+    below, held = None, value
+    while isinstance(held, (dict, list, tuple)) and held:
+        items = list(held.items() if isinstance(held, dict) else enumerate(held))
+        key, held = next((item for item in items if item[1] is not None), items[0])
+        below = f"{below or path}.{key}"
+    return below
+
+
 def _messages(value, template):
-    """((role, content), …) of a problem that is text or a list of chat messages."""
+    """((role, content), …) of a problem that is text, a list of chat messages, or JSON of such a list."""
+    if isinstance(value, (str, bytes)) and _MESSAGES.match(_text(value)):
+        try:
+            value = json.loads(_text(value))
+        except (ValueError, RecursionError):
+            raise ValueError("begins like chat messages and is not JSON; write them with json.dumps") from None
     if isinstance(value, (str, bytes)):
         problem = _filled(_text(value))
         return (("user", template(problem)),)
@@ -168,12 +201,64 @@ def _message(i, message):
 
 
 def _answer(value) -> str:
-    return _filled(_text(value).strip())
+    return _filled(stated(_text(value)).strip())
+
+
+def stated(text: str) -> str:
+    r"""The answer that a worked solution states, or the text as it is.
+
+    It stands after the last `####` (GSM8K), in the last \boxed{…} (MATH), between <answer> and </answer>, or after
+    `Answer:` in the last line. A list of one text in JSON is that text.
+    """
+    if found := _MARKED.search(text):
+        return found[1].replace(",", "") if _THOUSANDS.fullmatch(found[1]) else found[1]
+    if boxes := list(_BOX.finditer(text)):
+        return _braced(text, boxes[-1].end())
+    if found := _TAGS.search(text) or _LAST_LINE.search(text):
+        return found[1]
+    try:
+        (only,) = json.loads(text) if text.lstrip().startswith('["') else ()
+    except (ValueError, RecursionError):
+        return text
+    return only if isinstance(only, str) else text
+
+
+def _braced(text, start):
+    """The text between the brace at `start` and the one that closes it."""
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[start + 1 : start + brace.start()]
+    raise ValueError(f"has a box that is never closed: {text[start:]!r:.{_SHOWN}}")
+
+
+def refuse_prose(problems: Sequence[Problem], where: Callable[[int], str]) -> None:
+    """Raises ValueError, which begins with `where(i)`, for an answer that no rule finds in a response."""
+    for i, problem in enumerate(problems):
+        text = problem.answer
+        is_prose = len(text) > _LONGEST or ("\n" in text and r"\begin{" not in text)
+        if problem.task.startswith(PREFIX) or not (is_prose or _is_object(text)):
+            continue
+        lines = text.count("\n") + 1
+        kind = f"has {lines} line{'s' * (lines > 1)} and {len(text)} characters" if is_prose else "is a JSON object"
+        raise ValueError(
+            f"{where(i)}: its answer {kind} ({text[:_SHOWN]!r} …), which no rule finds in a response; expected the "
+            f"answer alone, or a solution that ends with `#### ANSWER`, `Answer: ANSWER` or a box; name its column "
+            f"with --answer_field of rpg_jax.prepare, which takes any text there for a reward function of your own"
+        )
+
+
+def _is_object(text):
+    try:
+        return text.startswith("{") and isinstance(json.loads(text), dict) and text != "{}"
+    except (ValueError, RecursionError):
+        return False
 
 
 def _filled(text):
     if not text or text.isspace():
-        raise ValueError("is empty")
+        raise ValueError("is empty; give the row a value, or take it out")
     return text
 
 
@@ -185,7 +270,7 @@ def _text(value) -> str:
         value.encode()  # raises for half of a surrogate pair, which cannot be stored
         return value
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, decimal.Decimal)):
-        raise ValueError(f"is {type(value).__name__}; expected text or a number")
+        raise ValueError(f"is {type(value).__name__}; expected text or a number: write it as text")
     if isinstance(value, numbers.Integral):
         return str(int(value))
     if isinstance(value, float) and not value.is_integer() and float(np.float32(value)) == value:
@@ -193,7 +278,7 @@ def _text(value) -> str:
     exact = decimal.Decimal(str(value))
     if not exact.is_finite():
         raise ValueError(f"is {value}; expected text or a finite number")
-    digits = f"{exact:f}"
+    digits = f"{exact or abs(exact):f}"  # -0.0 is 0
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 

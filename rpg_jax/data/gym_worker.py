@@ -11,8 +11,11 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import random
 import sys
 import warnings
+
+import numpy as np
 
 _HELDOUT_SHARE = 8  # one question in eight is held out
 _CHUNK = 500  # items of one dataset of reasoning-gym; it draws more from the next seed
@@ -60,7 +63,8 @@ def problems(parts, split):
             if index == 0:
                 dataset = _dataset(family, parameters, seed)
             try:
-                item = dataset[index]
+                with _seeded(seed + index):  # as `rewards.gym_rule` does when it draws the item again
+                    item = dataset[index]
             except Exception as error:
                 raise ValueError(
                     f"{family} fails to draw item {index} of seed {seed}: {error or type(error).__name__}"
@@ -98,9 +102,23 @@ def _dataset(family, parameters, seed):
         if name not in names:
             raise ValueError(f"{family} has no parameter {name!r}; there are: {', '.join(names) or 'none'}")
     try:
-        return reasoning_gym.create_dataset(family, seed=seed, size=_CHUNK, **parameters)
+        with _seeded(seed):
+            return reasoning_gym.create_dataset(family, seed=seed, size=_CHUNK, **parameters)
     except Exception as error:
         raise ValueError(f"{family} refuses {parameters}: {error or type(error).__name__}") from None
+
+
+@contextlib.contextmanager
+def _seeded(number):
+    """Seeds the global random numbers, which some families draw from, and puts back what was there."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(number)
+    np.random.seed(number)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _known():

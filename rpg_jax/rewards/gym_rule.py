@@ -3,9 +3,13 @@
 The item is drawn again from what the problem's answer records, because families score with data that JSON cannot hold.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
+import random
+
+import numpy as np
 
 try:
     import reasoning_gym
@@ -22,15 +26,31 @@ def gym(prompt: str, response: str, answer: str, task: str) -> float:
     digest = hashlib.blake2b(f"{record['family']}\n{entry['question']}".encode(), digest_size=8).hexdigest()
     if digest != record["digest"]:
         raise RuntimeError("this version of reasoning-gym draws another question here; prepare the set again")
-    return dataset.score_answer(response, entry)
+    with _seeded(record["seed"] + record["index"]):
+        return dataset.score_answer(response, entry)
 
 
 @functools.lru_cache(maxsize=256)
 def _dataset(family, parameters, seed):
-    return reasoning_gym.create_dataset(family, seed=seed, size=_CHUNK, **json.loads(parameters))
+    with _seeded(seed):
+        return reasoning_gym.create_dataset(family, seed=seed, size=_CHUNK, **json.loads(parameters))
 
 
 @functools.lru_cache(maxsize=4096)
 def _item(family, parameters, seed, index):
     dataset = _dataset(family, parameters, seed)
-    return dataset, dataset[index]
+    with _seeded(seed + index):
+        return dataset, dataset[index]
+
+
+@contextlib.contextmanager
+def _seeded(number):
+    """As in `data.gym_worker`, which drew the item: seeds the global random numbers for a while."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(number)
+    np.random.seed(number)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

@@ -224,6 +224,12 @@ def judge_of(rewards: dict[str, str], evaluation: str | None) -> str:
     return rewards.get(evaluation, evaluation) if evaluation else next(iter(rewards.values()))
 
 
+def has_rule(function: str | None, functions: str | Sequence[str] | None = (), evaluation: str | None = None) -> bool:
+    """Whether one of these is no function of the user's."""
+    rewards = named_rewards(function, functions)
+    return not all(".py:" in name for name in (*rewards.values(), judge_of(rewards, evaluation)))
+
+
 def named_rewards(function: str | None, functions: str | Sequence[str] | None = ()) -> dict[str, str]:
     """{name: function} of `reward.function` or `reward.functions`, in order."""
     if not functions:

@@ -15,6 +15,7 @@ from rpg_jax.data.datasets import Sets
 from rpg_jax.models import LoRA, Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
+from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.run import bounds
 from rpg_jax.sampling import check_cache
 from rpg_jax.training import carry_over
@@ -203,9 +204,10 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
     if folder is None:
         raise ValueError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
     tokenizer = data.load_tokenizer(folder, config.data.template)
+    judged = has_rule(config.reward.function, config.reward.get("functions"), config.evaluation.get("function"))
     return data.load(
         **set_keys(config.data, "tokenizer", "template", "template_options"), tokenizer=tokenizer, log=log,
-        max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options),
+        max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options), judged=judged,
     )  # fmt: skip
 
 

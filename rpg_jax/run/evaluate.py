@@ -20,6 +20,7 @@ from rpg_jax.data.datasets import Sets
 from rpg_jax.data.sources import listed
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
+from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.run import build, cli, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint, saved_steps
@@ -93,7 +94,8 @@ def of_run(options, place: epath.Path) -> Subject:
         settings["cache_pages"] = run.rollout.cache_pages
     sets = run.data
     if options.data:
-        sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.data.get("wording", "paper"))
+        wording = config.data.get("wording", "paper")
+        sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.reward.function, wording)
     shapes = states.abstract(run, partial(states.build_state, run))
     policy = make_sampling_params(run.model, run.optimizer, run.mesh, shapes)
     base = states.load_base(config, run)
@@ -122,7 +124,7 @@ def of_checkpoint(options) -> Subject:
     def find(_):
         return dict(checkpoint=folder), lambda: states.checkpoint_params(folder, model, mesh)
 
-    sets = read_sets(options, tokenizer, settings["max_prompt"])
+    sets = read_sets(options, tokenizer, settings["max_prompt"], options.reward)
     scoring = dict(extraction=options.extraction or "stated", network=options.network, tasks=sets.tasks)
     scorer = Scorer(options.reward, generated=False, **scoring)
     return Subject(model, mesh, tokenizer, list(sets.problems("heldout")), scorer, settings, find)
@@ -134,14 +136,17 @@ def sampling_settings(options, **defaults) -> dict:
     return {**defaults, **flags, "top_k": options.top_k, "top_p": options.top_p}
 
 
-def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording: str = "paper") -> Sets:
-    """The sets of `--data`, rendered with the tokenizer's chat template; `--wording` stands in place of `wording`."""
+def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, reward: str | None, wording="paper") -> Sets:
+    """The sets of `--data`, rendered with the tokenizer's chat template, to be judged by the function `reward`.
+
+    `--wording` stands in place of `wording`.
+    """
     try:
         variables = json.loads(options.template_options)
     except json.JSONDecodeError as error:
         raise ValueError(f"--template_options={options.template_options} is not JSON: {error}") from None
     rendering = dict(tokenizer=tokenizer, overlong=options.overlong, template_options=variables)
-    rendering["wording"] = options.wording or wording
+    rendering |= dict(wording=options.wording or wording, judged=has_rule(reward))
     return data.load(None, tuple(options.data), max_prompt=max_prompt, **rendering)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from rpg_jax import data
 from rpg_jax.data import datasets, problems
-from rpg_jax.data.folding import Folded, fold
+from rpg_jax.data.folding import Folded, fold, refuse_prose
 from rpg_jax.data.gym_problems import PREFIX, families, open_gym
 from rpg_jax.data.sources import FIELDS, listed, open_source
 from rpg_jax.data.templates import TEMPLATES
@@ -96,4 +96,7 @@ def read_sources(options) -> Folded:
     sources = [open_source(title, fields, options.data_dir) for title in options.source if title not in gym]
     sources += open_gym(gym, options.split or "train") if gym else []
     with Progress("rows", 0, sum(source.total for source in sources), process_index=0) as progress:
-        return fold(sources, TEMPLATES[options.template], options.name, options.conflicts, progress)
+        folded = fold(sources, TEMPLATES[options.template], options.name, options.conflicts, progress)
+    if options.answer_field is None:
+        refuse_prose(folded.problems, folded.origins.__getitem__)
+    return folded
