@@ -76,7 +76,17 @@ def test_a_template_with_a_date_and_special_tokens(dated):
         "<s>[system]\n\nToday: 1 May 2030\nSolve.</s>\n"
         "[user]\n\nWhat is 2 + 2?</s>[assistant]\n\n4</s>(a = [\n  1\n])[user]\n\nIs it 4?</s>[assistant]\n\n"
     )
-    assert f"Today: {time.strftime('%d %b %Y')}\n" in dated.render([USER])
+    assert "Today: 26 Jul 2024\n" in dated.render([USER]), "the same on every day"
+
+
+def test_a_prompt_is_the_same_at_any_time_and_place(monkeypatch):
+    source = "{{ strftime_now('%c %Z %s') }} {{ range(9999) | random }}"
+    texts = set()
+    for zone in ("America/New_York", "Asia/Tokyo"):
+        monkeypatch.setenv("TZ", zone)
+        one = ChatTemplate(source, "one")
+        texts |= {one.render([USER]), one.render([USER])}
+    assert len(texts) == 1 and min(texts).startswith("Fri Jul 26 00:00:00 2024  1721952000 ")
 
 
 def test_contents_are_data_and_not_a_template(thinking):

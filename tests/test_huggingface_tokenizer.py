@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from rpg_jax.data import load_tokenizer
+from rpg_jax.rewards.answer import EXTRACTIONS
 
 SPECIAL = ["<|begin|>", "<|end|>", "<|pad|>", "<|turn|>"]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -83,6 +84,38 @@ def test_special_tokens_and_foreign_ids_say_nothing(tokenizer, text, data):
     for i in data.draw(st.lists(foreign, max_size=5)):
         ids.insert(data.draw(st.integers(0, len(ids))), i)
     assert tokenizer.decode(ids) == text
+
+
+def test_tags_that_are_special_tokens_are_text_of_a_response(folder):
+    """As training scripts add them; another pair too, but no token of the model's own."""
+    tags = ["<answer>", "</answer>", "<think>", "</think>", "<plan>", "</plan>", "<image>", "<unused1>", "<s>", "</s>"]
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model.add_special_tokens(tags)
+    model.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    write(folder, "tokenizer_config", config | {"additional_special_tokens": ["<|turn|>", "<answer>", "</answer>"]})
+    found = load_tokenizer(folder)
+    ids = found.encode_prompt("".join(["<|begin|>", *tags, "é €<answer> 5\n6</answer><|end|>"]))
+    assert not set(ids) & set(found.encode("<>")), "each is one token"
+    text = found.decode(ids)
+    assert text == "<answer></answer><think></think><plan></plan>é €<answer> 5\n6</answer>"
+    assert EXTRACTIONS["tags"](text) == "5\n6"
+    write(folder, "generation_config", {"eos_token_id": [1, found.encode_prompt("</answer>")[0]]})
+    assert load_tokenizer(folder).decode(ids) == text, "also where the tag ends a response"
+
+
+def test_tags_of_a_sentencepiece_folder(llama, tmp_path):
+    folder, model = shutil.copytree(llama, tmp_path / "tags"), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["hello world, this is a test"] * 9), model_writer=model, model_type="bpe",
+        vocab_size=320, hard_vocab_limit=False, byte_fallback=True, pad_id=-1, minloglevel=2,
+        user_defined_symbols=["<answer>", "</answer>", "<turn>"],
+    )  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    write(folder, "tokenizer_config", {"additional_special_tokens": ["<answer>", "</answer>", "<turn>"]})
+    found = load_tokenizer(folder)
+    ids = [1, *found.encode("<turn>so <answer>5</answer>"), 2]
+    assert found.decode(ids).strip() == "so <answer>5</answer>"
 
 
 @given(st.lists(st.integers(-5, 400)))

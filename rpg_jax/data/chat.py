@@ -1,6 +1,7 @@
 """Chat templates: from messages to a model's prompt text, by the Jinja template in the folder of its weights."""
 
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -36,6 +37,8 @@ class ChatTemplate:
     def render(self, messages: list[dict], add_generation_prompt: bool = True, **options) -> str:
         """The text of `messages`, equal to that of transformers' `apply_chat_template(..., tokenize=False)`.
 
+        Only the date differs: `strftime_now` is of 26 July 2024 on every day, so that prompts can be had again.
+
         Args:
           messages: each with `role` and `content`; keys whose value is None count as missing.
           options: further variables of the template, JSON values, such as `enable_thinking=False`.
@@ -65,6 +68,7 @@ class ChatTemplate:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=os.environ | {"TZ": "UTC0", "PYTHONHASHSEED": "0"},  # a prompt is the same on every machine
         )
         self._finalizer = weakref.finalize(self, _end, self._process)
         reply = self._ask(self._source)

@@ -17,6 +17,7 @@ _SPACE = "\u2581"
 _SYMBOLS = ["\n", _SPACE, *"+-*/()=,;<>"]
 _PAD, _BOS, _EOS, _UNKNOWN = range(4)
 _BYTES = 256
+_TAG = re.compile(r"</?(\w+)>")
 
 
 class Tokenizer(Protocol):
@@ -39,7 +40,7 @@ class Tokenizer(Protocol):
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text without special tokens; never raises.
+        """The text without special tokens, but with tags such as <answer> (see `_tags`); never raises.
 
         Ids beyond the vocabulary are skipped, and bytes that are not UTF-8 (part of a character) become U+FFFD.
         """
@@ -114,13 +115,26 @@ class _Tokenizer:
         folder = self._folder = path.parent
         of_folder, special = tokenizer_files.special_tokens(folder, self._id)
         named = named | of_folder
+        self._control_ids = {self._id(token) for token in named.values()}
         self.bos_id, eos_id, pad_id = (self._id(named.get(f"{name}_token", "")) for name in ("bos", "eos", "pad"))
         self.stop_ids = tokenizer_files.stop_ids(folder, eos_id, self.vocab_size)
+        self._control_ids |= set(self.stop_ids)
         self.eos_id = self.stop_ids[0]
         self.pad_id = self.eos_id if pad_id is None else pad_id
         self._chat = tokenizer_files.chat_template(folder, named, template)
         self._complete = self._chat is not None and template != "plain"  # rendered text contains BOS
         return sorted({*named.values(), *special})
+
+    def _tags(self, special: Iterable[str]) -> set[str]:
+        """Those special tokens that are text of a response, which reward functions read.
+
+        These are <answer>, <think>, every other <NAME> of which </NAME> is a special token too, and their ends; but of
+        named tokens (<s>, </s>) and those that end a response only </answer>.
+        """
+        tags = {token: found[1] for token in special if (found := _TAG.fullmatch(token))}
+        names = {"answer", "think"} | {name for token, name in tags.items() if token.startswith("</")} - {"s"}
+        control = self._control_ids - {self._id("</answer>")}
+        return {token for token, name in tags.items() if name in names and self._id(token) not in control}
 
     def render(self, messages: list[dict], **options) -> str:
         if self._chat is None:
@@ -149,7 +163,7 @@ class SentencePieceTokenizer(_Tokenizer):
         named = {f"{name}_token": pieces[id] for name, id in ids.items() if 0 <= id < self.vocab_size}
         special = self._read_folder(path, named, template)
         self._special = re.compile(f"({'|'.join(map(re.escape, sorted(special, key=len, reverse=True)))})")
-        self._special_ids = {self._id(token) for token in special}
+        self._unsaid = {self._id(token) for token in set(special) - self._tags(special)}
         bytes_of_space = [self._id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
         self._space_as_bytes = None if None in bytes_of_space else bytes_of_space
 
@@ -169,7 +183,7 @@ class SentencePieceTokenizer(_Tokenizer):
         return [id for k, part in enumerate(parts) for id in ([self._id(part)] if k % 2 else self.encode(part))]
 
     def decode(self, ids) -> str:
-        return self._model.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in self._special_ids])
+        return self._model.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in self._unsaid])
 
     def _id(self, piece: str) -> int | None:
         id = self._model.piece_to_id(piece)
@@ -189,6 +203,8 @@ class HuggingFaceTokenizer(_Tokenizer):
         special = self._read_folder(path, {}, template)
         marked = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
         self._model.add_special_tokens([token for token in special if token not in marked])
+        everything = {*marked, *special}
+        self._unsaid = {self._id(token) for token in everything - self._tags(everything)}
         self._before = [] if self._complete else [id for id in begin if id == self.bos_id]
 
     @functools.cached_property
@@ -205,7 +221,8 @@ class HuggingFaceTokenizer(_Tokenizer):
         return self._before + self._model.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids) -> str:
-        return self._model.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True)
+        said = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in self._unsaid]
+        return self._model.decode(said, skip_special_tokens=False)
 
     def _id(self, token: str) -> int | None:
         return self._model.token_to_id(token)
