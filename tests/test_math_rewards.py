@@ -156,7 +156,7 @@ def test_any_text_has_a_verdict_by_its_end_alone(response, answer):
 @settings(deadline=None, max_examples=500)
 def test_an_answer_equals_itself(answer):
     """Wherever it is one line without a marker of its own, and does not normalize to nothing."""
-    from rpg_jax.rewards.normalize import same
+    from rpg_jax.rewards.same import same
 
     assume("answer" not in answer.lower() and not set(answer) & set("\r\n") and answer.strip())
     assume(same(answer, answer))

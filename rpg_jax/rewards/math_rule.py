@@ -7,8 +7,10 @@ off, because they are signals, which cannot interrupt a long integer power.
 import logging
 import re
 
-from rpg_jax.rewards.normalize import latex, same
+from rpg_jax.rewards.answer import braced
+from rpg_jax.rewards.normalize import latex
 from rpg_jax.rewards.rules import stated_or_boxed_answer
+from rpg_jax.rewards.same import changing, is_letter, quantity, same
 
 try:
     from math_verify import LatexExtractionConfig, parse, verify
@@ -21,6 +23,10 @@ _LONGEST = 1000  # characters of an answer that sympy is asked about
 _HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
 # A word, not a product of variables: `cat` may be a product, `taco` is a word.
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
+_TEXT = re.compile(r"\\(?:text|mbox|mathrm)[a-z]* ?\{[^{}]*[A-Za-z][^{}]*\}")
+_MISREAD = re.compile(r"\$|box|\\[dtc]?frac ?[0-9]{3}")  # two formulas, or \frac123, which is no 1/23
+_EXPONENT = re.compile(r"\^ ?(?:-?[0-9]|\{ ?-?[0-9] ?\})")
+_CLOCK = re.compile(r"[0-9]{1,2} ?: ?[0-5][0-9]")  # a time is no ratio
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|arcsin|arccos|arctan)(?![A-Za-z])")
 
 
@@ -35,23 +41,39 @@ def math_verify(prompt: str, response: str, answer: str, task: str) -> bool:
         return False
     if same(stated, answer):
         return True
-    if len(answer) > _LONGEST or _HUGE.search(latex(stated)) or _HUGE.search(latex(answer)):
+    if is_letter(answer) or _CLOCK.fullmatch(answer):
         return False
-    if _is_sentence(latex(stated)):
+    number, truth = latex(quantity(stated) or stated), latex(quantity(answer) or answer)
+    if len(answer) > _LONGEST or _HUGE.search(number) or _HUGE.search(truth) or _between_numbers(_WORD, number):
         return False
-    return verify(_parsed(answer), _parsed(stated), timeout_seconds=None)
+    return verify(_parsed(truth), _parsed(number), timeout_seconds=None) or _equal_as_written(stated, answer)
 
 
-def _is_sentence(text):
+def _equal_as_written(stated, answer):
+    """Whether math-verify finds two answers equal that it reads as they stand: units are no factors to it, then."""
+    texts = [text.strip().strip("$*").removesuffix(".") for text in (stated, answer)]
+    if any(_MISREAD.search(text) or _HUGE.search(text) or braced(f"{{{text}}}", 0) != text for text in texts):
+        return False
+    stated, answer = (_TEXT.sub(" ", text) for text in texts)
+    if _WORD.search(stated + " " + answer) or changing(texts[0]) != changing(texts[1]):
+        return False
+    if _between_numbers(_TEXT, texts[0]):
+        return False
+    return verify(
+        *(parse(f"\\boxed{{{text}}}", _LATEX, parsing_timeout=None) for text in reversed(texts)), timeout_seconds=None
+    )
+
+
+def _between_numbers(word, text):
     """Whether a word stands between numbers; math-verify would read it, and the text after it, as a unit."""
     return any(
-        re.search("[0-9]", text[: word.start()]) and re.search("[0-9]", text[word.end() :])
-        for word in _WORD.finditer(text)
+        re.search("[0-9]", text[: found.start()]) and re.search("[0-9]", _EXPONENT.sub("", text[found.end() :]))
+        for found in word.finditer(text)
     )
 
 
 def _parsed(text):
-    text = _WORD.sub(r"\\text{\g<0>}", _FUNCTION.sub(r"\\\g<0> ", latex(text)))
+    text = _WORD.sub(r"\\text{\g<0>}", _FUNCTION.sub(r"\\\g<0> ", text))
     return parse(f"${text}$", _LATEX, parsing_timeout=None)
 
 

@@ -3,7 +3,7 @@ r"""Rules for answers to mathematical problems: (response, answer) -> bool, with
 from collections.abc import Callable
 
 from rpg_jax.rewards.answer import boxed_answer, stated_answer
-from rpg_jax.rewards.normalize import canonical, same
+from rpg_jax.rewards.same import canonical, same
 
 
 def dapo(response: str, answer: str) -> bool:
