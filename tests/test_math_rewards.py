@@ -15,6 +15,14 @@ from rpg_jax.rewards import RULES, Scorer, boxed_answer, stated_answer, voted_an
 PAIRS = [
     json.loads(line) for line in (pathlib.Path(__file__).parent / "data/answer_pairs.jsonl").open(encoding="utf-8")
 ]
+# Truth -> kind -> what stands in the box. The kind "computed" is right by math-verify alone.
+SPELLINGS = json.loads((pathlib.Path(__file__).parent / "data/answer_spellings.json").read_text(encoding="utf-8"))
+SPELLED = [
+    (truth, kind, written)
+    for truth, kinds in SPELLINGS.items()
+    for kind, spellings in kinds.items()
+    for written in spellings
+]
 SETS = pathlib.Path(__file__).parents[2] / "shared/data"
 dapo, boxed = RULES["dapo"], RULES["boxed"]
 sympy = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
@@ -35,13 +43,38 @@ def test_the_dapo_rule_on_the_table():
     assert not wrong
 
 
+def test_text_rules_on_other_spellings():
+    for truth, kind, written in SPELLED:
+        assert boxed(rf"So it is $\boxed{{{written}}}$.", truth) == (kind == "right"), (truth, written)
+        assert dapo(f"Answer: {written}", truth) == (kind == "right"), (truth, written)
+
+
 @sympy
-def test_math_verify_on_the_table():
-    items = [(problem(pair["answer"], i), pair["response"]) for i, pair in enumerate(PAIRS)]
+def test_what_math_verify_alone_accepts():
+    """That each exception to "never refuse what the library accepts" is one."""
+    from math_verify import parse, verify
+
+    for truth, kind, written in SPELLED:
+        if kind == "wrong, but accepted by math-verify":
+            texts = [parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (truth, written)]
+            assert verify(*texts, timeout_seconds=None), (truth, written)
+
+
+@sympy
+def test_math_verify_on_the_tables():
+    pairs = PAIRS + [
+        {
+            "response": rf"So it is $\boxed{{{written}}}$.",
+            "answer": truth,
+            "math_verify": kind in ("right", "computed"),
+        }
+        for truth, kind, written in SPELLED
+    ]
+    items = [(problem(pair["answer"], i), pair["response"]) for i, pair in enumerate(pairs)]
     with Scorer("math_verify", workers=2, timeout_seconds=20, memory_mb=1024) as scorer:
         scores = scorer.score(items)
         assert scores.failures == []
-        wrong = [p for p, correct in zip(PAIRS, scores.correct, strict=True) if correct != p["math_verify"]]
+        wrong = [p for p, correct in zip(pairs, scores.correct, strict=True) if correct != p["math_verify"]]
         assert not wrong
         assert scorer.score(items[::-3]).correct.tolist() == scores.correct[::-3].tolist(), "depends on the order"
 
@@ -194,6 +227,18 @@ def test_stated_answer_is_the_rest_of_its_line():
         "cm ",
         "a ",
         "and ",
+        "Rs. ",
+        "{a\\over",
+        "10^{9}",
+        "{,}",
+        "\\text{is",
+        "\\text{ m}",
+        "\\frac{\\text{m}}",
+        "5 m/s ",
+        "\\mu",
+        "illion",
+        "(B) ",
+        "B: ",
     ]
     + [
         "x=",

@@ -10,7 +10,7 @@ import re
 from rpg_jax.rewards.answer import braced
 from rpg_jax.rewards.normalize import latex
 from rpg_jax.rewards.rules import stated_or_boxed_answer
-from rpg_jax.rewards.same import changing, is_letter, quantity, same
+from rpg_jax.rewards.same import is_letter, quantity, same, words_agree
 
 try:
     from math_verify import LatexExtractionConfig, parse, verify
@@ -25,6 +25,7 @@ _HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # int
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm)[a-z]* ?\{[^{}]*[A-Za-z][^{}]*\}")
 _MISREAD = re.compile(r"\$|box|\\[dtc]?frac ?[0-9]{3}")  # two formulas, or \frac123, which is no 1/23
+_RELATION = re.compile(r" ?(?:[<>]|\\(?:n(?:e|eq|ot)|[gl](?:e|t|eq|eqslant))(?![A-Za-z]))")
 _EXPONENT = re.compile(r"\^ ?(?:-?[0-9]|\{ ?-?[0-9] ?\})")
 _CLOCK = re.compile(r"[0-9]{1,2} ?: ?[0-5][0-9]")  # a time is no ratio
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|arcsin|arccos|arctan)(?![A-Za-z])")
@@ -41,27 +42,33 @@ def math_verify(prompt: str, response: str, answer: str, task: str) -> bool:
         return False
     if same(stated, answer):
         return True
-    if is_letter(answer) or _CLOCK.fullmatch(answer):
+    if is_letter(answer) or _CLOCK.fullmatch(answer) or len(answer) > _LONGEST:
         return False
-    number, truth = latex(quantity(stated) or stated), latex(quantity(answer) or answer)
-    if len(answer) > _LONGEST or _HUGE.search(number) or _HUGE.search(truth) or _between_numbers(_WORD, number):
+    return _equal_normalized(stated, answer) or _equal_as_written(stated, answer)
+
+
+def _equal_normalized(stated, answer):
+    if not words_agree(latex(stated), latex(answer), apart_from={"or"}):
         return False
-    return verify(_parsed(truth), _parsed(number), timeout_seconds=None) or _equal_as_written(stated, answer)
+    stated, answer = (latex(quantity(text) or text) for text in (stated, answer))
+    if _HUGE.search(stated) or _HUGE.search(answer) or _between_numbers(_WORD, stated):
+        return False
+    if _RELATION.match(stated) and not _RELATION.match(answer):  # math-verify finds > 5 equal to 5
+        return False
+    return _verified(_words(stated), _words(answer))
 
 
 def _equal_as_written(stated, answer):
     """Whether math-verify finds two answers equal that it reads as they stand: units are no factors to it, then."""
-    texts = [text.strip().strip("$*").removesuffix(".") for text in (stated, answer)]
-    if any(_MISREAD.search(text) or _HUGE.search(text) or braced(f"{{{text}}}", 0) != text for text in texts):
+    stated, answer = (text.strip().strip("$*").removesuffix(".") for text in (stated, answer))
+    for text in (stated, answer):
+        if _MISREAD.search(text) or _HUGE.search(text) or braced(f"{{{text}}}", 0) != text:
+            return False
+        if _WORD.search(_TEXT.sub(" ", text)):
+            return False
+    if not words_agree(stated, answer) or _between_numbers(_TEXT, stated) or _RELATION.match(stated):
         return False
-    stated, answer = (_TEXT.sub(" ", text) for text in texts)
-    if _WORD.search(stated + " " + answer) or changing(texts[0]) != changing(texts[1]):
-        return False
-    if _between_numbers(_TEXT, texts[0]):
-        return False
-    return verify(
-        *(parse(f"\\boxed{{{text}}}", _LATEX, parsing_timeout=None) for text in reversed(texts)), timeout_seconds=None
-    )
+    return _verified(f"\\boxed{{{stated}}}", f"\\boxed{{{answer}}}")
 
 
 def _between_numbers(word, text):
@@ -72,10 +79,13 @@ def _between_numbers(word, text):
     )
 
 
-def _parsed(text):
-    text = _WORD.sub(r"\\text{\g<0>}", _FUNCTION.sub(r"\\\g<0> ", text))
-    return parse(f"${text}$", _LATEX, parsing_timeout=None)
+def _words(text):
+    return "$" + _WORD.sub(r"\\text{\g<0>}", _FUNCTION.sub(r"\\\g<0> ", text)) + "$"
 
 
-if not verify(_parsed("1/2"), _parsed("0.5"), timeout_seconds=None):  # also triggers lazy imports
+def _verified(stated, answer):
+    return verify(*(parse(text, _LATEX, parsing_timeout=None) for text in (answer, stated)), timeout_seconds=None)
+
+
+if not _verified("$0.5$", "$1/2$"):  # also triggers lazy imports
     raise ImportError("math-verify does not find 1/2 equal to 0.5; pip install math-verify")

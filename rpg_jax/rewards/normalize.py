@@ -58,6 +58,7 @@ _SPACES = [
         (r"\\\\ ?\[[0-9.]+ ?[a-z]{2}\]", r"\\\\"),  # extra space between rows
         (r"\{([,:])\}", r"\1"),
         (r"(?<!\\)\\(?:\$|(?:pounds|euro|yen|textdollar)(?![A-Za-z]))", ""),
+        (r"(?<![\\A-Za-z])Rs\b\.?(?= ?[0-9$])", ""),
         (r"(?<!\\)\\[()\[\]]|\$\$", "$"),
         (r"\.\$", "$"),
         (r" +", " "),
@@ -83,7 +84,7 @@ _TO_PLAIN = [
         (r"\\lbrace(?![A-Za-z]) ?", r"\\{"),
         (r" ?\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\minus(?![A-Za-z])", "-"),
-        (r"\\(?:approx|simeq)(?![A-Za-z])", "="),
+        (r"\\(?:approx|simeq)(?![A-Za-z])|^ ?\\sim(?![A-Za-z])", "="),
         (r"\\(?:leq?|leqslant)(?![A-Za-z])", "<="),
         (r"\\(?:geq?|geqslant)(?![A-Za-z])", ">="),
         (r"\\(?:times|ast)(?![A-Za-z])", r"\\cdot "),
@@ -108,7 +109,7 @@ _TO_PLAIN = [
 _TO_TEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        (r"\{([^{}]*?)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\{((?:(?!\\over(?![A-Za-z]))[^{}])*+)\\over([^{}]*+)\}", r"\\frac{\1}{\2}"),
         # TeX's arguments without braces; DAPO makes \frac1{72} \frac{1}{{}72}.
         (r"\\(frac|sqrt) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\\\1{\2}"),
         (r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\1{\2}"),

@@ -1,6 +1,7 @@
 r"""Whether two answers are the same as text: by a normal form, as a choice's letter, or as a number beside its unit."""
 
 import re
+from collections.abc import Collection
 
 from rpg_jax.rewards.normalize import FONT, forms, formula, is_equation
 
@@ -8,7 +9,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 # (B) 12, B: 12 cm, B. 12, option B: a letter that is marked as a choice, and the text of the choice.
 _CHOICE = re.compile(
     r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?:? ?)?"
-    r"(?:\( ?([A-Z]) ?\)|\[ ?([A-Z]) ?\]|([A-Z])(?= ?[.:)]| ?$))[.:) ]*(?![-+*/^_!=<>(])(.*)"
+    r"(?:\( ?([A-Z]) ?\)|\[ ?([A-Z]) ?\]|([A-Z])(?= ?[.:)]| ?$))[.:) ]*+(?![+*/^_!=<>])(.*)"
 )
 _OTHER_CHOICE = re.compile(r"(?<![\\A-Za-z])[A-J](?![A-Za-z])")
 
@@ -24,14 +25,15 @@ _UNIT = re.compile(
     rf"|(?<![A-Za-z])(?:[A-Za-z]{{2,}}|a|[A-Za-z] ?(?={_PER})|(?<=/)[A-Za-z]|(?<=/ )[A-Za-z])(?![A-Za-z]){_POWER})*+"
 )
 _BEFORE = re.compile(
-    rf"(?:\\approx|\\#|#|(?:Rs|Re)\b\.?|[A-Z]{{2,3}}(?= ?[0-9])"
+    rf"(?:\\approx|\\sim|\\?#|[A-Z]{{2,3}}(?= ?[0-9])"
     rf"|{FONT}\{{(?:[^{{}}0-9]*(?:\b(?:is|are)|[:=])|[A-Z]{{2,3}}|Rs\.?)? ?\}}| )*+"
 )
 # Words beside a number that make another answer of it.
 _CHANGES = re.compile(
-    r"(?<![A-Za-z])(?:or|to|out|than|least|most|not|half|twice|mod|minus|plus|over|squared|cubed|factorial|choose"
-    r"|hundreds?|thousands?|[a-z]+illions?|dozens?|halves|thirds?|quarters?|fifths?|tenths?|[ap]\.? ?m\.?)(?![A-Za-z])"
+    r"(?i)(?<![\\A-Za-z])(?:or|to|out|than|least|most|not|half|twice|mod|minus|plus|over|squared|cubed|factorial|choose"
+    r"|hundreds?|thousands?|[a-z]+illions?|dozens?|halves|thirds?|quarters?|fifths?|tenths?)(?![A-Za-z])"
 )
+_HALF_OF_THE_DAY = re.compile(r"(?<![A-Za-z])[ap](?=\.? ?m(?![A-Za-z]))")
 _NAMES = re.compile(r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|gcd|lcm|inf)(?![A-Za-z])")
 
 
@@ -71,7 +73,7 @@ def quantity(text: str) -> str | None:
     text = formula(text)
     if whole := re.fullmatch(rf"{FONT}\{{([^{{}}]*)\}}", text):
         text = whole[1].strip()
-    if changing(text):
+    if _CHANGES.search(text):
         return None
     if "," not in text and "<" not in text and ">" not in text:
         left, _, text = text.rpartition("=")
@@ -86,9 +88,12 @@ def quantity(text: str) -> str | None:
     return number if _is_number(number) else None
 
 
-def changing(text: str) -> set[str]:
-    """The words in an answer that make another answer of the number beside them."""
-    return set(_CHANGES.findall(text))
+def words_agree(left: str, right: str, apart_from: Collection[str] = ()) -> bool:
+    """Whether the words in two answers allow their numbers to be compared: "million" must stand in both or neither."""
+    halves = [set(_HALF_OF_THE_DAY.findall(text.lower())) for text in (left, right)]
+    if all(halves) and halves[0] != halves[1]:
+        return False
+    return set(_CHANGES.findall(left.lower())) ^ set(_CHANGES.findall(right.lower())) <= set(apart_from)
 
 
 def _meet(readings, text):
