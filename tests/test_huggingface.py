@@ -339,6 +339,39 @@ def test_all_that_is_wrong_is_one_error(tmp_path):
     assert "model.layers.0.input_layernorm.weight (I32)" in text
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "base_model.model.", "module._orig_mod."])
+def test_names_of_a_wrapped_model_are_one_short_line_with_the_mend(tmp_path, prefix, tied):
+    raw = raw_config("qwen2") | {"tie_word_embeddings": tied}
+    tensors = {f"{prefix}{name}": tensor for name, tensor in random_tensors(raw).items()}
+    with pytest.raises(ValueError) as error:
+        load(save(tmp_path, raw, tensors))
+    text = str(error.value).replace(str(tmp_path), "")
+    assert (
+        f"all {len(tensors)} names begin with '{prefix}' ({prefix}" in text and f"and {len(tensors) - 3} more" in text
+    )
+    assert "model._orig_mod, model.module, or model.merge_and_unload()" in text and len(text) < 500
+
+
+def test_lists_of_names_are_short(tmp_path):
+    raw = raw_config("qwen2") | {"tie_word_embeddings": True}
+    tensors = random_tensors(raw)
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    with pytest.raises(
+        ValueError, match=rf"all {len(bare)} names lack 'model.' \(.* more\): save the model with its head"
+    ):
+        load(save(tmp_path / "bare", raw, bare))
+    other = {f"{name}.x": np.zeros(3, np.int8) for name in tensors}
+    with pytest.raises(
+        ValueError, match=rf"missing: .* more; {len(other)} unexpected: .* more; {len(other)} of a"
+    ) as error:
+        load(save(tmp_path / "other", raw, other))
+    assert len(str(error.value)) < 1000
+    with pytest.raises(ValueError, match=r"\d+ of another shape: .* more") as error:
+        load(save(tmp_path / "shapes", raw, {name: tensor[:1] for name, tensor in tensors.items()}))
+    assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
     "name", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_norm.weight", "lm_head.weight"]
@@ -401,7 +434,7 @@ def test_a_wrong_index_is_named(tmp_path):
         with pytest.raises(kind, match=match):
             load(tmp_path)
 
-    refused(right | {norm: "model-7.safetensors"}, "not there: model-7.safetensors .tensor model.norm", OSError)
+    refused(right | {norm: "model-7.safetensors"}, "not there: model-7.safetensors .tensors model.norm", OSError)
     refused(right | {norm: right[embed]}, f"{norm} is not in {right[embed]}, where .*index.json has it")
     refused({k: v for k, v in right.items() if k != norm}, f"{norm} is in {right[norm]}, but .* does not name it")
     refused(right | {"ghost": right[norm]}, f"ghost is not in {right[norm]}")

@@ -72,4 +72,4 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
 def _source() -> str:
     """The text of every file of this package, so that a changed generator makes another folder."""
     folder = pathlib.Path(__file__).parent
-    return "".join(file.read_text() for file in sorted(folder.rglob("*.py")))
+    return "".join(file.read_text("utf-8") for file in sorted(folder.rglob("*.py")))

@@ -21,6 +21,7 @@ DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.d
 _WORDS = {2: np.uint16, 4: np.uint32}  # by item size; NumPy copies its own integers faster than ml_dtypes
 _ROWS = 64  # read or written at once: a block of them stays in cache while it is transposed
 _CHUNK = 1 << 20  # bytes compared at once
+_SHOWN = 3  # names in an error
 _ALIGNMENT = 64  # bytes; JAX on CPU uses memory with this alignment without a copy
 
 
@@ -56,7 +57,7 @@ class Stored(NamedTuple):
 
 
 def contents(directory) -> tuple[dict[str, Stored], list[str]]:
-    """{name: Stored} of the model in a folder, and the mistakes in its index, one string each.
+    """{name: Stored} of the model in a folder, and the mistakes in its index, one string for each kind.
 
     Raises:
       OSError: the folder holds no safetensors, or its index names files that do not exist.
@@ -75,23 +76,28 @@ def contents(directory) -> tuple[dict[str, Stored], list[str]]:
         raise ValueError(f"{directory / INDEX}: weight_map must give each tensor the name of a file in the same folder")
     absent = {name: file for name, file in index.items() if not (directory / file).is_file()}
     if absent:
-        example = next(iter(absent))
-        files = ", ".join(sorted(set(absent.values())))
-        raise FileNotFoundError(
-            f"{directory / INDEX} names files that are not there: {files} (tensor {example} and {len(absent) - 1} more)"
-        )
+        files = few(sorted(set(absent.values())))
+        raise FileNotFoundError(f"{directory / INDEX} names files that are not there: {files} (tensors {few(absent)})")
     headers = {file: _header(directory / file) for file in sorted(set(names))}
-    faults = [
+    lost = [
         f"{name} is not in {file}, where {INDEX} has it" for name, file in index.items() if name not in headers[file]
     ]
-    faults += [
+    strays = [
         f"{name} is in {file}, but {INDEX} {'has it in ' + index[name] if name in index else 'does not name it'}"
         for file, header in headers.items()
         for name in header
         if index.get(name) != file
     ]
+    faults = [few(kind) for kind in (lost, strays) if kind]
     tensors = {name: stored for header in headers.values() for name, stored in header.items()}
     return tensors | {name: headers[file][name] for name, file in index.items() if name in headers[file]}, faults
+
+
+def few(names: Iterable[str]) -> str:
+    """Three of several names, with commas between them, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def read(name: str, stored: Stored, shards: Iterable[tuple[slice, ...]], transposed: bool) -> dict[Bounds, np.ndarray]:

@@ -25,6 +25,7 @@ from rpg_jax.models.huggingface import places
 from rpg_jax.storage import gguf_files, tensor_files
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
+from rpg_jax.storage.tensor_files import few
 
 ORBAX = "weights"  # the subfolder with the one checkpoint that `save_orbax` writes
 _IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # a constant that old exports contain
@@ -41,7 +42,7 @@ def load(directory, shapes: Any) -> Any:
 
     Raises:
       ValueError, OSError: the folder or a file cannot be read; tensors are missing, unexpected, of another shape or of
-        an unsupported dtype (one error names all of them); a tensor holds NaN or infinity.
+        an unsupported dtype (one error has all of these kinds); a tensor holds NaN or infinity.
     """
     leaves = _named(shapes)
     arrays = (_load_orbax if is_orbax(directory) else _load_safetensors)(pathlib.Path(directory), leaves)
@@ -155,7 +156,7 @@ def _check_safetensors(directory, leaves):
     unknown = [f"{name} ({entry.code})" for name, entry in stored.items() if entry.code not in tensor_files.DTYPES]
     if unknown:
         supported = ", ".join(tensor_files.DTYPES)
-        faults.append(f"{len(unknown)} of a dtype that is not supported (known: {supported}): {', '.join(unknown)}")
+        faults.append(f"{len(unknown)} of a dtype that is not supported (known: {supported}): {few(unknown)}")
     _refuse(directory, faults)
     if tied_head and not tensor_files.equal(tied_head, stored[_EMBEDDING]):
         raise ValueError(
@@ -166,7 +167,23 @@ def _check_safetensors(directory, leaves):
 
 
 def _differences(expected: dict[str, tuple], stored: dict[str, tuple]) -> list[str]:
-    """The names that are missing, unexpected or of another shape, one string for each of these kinds that occurs."""
+    """The names that are missing, unexpected or of another shape, one string for each of these kinds that occurs.
+
+    Where all names have the same text too much or too little before them, a string says that and no more.
+    """
+    for name in stored:
+        before = name.removesuffix(_EMBEDDING)
+        if name != before != "" and all(other.startswith(before) for other in stored):
+            return [
+                f"all {len(stored)} names begin with {before!r} ({few(stored)}): save the model inside its wrapper "
+                f"(model._orig_mod, model.module, or model.merge_and_unload() of peft), or drop this from each name"
+            ]
+        before = _EMBEDDING.removesuffix(name)
+        if before != _EMBEDDING and before and all(f"{before}{other}" in expected for other in stored):
+            return [
+                f"all {len(stored)} names lack {before!r} ({few(stored)}): save the model with its head "
+                f"(AutoModelForCausalLM of transformers), or put this before each name"
+            ]
     lists = {
         "missing": [name for name in expected if name not in stored],
         "unexpected": [name for name in stored if name not in expected],
@@ -176,7 +193,7 @@ def _differences(expected: dict[str, tuple], stored: dict[str, tuple]) -> list[s
             if name in stored and tuple(stored[name]) != tuple(shape)
         ],
     }
-    return [f"{len(names)} {what}: {', '.join(names)}" for what, names in lists.items() if names]
+    return [f"{len(names)} {what}: {few(names)}" for what, names in lists.items() if names]
 
 
 def _refuse(directory, faults):
