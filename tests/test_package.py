@@ -24,9 +24,9 @@ OPTIONAL = {
 
 
 def packages(text):
-    """Names of the packages in the lines of a requirements file."""
+    """Names of the packages in the lines of a requirements file, with their extras."""
     lines = (line.split("#")[0].strip() for line in text.splitlines())
-    return {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in lines if line}
+    return {re.match(r"[][\w.-]+", line)[0].lower().replace("_", "-") for line in lines if line}
 
 
 def listed(name):

@@ -1,7 +1,7 @@
 """A Python process that has imported what a training imports, and forks one for each line that it reads.
 
 A training takes seconds to import JAX and its libraries, and a campaign starts a thousand. The zygote has no threads
-and has initialised no backend of JAX, so that a fork goes on like a process of its own: it becomes `python -m MODULE
+but the idle ones of OpenBLAS and Arrow's jemalloc, which mind forks, and has initialised no backend of JAX, so that a fork goes on like a process of its own: it becomes `python -m MODULE
 ARGUMENTS` with its own streams and environment, and ends as an interpreter ends. Lines on stdin are JSON: {"start": …}
 is answered with a process id, {"poll": id} with its exit status (-N for signal N), or null while it runs.
 """
@@ -13,6 +13,7 @@ import os
 import resource
 import runpy
 import sys
+import warnings
 
 PRELOADED = ("run.train", "run.evaluate", "run.convert", "run.prepare", "lab.reporting.training_curves")
 LIBRARIES = ("pandas", "tensorboardX", "matplotlib.figure", "matplotlib.ticker", "tensorflow_datasets")
@@ -34,6 +35,7 @@ def become(module: str, arguments: list[str], environment: dict, streams: list[s
 def main() -> None:
     for module in [*(f"rpg_jax.{name}" for name in PRELOADED), *LIBRARIES]:
         importlib.import_module(module)
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     gc.freeze()  # a collection in a fork would copy every page
     gc.set_threshold(100_000)  # tracing allocates by the million
     orders, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
