@@ -33,7 +33,9 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_string("problem_field", None, "Column of messages or text; unset: prompt, problem, question.")
 flags.DEFINE_string(
-    "answer_field", None, "Column of the answer; unset: reward_model.ground_truth, answer, ground_truth."
+    "answer_field",
+    None,
+    "Column of the answer, or a path such as answer.0; unset: reward_model.ground_truth, answer, ground_truth.",
 )
 flags.DEFINE_string(
     "solution_field", None, "Column of worked solutions, for a warm start; unset: solution, extra_info.solution."

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -422,6 +423,16 @@ def test_bad_parquet_files(call):
         status, _, err = call(f"--source={file}.parquet", "--target=out")
         assert status == 2 and len(err) == 1 and says in err[0], (file, err)
         assert not pathlib.Path("out").exists()
+
+
+def test_many_columns_and_a_name_that_is_no_text(call):
+    jsonl({f"column {i}": i for i in range(9999)})
+    status, _, err = call("--source=in.jsonl", "--target=out")
+    assert status == 2 and err[0].endswith(", column 19, 9979 more; name one with --problem_field of rpg_jax.prepare")
+    file = os.fsdecode(b"\xff-\xc3\xa9.jsonl")
+    jsonl({"problem": "p", "answer": 1}, file=file)
+    assert call(f"--source={file}", "--target=out")[0] == 0
+    assert written()[0].task == "\ufffd-é"
 
 
 def test_flags_that_make_no_sense(call):

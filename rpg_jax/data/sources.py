@@ -7,6 +7,7 @@ import codecs
 import dataclasses
 import difflib
 import json
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ FIELDS = {
     "answer": ("reward_model.ground_truth", "answer", "ground_truth"),
     "solution": ("solution", "extra_info.solution"),  # worked; may be absent
 }
+_SHOWN = 20  # columns in an error
 _BATCH = 4096  # parquet rows decoded at once
 
 
@@ -80,8 +82,10 @@ def pick(record: dict, paths: Sequence[str]) -> tuple[str | None, Any]:
 
 def lacking(where: str, kind: str, paths: Sequence[str], record: dict) -> ValueError:
     """The error for a record, or a file of such records, without a required column."""
+    names = list(_names(record))
+    shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
     return ValueError(
-        f"{where}: no column {' or '.join(paths)} for the {kind}; there are {', '.join(_names(record)) or 'none'}; "
+        f"{where}: no column {' or '.join(paths)} for the {kind}; there are {', '.join(shown) or 'none'}; "
         f"name one with --{kind}_field of rpg_jax.prepare"
     )
 
@@ -107,6 +111,11 @@ def _dig(value, path):
     else:
         raise LookupError(path)
     return value if value is None or not rest else _dig(value, rest)
+
+
+def _name(path):
+    """The stem of a file's name as UTF-8, whatever the locale says that names are in."""
+    return os.fsencode(path.stem).decode(errors="replace")
 
 
 def _open_parquet(path, title, fields):
@@ -140,7 +149,7 @@ def _open_parquet(path, title, fields):
             yield from enumerate(rows, number)
             number += len(rows)
 
-    return Source(title, path.stem, "row", file.metadata.num_rows, present, records())
+    return Source(title, _name(path), "row", file.metadata.num_rows, present, records())
 
 
 def _tree(kind):
@@ -181,7 +190,7 @@ def _open_jsonl(path, title, fields):
                     raise ValueError(f"{title}, line {number}: holds {type(record).__name__}; expected a JSON object")
                 yield number, record
 
-    return Source(title, path.stem, "line", total, fields, records())
+    return Source(title, _name(path), "line", total, fields, records())
 
 
 def _open_tfds(title, fields, data_dir):
