@@ -136,7 +136,6 @@ PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-
         ("So the final answer is 67.", "67"),
         ("Thus, the answer is: $x$", "$x$"),
         ("<think>\n6\n</think>\n<answer>\n67\n</answer>", "67"),
-        ('["67"]', "67"),
         # What states no other answer is the answer.
         ('["6", "7"]', '["6", "7"]'),
         ("[67]", "[67]"),
@@ -158,14 +157,18 @@ def test_the_answer_of_a_worked_solution_is_what_it_states(call, text, answer):
     [
         (PENS, "has 2 lines and 92 characters"),
         ("word " * 99, "has 1 line and 494 characters"),
-        ('{"value": "67"}', "is a JSON object"),
+        ('{"value": "67"}', "is JSON"),
+        ('["67"]', "is JSON"),
     ],
 )
 def test_an_answer_that_no_rule_finds_is_refused_unless_its_column_is_named(call, text, says):
     jsonl({"problem": "o", "answer": "1"}, {"problem": "p", "answer": text})
     status, _, err = call("--source=in.jsonl", "--target=out")
     assert status == 2 and len(err) == 1 and err[0].startswith(f"error: in.jsonl, line 2: its answer {says} (")
-    assert "`#### ANSWER`" in err[0] and "--answer_field of rpg_jax.prepare" in err[0]
+    mend = (
+        "--answer_field=COLUMN." if "JSON" in says else "`Answer: ANSWER` or a box; name its column with --answer_field"
+    )
+    assert mend in err[0]
     assert call("--source=in.jsonl", "--target=out", "--answer_field=answer")[0] == 0
     assert written()[1].answer == text.strip()
     for source, where in (("in.jsonl", "in.jsonl, line 2"), ("out", f"out, problem {written()[1].id}")):
@@ -184,18 +187,28 @@ def test_an_answer_that_no_rule_finds_is_refused_unless_its_column_is_named(call
         ({"answer": {"unit": None, "value": [34.0, 35.0]}}, "answer.value.0"),
         ({"reward_model": {"style": "rule", "ground_truth": ["34"]}}, "reward_model.ground_truth.0"),
         ({"reward_model": {"ground_truth": {"target": ["34"]}}}, "reward_model.ground_truth.target.0"),
+        ({"answer": '["34"]'}, "answer.0"),
+        ({"answer": '{"value": "34"}'}, "answer.value"),
+        ({"reward_model": {"ground_truth": '["34"]'}}, "reward_model.ground_truth.0"),
     ],
 )
 def test_an_answer_in_a_container_is_refused_with_its_name(call, held, field, kind):
     parquet([{"problem": "p", **held}]) if kind == "parquet" else jsonl({"problem": "p", **held})
     status, _, err = call(f"--source=in.{kind}", "--target=out")
-    assert (
-        status == 2
-        and len(err) == 1
-        and err[0].endswith(f"name what it holds with --answer_field={field} of rpg_jax.prepare")
-    )
+    mend = f"name what it holds with --answer_field={field} of rpg_jax.prepare"
+    if ", column " not in err[0]:  # JSON in a text is a text, which a reward function may read
+        mend = f"--answer_field=COLUMN.{field.rpartition('.')[2]} of rpg_jax.prepare, which takes any text there"
+    assert status == 2 and len(err) == 1 and mend in err[0]
     assert call(f"--source=in.{kind}", "--target=out", f"--answer_field={field}")[0] == 0
     assert written()[0].answer == "34"
+
+
+def test_a_struct_that_is_json(call):
+    rows = [row("p", "34") | {"reward_model": '{"ground_truth": "34"}'}]
+    for kind, write in (("parquet", parquet), ("jsonl", lambda rows: jsonl(*rows))):
+        write(rows)
+        assert call(f"--source=in.{kind}", f"--target={kind}")[0] == 0
+        assert written(kind)[0].answer == "34"
 
 
 def test_messages_may_be_json(call):

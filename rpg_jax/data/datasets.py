@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from rpg_jax.data import problems
-from rpg_jax.data.folding import fold, refuse_prose
+from rpg_jax.data.folding import fold, refuse_unjudged
 from rpg_jax.data.gym_problems import PREFIX, open_gym
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import listed, open_source
@@ -130,7 +130,7 @@ def _fit(tokenizer, max_prompt, overlong, options, template, judged, log, split,
     """(rendered problems of a set within the limit, their messages as JSON, the names of its tasks)."""
     rows, source, where = _open(title, template, split)
     if judged:
-        refuse_prose(rows, where)
+        refuse_unjudged(rows, where)
     lengths = prompt_lengths(rows, tokenizer, options, where)
     kept = within(lengths, max_prompt, overlong, where)
     if len(kept) < len(rows):

@@ -208,7 +208,7 @@ def stated(text: str) -> str:
     r"""The answer that a worked solution states, or the text as it is.
 
     It stands after the last `####` (GSM8K), in the last \boxed{…} (MATH), between <answer> and </answer>, or after
-    `Answer:` in the last line. A list of one text in JSON is that text.
+    `Answer:` in the last line.
     """
     if found := _MARKED.search(text):
         return found[1].replace(",", "") if _THOUSANDS.fullmatch(found[1]) else found[1]
@@ -216,11 +216,7 @@ def stated(text: str) -> str:
         return _braced(text, boxes[-1].end())
     if found := _TAGS.search(text) or _LAST_LINE.search(text):
         return found[1]
-    try:
-        (only,) = json.loads(text) if text.lstrip().startswith('["') else ()
-    except (ValueError, RecursionError):
-        return text
-    return only if isinstance(only, str) else text
+    return text
 
 
 def _braced(text, start):
@@ -233,27 +229,31 @@ def _braced(text, start):
     raise ValueError(f"has a box that is never closed: {text[start:]!r:.{_SHOWN}}")
 
 
-def refuse_prose(problems: Sequence[Problem], where: Callable[[int], str]) -> None:
+def refuse_unjudged(problems: Sequence[Problem], where: Callable[[int], str]) -> None:
     """Raises ValueError, which begins with `where(i)`, for an answer that no rule finds in a response."""
     for i, problem in enumerate(problems):
         text = problem.answer
         is_prose = len(text) > _LONGEST or ("\n" in text and r"\begin{" not in text)
-        if problem.task.startswith(PREFIX) or not (is_prose or _is_object(text)):
+        path = _leaf(_container(text), "COLUMN")
+        if problem.task.startswith(PREFIX) or not (is_prose or path):
             continue
         lines = text.count("\n") + 1
-        kind = f"has {lines} line{'s' * (lines > 1)} and {len(text)} characters" if is_prose else "is a JSON object"
+        kind = "is JSON" if path else f"has {lines} line{'s' * (lines > 1)} and {len(text)} characters"
+        mend = f"name what it holds with --answer_field={path}" if path else "name its column with --answer_field"
         raise ValueError(
             f"{where(i)}: its answer {kind} ({text[:_SHOWN]!r} …), which no rule finds in a response; expected the "
-            f"answer alone, or a solution that ends with `#### ANSWER`, `Answer: ANSWER` or a box; name its column "
-            f"with --answer_field of rpg_jax.prepare, which takes any text there for a reward function of your own"
+            f"answer alone, or a solution that ends with `#### ANSWER`, `Answer: ANSWER` or a box; {mend} of "
+            f"rpg_jax.prepare, which takes any text there for a reward function of your own"
         )
 
 
-def _is_object(text):
+def _container(text):
+    """What a text of JSON holds if it is an object, or a list of one text or object; else None."""
     try:
-        return text.startswith("{") and isinstance(json.loads(text), dict) and text != "{}"
+        held = json.loads(text) if text.startswith(("{", '["', "[{")) else None
     except (ValueError, RecursionError):
-        return False
+        return None
+    return held if isinstance(held, dict) or (isinstance(held, list) and len(held) == 1) else None
 
 
 def _filled(text):

@@ -100,13 +100,21 @@ def _names(record):
 
 
 def _dig(value, path):
-    """The value at a dotted path, or None below a null. Raises LookupError if the path does not exist."""
+    """The value at a dotted path, also below a text that is JSON; None below a null.
+
+    Raises LookupError if the path does not exist.
+    """
+    if isinstance(value, (str, bytes)):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise LookupError(path) from None
     if isinstance(value, dict) and path in value:
         return value[path]
     head, _, rest = path.partition(".")
     if isinstance(value, dict) and rest:
         value = value[head]
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and head.isdigit():
+    elif isinstance(value, Sequence) and not isinstance(value, str) and head.isdigit():
         value = value[int(head)]
     else:
         raise LookupError(path)
@@ -169,6 +177,8 @@ def _stored(tree, path):
     if isinstance(tree.get(head), dict):
         below = _stored(tree[head], rest)
         return below and f"{head}.{below}"
+    if head in tree and tree[head] is None:
+        return head  # a text, which may be JSON
     return head if tree.get(head) == [] and rest.split(".")[0].isdigit() else None
 
 

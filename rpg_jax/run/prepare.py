@@ -7,7 +7,7 @@ import numpy as np
 
 from rpg_jax import data
 from rpg_jax.data import datasets, problems
-from rpg_jax.data.folding import Folded, fold, refuse_prose
+from rpg_jax.data.folding import Folded, fold, refuse_unjudged
 from rpg_jax.data.gym_problems import PREFIX, families, open_gym
 from rpg_jax.data.sources import FIELDS, listed, open_source
 from rpg_jax.data.templates import TEMPLATES
@@ -98,5 +98,5 @@ def read_sources(options) -> Folded:
     with Progress("rows", 0, sum(source.total for source in sources), process_index=0) as progress:
         folded = fold(sources, TEMPLATES[options.template], options.name, options.conflicts, progress)
     if options.answer_field is None:
-        refuse_prose(folded.problems, folded.origins.__getitem__)
+        refuse_unjudged(folded.problems, folded.origins.__getitem__)
     return folded
