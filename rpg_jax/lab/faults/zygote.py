@@ -1,9 +1,10 @@
 """A Python process that has imported what a training imports, and forks one for each line that it reads.
 
 A training takes seconds to import JAX and its libraries, and a campaign starts a thousand. The zygote has no threads
-but the idle ones of OpenBLAS and Arrow's jemalloc, which mind forks, and has initialised no backend of JAX, so that a fork goes on like a process of its own: it becomes `python -m MODULE
-ARGUMENTS` with its own streams and environment, and ends as an interpreter ends. Lines on stdin are JSON: {"start": …}
-is answered with a process id, {"poll": id} with its exit status (-N for signal N), or null while it runs.
+but the idle ones of OpenBLAS and of Arrow's jemalloc, which mind forks, and has initialised no backend of JAX, so
+that a fork goes on like a process of its own: it becomes `python -m MODULE ARGUMENTS` with its own streams and
+environment, and ends as an interpreter ends. Lines on stdin are JSON: {"start": …} is answered with a process id,
+{"poll": id} with its exit status (-N for signal N), or null while it runs.
 """
 
 import gc
