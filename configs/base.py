@@ -13,6 +13,8 @@ from ml_collections.config_dict import RequiredValueError
 from ml_collections.config_dict import placeholder as optional  # None until it is set
 from ml_collections.config_dict import required_placeholder as required
 
+from rpg_jax import InputError
+
 
 def generated_tasks(**settings) -> ConfigDict:
     """The section `data` of problems that are generated."""
@@ -205,7 +207,7 @@ def _with(defaults: dict, settings: dict, path="") -> ConfigDict:
     config, missing = _filled(defaults, settings, path)
     if missing:
         keys = "them" if missing[1:] else "it"
-        raise ValueError(f"configs/base.py has no default for {', '.join(missing)}: an experiment must set {keys}")
+        raise InputError(f"configs/base.py has no default for {', '.join(missing)}: an experiment must set {keys}")
     return config
 
 
@@ -217,11 +219,11 @@ def _filled(defaults: dict, settings: dict, path: str) -> tuple[ConfigDict, list
     config, missing = ConfigDict(defaults), []
     for key in settings:
         if defaults and key not in defaults and path != "objective.":
-            raise ValueError(f"configs/base.py has no key {path}{key}; there are: {', '.join(defaults)}")
+            raise InputError(f"configs/base.py has no key {path}{key}; there are: {', '.join(defaults)}")
     for key in defaults | settings:
         if isinstance(defaults.get(key), dict):
             if not isinstance(settings.get(key, {}), dict):
-                raise ValueError(f"{path}{key} is {settings[key]!r}; it must be a section, dict(KEY=VALUE, ...)")
+                raise InputError(f"{path}{key} is {settings[key]!r}; it must be a section, dict(KEY=VALUE, ...)")
             config[key], lacking = _filled(defaults[key], settings.get(key, {}), f"{path}{key}.")
             missing += lacking
         elif key in settings:

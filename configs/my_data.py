@@ -7,6 +7,7 @@ Variants: `:smoke` is two short steps, to see that the files are right.
 """
 
 from configs import base
+from rpg_jax import InputError
 
 
 def get_config(variant=""):
@@ -28,5 +29,5 @@ def get_config(variant=""):
         config.learner.update(dict(minibatch_prompts=2, microbatch_rows=4))
         config.evaluation.update(dict(every=2, k=2))
     elif variant:
-        raise ValueError(f"unknown variant {variant!r} of configs/my_data.py; known: smoke")
+        raise InputError(f"unknown variant {variant!r} of configs/my_data.py; known: smoke")
     return config

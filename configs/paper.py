@@ -44,6 +44,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from configs import base
+from rpg_jax import InputError
 
 MODELS = {"qwen3-4b": "Qwen3-4B", "qwen2.5-7b": "Qwen2.5-7B-Instruct"}
 CONTEXTS = {"2k": 2048, "4k": 4096, "8k": 8192}  # tokens of a response
@@ -135,7 +136,7 @@ class Score(NamedTuple):
 def _known(kind, word, known):
     if word not in known:
         nearest = difflib.get_close_matches(word, known, 1, cutoff=0.0)[0]
-        raise ValueError(
+        raise InputError(
             f"unknown {kind} {word!r} of configs/paper.py; the nearest is {nearest!r}, known are: {', '.join(known)}"
         )
     return word
@@ -147,7 +148,7 @@ def parse(variant: str) -> Variant:
     for word, (kind, known) in zip(words if variant else (), PARTS.items(), strict=False):
         _known(kind, word, known)
     if len(words) < len(PARTS):
-        raise ValueError(
+        raise InputError(
             f"variant {variant!r} of configs/paper.py: expected MODEL,OBJECTIVE,CONTEXT[,OPTION...] such as "
             f"qwen3-4b,rpg-reinforce-urkl,8k; `python -m configs.paper` lists them"
         )
@@ -155,7 +156,7 @@ def parse(variant: str) -> Variant:
     for word in words[len(PARTS) :]:
         kind = kinds[_known("option", word, kinds)]
         if kind in given:
-            raise ValueError(f"{given[kind]!r} and {word!r} of configs/paper.py:{variant} exclude each other; give one")
+            raise InputError(f"{given[kind]!r} and {word!r} of configs/paper.py:{variant} exclude each other; give one")
         given[kind] = word
     model, objective, context = words[: len(PARTS)]
     grpo = objective == "grpo"
@@ -163,13 +164,13 @@ def parse(variant: str) -> Variant:
     own["reference"] = "fixed" if grpo else "iterative"
     run = Variant(model, objective, context, **(own | given))
     if run.source and objective not in ("dapo", *(name for name in OBJECTIVES if name.startswith("rpg-"))):
-        raise ValueError(
+        raise InputError(
             f"'as-released' of configs/paper.py:{variant} is for dapo and rpg objectives: of {objective} the scripts "
             "differ by what docs/paper.md says and no setting here expresses; drop it"
         )
     if "reference" in given and not run.has_kl:
         reason = f"{objective} has no KL" + (" as released" if run.source else "")
-        raise ValueError(f"{run.reference!r} of configs/paper.py:{variant} cannot matter: {reason}; drop it")
+        raise InputError(f"{run.reference!r} of configs/paper.py:{variant} cannot matter: {reason}; drop it")
     return run
 
 

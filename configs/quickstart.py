@@ -7,6 +7,7 @@ Variants: `:smoke` is the same path in a fraction of a minute, for tests.
 """
 
 from configs import base
+from rpg_jax import InputError
 
 
 def get_config(variant=""):
@@ -61,5 +62,5 @@ def get_config(variant=""):
         config.evaluation.update(dict(every=2, k=4))
         config.checkpoint.update(dict(every=1))
     elif variant:
-        raise ValueError(f"unknown variant {variant!r} of configs/quickstart.py; known: smoke")
+        raise InputError(f"unknown variant {variant!r} of configs/quickstart.py; known: smoke")
     return config

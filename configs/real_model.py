@@ -17,6 +17,7 @@ import statistics
 import sys
 
 from configs import base
+from rpg_jax import InputError
 
 # Two-term sums and differences, products of digits, greatest common divisors. Small numbers, because this model has
 # 135M parameters and answers in one sentence: what RL can raise is what it gets right now and then.
@@ -68,7 +69,7 @@ def get_config(variant=""):
         config.evaluation.update(dict(every=2, k=2))
         config.reward.workers = 1
     elif variant:
-        raise ValueError(f"unknown variant {variant!r} of configs/real_model.py; known: smoke")
+        raise InputError(f"unknown variant {variant!r} of configs/real_model.py; known: smoke")
     return config
 
 

@@ -9,6 +9,7 @@ Variants: `:smoke` is the same path in a few steps, for CI.
 """
 
 from configs import base, quickstart
+from rpg_jax import InputError
 
 
 def get_config(variant=""):
@@ -29,5 +30,5 @@ def get_config(variant=""):
         config.learner.update(dict(minibatch_prompts=4, microbatch_rows=4))
         config.evaluation.update(dict(every=2, k=4))
     elif variant:
-        raise ValueError(f"unknown variant {variant!r} of configs/word_problems.py; known: smoke")
+        raise InputError(f"unknown variant {variant!r} of configs/word_problems.py; known: smoke")
     return config

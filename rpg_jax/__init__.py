@@ -6,6 +6,10 @@ import sys
 __version__ = "0.2.0"
 
 
+class InputError(ValueError):
+    """What a user can mend. A command says its text in one line; any other error is a bug and shows its traceback."""
+
+
 def lacking(error: BaseException) -> str | None:
     """A line about a package that a module of ours imports at its top and that is not installed; else None."""
     if not isinstance(error, ModuleNotFoundError) or not error.name or error.name.split(".")[0] == __name__:

@@ -22,6 +22,7 @@ import pytest
 from absl import flags
 from hypothesis import strategies as st
 
+from rpg_jax import InputError
 from rpg_jax.run import cli
 
 pyarrow.array(["x"])  # its allocator reserves a GiB at once, which is not the fault of a call under `bounded`
@@ -139,7 +140,7 @@ def call(command: str, *arguments: str, seconds: int = SECONDS) -> tuple[int, st
 
 def begin(*_, **__):
     """In place of what is expensive: input that comes so far was accepted."""
-    raise cli.Mistake("accepted")
+    raise InputError("accepted")
 
 
 @st.composite

@@ -318,7 +318,7 @@ def test_an_end_of_orbax_time_limits_is_one_line(folder, monkeypatch):
         raise TimeoutError("Thread did not complete within 600 seconds.")
 
     message = "was not written within Orbax's time limit .*; start again to go on"
-    with pytest.raises(RuntimeError, match=message), Checkpoints(folder) as checkpoints:
+    with pytest.raises(ValueError, match=message), Checkpoints(folder) as checkpoints:
         monkeypatch.setattr(checkpoints._manager, "wait_until_finished", late)
         checkpoints.restore(LIKE)
 

@@ -106,7 +106,7 @@ def test_folders_that_are_no_sets(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty holds no prepared problems"):
         load(tmp_path / "empty")
-    with pytest.raises(FileNotFoundError, match="no.jsonl: there is no such file"):
+    with pytest.raises(ValueError, match="no.jsonl: there is no such file"):
         load(tmp_path / "no.jsonl")
     plain = [data.Problem(7, "t", "1 + 1 =", "", "2")]
     problems.publish({"train": plain}, {}, tmp_path / "plain")

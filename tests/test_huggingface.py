@@ -445,7 +445,7 @@ def test_a_wrong_index_is_named(tmp_path):
         load(tmp_path)
     file.unlink()
     (tmp_path / "pytorch_model.bin").write_text("")
-    with pytest.raises(OSError, match="neither model.safetensors nor .*pytorch_model.bin is a pickle"):
+    with pytest.raises(ValueError, match="neither model.safetensors nor .*pytorch_model.bin is a pickle"):
         load(tmp_path)
 
 

@@ -277,9 +277,8 @@ from rpg_jax.run import cli, job
 def main(_):
     with job.joined() as should_stop:
         print("joined", flush=True)
-        with cli.in_words(), cli.door():
-            while not should_stop():
-                time.sleep(0.05)
+        while not should_stop():
+            time.sleep(0.05)
     return cli.PREEMPTED
 
 cli.run(main)

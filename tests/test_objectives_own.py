@@ -6,6 +6,7 @@ import pathlib
 import re
 import sys
 import textwrap
+import traceback
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from test_objectives import run, sample
 
 import rpg_jax.train as command
 from configs.sweeps import small
-from rpg_jax import objectives
+from rpg_jax import InputError, objectives
 from rpg_jax.lab.sweeping import variants
 from rpg_jax.objectives import metrics
 from rpg_jax.run import build, cli, job
@@ -95,12 +96,6 @@ def gate({SIGNATURE}, tau=1.0):
     ratio = jnp.exp(logp - behavior_logp)
     smooth = 4 / tau / (1 + jnp.exp(-tau * (ratio - 1)))
     return -jnp.sum(jnp.where(mask, smooth * advantage * weight, 0)) / denominator, {{"gate": smooth}}
-
-def misspelled({SIGNATURE}):
-    return jnp.sun(logp), {{}}
-
-def shape({SIGNATURE}):
-    return jnp.sum(logp, axis=1), {{}}
 
 def paced(rewards, lengths, step):
     pace = jnp.minimum(step / 100, 1.0)
@@ -205,23 +200,33 @@ def test_what_is_said_of_a_function(mine):
         ("plain", {"beta": 0.1}, "no setting 'beta'"),
         ("plain", {"advantage": "best"}, "advantage='best'"),
         ("plain", {"sampler_correction": -1.0}, "sampler_correction"),
-        ("bare", {}, "does not run as .logp"),
-        ("per_token", {}, "does not run as .*scalar"),
-        ("no_metrics", {}, "does not run as"),
-        ("raises", {}, r"mine.py:[0-9]+: RuntimeError: two lines"),
+        ("bare", {}, "bare: what it returns is not a pair of a scalar loss and a dict of metrics"),
+        ("per_token", {}, "per_token: what it returns is not a pair"),
+        ("no_metrics", {}, "no_metrics: what it returns is not a pair"),
         ("word", {}, "level='word'"),
         ("required", {}, r"required needs power, which has no default: set it .--config.objective.power="),
-        ("nested", {}, "TypeError: its metric 'inner' is a dict; expected an array"),
+        ("nested", {}, "nested: its metric 'inner' is a dict; expected an array"),
         ("numbered", {}, "named .1.; expected words"),
-        ("branches", {}, r"mine.py:[0-9]+: TracerBoolConversionError: "),
         ("claims", {}, "declares='right'; expected one of: exact per sample"),
         ("made", {"beta": 0.1}, "no setting 'beta'.*; leave beta unset"),
     ],
 )
 def test_what_is_refused(mine, name, settings, words):
-    with pytest.raises(ValueError, match=words) as refused:
+    with pytest.raises(InputError, match=words):
         objectives.make(mine(name), **settings)
-    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "line"),
+    [
+        ("raises", RuntimeError, 'raise RuntimeError("two\\nlines")'),
+        ("branches", jax.errors.TracerBoolConversionError, "return jnp.sum(logp) / (denominator or 1.0), {}"),
+    ],
+)
+def test_what_a_function_raises_stays_what_it_is_and_has_its_line(mine, name, kind, line):
+    with pytest.raises(kind) as raised:
+        objectives.make(mine(name))
+    assert line in [frame.line for frame in traceback.extract_tb(raised.tb) if frame.filename.endswith("mine.py")]
 
 
 GIVEN = dict(late=1)
@@ -288,36 +293,6 @@ def test_settings_are_given_on_the_command_line_and_unknown_ones_refused(mine, t
         variants.read(str(sweep))
 
 
-def line_of(mine, text):
-    """FILE:LINE of a line of the user's file."""
-    path = mine("x").rpartition(":")[0]
-    return f"{path}:{1 + next(n for n, line in enumerate(MINE.splitlines()) if text in line)}: "
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("misspelled", "jnp.sun", "AttributeError: module 'jax.numpy' has no attribute 'sun'"),
-        ("shape", "def shape", "TypeError: what it returns is not a pair of a scalar loss"),
-        ("numbered", "def numbered", "TypeError: its metrics are named"),
-    ],
-)
-def test_what_a_function_raises_or_returns_shows_its_own_line(mine, name, text, words):
-    with pytest.raises(ValueError, match=re.escape(line_of(mine, text) + words)):
-        objectives.make(mine(name))
-
-
-def test_an_error_in_a_file_beside_shows_that_files_line(tmp_path):
-    (tmp_path / "beside.py").write_text("def broken(x):\n    return x.nothing\n")
-    head = f"import beside\ndef loss({SIGNATURE}):\n"
-    (tmp_path / "mine.py").write_text(f"{head}    return beside.broken(logp), {{}}\n")
-    with pytest.raises(ValueError, match=r"beside.py:2: AttributeError"):
-        objectives.make(f"{tmp_path}/mine.py:loss")
-    (tmp_path / "mine.py").write_text(f"{head}    return ]\n")
-    with pytest.raises(ValueError, match=r"mine.py:3: SyntaxError: "):
-        objectives.make(f"{tmp_path}/mine.py:loss")
-
-
 REWARDS = np.array([[1, 0, 0], [1, 1, 0]], np.float32)
 LENGTHS = np.array([[1, 2, 3], [4, 5, 5]])
 
@@ -349,30 +324,25 @@ def test_an_advantage_of_ones_own_sees_lengths_and_the_step(mine, name, expected
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "words"),
+    ("name", "kind", "words"),
     [
-        (
-            "column",
-            "def column",
-            r"TypeError: it returns float32[4, 1]; expected floats of the shape of rewards, [4, 4]",
-        ),
-        ("signs", "def signs", "TypeError: it returns int32[4, 4]; expected floats"),
-        ("wrong", "stepp", "NameError: name 'stepp' is not defined"),
-        ("chooses", "step < 3", "TracerBoolConversionError: "),
+        ("column", InputError, "column returns float32[4, 1]; expected floats of the shape of rewards, [4, 4]"),
+        ("signs", InputError, "signs returns int32[4, 4]; expected floats"),
+        ("wrong", NameError, "name 'stepp' is not defined"),
+        ("chooses", jax.errors.TracerBoolConversionError, "boolean"),
         (
             "other",
-            "",
+            InputError,
             "takes (rewards, gamma); expected (rewards [P, G], lengths [P, G], step) -> floats [P, G]",
         ),
-        ("nothing", "", "has no 'nothing'; it has: plain"),
+        ("nothing", InputError, "has no 'nothing'; it has: plain"),
     ],
 )
-def test_an_advantage_is_tried_before_weights_load(mine, name, line, words):
+def test_an_advantage_is_tried_before_weights_load(mine, name, kind, words):
     config = small.get_config("smoke")
     config.objective.advantage = mine(name)
-    with pytest.raises(ValueError, match=re.escape((line_of(mine, line) if line else "") + words)) as refused:
+    with pytest.raises(kind, match=re.escape(words)):
         build.build_objective(config)
-    assert "\n" not in str(refused.value)
 
 
 def test_an_objective_of_ours_in_a_file_is_what_it_is_there(mine):
@@ -397,12 +367,6 @@ def test_settings_that_are_not_ours_may_be_anything_and_booleans_are_shares(mine
     assert own["up"] == pytest.approx((arrays[3][mask] > 0).sum() / mask.size) and own["count"] == 1.5
 
 
-def test_a_file_that_leaves_does_not_import(tmp_path):
-    (tmp_path / "script.py").write_text("raise SystemExit('usage')")
-    with pytest.raises(ValueError, match="script.py does not import: .*script.py:1: SystemExit: usage"):
-        objectives.make(f"{tmp_path}/script.py:f")
-
-
 @pytest.mark.parametrize("spec", ["nowhere.py:f", "nowhere.py:", ":f"])
 def test_a_file_that_is_not_there(spec):
     with pytest.raises(ValueError, match="there is no file nowhere.py|expected FILE.py:NAME"):
@@ -414,7 +378,7 @@ def test_a_config_may_name_it(mine, tmp_path):
     config.objective.name, config.objective.sampler_correction = mine("plain"), 2.0
     assert build.build_objective(config).settings["sampler_correction"] == 2.0
     config.objective.name = mine("short")
-    with pytest.raises(ValueError, match="short does not run as .*mine.py:[0-9]+: ValueError: .*8"):
+    with pytest.raises(ValueError, match=r"Incompatible shapes .*\(8,\)"):
         build.build_objective(config)
     config.objective.name, config.objective.clip = mine("plain"), "rpg"
     with pytest.raises(ValueError, match="no setting 'clip'"):

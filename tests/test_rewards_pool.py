@@ -250,7 +250,7 @@ def test_stops_when_too_many_fail(file):
     items = [(problem(7), "raise"), (problem(8), "raise"), (problem(9), "yes"), (problem(9), "yes")]
     with Scorer(f"{file}:reward", workers=1, max_failures=0.5) as scorer:
         assert len(scorer.score(items).failures) == 2
-        with pytest.raises(RuntimeError, match="failed on 2 of 3 samples, more than max_failures=0.5.*problem 7"):
+        with pytest.raises(ValueError, match="failed on 2 of 3 samples, more than max_failures=0.5.*problem 7"):
             scorer.score(items[:3])
         assert scorer.score([]).correct.shape == (0,)
 

@@ -130,7 +130,7 @@ def test_unit_rewards_are_shaped_alike(setup):
 
 def test_starved_dynamic_sampling_says_what_to_change(setup):
     even = [p for p in PROBLEMS if p.id % 2 == 0]
-    with pytest.raises(RuntimeError, match=r"kept 0 of the 4 groups.*3 generation.*rollout.max_batches"):
+    with pytest.raises(ValueError, match=r"kept 0 of the 4 groups.*3 generation.*rollout.max_batches"):
         collector(setup, settings())(ProblemStream(even, 0))
 
 
@@ -247,9 +247,7 @@ def test_a_warm_start_that_only_skips_updates_ends():
         return types.SimpleNamespace(skipped=(0, state.skipped[1] + 1)), {"loss": mean_of(jnp.float32(np.nan))}
 
     functions = dict(update=update, next_batch=lambda: ("batch",), save=None, progress=lambda *_, **__: None)
-    with pytest.raises(
-        RuntimeError, match="warm start, update 3: the last 3 updates .* lower warm_start.learning_rate"
-    ):
+    with pytest.raises(ValueError, match="warm start, update 3: the last 3 updates .* lower warm_start.learning_rate"):
         warm_start.run(
             types.SimpleNamespace(skipped=(0, 0)), 0, 9, save_every=9, should_stop=lambda: False,
             most_skipped=3, **functions,

@@ -158,16 +158,15 @@ def test_a_function_that_does_not(call, tmp_path):
         (["--objective=mine.py"], ["FILE.py:NAME"]),
         (["--objective=yours.py:f"], ["yours.py"]),
         (["--objective=mine.py:missing"], ["missing", "weighted"]),
-        (["--objective=mine.py:number"], ["int", "logp"]),
+        (["--objective=mine.py:number"], ["int", "number", "function"]),
         (["--objective=mine.py:short"], ["short", "(logp, behavior_logp, advantage, mask,"]),
         (["--objective=mine.py:swapped"], ["order"]),
         (["--objective=mine.py:bare"], ["pair", "loss"]),
-        (["--objective=mine.py:broken"], ["RuntimeError", "two lines"]),
         (["--objective=mine.py:listed"], ["divergence=['rkl']", "urkl"]),
         (["--objective=mine.py:listed", "--divergence=rkl"], ["declares=('biased',)", "exact per sample"]),
         (["--objective=mine.py:worded"], ["beta='low'", "number"]),
         (["--objective=mine.py:texted"], ["metric 'a'", "str"]),
-        (["--objective=half.py:f"], ["half.py", "SyntaxError"]),
+        (["--objective=half.py:f"], ["half.py, line 1: invalid syntax"]),
         (["--objective=mine.py:weighted", "--beta=0.1"], ["divergence"]),
         (["--objective=mine.py:weighted", "--beta=0.1", "--divergence=kl"], ["kl", "urkl"]),
         (["--objective=mine.py:weighted", "--level=word"], ["word", "sequence"]),
@@ -181,3 +180,8 @@ def test_mistakes_are_one_line(call, arguments, words):
     status, out, err = call(*arguments)
     assert status == 2 and not out
     assert err.count("\n") == 1 and all(word in err for word in words)
+
+
+def test_what_a_users_function_raises_shows_its_lines(call):
+    status, _, err = call("--objective=mine.py:broken")
+    assert status == 1 and "Traceback" in err and 'raise RuntimeError("two\\nlines")' in err

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rpg_jax.run import cli, job, profile, states
+from rpg_jax import InputError
+from rpg_jax.run import job, profile, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint
 from rpg_jax.training import loop, phases
@@ -224,7 +225,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, packed_columns=None,
         scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=1,
     )  # fmt: skip
-    with pytest.raises(cli.Mistake) as caught, cli.in_words():
+    with pytest.raises(InputError) as caught:
         if name == "evaluation":
             loop.evaluated(parts, None)
         else:
@@ -235,7 +236,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
 
 
 def test_other_errors_of_jax_stay_what_they_are():
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), cli.in_words(), phases.phase("update"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), phases.phase("update"):
         raise jax.errors.JaxRuntimeError("INTERNAL: a failure that is nobody's mistake")
 
 

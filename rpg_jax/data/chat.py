@@ -9,6 +9,8 @@ import sys
 import threading
 import weakref
 
+from rpg_jax import InputError
+
 _WORKER = pathlib.Path(__file__).with_name("chat_worker.py")
 _CPU_SECONDS, _MEMORY_MB = 5, 512  # limits of compiling a template, or of one rendering
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -47,7 +49,7 @@ class ChatTemplate:
           ValueError: the template raised an error or exceeded a limit; names its file and the last message.
         """
         if not messages or not all(isinstance(message, dict) for message in messages):
-            raise ValueError(f"{self._where}: expected a list of messages (role and content), not {str(messages)[:80]}")
+            raise InputError(f"{self._where}: expected a list of messages (role and content), not {str(messages)[:80]}")
         messages = [_standard(message) for message in messages]
         variables = {"tools": None, "documents": None, **self._variables, **options}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
@@ -56,7 +58,7 @@ class ChatTemplate:
                 self._start()
             reply = self._ask(variables)
         if "error" in reply:
-            raise ValueError(
+            raise InputError(
                 f"{self._where}: the chat template fails on {len(messages)} message(s), the last "
                 f"{str(messages[-1].get('content'))[:60]!r}: {reply['error']}"
             )
@@ -74,7 +76,7 @@ class ChatTemplate:
         reply = self._ask(self._source)
         if "error" in reply:
             self._finalizer()
-            raise ValueError(f"{self._where}: the chat template does not compile: {reply['error']}")
+            raise InputError(f"{self._where}: the chat template does not compile: {reply['error']}")
 
     def _ask(self, question) -> dict:
         """The worker's reply, or the reason why it ended; the next rendering then starts another worker."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import grain
 import numpy as np
 
+from rpg_jax import InputError
 from rpg_jax.data import problems
 from rpg_jax.data.folding import fold, refuse_unjudged
 from rpg_jax.data.gym_problems import PREFIX, open_gym
@@ -54,7 +55,7 @@ def load(
         the wording is unknown.
     """
     if wording not in TEMPLATES:
-        raise ValueError(f"data.wording is {wording!r}; known: {', '.join(TEMPLATES)}")
+        raise InputError(f"data.wording is {wording!r}; known: {', '.join(TEMPLATES)}")
     settings = tokenizer, max_prompt, overlong, template_options or {}, TEMPLATES[wording], judged, log
     fit = functools.partial(_fit, *settings)
     training, trained, tasks = [], set(), set()
@@ -66,7 +67,7 @@ def load(
         dataset, prompts, names = fit("heldout", title)
         for name in names:
             if name in owners:
-                raise ValueError(
+                raise InputError(
                     f"{owners[name]} and {title} both hold a set named {name!r}; prepare one under another name, "
                     f"rpg_jax.prepare --name"
                 )
@@ -86,7 +87,7 @@ def messages(problem: Problem) -> list[dict]:
     except ValueError:
         chat = None
     if not isinstance(chat, list):
-        raise ValueError("its prompt is not JSON of chat messages; make the folder with rpg_jax.prepare")
+        raise InputError("its prompt is not JSON of chat messages; make the folder with rpg_jax.prepare")
     return chat
 
 
@@ -99,7 +100,7 @@ def prompt_lengths(
         try:
             lengths.append(len(tokenizer.encode_prompt(tokenizer.render(messages(problem), **options))))
         except ValueError as error:
-            raise ValueError(f"{where(i)}: {error}") from error
+            raise InputError(f"{where(i)}: {error}") from error
     return np.array(lengths)
 
 
@@ -110,16 +111,16 @@ def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[
       ValueError: no prompt is short enough, or one is too long and `overlong` is "refuse".
     """
     if max_prompt < 1 or overlong not in ("drop", "refuse"):
-        raise ValueError(f"max_prompt={max_prompt}, overlong={overlong!r}: expected at least 1, and drop or refuse")
+        raise InputError(f"max_prompt={max_prompt}, overlong={overlong!r}: expected at least 1, and drop or refuse")
     kept = np.flatnonzero(lengths <= max_prompt)
     over = np.flatnonzero(lengths > max_prompt)
     if overlong == "refuse" and len(over):
-        raise ValueError(
+        raise InputError(
             f"{where(over[0])}: its prompt takes {lengths[over[0]]} tokens, more than max_prompt={max_prompt}, as do "
             f"{len(over)} in all (the longest {lengths.max()}); raise max_prompt, or choose overlong=drop"
         )
     if not len(kept):
-        raise ValueError(
+        raise InputError(
             f"{where(0)}: no problems are left, all {len(lengths)} prompts take more than max_prompt={max_prompt} "
             f"tokens, the shortest {lengths.min()}; raise max_prompt"
         )
@@ -155,7 +156,7 @@ def _open(title, template, split):
         folded = fold(sources, template)
         return folded.problems, folded.problems, folded.origins.__getitem__
     if not (path / "problems").is_dir():
-        raise ValueError(f"{path} holds no prepared problems; name a folder made by rpg_jax.prepare, or a file")
+        raise InputError(f"{path} holds no prepared problems; name a folder made by rpg_jax.prepare, or a file")
     problems.check(path)
     records = problems.read(path, "train")
     source = grain.MapDataset.source(records).map(problems.to_problem)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rpg_jax import InputError
 from rpg_jax.data.gym_problems import PREFIX
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import Source, lacking, pick
@@ -83,17 +84,17 @@ def fold(
                 contradictions.setdefault(messages, (earlier[2], earlier[-1], answer, source.where(number)))
     progress(read)
     if not distinct:
-        raise ValueError(f"{', '.join(source.title for source in sources)}: holds no rows")
+        raise InputError(f"{', '.join(source.title for source in sources)}: holds no rows")
     if contradictions and conflicts == "refuse":
         first, origin, second, other = next(iter(contradictions.values()))
-        raise ValueError(
+        raise InputError(
             f"{origin}, and {other}: the same problem with the answers {first[:_SHOWN]!r} and {second[:_SHOWN]!r} "
             f"({len(contradictions)} such problems); mend them, or leave them out by rpg_jax.prepare --conflicts=drop"
         )
     for messages in contradictions:
         del distinct[messages]
     if not distinct:
-        raise ValueError(f"{sources[0].title}: no problems are left, the answers of all contradict each other")
+        raise InputError(f"{sources[0].title}: no problems are left, the answers of all contradict each other")
     prompts = [
         json.dumps([{"role": role, "content": content} for role, content in messages], ensure_ascii=False)
         for messages in distinct
@@ -144,14 +145,14 @@ def _column(source, number, record, kind, convert):
         raise lacking(source.where(number), kind, source.fields[kind], record)
     try:
         if value is None:
-            raise ValueError("is null; give the row a value, or take it out")
+            raise InputError("is null; give the row a value, or take it out")
         if kind == "answer" and (below := _leaf(value, path)):
-            raise ValueError(
+            raise InputError(
                 f"is {type(value).__name__}; name what it holds with --answer_field={below} of rpg_jax.prepare"
             )
         return convert(value)
     except ValueError as error:
-        raise ValueError(f"{source.where(number)}, column {path}: {error}") from error
+        raise InputError(f"{source.where(number)}, column {path}: {error}") from error
 
 
 def _leaf(value, path):
@@ -170,7 +171,7 @@ def _messages(value, template):
         try:
             value = json.loads(_text(value))
         except (ValueError, RecursionError):
-            raise ValueError("begins like chat messages and is not JSON; write them with json.dumps") from None
+            raise InputError("begins like chat messages and is not JSON; write them with json.dumps") from None
     if isinstance(value, (str, bytes)):
         problem = _filled(_text(value))
         return (("user", template(problem)),)
@@ -178,25 +179,25 @@ def _messages(value, template):
         pairs = zip(value["role"], value["content"], strict=True)  # TFDS stores a sequence of dicts as a dict of lists
         value = [{"role": role, "content": content} for role, content in pairs]
     if not isinstance(value, list):
-        raise ValueError(f"is {type(value).__name__}; expected text, or a list of messages with role and content")
+        raise InputError(f"is {type(value).__name__}; expected text, or a list of messages with role and content")
     if not value:
-        raise ValueError("is empty; expected at least one message")
+        raise InputError("is empty; expected at least one message")
     messages = tuple([_message(i, message) for i, message in enumerate(value)])
     role, content = messages[-1]
     if role == "assistant":
-        raise ValueError("ends with the assistant's message; a prompt ends before the response")
+        raise InputError("ends with the assistant's message; a prompt ends before the response")
     _filled(content)
     return messages
 
 
 def _message(i, message):
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-        raise ValueError(f"message {i} is no object with role and content")
+        raise InputError(f"message {i} is no object with role and content")
     role, content = message["role"], message["content"]
     for key, value in (("role", role), ("content", content)):
         if not isinstance(value, (str, bytes)):
             kind = "null" if value is None else type(value).__name__
-            raise ValueError(f"the {key} of message {i} is {kind}; expected text")
+            raise InputError(f"the {key} of message {i} is {kind}; expected text")
     return _text(role), _text(content)
 
 
@@ -226,7 +227,7 @@ def _braced(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
             return text[start + 1 : start + brace.start()]
-    raise ValueError(f"has a box that is never closed: {text[start:]!r:.{_SHOWN}}")
+    raise InputError(f"has a box that is never closed: {text[start:]!r:.{_SHOWN}}")
 
 
 def refuse_unjudged(problems: Sequence[Problem], where: Callable[[int], str]) -> None:
@@ -240,7 +241,7 @@ def refuse_unjudged(problems: Sequence[Problem], where: Callable[[int], str]) ->
         lines = text.count("\n") + 1
         kind = "is JSON" if path else f"has {lines} line{'s' * (lines > 1)} and {len(text)} characters"
         mend = f"name what it holds with --answer_field={path}" if path else "name its column with --answer_field"
-        raise ValueError(
+        raise InputError(
             f"{where(i)}: its answer {kind} ({text[:_SHOWN]!r} …), which no rule finds in a response; expected the "
             f"answer alone, or a solution that ends with `#### ANSWER`, `Answer: ANSWER` or a box; {mend} of "
             f"rpg_jax.prepare, which takes any text there for a reward function of your own"
@@ -258,7 +259,7 @@ def _container(text):
 
 def _filled(text):
     if not text or text.isspace():
-        raise ValueError("is empty; give the row a value, or take it out")
+        raise InputError("is empty; give the row a value, or take it out")
     return text
 
 
@@ -270,14 +271,14 @@ def _text(value) -> str:
         value.encode()  # raises for half of a surrogate pair, which cannot be stored
         return value
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, decimal.Decimal)):
-        raise ValueError(f"is {type(value).__name__}; expected text or a number: write it as text")
+        raise InputError(f"is {type(value).__name__}; expected text or a number: write it as text")
     if isinstance(value, numbers.Integral):
         return str(int(value))
     if isinstance(value, float) and not value.is_integer() and float(np.float32(value)) == value:
         value = np.float32(value)  # a value of a 32-bit column: 0.1, not its 64-bit 0.10000000149011612
     exact = decimal.Decimal(str(value))
     if not exact.is_finite():
-        raise ValueError(f"is {value}; expected text or a finite number")
+        raise InputError(f"is {value}; expected text or a finite number")
     digits = f"{exact or abs(exact):f}"  # -0.0 is 0
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from rpg_jax import InputError
+
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # tokenizer.ggml.pre -> how text is cut before merges: a pattern of its own or None, GPT-2's; whether each digit stands
@@ -46,21 +48,21 @@ def _tokenizer(keys: dict, bos: int | None) -> str:
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
     if keys.get("model") != "gpt2":
-        raise ValueError(f"tokenizer.ggml.model is {keys.get('model')!r}; only gpt2, byte-level BPE, is supported")
+        raise InputError(f"tokenizer.ggml.model is {keys.get('model')!r}; only gpt2, byte-level BPE, is supported")
     if keys.get("pre") not in _PRE:
-        raise ValueError(f"tokenizer.ggml.pre is {keys.get('pre')!r}, which is not supported; known: {', '.join(_PRE)}")
+        raise InputError(f"tokenizer.ggml.pre is {keys.get('pre')!r}, which is not supported; known: {', '.join(_PRE)}")
     pattern, digits, normalized, keeps_whole = _PRE[keys["pre"]]
     tokens, merges = keys.get("tokens"), keys.get("merges")
     kinds = keys.get("token_type", [_NORMAL] * len(tokens or []))
     if not tokens or not isinstance(merges, list) or len(kinds) != len(tokens):
-        raise ValueError("tokenizer.ggml.tokens, token_type or merges is missing, or they are not of one length")
+        raise InputError("tokenizer.ggml.tokens, token_type or merges is missing, or they are not of one length")
     used = {token: id for id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     if len(used) != len(kinds) - kinds.count(_UNUSED):
-        raise ValueError("tokenizer.ggml.tokens holds a token twice")
+        raise InputError("tokenizer.ggml.tokens holds a token twice")
     pairs = [tuple(merge.split(" ")) for merge in merges]
     wrong = next((m for m, pair in zip(merges, pairs, strict=True) if not _merges(pair, used)), None)
     if wrong is not None:
-        raise ValueError(f"tokenizer.ggml.merges: {wrong!r:.60} is no pair of tokens that make another")
+        raise InputError(f"tokenizer.ggml.merges: {wrong!r:.60} is no pair of tokens that make another")
     model = tokenizers.Tokenizer(models.BPE(vocab=used, merges=pairs, ignore_merges=keeps_whole))
     if normalized:
         model.normalizer = normalizers.NFC()
@@ -88,5 +90,5 @@ def _id(keys: dict, key: str) -> int | None:
     """The token id of a key, None if there is none."""
     value, count = keys.get(key), len(keys.get("tokens") or [])
     if value is not None and (not isinstance(value, int) or not 0 <= value < count):
-        raise ValueError(f"tokenizer.ggml.{key} is {value!r}, not an id of the {count} tokens")
+        raise InputError(f"tokenizer.ggml.{key} is {value!r}, not an id of the {count} tokens")
     return value

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from rpg_jax import InputError
 from rpg_jax.data.sources import Source
 
 PREFIX = "gym:"
@@ -67,7 +68,7 @@ def parse(title: str) -> list[Part]:
     try:
         node = ast.parse(title.replace(PREFIX, "").strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{form} ({error})") from None
+        raise InputError(f"{form} ({error})") from None
     nodes = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         nodes.append(node.right)
@@ -78,19 +79,19 @@ def parse(title: str) -> list[Part]:
 def _part(title, form, node) -> Part:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name) or call.args or not all(word.arg for word in call.keywords):
-        raise ValueError(form)
+        raise InputError(form)
     try:
         values = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
         json.dumps(values)
     except (ValueError, TypeError):
-        raise ValueError(
+        raise InputError(
             f"{form}; the values of {call.func.id} must be numbers, strings, lists, True or False"
         ) from None
     part = Part(call.func.id, values, values.pop("seed", 0), values.pop("size", _SIZE))
     for name, least, most in (("seed", 0, _MOST_SEED), ("size", 1, 1 << 20)):
         value = getattr(part, name)
         if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"{title}: {name} of {part.family} is {value!r}; expected a number in {least}..{most}")
+            raise InputError(f"{title}: {name} of {part.family} is {value!r}; expected a number in {least}..{most}")
     return part
 
 
@@ -110,9 +111,9 @@ def _replies(request, title: str) -> Iterator[dict]:
             for line in process.stdout:
                 reply = json.loads(line)
                 if "error" in reply:
-                    raise ValueError(f"{title}: {reply['error']}")
+                    raise InputError(f"{title}: {reply['error']}")
                 yield reply
             if status := process.wait():
-                raise ValueError(f"{title}: the process that draws its problems ended with status {status}")
+                raise InputError(f"{title}: the process that draws its problems ended with status {status}")
         finally:
             process.kill()

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import grain
 import numpy as np
 
+from rpg_jax import InputError
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.tokenizer import Tokenizer
 
@@ -21,7 +22,7 @@ class ProblemStream:
         """`seed` is in 0..2**32 - 1; raises ValueError for an empty source."""
         dataset = source if isinstance(source, grain.MapDataset) else grain.MapDataset.source(source)
         if not len(dataset):
-            raise ValueError("the problem source is empty")
+            raise InputError("the problem source is empty")
         self._order = dataset.shuffle(seed).repeat()
         self._cursor = 0
 
@@ -86,7 +87,7 @@ def _pad(rows, problems, what, length, pad_id, key):
     tokens = np.full((len(rows), length), pad_id, np.int32)
     for i, (row, problem) in enumerate(zip(rows, problems, strict=True)):
         if len(row) > length:
-            raise ValueError(
+            raise InputError(
                 f"problem {problem.id} ({problem.task}): its {what} take {len(row)} tokens, more than {key}={length}; "
                 f"raise {key} to at least {len(row)}"
             )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
+from rpg_jax import InputError
 from rpg_jax.data.tasks import SPLITS, draw
 
 MEND = "prepare them again, after removing that folder; a run makes its generated problems itself"
@@ -39,9 +40,9 @@ def generate(tasks: dict[str, dict], train_size: int, heldout_size: int, seed: i
     Ids count from 0 through both splits. A task's problems depend only on its name, its difficulty and the seed.
     """
     if not tasks:
-        raise ValueError("no tasks given")
+        raise InputError("no tasks given")
     if not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed} must be in 0..2**32 - 1")
+        raise InputError(f"seed={seed} must be in 0..2**32 - 1")
     splits, next_id = {}, 0
     for index, (split, size) in enumerate(zip(SPLITS, (train_size, heldout_size), strict=True)):
         drawn = {
@@ -111,7 +112,7 @@ def check(directory) -> None:
     for line in (folder / CHECKSUMS).read_text(errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         if not (folder / name).is_file() or _sha256(folder / name) != digest:
-            raise ValueError(f"{directory}: {name or CHECKSUMS} is not as it was written; {MEND}")
+            raise InputError(f"{directory}: {name or CHECKSUMS} is not as it was written; {MEND}")
 
 
 def _sha256(file: pathlib.Path) -> str:
@@ -154,7 +155,7 @@ class Records(Sequence):
         except Exception as error:
             result, reason = None, " ".join(f"{type(error).__name__}: {error}".split())
         if result is None:
-            raise ValueError(f"{self._directory}: the prepared problems cannot be read ({reason}); {MEND}")
+            raise InputError(f"{self._directory}: the prepared problems cannot be read ({reason}); {MEND}")
         return result
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from rpg_jax import InputError
+
 # Field -> columns that may hold it, of which the first that exists is read: the paper's format, then common ones.
 FIELDS = {
     "problem": ("prompt", "problem", "question"),  # chat messages, or the problem as text
@@ -55,18 +57,17 @@ def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS, data_di
     """Opens FILE.parquet, FILE.jsonl, or tfds:NAME[/CONFIG][:SPLIT] (on disk under `data_dir`; by default "train").
 
     Raises:
-      ValueError: the source is of an unknown kind, cannot be read, or lacks a column; names source and column. Reading
-        the records raises it too, with the row or line.
-      FileNotFoundError: there is no such file.
+      ValueError: the source is of an unknown kind, is not there, cannot be read, or lacks a column; names source and
+        column. Reading the records raises it too, with the row or line.
     """
     if title.startswith("tfds:"):
         return _open_tfds(title, fields, data_dir)
     path = pathlib.Path(title)
     openers = {".parquet": _open_parquet, ".jsonl": _open_jsonl}
     if path.suffix.lower() not in openers:
-        raise ValueError(f"{title!r} is no source; expected FILE.parquet, FILE.jsonl or tfds:NAME[/CONFIG][:SPLIT]")
+        raise InputError(f"{title!r} is no source; expected FILE.parquet, FILE.jsonl or tfds:NAME[/CONFIG][:SPLIT]")
     if not path.is_file():
-        raise FileNotFoundError(f"{title}: there is no such file")
+        raise InputError(f"{title}: there is no such file")
     return openers[path.suffix.lower()](path, title, fields)
 
 
@@ -80,11 +81,11 @@ def pick(record: dict, paths: Sequence[str]) -> tuple[str | None, Any]:
     return None, None
 
 
-def lacking(where: str, kind: str, paths: Sequence[str], record: dict) -> ValueError:
+def lacking(where: str, kind: str, paths: Sequence[str], record: dict) -> InputError:
     """The error for a record, or a file of such records, without a required column."""
     names = list(_names(record))
     shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
-    return ValueError(
+    return InputError(
         f"{where}: no column {' or '.join(paths)} for the {kind}; there are {', '.join(shown) or 'none'}; "
         f"name one with --{kind}_field of rpg_jax.prepare"
     )
@@ -136,7 +137,7 @@ def _open_parquet(path, title, fields):
             path, pre_buffer=False, buffer_size=1 << 20
         )  # the default keeps all that was read in memory
     except broken as error:
-        raise ValueError(f"{title}: not a whole parquet file ({error})") from error
+        raise InputError(f"{title}: not a whole parquet file ({error})") from error
     tree = {field.name: _tree(field.type) for field in file.schema_arrow}
     stored = {kind: {path: _stored(tree, path) for path in paths} for kind, paths in fields.items()}
     present = {kind: tuple(filter(paths.get, paths)) for kind, paths in stored.items()}
@@ -153,7 +154,7 @@ def _open_parquet(path, title, fields):
             except StopIteration:
                 return
             except broken as error:
-                raise ValueError(f"{title}, from row {number} on: {error}") from error
+                raise InputError(f"{title}, from row {number} on: {error}") from error
             yield from enumerate(rows, number)
             number += len(rows)
 
@@ -195,9 +196,9 @@ def _open_jsonl(path, title, fields):
                 try:
                     record = json.loads(line.decode())
                 except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{title}, line {number}: not JSON ({error})") from error
+                    raise InputError(f"{title}, line {number}: not JSON ({error})") from error
                 if not isinstance(record, dict):
-                    raise ValueError(f"{title}, line {number}: holds {type(record).__name__}; expected a JSON object")
+                    raise InputError(f"{title}, line {number}: holds {type(record).__name__}; expected a JSON object")
                 yield number, record
 
     return Source(title, _name(path), "line", total, fields, records())
@@ -217,7 +218,7 @@ def _open_tfds(title, fields, data_dir):
         near = difflib.get_close_matches(name, present | set(tfds.list_builders(with_community_datasets=False)), 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
         held = ", ".join(sorted(present)) or "nothing"
-        raise ValueError(
+        raise InputError(
             f"{title}: no TFDS dataset {full!r} in {folder}, which holds {held}{hint}; make it there by "
             f"`tfds build {name} --file_format=array_record`, or give --data_dir"
         ) from error
@@ -226,14 +227,14 @@ def _open_tfds(title, fields, data_dir):
         total = len(rows)
     except Exception as error:
         splits = ", ".join(builder.info.splits) or "none"
-        raise ValueError(f"{title}: cannot be opened, splits: {splits} ({error})") from error
+        raise InputError(f"{title}: cannot be opened, splits: {splits} ({error})") from error
 
     def records():
         for number in range(total):
             try:
                 record = rows[number]
             except Exception as error:
-                raise ValueError(f"{title}, row {number}: cannot be read ({error})") from error
+                raise InputError(f"{title}, row {number}: cannot be read ({error})") from error
             yield number, _listed(record)
 
     return Source(title, name, "row", total, fields, records())

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import sentencepiece
 
+from rpg_jax import InputError
 from rpg_jax.data import tokenizer_files
 
 # Always separate tokens, so that a digit or letter next to them keeps its token. U+2581 stands for a space.
@@ -59,7 +60,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     characters = set("".join(lines)) - set(_SYMBOLS) - {" "}
     least = 4 + _BYTES + len(_SYMBOLS) + len(characters)
     if vocab_size < least:
-        raise ValueError(f"vocab_size={vocab_size} is too small: bytes, symbols and characters alone take {least}")
+        raise InputError(f"vocab_size={vocab_size} is too small: bytes, symbols and characters alone take {least}")
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -101,7 +102,7 @@ def load_tokenizer(path, template: str | None = None) -> Tokenizer:
         models = [path / "tokenizer.json", path / "tokenizer.model", *sorted(path.glob("*.model"))]
         model = next((model for model in models if model.exists()), None)
         if model is None:
-            raise ValueError(f"{path}: no tokenizer there; expected tokenizer.json or a SentencePiece tokenizer.model")
+            raise InputError(f"{path}: no tokenizer there; expected tokenizer.json or a SentencePiece tokenizer.model")
         path = model
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     return kind(path, template)
@@ -138,7 +139,7 @@ class _Tokenizer:
 
     def render(self, messages: list[dict], **options) -> str:
         if self._chat is None:
-            raise ValueError(f"{self._folder}: no chat template there; choose template=plain, or a Jinja file")
+            raise InputError(f"{self._folder}: no chat template there; choose template=plain, or a Jinja file")
         return self._chat.render(messages, **options)
 
 
@@ -152,13 +153,13 @@ class SentencePieceTokenizer(_Tokenizer):
         """`path` is the `.model` file; see `load_tokenizer`."""
         path = pathlib.Path(path)
         if not path.is_file():
-            raise ValueError(f"{path}: there is no such file")
+            raise InputError(f"{path}: there is no such file")
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
             self.vocab_size = self._model.vocab_size()
             pieces = [self._model.id_to_piece(id) for id in range(self.vocab_size)]  # raises unless they are UTF-8
         except (RuntimeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: not a SentencePiece model, or cut short: {error}") from error
+            raise InputError(f"{path}: not a SentencePiece model, or cut short: {error}") from error
         ids = {"bos": self._model.bos_id(), "eos": self._model.eos_id(), "pad": self._model.pad_id()}
         named = {f"{name}_token": pieces[id] for name, id in ids.items() if 0 <= id < self.vocab_size}
         special = self._read_folder(path, named, template)
@@ -245,4 +246,4 @@ def _reading(path):
     except (ValueError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise ValueError(f"{path}: not a tokenizer of the Hugging Face format, or cut short: {error}") from error
+        raise InputError(f"{path}: not a tokenizer of the Hugging Face format, or cut short: {error}") from error

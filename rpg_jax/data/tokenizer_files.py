@@ -4,6 +4,7 @@ import json
 import pathlib
 from collections.abc import Callable
 
+from rpg_jax import InputError
 from rpg_jax.data.chat import PLAIN, ChatTemplate
 
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -15,9 +16,9 @@ def read_text(path: pathlib.Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from error
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
+        raise InputError(f"{path}: {error.strerror}") from error
 
 
 def read_json(path: pathlib.Path) -> dict:
@@ -27,11 +28,11 @@ def read_json(path: pathlib.Path) -> dict:
     try:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON, or cut short: {error}") from error
+        raise InputError(f"{path}: not JSON, or cut short: {error}") from error
     except RecursionError as error:
-        raise ValueError(f"{path}: JSON nested too deeply") from error
+        raise InputError(f"{path}: JSON nested too deeply") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise InputError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
 
 
@@ -51,15 +52,15 @@ def special_tokens(folder: pathlib.Path, token_to_id: Callable[[str], int | None
         extra |= {key: (settings[key], file) for key in _EXTRA if settings.get(key) is not None}
     for key, (tokens, file) in extra.items():
         if not isinstance(tokens, (list, dict)):
-            raise ValueError(f"{folder / file}: {key} is {tokens!r:.60}, expected a list of tokens")
+            raise InputError(f"{folder / file}: {key} is {tokens!r:.60}, expected a list of tokens")
         extra[key] = [(token, file) for token in (tokens.values() if isinstance(tokens, dict) else tokens)]
 
     def content(key, token, file):
         text = token.get("content") if isinstance(token, dict) else token
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{folder / file}: {key} is {str(token)[:60]!r}, expected a token's text")
+            raise InputError(f"{folder / file}: {key} is {str(token)[:60]!r}, expected a token's text")
         if token_to_id(text) is None:
-            raise ValueError(
+            raise InputError(
                 f"{folder / file}: {key} {text!r} is not in the tokenizer's vocabulary; "
                 "correct it there, or save the tokenizer again with this token added"
             )
@@ -83,14 +84,14 @@ def stop_ids(folder: pathlib.Path, eos_id: int | None, vocab_size: int) -> tuple
             continue
         for stop in value if isinstance(value, list) else [value]:
             if type(stop) is not int or not 0 <= stop < vocab_size:
-                raise ValueError(
+                raise InputError(
                     f"{folder / file}: eos_token_id {stop!r:.60} is not an id of the tokenizer, 0..{vocab_size - 1}; "
                     "do the files of the folder belong to one model?"
                 )
             stops.append(stop)
         break
     if not stops:
-        raise ValueError(f"{folder}: no token ends a response; name the eos_token in tokenizer_config.json")
+        raise InputError(f"{folder}: no token ends a response; name the eos_token in tokenizer_config.json")
     return tuple(dict.fromkeys(stops))
 
 
@@ -106,7 +107,7 @@ def chat_template(folder: pathlib.Path, variables: dict[str, str], template=None
     if template == "plain":
         return ChatTemplate(PLAIN, "template plain", variables)
     if template is not None and not pathlib.Path(template).is_file():
-        raise ValueError(f"template={str(template)!r} is neither plain nor a file")
+        raise InputError(f"template={str(template)!r} is neither plain nor a file")
     jinja = folder / "chat_template.jinja" if template is None else pathlib.Path(template)
     if template is not None or jinja.exists():
         return ChatTemplate(read_text(jinja), str(jinja), variables)
@@ -115,10 +116,10 @@ def chat_template(folder: pathlib.Path, variables: dict[str, str], template=None
         if isinstance(source, list):  # several by name: [{"name": …, "template": …}, …]
             sources = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
             if "default" not in sources:
-                raise ValueError(f"{path}: of its chat templates none is called default; found {list(sources)}")
+                raise InputError(f"{path}: of its chat templates none is called default; found {list(sources)}")
             source = sources["default"]
         if source is not None:
             if not isinstance(source, str):
-                raise ValueError(f"{path}: chat_template is {str(source)[:60]!r}, expected a Jinja template")
+                raise InputError(f"{path}: chat_template is {str(source)[:60]!r}, expected a Jinja template")
             return ChatTemplate(source, str(path), variables)
     return None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from rpg_jax import objectives
+from rpg_jax import InputError, objectives
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, worst
 from rpg_jax.exact.enumeration import CONDITIONS, MIXTURES, MOVED, Condition
 from rpg_jax.objectives import CLIPS, DIVERGENCES, Claim, Objective, TrustRegion, own
@@ -184,7 +184,7 @@ def user_case(spec: str, facts: Mapping[str, Any]) -> Case:
     made = of_function(spec, function, {name: settings[name] for name in facts if name in settings})
     divergence, level, beta = (complete[name] for name in ("divergence", "level", "beta"))
     if (divergence is None) != (not beta):
-        raise ValueError(
+        raise InputError(
             f"{spec} has divergence {divergence} and beta {beta}: give both (--divergence, --beta) or neither"
         )
     loss = getattr(made, "function", made)  # as it is, on inputs that nobody has cleaned

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rpg_jax import InputError
 from rpg_jax.lab.reporting.style import COLORS, INK, frame
 from rpg_jax.lab.verification import FACTS
 from rpg_jax.objectives import Objective, make
-from rpg_jax.run import cli
+from rpg_jax.run.target import writable
 
 BOUNDS = dict(clip_low=0.2, clip_high=0.28, clip_c=2.0)  # c is small enough to be in the picture, as in the paper
 RATIOS = np.linspace(0.4, 2.6, 441)
@@ -53,13 +54,12 @@ def main(options) -> int:
     """--figures: draws both into --out."""
     stray = [name for name in ("objective", "json", *FACTS) if getattr(options, name) is not None]
     if stray:
-        raise cli.Mistake(f"--{stray[0]} cannot go with --figures, which draws the paper's own losses")
+        raise InputError(f"--{stray[0]} cannot go with --figures, which draws the paper's own losses")
     jax.config.update("jax_platforms", "cpu")
-    folder = pathlib.Path(options.out if "out" in options.given else "runs/figures")
-    with cli.door():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, (title, objective) in figures().items():
-            draw(title, objective, folder / f"{name}.png")
+    folder = writable("out", options.out if "out" in options.given else "runs/figures")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (title, objective) in figures().items():
+        draw(title, objective, folder / f"{name}.png")
     print(f"In {folder}: {', '.join(f'{name}.png' for name in figures())}")
     return 0
 

@@ -1,9 +1,7 @@
 """What `python -m rpg_jax.verify` prints and writes of the cases of `exact.verification`."""
 
-import contextlib
 import json
 import math
-import pathlib
 import shutil
 import sys
 import time
@@ -12,14 +10,15 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from rpg_jax import InputError
 from rpg_jax.exact import CONDITIONS, MOVED, SPACES, contract_faults, level_gap, worst
 from rpg_jax.exact.certify import TOLERANCE, full_vocabulary_gaps
 from rpg_jax.exact.generators import GENERATORS, divergence_faults
 from rpg_jax.exact.natural_gradient import natural_gradient_gaps, natural_gradient_holds
 from rpg_jax.exact.verification import BETA, PROBLEMS, Case, Finding, built_in_cases, find, user_case
-from rpg_jax.objectives import DIVERGENCES, make, own, own_files
+from rpg_jax.objectives import DIVERGENCES, make
 from rpg_jax.objectives.objective import BIASED
-from rpg_jax.run import cli
+from rpg_jax.run.target import json_file
 from rpg_jax.storage.logs import Progress
 
 HEADER = ("objective", "divergence", "estimator", "clip", "level", "on policy", "off policy", "as declared")
@@ -28,7 +27,7 @@ FACTS = ("divergence", "beta", "level", "declares")  # flags that say what a fun
 
 def main(options) -> int:
     """Verifies as the flags of `rpg_jax.verify` say; the exit status."""
-    started, output = time.monotonic(), json_file(options)
+    started, output = time.monotonic(), json_file(options.json)
     levels, natural, full, case = None, {}, {}, chosen_case(options)
     with jax.enable_x64():
         if case is None:
@@ -39,8 +38,7 @@ def main(options) -> int:
             full = {str(condition): gap for condition, gap in full_vocabulary_gaps(whole, PROBLEMS).items()}
         else:
             names = [case.divergence] if case.divergence in DIVERGENCES else []
-            with running(case.name):
-                contract, findings = contract_faults(case.members[0][0]), [find(case)]
+            contract, findings = contract_faults(case.members[0][0]), [find(case)]
     wrong = {name: faults for name in names if (faults := divergence_faults(name))}
     print_table(HEADER, [row(finding) for finding in findings])
     print_drift(findings)
@@ -71,8 +69,7 @@ def main(options) -> int:
             "token_level_against_sequence_level": levels
             and [{**c._asdict(), "reward_gap": a, "divergence_gap": b} for c, (a, b) in levels.items()],
         }
-        with cli.door():
-            output.write_text(json.dumps(report, indent=1))
+        output.write_text(json.dumps(report, indent=1))
     situations = len(SPACES) * len(CONDITIONS)
     print(f"\nForms: {len(findings)}, each in {situations} situations of {PROBLEMS} problems, in ", end="")
     print(f"{time.monotonic() - started:.0f} s. A bias is that of the worst problem. {_summary(findings, failures)}")
@@ -97,39 +94,17 @@ def find_all(cases: list[Case]) -> list[Finding]:
     return findings
 
 
-def json_file(options) -> pathlib.Path | None:
-    """The file of --json; a Mistake where its folder is not there."""
-    output = pathlib.Path(options.json) if options.json else None
-    if output and not output.parent.is_dir():
-        raise cli.Mistake(f"--json={output}: there is no folder {output.parent}")
-    return output
-
-
 def chosen_case(options) -> Case | None:
     """The function of --objective with what other flags say of it; None without one. Computes on the CPU from here."""
     jax.config.update("jax_platforms", "cpu")  # small, and in float64, which accelerators lack or slow down
     facts = {name: getattr(options, name) for name in FACTS if getattr(options, name) is not None}
     if options.objective is None:
         if facts:
-            raise cli.Mistake(f"--{next(iter(facts))} goes with --objective=FILE.py:NAME")
+            raise InputError(f"--{next(iter(facts))} goes with --objective=FILE.py:NAME")
         return None
     if "," in facts.get("declares", ""):
         facts["declares"] = [claim.strip() for claim in facts["declares"].split(",")]
-    with cli.door():
-        return user_case(options.objective, facts)
-
-
-@contextlib.contextmanager
-def running(spec: str):
-    """Where a user's function runs: what it raises becomes a `cli.Mistake`."""
-    try:
-        yield
-    except cli.Mistake:
-        raise
-    except Exception as error:
-        raise cli.Mistake(
-            f"{spec} does not run as {own.CONTRACT} -> (loss, metrics): {own_files.in_a_line(error)}"
-        ) from error
+    return user_case(options.objective, facts)
 
 
 def row(finding: Finding) -> tuple[str, ...]:

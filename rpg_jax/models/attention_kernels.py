@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from rpg_jax import InputError
 from rpg_jax.models.attention import SAVED, causal_attention
 
 BLOCKS = (512, 256, 128)  # tokens of a splash block; the first that divides the padded length
@@ -37,19 +38,19 @@ def make_attention(
     platform = mesh.devices.flat[0].platform
     fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % CUDNN_HEAD[0] == 0 and head_dim <= CUDNN_HEAD[1]
     if name not in NAMES:
-        raise ValueError(f"unknown model.attention {name!r}; known: {', '.join(NAMES)}")
+        raise InputError(f"unknown model.attention {name!r}; known: {', '.join(NAMES)}")
     if platform != PLATFORM.get(name, platform):
-        raise ValueError(
+        raise InputError(
             f"model.attention={name} runs on {PLATFORM[name].upper()} devices and this mesh has {platform.upper()} "
             f"ones; choose auto or blockwise"
         )
     if name == "cudnn" and not fits_cudnn:
-        raise ValueError(
+        raise InputError(
             f"model.attention=cudnn takes heads in 16 bits, of a multiple of {CUDNN_HEAD[0]} and at most "
             f"{CUDNN_HEAD[1]} numbers; this model's are {head_dim} in {jnp.dtype(dtype).name}; choose auto or blockwise"
         )
     if name == "cudnn" and pack:
-        raise ValueError(
+        raise InputError(
             "model.attention=cudnn knows one sequence a row and learner.pack puts several there; choose auto or "
             "pallas_gpu, or learner.pack=False"
         )

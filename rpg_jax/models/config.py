@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rpg_jax import InputError
 from rpg_jax.models import rope
 
 
@@ -27,11 +28,11 @@ class ModelConfig:
     def __post_init__(self):
         for field in ("vocab_size", "hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_dim", "max_length"):
             if getattr(self, field) < 1:
-                raise ValueError(f"model {field} is {getattr(self, field)}; it must be at least 1")
+                raise InputError(f"model {field} is {getattr(self, field)}; it must be at least 1")
         if self.heads % self.kv_heads:
-            raise ValueError(f"model heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+            raise InputError(f"model heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
-            raise ValueError(f"model head_dim ({self.head_dim}) must be even: rotary positions turn pairs")
+            raise InputError(f"model head_dim ({self.head_dim}) must be even: rotary positions turn pairs")
 
 
 _qwen3 = dict(qk_norm=True, max_length=40960)
@@ -58,7 +59,7 @@ SIZES = {
 def named(name: str) -> ModelConfig:
     """The named size; raises ValueError that lists the names."""
     if name not in SIZES:
-        raise ValueError(f"unknown model size {name!r}; known: {', '.join(SIZES)}")
+        raise InputError(f"unknown model size {name!r}; known: {', '.join(SIZES)}")
     return SIZES[name]
 
 

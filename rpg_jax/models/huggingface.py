@@ -8,6 +8,7 @@ import dataclasses
 import json
 import pathlib
 
+from rpg_jax import InputError
 from rpg_jax.models import rope
 from rpg_jax.models.config import ModelConfig
 from rpg_jax.models.lora import TARGETS, LoRA
@@ -95,28 +96,27 @@ def read_config(directory) -> ModelConfig:
     """The shape of a checkpoint, from its `config.json` of transformers 4 or 5.
 
     Raises:
-      OSError: there is no such file.
-      ValueError: it is not JSON, lacks a key, or needs something unsupported; names the file and the key.
+      ValueError: it is not there or not JSON, lacks a key, or needs something unsupported; names the file and the key.
     """
     file = pathlib.Path(directory) / "config.json"
     raw = read_json(file)
     try:
         return parse_config(raw)
     except (ValueError, TypeError, ArithmeticError) as error:  # a value may be of any type
-        raise ValueError(f"{file}: {error}") from None
+        raise InputError(f"{file}: {error}") from None
 
 
 def read_json(file) -> dict:
-    """The JSON object in a file. Raises OSError if there is no file, ValueError if it holds anything else."""
+    """The JSON object in a file. Raises ValueError if there is no file, or if it holds anything else."""
     file = pathlib.Path(file)
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; expected a folder with a model in Hugging Face's format")
+        raise InputError(f"{file} does not exist; expected a folder with a model in Hugging Face's format")
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON ({error}); download or copy it again") from None
+        raise InputError(f"{file} is not JSON ({error}); download or copy it again") from None
     if not isinstance(raw, dict):
-        raise ValueError(f"{file} holds a JSON {type(raw).__name__}; expected an object")
+        raise InputError(f"{file} holds a JSON {type(raw).__name__}; expected an object")
     return raw
 
 
@@ -129,7 +129,7 @@ def config_json(config: ModelConfig) -> dict:
     matching = (name for name, (others, _) in ARCHITECTURES.items() if traits.items() <= others.items())
     architecture = next(matching, None)
     if architecture is None:
-        raise ValueError(f"no architecture of {', '.join(ARCHITECTURES)} has both qk_norm and qkv_bias")
+        raise InputError(f"no architecture of {', '.join(ARCHITECTURES)} has both qk_norm and qkv_bias")
     scaling = {"rope_type": "default"}
     if config.rope_scaling is not None:
         name = next(name for name, kind in rope.SCALINGS.items() if isinstance(config.rope_scaling, kind))
@@ -170,7 +170,7 @@ def parse_config(raw: dict) -> ModelConfig:
     _refuse_what_we_lack(raw)
     hidden, heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
     if "head_dim" not in raw and heads > 0 and hidden % heads:
-        raise ValueError(f"hidden_size ({hidden}) is not a multiple of num_attention_heads ({heads}); give head_dim")
+        raise InputError(f"hidden_size ({hidden}) is not a multiple of num_attention_heads ({heads}); give head_dim")
     raw = {"head_dim": hidden // max(heads, 1), "num_key_value_heads": heads} | raw
     theta, scaling = _rope(raw)
     return ModelConfig(
@@ -191,7 +191,7 @@ def _architecture(raw):
     ]
     name = named[0] if isinstance(named, list) and named else raw.get("model_type")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ValueError(f"architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
+        raise InputError(f"architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
 
 
@@ -200,34 +200,34 @@ def _refuse_what_we_lack(raw):
     expected = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
     for key, value in expected.items():
         if raw.get(key, value) != value:
-            raise ValueError(f"{key} is {raw[key]!r}; only {value!r} is supported")
+            raise InputError(f"{key} is {raw[key]!r}; only {value!r} is supported")
     for key in ("quantization_config", "compression_config"):
         if key in raw:
             method = raw[key].get("quant_method") if isinstance(raw[key], dict) else raw[key]
-            raise ValueError(f"{key} ({method!r}): quantized weights are not supported; use the unquantized checkpoint")
+            raise InputError(f"{key} ({method!r}): quantized weights are not supported; use the unquantized checkpoint")
     kinds = raw.get("layer_types")
     if kinds is None and raw.get("use_sliding_window") and "sliding_window" in raw:
         windowed = raw["max_window_layers"] < _integer(raw, "num_hidden_layers")
         kinds = ["sliding_attention"] if windowed else []
     other = set(kinds or []) - {"full_attention"}
     if other:
-        raise ValueError(f"layers with {', '.join(sorted(map(str, other)))} are not supported; only full_attention is")
+        raise InputError(f"layers with {', '.join(sorted(map(str, other)))} are not supported; only full_attention is")
 
 
 def _rope(raw):
     """(theta, scaling or None), from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
     rotary = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(rotary, dict) or any(isinstance(value, dict) for value in rotary.values()):
-        raise ValueError(f"rope scaling is {rotary!r}; expected one object with rope_type for all layers")
+        raise InputError(f"rope scaling is {rotary!r}; expected one object with rope_type for all layers")
     rotary = {key: value for key, value in rotary.items() if value is not None}
     theta = _number({"rope_theta": raw["rope_theta"]} | rotary, "rope_theta")
     if rotary.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(f"partial_rotary_factor is {rotary['partial_rotary_factor']!r}; only 1.0 is supported")
+        raise InputError(f"partial_rotary_factor is {rotary['partial_rotary_factor']!r}; only 1.0 is supported")
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind == "default":
         return theta, None
     if not isinstance(kind, str) or kind not in rope.SCALINGS:
-        raise ValueError(f"rope type {kind!r} is not supported; known: default, {', '.join(rope.SCALINGS)}")
+        raise InputError(f"rope type {kind!r} is not supported; known: default, {', '.join(rope.SCALINGS)}")
     longest = _integer(raw, "max_position_embeddings")
     original = raw.get("original_max_position_embeddings") or rotary.get("original_max_position_embeddings") or longest
     rotary["original_max_position_embeddings"] = original
@@ -236,7 +236,7 @@ def _rope(raw):
     fields = dataclasses.fields(rope.SCALINGS[kind])
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in rotary]
     if missing:
-        raise ValueError(f"rope scaling {kind} lacks {', '.join(missing)}")
+        raise InputError(f"rope scaling {kind} lacks {', '.join(missing)}")
     return theta, rope.SCALINGS[kind](**{f.name: rotary[f.name] for f in fields if f.name in rotary})
 
 
@@ -254,12 +254,12 @@ def _yarn_defaults(rotary, longest):
 def _integer(raw, key) -> int:
     value = raw.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{key} is {value!r}; expected an integer" if key in raw else f"key {key} is missing")
+        raise InputError(f"{key} is {value!r}; expected an integer" if key in raw else f"key {key} is missing")
     return value
 
 
 def _number(raw, key) -> float:
     value = raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{key} is {value!r}; expected a positive number")
+        raise InputError(f"{key} is {value!r}; expected a positive number")
     return float(value)

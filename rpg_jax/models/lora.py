@@ -11,6 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from rpg_jax import InputError
+
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # the kernels of a layer
 
 
@@ -25,7 +27,7 @@ class LoRA:
     def __post_init__(self):
         unknown = [name for name in self.targets if name not in TARGETS]
         if unknown or not self.targets or len(set(self.targets)) < len(self.targets):
-            raise ValueError(
+            raise InputError(
                 f"model.lora.targets is {','.join(self.targets)}; expected some of {','.join(TARGETS)}, each one once"
             )
 

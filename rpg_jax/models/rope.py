@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rpg_jax import InputError
+
 
 def _check(scaling):
     """Raises ValueError unless every number of a scaling is finite and positive."""
@@ -20,7 +22,7 @@ def _check(scaling):
         if field.type is bool or value is None and field.default is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(
+            raise InputError(
                 f"rope scaling {type(scaling).__name__.lower()}: {field.name} is {value!r}; expected a positive number"
             )
 
@@ -50,7 +52,7 @@ class Llama3:
     def __post_init__(self):
         _check(self)
         if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
+            raise InputError(
                 f"rope scaling llama3: low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor "
                 f"({self.high_freq_factor})"
             )

@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from rpg_jax import InputError
 from rpg_jax.models import rope
 from rpg_jax.models.attention import SAVED, causal_attention
 from rpg_jax.models.config import ModelConfig
@@ -149,7 +150,7 @@ class Model:
 
     def __post_init__(self):
         if self.remat not in REMAT_POLICIES:
-            raise ValueError(f"unknown remat policy {self.remat!r}; known: {', '.join(REMAT_POLICIES)}")
+            raise InputError(f"unknown remat policy {self.remat!r}; known: {', '.join(REMAT_POLICIES)}")
 
     def init(self, key: jax.Array) -> dict:
         """Random float32 parameters, `layers` stacked along axis 0; jit with out_shardings makes them sharded."""

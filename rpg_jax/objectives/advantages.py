@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from rpg_jax import InputError
+
 Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (rewards, penalty, mask) -> advantages
 
 
@@ -22,7 +24,7 @@ def _rewards(rewards: ArrayLike, least: int) -> jax.Array:
     rewards = jnp.asarray(rewards)
     if rewards.ndim != 2 or rewards.shape[1] < least:
         expected = "[P, G], G responses to each of P prompts" + (", G at least 2" if least > 1 else "")
-        raise ValueError(f"rewards have shape {rewards.shape}; expected {expected}")
+        raise InputError(f"rewards have shape {rewards.shape}; expected {expected}")
     return rewards.astype(jnp.promote_types(rewards.dtype, jnp.float32))
 
 

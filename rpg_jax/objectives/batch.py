@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rpg_jax import InputError
+
 
 class Batch(NamedTuple):
     """Arrays of one shape: [B, T] for tokens, [B, 1] for sequences. Finite wherever masked."""
@@ -29,14 +31,14 @@ def prepare(
     arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     mask = jnp.asarray(mask)
     if logp.ndim != 2:
-        raise ValueError(f"logp has shape {logp.shape}; expected [B, T], one sequence a row")
+        raise InputError(f"logp has shape {logp.shape}; expected [B, T], one sequence a row")
     rows = (logp.shape[0], 1)
     for name, array in {**arrays, "mask": mask}.items():
         by_row = name in ("advantage", "weight")
         if array.shape == logp.shape or (by_row and array.shape == rows) or (name == "weight" and weight is None):
             continue
         expected = f"{logp.shape}, that of logp" + (f", or {rows}" if by_row else "")
-        raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
+        raise InputError(f"{name} has shape {array.shape}; expected {expected}")
     dtype = jnp.result_type(jnp.float32, logp.dtype, *(array.dtype for array in arrays.values()))
     mask = mask.astype(bool)
 

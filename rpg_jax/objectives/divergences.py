@@ -16,6 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rpg_jax import InputError
+
 LOG_2 = 0.6931471805599453
 
 
@@ -40,7 +42,7 @@ def alpha_divergence(alpha: float) -> Divergence:
     """
     if alpha in (0, 1):
         limit = {0: "ufkl", 1: "urkl"}[int(alpha)]
-        raise ValueError(f"alpha={alpha:g} is a limit of the alpha divergences: take divergence={limit!r}")
+        raise InputError(f"alpha={alpha:g} is a limit of the alpha divergences: take divergence={limit!r}")
 
     def rho(log_u, w, r):  # r·u^alpha = r·exp(alpha·log u) = w·exp((alpha − 1)·log u): the one that overflows less
         power = r * jnp.exp(alpha * log_u) if abs(alpha) < abs(alpha - 1) else w * jnp.exp((alpha - 1) * log_u)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from rpg_jax import InputError
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
 from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty
@@ -86,7 +87,7 @@ class Objective(abc.ABC):
         if self.full_kl is None:
             return loss, metrics
         if full_kl is None or full_kl.shape != tokens.logp.shape:
-            raise ValueError(f"kl='full' needs full_kl of shape {tokens.logp.shape}, each token's whole divergence")
+            raise InputError(f"kl='full' needs full_kl of shape {tokens.logp.shape}, each token's whole divergence")
         penalty = jnp.where(tokens.mask, full_kl.astype(tokens.logp.dtype), 0)
         loss += self.beta * reductions.reduce(self.reduction, penalty, tokens.mask, denominator)
         return loss, metrics | {"kl_reference_full": metric.mean_of(jax.lax.stop_gradient(penalty), tokens.mask)}

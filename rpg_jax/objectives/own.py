@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from rpg_jax import InputError
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import own_files, reductions
 from rpg_jax.objectives.advantages import penalized
@@ -41,10 +42,10 @@ def load(spec: str) -> Callable:
     try:
         signature.bind(*POSITIONAL, **dict.fromkeys([*OPTIONAL, *settings_of(function)]))
     except TypeError as error:
-        raise ValueError(f"{spec} takes {signature}; expected {CONTRACT}: {error}") from error
+        raise InputError(f"{spec} takes {signature}; expected {CONTRACT}: {error}") from error
     in_order = [argument for argument in signature.parameters if argument in POSITIONAL]
     if in_order != [argument for argument in POSITIONAL if argument in in_order]:
-        raise ValueError(f"{spec} takes {signature}; expected {CONTRACT}, in that order")
+        raise InputError(f"{spec} takes {signature}; expected {CONTRACT}, in that order")
     return function
 
 
@@ -70,7 +71,7 @@ def typed(spec: str, function: Callable, settings: Mapping[str, Any]) -> dict:
     result = dict(settings)
     for name, default in defaults.items():
         if result[name] is REQUIRED:
-            raise ValueError(f"{spec} needs {name}, which has no default: set it (--config.objective.{name}=VALUE)")
+            raise InputError(f"{spec} needs {name}, which has no default: set it (--config.objective.{name}=VALUE)")
         annotation, kind = _kind(parameters[name].annotation), type(default)
         kind, why = (annotation, "its annotation") if annotation else (kind, f"its default {default!r}")
         if kind in CONVERTED and result[name] is not default and result[name] is not None:
@@ -78,7 +79,7 @@ def typed(spec: str, function: Callable, settings: Mapping[str, Any]) -> dict:
                 result[name] = CONVERTED[kind](result[name])
             except (TypeError, ValueError):
                 needs = f"expected {kind.__name__}, the type of {why}"
-                raise ValueError(f"{spec}: {name}={settings[name]!r}; {needs}") from None
+                raise InputError(f"{spec}: {name}={settings[name]!r}; {needs}") from None
     return result
 
 
@@ -96,7 +97,7 @@ def _real(value: Any) -> float:
 
 def _whole(value: Any) -> int:
     if not _real(value).is_integer():
-        raise ValueError
+        raise InputError
     return int(value)
 
 
@@ -131,41 +132,37 @@ class OwnObjective(Objective):
     def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
         logp, behavior_logp, reference_logp, advantage, weight, mask = tokens
         constants = dict(reference_logp=reference_logp, weight=weight, denominator=denominator)
-        loss, metrics = returned(self.function(logp, behavior_logp, advantage, mask, **constants))
+        loss, metrics = returned(self.function(logp, behavior_logp, advantage, mask, **constants), self.name)
         # Our metrics win where names are equal: the reference schedule reads one of them.
         return loss, metrics | measure(tokens, UNITS[self.level](tokens))
 
     def try_out(self, shape: tuple[int, int]) -> None:
-        """Raises ValueError if it cannot be called and differentiated on arrays of that shape; computes nothing."""
+        """Calls and differentiates it on arrays of that shape, and computes nothing; raises what it raises."""
         array, mask, count = (jax.ShapeDtypeStruct(*x) for x in ((shape, "float32"), (shape, bool), ((), "float32")))
         gradient = jax.value_and_grad(lambda x, *rest: self.measured_loss(Batch(x, *rest[:-1]), rest[-1]), has_aux=True)
-        try:
-            jax.eval_shape(gradient, array, array, array, array, array, mask, count)
-        except Exception as error:
-            line = own_files.in_a_line(error, self.function)
-            raise ValueError(f"{self.name} does not run as {CONTRACT} -> (loss, metrics): {line}") from error
+        jax.eval_shape(gradient, array, array, array, array, array, mask, count)
 
 
-def returned(result: Any) -> tuple[Any, metric.Metrics]:
-    """(loss, {name: metric}) from the result of a user's function; TypeError if it is something else."""
+def returned(result: Any, spec: str = "the function") -> tuple[Any, metric.Metrics]:
+    """(loss, {name: metric}) from the result of a user's function; ValueError if it is something else."""
     if not isinstance(result, tuple) or len(result) != 2 or jnp.shape(result[0]) or not isinstance(result[1], Mapping):
-        raise TypeError("what it returns is not a pair of a scalar loss and a dict of metrics")
+        raise InputError(f"{spec}: what it returns is not a pair of a scalar loss and a dict of metrics")
     if not all(isinstance(name, str) for name in result[1]):
-        raise TypeError(f"its metrics are named {list(result[1])}; expected words")
+        raise InputError(f"{spec}: its metrics are named {list(result[1])}; expected words")
     metrics = {}
     for name, x in result[1].items():
         try:
             metrics[name] = x if metric.is_metric(x) else metric.mean_of(x)
         except (TypeError, ValueError):
             kinds = "an array, or mean_of and the like of rpg_jax.objectives.metrics"
-            raise TypeError(f"its metric {name!r} is a {type(x).__name__}; expected {kinds}") from None
+            raise InputError(f"{spec}: its metric {name!r} is a {type(x).__name__}; expected {kinds}") from None
     return result[0], metrics
 
 
 def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> OwnObjective:
     """The objective of a user's function with its settings, `sampler_correction` among them, and `facts_of` it.
 
-    Raises ValueError for a function that cannot be called and differentiated as the contract says.
+    Tries the function out: raises ValueError where it returns something else than the contract says.
     """
     made = OwnObjective(
         name=spec,
@@ -189,8 +186,7 @@ def advantage(spec: str) -> Callable[[jax.Array, jax.Array, jax.Array, ArrayLike
     tokens of responses, and step i32[], the optimizer updates so far, that it names; it returns floats [P, G].
 
     Raises:
-      ValueError: there is no such function, it takes something else, or, when called, it raises or returns something
-        else; the text has its line.
+      ValueError: there is no such function, it takes something else, or, when called, it returns something else.
     """
     function = own_files.load(spec, "advantage")
     signature = inspect.signature(function)
@@ -200,21 +196,17 @@ def advantage(spec: str) -> Callable[[jax.Array, jax.Array, jax.Array, ArrayLike
     try:
         signature.bind(*first, **dict.fromkeys(names))
     except TypeError as error:
-        raise ValueError(f"advantage {spec} takes {signature}; expected {ADVANTAGE}: {error}") from error
+        raise InputError(f"advantage {spec} takes {signature}; expected {ADVANTAGE}: {error}") from error
 
     def of_batch(rewards, penalty, mask, step):
         left = penalized(rewards, penalty)
         lengths = jnp.sum(mask.astype(bool), axis=1, dtype=jnp.int32).reshape(left.shape)
         given = dict(zip(ADVANTAGE_INPUTS, (left, lengths, jnp.asarray(step, jnp.int32)), strict=True))
-        try:
-            values = function(*(given[x] for x in first), **{x: given[x] for x in names})
-            if jnp.shape(values) != left.shape or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
-                found = f"{jnp.result_type(values)}{list(jnp.shape(values))}"
-                raise TypeError(f"it returns {found}; expected floats of the shape of rewards, {list(left.shape)}")
-        except Exception as error:
-            raise ValueError(
-                f"advantage {spec} does not run as {ADVANTAGE}: {own_files.in_a_line(error, function)}"
-            ) from error
+        values = function(*(given[x] for x in first), **{x: given[x] for x in names})
+        if jnp.shape(values) != left.shape or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
+            found = f"{jnp.result_type(values)}{list(jnp.shape(values))}"
+            expected = f"expected floats of the shape of rewards, {list(left.shape)}"
+            raise InputError(f"advantage {spec} returns {found}; {expected}")
         return values.astype(left.dtype).reshape(-1, 1)
 
     return of_batch

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from rpg_jax import InputError
+
 BY_LEVEL = {"token": "token_mean", "sequence": "sequence_mean"}  # the defaults
 REDUCTIONS = ("token_mean", "sequence_mean", "sequence_mean_token_mean", "constant")
 
@@ -30,8 +32,8 @@ def count(reduction: str, mask: ArrayLike) -> jax.Array:
     if reduction in ("sequence_mean", "sequence_mean_token_mean"):
         return jnp.sum(jnp.any(valid, axis=-1), dtype=jnp.int32)
     if reduction == "constant":
-        raise ValueError("reduction 'constant' has no count of its own: pass denominator=, the number to divide by")
-    raise ValueError(f"unknown reduction {reduction!r}; known: {', '.join(REDUCTIONS)}")
+        raise InputError("reduction 'constant' has no count of its own: pass denominator=, the number to divide by")
+    raise InputError(f"unknown reduction {reduction!r}; known: {', '.join(REDUCTIONS)}")
 
 
 def reduce(reduction: str, values: jax.Array, mask: jax.Array, denominator: ArrayLike | None = None) -> jax.Array:
@@ -42,9 +44,9 @@ def reduce(reduction: str, values: jax.Array, mask: jax.Array, denominator: Arra
     if denominator is None:
         denominator = count(reduction, mask)
     elif jnp.ndim(denominator):
-        raise ValueError(f"denominator has shape {jnp.shape(denominator)}; expected a scalar")
+        raise InputError(f"denominator has shape {jnp.shape(denominator)}; expected a scalar")
     elif isinstance(denominator, int | float) and not 0 < denominator < float("inf"):
-        raise ValueError(f"denominator is {denominator}; expected a positive finite number")
+        raise InputError(f"denominator is {denominator}; expected a positive finite number")
     rows = jnp.sum(jnp.where(mask, values, 0), axis=-1)
     if reduction == "sequence_mean_token_mean":
         rows = rows / jnp.maximum(jnp.sum(mask, axis=-1), 1).astype(rows.dtype)

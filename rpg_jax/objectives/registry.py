@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from rpg_jax import InputError
 from rpg_jax.objectives import baselines, controls, divergences, own, surrogates
 from rpg_jax.objectives.batch import UNITS, as_mean_tokens
 from rpg_jax.objectives.clips import BOUNDS, CLIPS, UNCLIPPED, Clip, TrustRegion
@@ -65,7 +66,7 @@ def make(name: str, **settings: Any) -> Objective:
 def _of_recipe(name: str, settings: Mapping[str, Any]) -> Objective:
     """An objective of ours; raises ValueError as `make` does."""
     if name not in RECIPES:
-        raise ValueError(
+        raise InputError(
             f"unknown objective {name!r}{nearest(name, RECIPES)}; known: {', '.join(RECIPES)}, and FILE.py:NAME"
         )
     recipe = RECIPES[name]
@@ -85,11 +86,11 @@ def _clip(name: str, settings: Mapping, chosen: Mapping, clip_name: str) -> Clip
     for key in BOUNDS:
         if key in chosen and key not in clip.bounds:
             has = f"has only {' and '.join(clip.bounds)}" if clip.bounds else "clips nothing"
-            raise ValueError(f"{key}={chosen[key]} cannot matter: clip={clip_name!r} {has}; leave {key} unset")
+            raise InputError(f"{key}={chosen[key]} cannot matter: clip={clip_name!r} {has}; leave {key} unset")
     bounds = {key: default if settings[key] is None else settings[key] for key, default in clip.bounds.items()}
     for key, value in bounds.items():
         if value is None:
-            raise ValueError(f"objective {name!r} needs {key}, a bound of clip {clip_name!r} that has no default")
+            raise InputError(f"objective {name!r} needs {key}, a bound of clip {clip_name!r} that has no default")
     return clip._replace(bounds=bounds)
 
 
@@ -114,7 +115,7 @@ def _refuse_unknown(name: str, settings: Mapping[str, Any], known: Iterable[str]
         if key not in known:
             has = f"objective {name!r} has no setting {key!r}{nearest(key, known)}; it has: {', '.join(known)}"
             others = any(key in recipe.defaults for recipe in RECIPES.values())
-            raise ValueError(has + (f"; leave {key} unset (--config.objective.{key}=)" if others else ""))
+            raise InputError(has + (f"; leave {key} unset (--config.objective.{key}=)" if others else ""))
 
 
 def _claim(unclipped: Claim, clip: Clip | TrustRegion, reduction: str) -> Claim:
@@ -128,7 +129,7 @@ def _reduction(settings: Mapping[str, Any], level: str) -> str:
     """The reduction; raises for one that counts tokens where a loss has one entry a row."""
     reduction = settings["reduction"] or BY_LEVEL[level]
     if level == "sequence" and reduction not in ("sequence_mean", "constant"):
-        raise ValueError(f"reduction={reduction!r} averages tokens; level='sequence' takes sequence_mean or constant")
+        raise InputError(f"reduction={reduction!r} averages tokens; level='sequence' takes sequence_mean or constant")
     return reduction
 
 
@@ -141,13 +142,13 @@ def _rpg(name: str, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> Su
     estimator = settings["estimator"] or clip.estimators[0]
     if estimator not in clip.estimators:
         takes = " or ".join(map(repr, clip.estimators))
-        raise ValueError(f"clip={settings['clip']!r} takes estimator={takes}, not {estimator!r}")
+        raise InputError(f"clip={settings['clip']!r} takes estimator={takes}, not {estimator!r}")
     if clip.bounds and z_old != 1:
-        raise ValueError(
+        raise InputError(
             f"z_old={z_old} takes clip='none', not {settings['clip']!r}: clips are for a normalized reference"
         )
     if divergence != "alpha" and settings["alpha"] is not None:
-        raise ValueError(f"alpha={settings['alpha']} cannot matter with divergence={divergence!r}; leave alpha unset")
+        raise InputError(f"alpha={settings['alpha']} cannot matter with divergence={divergence!r}; leave alpha unset")
     alpha = (settings["alpha"] or ALPHA) if divergence == "alpha" else None
     surrogate, unclipped = surrogates.ESTIMATORS[estimator], ALWAYS
     if settings["clip"] == "dual" and divergence in OWN_CONTROL:
@@ -188,9 +189,9 @@ def _full_kl(settings: Mapping[str, Any], target: Divergence) -> Divergence | No
         return None
     for key, fits in (("level", settings["level"] == "token"), ("control", settings["control"] is None)):
         if not fits:
-            raise ValueError(f"kl='full' cannot go with {key}={settings[key]!r}: it sums over the tokens' vocabulary")
+            raise InputError(f"kl='full' cannot go with {key}={settings[key]!r}: it sums over the tokens' vocabulary")
     if settings["z_old"] != 1:
-        raise ValueError(f"kl='full' takes a normalized reference, not z_old={settings['z_old']}")
+        raise InputError(f"kl='full' takes a normalized reference, not z_old={settings['z_old']}")
     return target if settings["beta"] else None
 
 
@@ -202,11 +203,11 @@ def _controlled(settings: Mapping[str, Any]) -> Callable | None:
     spelled = " and ".join(f"{key}={value!r}" for key, value in chosen.items())
     divergence, beta = settings["divergence"], settings["beta"]
     if divergence not in OWN_CONTROL:
-        raise ValueError(f"{spelled} is for divergence='rkl' or 'urkl', not {divergence!r}")
+        raise InputError(f"{spelled} is for divergence='rkl' or 'urkl', not {divergence!r}")
     if settings["clip"] in ("dual", "dual_reward"):
-        raise ValueError(f"{spelled} cannot go with clip={settings['clip']!r}, which has a KL term of its own")
+        raise InputError(f"{spelled} cannot go with clip={settings['clip']!r}, which has a KL term of its own")
     if settings["kl"] == "to_go" and settings["level"] == "sequence":
-        raise ValueError("kl='to_go' is for level='token': over a whole response there are no later tokens")
+        raise InputError("kl='to_go' is for level='token': over a whole response there are no later tokens")
     if not beta:
         return None
     own = OWN_CONTROL[divergence]

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from rpg_jax import InputError
 from rpg_jax.objectives import controls, surrogates
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.batch import UNITS
@@ -24,7 +25,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
 def choice(known: Iterable[str], key: str, value: Any) -> Any:
     """The value of a setting that must be one of `known`; raises ValueError, which lists them."""
     if value not in tuple(known):
-        raise ValueError(f"{key}={value!r}{nearest(value, known)}; expected one of: {', '.join(known)}")
+        raise InputError(f"{key}={value!r}{nearest(value, known)}; expected one of: {', '.join(known)}")
     return value
 
 
@@ -36,7 +37,7 @@ def _control(key: str, value: Any) -> float | str:
 
 def _number(fits: Callable, expected: str, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(value):
-        raise ValueError(f"{key}={value!r}; expected a number {expected}")
+        raise InputError(f"{key}={value!r}; expected a number {expected}")
     return float(value)
 
 
@@ -48,7 +49,7 @@ def _declared(key: str, value: Any) -> Claim:
     claims = (value, value) if isinstance(value, str) else value
     known = (EXACT, EXACT_MEAN, BIASED)
     if not isinstance(claims, tuple | list) or len(claims) != 2 or not all(claim in known for claim in claims):
-        raise ValueError(f"{key}={value!r}; expected one of: {', '.join(known)}; or a pair of them, on and off policy")
+        raise InputError(f"{key}={value!r}; expected one of: {', '.join(known)}; or a pair of them, on and off policy")
     return Claim(*claims)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from rpg_jax import InputError
+
 AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")
 ROWS = PartitionSpec(ROW_AXES)  # rows of a batch
@@ -34,12 +36,12 @@ def make_mesh(
     sizes, there = [data, fsdp, tensor], f"there are {len(devices)} ({devices[0].device_kind})"
     asked = f"mesh data={data}, fsdp={fsdp}, tensor={tensor}"
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
-        raise ValueError(f"{asked}: sizes must be positive, and at most one may be -1 (all remaining devices)")
+        raise InputError(f"{asked}: sizes must be positive, and at most one may be -1 (all remaining devices)")
     fixed = int(np.prod([size for size in sizes if size != -1]))
     if fixed > len(devices):
-        raise ValueError(f"{asked} needs {fixed} devices and {there}; lower a size")
+        raise InputError(f"{asked} needs {fixed} devices and {there}; lower a size")
     if len(devices) % fixed or (-1 not in sizes and fixed != len(devices)):
-        raise ValueError(
+        raise InputError(
             f"{asked} does not cover the devices: {there}; make the product {len(devices)}, or one size -1"
         )
     sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
@@ -52,11 +54,11 @@ def _arranged(sizes, slices, devices) -> np.ndarray:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     actual = len({getattr(device, "slice_index", 0) for device in devices})
     if slices != actual:
-        raise ValueError(
+        raise InputError(
             f"mesh.slices is {slices} and the {len(devices)} devices are in {actual}; set mesh.slices={actual}"
         )
     if sizes[0] % slices:
-        raise ValueError(f"mesh.slices={slices} does not divide mesh.data={sizes[0]}, the axis laid over slices")
+        raise InputError(f"mesh.slices={slices} does not divide mesh.data={sizes[0]}, the axis laid over slices")
     within = [sizes[0] // slices, *sizes[1:]]
     return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
 
@@ -72,7 +74,7 @@ def check_rows(mesh: Mesh, counts: dict[str, int]) -> None:
     for name, count in counts.items():
         if count % shards:
             near = ", ".join(str(n) for n in (count // shards * shards, -(-count // shards) * shards) if n)
-            raise ValueError(
+            raise InputError(
                 f"{name} makes {count} rows, which do not divide over mesh.data x mesh.fsdp = {mesh.shape['data']} x "
                 f"{mesh.shape['fsdp']}; make it a multiple of {shards}, such as {near}"
             )

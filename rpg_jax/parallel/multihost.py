@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding
 
+from rpg_jax import InputError
 from rpg_jax.parallel.mesh import ROWS
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -37,16 +38,16 @@ def identity(environment: Mapping[str, str]) -> dict | None:
     if not values:
         return None
     if missing := [name for name in (ADDRESS, COUNT, INDEX) if name not in values]:
-        raise ValueError(f"{', '.join(values)} set and {', '.join(missing)} not: a process of a job needs all three")
+        raise InputError(f"{', '.join(values)} set and {', '.join(missing)} not: a process of a job needs all three")
     address = re.fullmatch(r"\S+:(\d{1,5})", values[ADDRESS])
     if not address or not 0 < int(address[1]) < 65536:
-        raise ValueError(f"{ADDRESS}={values[ADDRESS]}: expected HOST:PORT of process 0, a port from 1 to 65535")
+        raise InputError(f"{ADDRESS}={values[ADDRESS]}: expected HOST:PORT of process 0, a port from 1 to 65535")
     for name, least in ((COUNT, 1), (INDEX, 0)):
         if not values[name].isdecimal() or int(values[name]) < least:
-            raise ValueError(f"{name}={values[name]}: expected a whole number of at least {least}")
+            raise InputError(f"{name}={values[name]}: expected a whole number of at least {least}")
     count, index = int(values[COUNT]), int(values[INDEX])
     if index >= count:
-        raise ValueError(f"{INDEX}={index} is out of range: with {COUNT}={count}, ids are 0 to {count - 1}")
+        raise InputError(f"{INDEX}={index} is out of range: with {COUNT}={count}, ids are 0 to {count - 1}")
     job = dict(coordinator_address=values[ADDRESS], num_processes=count, process_id=index)
     return job | dict(cluster_detection_method="deactivate")
 
@@ -74,7 +75,7 @@ def initialize(detect: bool, wait_seconds: float) -> None:
         jax.distributed.initialize(**arguments or {}, initialization_timeout=int(wait_seconds) + 60, **limits)
     except (ValueError, RuntimeError) as error:
         mend = f"Set {ADDRESS}, {COUNT} and {INDEX}, or start on a TPU pod or under SLURM"
-        raise ValueError(f"no job to join: {error} {mend}") from error
+        raise InputError(f"no job to join: {error} {mend}") from error
     finally:
         timer.cancel()
 
@@ -147,7 +148,7 @@ def gather_rows(rows: Iterable[int], values: Iterable) -> list:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """An exception on one process is raised on all: the same one there, a ValueError that quotes it on the others.
+    """An exception on one process is raised on all: the same one there, one that quotes it on the others.
 
     No code inside may exchange values between processes.
     """
@@ -156,12 +157,13 @@ def together() -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    messages = gather(failure and " ".join(str(failure).split()))
+    others = gather(failure and [isinstance(failure, InputError), " ".join(str(failure).split())])
     if failure is not None:
         raise failure
-    for process, message in enumerate(messages):
-        if message is not None:
-            raise ValueError(f"process {process}: {message}")
+    for process, other in enumerate(others):
+        if other is not None:
+            is_input, message = other
+            raise (InputError if is_input else RuntimeError)(f"process {process}: {message}")
 
 
 def check_same(settings: dict) -> None:
@@ -175,4 +177,4 @@ def check_same(settings: dict) -> None:
     ]
     if differences:
         mend = "start all of them with one config, one version of the code and the same data"
-        raise ValueError(f"the processes of this job were started differently: {'; '.join(differences)}; {mend}")
+        raise InputError(f"the processes of this job were started differently: {'; '.join(differences)}; {mend}")

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rpg_jax import InputError
 from rpg_jax.parallel.mesh import REPLICATED, ROW_AXES, ROWS
 
 Table = tuple[tuple[str, PartitionSpec], ...]  # the first pattern that matches the end of a leaf's path decides
@@ -74,7 +75,7 @@ def shardings(mesh: Mesh, tree: Any, table: Table = TRAINING) -> Any:
         if size % mesh.shape[axis]:
             common = math.gcd(*(size for *_, other, size in split if other == axis))
             divisors = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
-            raise ValueError(
+            raise InputError(
                 f"{name} {tuple(shape)}: mesh.{axis}={mesh.shape[axis]} does not divide {size}; for this model "
                 f"mesh.{axis} may be {divisors}"
             )

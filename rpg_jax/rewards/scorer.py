@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rpg_jax import InputError
 from rpg_jax.rewards.answer import EXTRACTIONS, final_answer
 from rpg_jax.rewards.pool import Failure, Pool
 from rpg_jax.rewards.rules import JUDGED, RULES, voted_answer
@@ -73,13 +74,13 @@ class Scorer:
           ValueError: when a function cannot be loaded, or for a setting out of range.
         """
         if workers < 1:
-            raise ValueError(f"reward workers={workers} must be at least 1")
+            raise InputError(f"reward workers={workers} must be at least 1")
         if not 0 < timeout_seconds < math.inf or memory_mb < 64:
-            raise ValueError(f"reward {timeout_seconds=} must be positive and {memory_mb=} at least 64")
+            raise InputError(f"reward {timeout_seconds=} must be positive and {memory_mb=} at least 64")
         if not 0 <= max_failures <= 1:
-            raise ValueError(f"reward {max_failures=} is a share of the samples and must be in 0..1")
+            raise InputError(f"reward {max_failures=} is a share of the samples and must be in 0..1")
         if extraction not in EXTRACTIONS:
-            raise ValueError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
+            raise InputError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
         self._rewards = named_rewards(function, functions)
         self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
         self._judge = judge_of(self._rewards, evaluation)
@@ -106,8 +107,8 @@ class Scorer:
           rewards: false for the accuracy alone.
 
         Raises:
-          RuntimeError: a user's function failed on more than `max_failures` of the samples.
-          ValueError: the workers of reasoning-gym cannot be started.
+          ValueError: a user's function failed on more than `max_failures` of the samples, or the workers of
+            reasoning-gym cannot be started.
         """
         lengths = [None] * len(items) if lengths is None else lengths
         named = self._rewards if rewards and not self._is_one else {}
@@ -127,7 +128,7 @@ class Scorer:
             try:
                 self._pool(function).try_out(_question(problem, problem.answer, 1))
             except Failure as failure:
-                raise ValueError(
+                raise InputError(
                     f"reward function {function!r}, tried on problem {problem.id} ({problem.task}) with its answer "
                     f"{problem.answer!r:.60} as the response: {failure}"
                 ) from None
@@ -182,7 +183,7 @@ class Scorer:
             problem = items[asked[place]][0]
             lines[asked[place]] = f"problem {problem.id} ({problem.task}): reward function {_name(function)}: {reason}"
         if function not in _WORKERS and len(lines) > self._max_failures * len(items):
-            raise RuntimeError(
+            raise InputError(
                 f"reward function {function!r} failed on {len(lines)} of {len(items)} samples, more than "
                 f"max_failures={self._max_failures:g} of them; the first: {next(iter(lines.values()))}"
             )
@@ -196,7 +197,7 @@ class Scorer:
                 network = self._network and function not in _WORKERS
                 self._pools[function] = Pool(where, name, network=network, **self._limits)
             except Failure as failure:
-                raise ValueError(
+                raise InputError(
                     f"reward function {function!r} cannot be loaded in a worker of "
                     f"memory_mb={self._limits['memory_mb']}: {failure}"
                 ) from None
@@ -235,12 +236,12 @@ def named_rewards(function: str | None, functions: str | Sequence[str] | None = 
     if not functions:
         return {_name(function or OWN): function or OWN}
     if function:
-        raise ValueError(f"reward.function={function!r} and reward.functions are both set; set one of them")
+        raise InputError(f"reward.function={function!r} and reward.functions are both set; set one of them")
     titles = functions.split(",") if isinstance(functions, str) else functions
     pairs = [re.fullmatch(r"(?:\s*(\w+)\s*=)?\s*(.*?)\s*", title, re.DOTALL).groups() for title in titles]
     named = {name or _name(function): function for name, function in pairs}
     if len(named) < len(pairs):
-        raise ValueError(
+        raise InputError(
             f"reward.functions has two of one name, of {', '.join(map(str.strip, titles))}; give one another name "
             f"before it, such as other=FILE.py:NAME"
         )
@@ -255,7 +256,7 @@ def _parse(function: str) -> tuple[str, str]:
     file, _, name = function.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
         known = ", ".join([OWN, *RULES, *_MODULES])
-        raise ValueError(f"reward function {function!r} must be one of {known}, or of the form FILE.py:NAME")
+        raise InputError(f"reward function {function!r} must be one of {known}, or of the form FILE.py:NAME")
     if not pathlib.Path(file).is_file():
-        raise ValueError(f"reward function {function!r}: there is no file {file!r}")
+        raise InputError(f"reward function {function!r}: there is no file {file!r}")
     return file, name

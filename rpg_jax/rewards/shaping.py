@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rpg_jax import InputError
+
 
 def signed_reward(correct: ArrayLike) -> np.ndarray:
     """f32[N] from correct [N] in 0..1: +1 for right, -1 for wrong, linear between."""
@@ -24,7 +26,7 @@ SCALES = {"signed": signed_reward, "unit": unit_reward}
 def scale_named(name: str) -> Callable[[ArrayLike], np.ndarray]:
     """The function from verdicts to rewards that reward.scale names; raises ValueError for an unknown name."""
     if name not in SCALES:
-        raise ValueError(f"reward.scale is {name!r}; known: {', '.join(SCALES)}")
+        raise InputError(f"reward.scale is {name!r}; known: {', '.join(SCALES)}")
     return SCALES[name]
 
 
@@ -32,10 +34,10 @@ def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> dict[st
     """The weights as floats; raises ValueError for one that is no finite number, or of no reward in `names`."""
     for name, weight in weights.items():
         if name not in names:
-            raise ValueError(f"reward.weights has {name!r}, which is no reward; there are: {', '.join(names)}")
+            raise InputError(f"reward.weights has {name!r}, which is no reward; there are: {', '.join(names)}")
         is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
         if not is_number or not math.isfinite(weight):
-            raise ValueError(f"reward.weights.{name} is {weight!r}; it must be a finite number, which may be negative")
+            raise InputError(f"reward.weights.{name} is {weight!r}; it must be a finite number, which may be negative")
     return {name: float(weight) for name, weight in weights.items()}
 
 
@@ -66,6 +68,6 @@ def overlong_penalty(lengths: ArrayLike, maximum: int, buffer: int, factor: floa
       ValueError: unless 0 < buffer <= maximum.
     """
     if not 0 < buffer <= maximum:
-        raise ValueError(f"overlong buffer={buffer} must be between 1 and the largest response length, {maximum}")
+        raise InputError(f"overlong buffer={buffer} must be between 1 and the largest response length, {maximum}")
     excess = np.asarray(lengths, np.float32) - (maximum - buffer)
     return -factor * np.clip(excess / buffer, 0.0, 1.0).astype(np.float32)

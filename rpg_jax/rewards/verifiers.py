@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from fractions import Fraction
 
+from rpg_jax import InputError
 from rpg_jax.rewards.answer import final_answer
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
@@ -97,4 +98,4 @@ def _factor(tokens, depth):
         value, tokens = _sum(tokens[1:], depth + 1)
         if tokens and tokens[0] == ")":
             return value, tokens[1:]
-    raise ValueError("no expression")
+    raise InputError("no expression")

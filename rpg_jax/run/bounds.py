@@ -13,6 +13,8 @@ import numpy as np
 from ml_collections import ConfigDict
 from ml_collections.config_dict import RequiredValueError
 
+from rpg_jax import InputError
+
 
 class Bound(NamedTuple):
     """The values that a key may hold, in words, as a type, and as a predicate, which is false for NaN."""
@@ -116,7 +118,7 @@ def check(config: ConfigDict) -> None:
         is_of_kind = isinstance(value, bound.kind) and isinstance(value, bool) == (bound is SWITCH)
         if value == "" or not is_of_kind or not bound.holds(value):
             shown = "unset" if value in (None, "") else f"{value!r:.60}"
-            raise ValueError(f"{key} is {shown}; it must be {bound.text}")
+            raise InputError(f"{key} is {shown}; it must be {bound.text}")
 
 
 def _section(config: ConfigDict, names: list[str]) -> ConfigDict:
@@ -124,5 +126,5 @@ def _section(config: ConfigDict, names: list[str]) -> ConfigDict:
     for count, name in enumerate(names, 1):
         config = config.get(name, ConfigDict())
         if not isinstance(config, ConfigDict):
-            raise ValueError(f"{'.'.join(names[:count])} is {config!r:.60}; it must be {SECTION.text}")
+            raise InputError(f"{'.'.join(names[:count])} is {config!r:.60}; it must be {SECTION.text}")
     return config

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from rpg_jax import data, objectives, parallel
+from rpg_jax import InputError, data, objectives, parallel
 from rpg_jax.data.datasets import Sets
 from rpg_jax.models import LoRA, Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
@@ -56,12 +56,12 @@ def build_settings(config: ConfigDict) -> dict:
     """The fields of a `Run` that need neither devices nor data. Raises ValueError for settings that make no sense."""
     bounds.check(config)
     if config.rollout.top_k or config.rollout.top_p != 1.0:
-        raise ValueError(
+        raise InputError(
             "training samples the whole distribution: filters take away the behavior policy's support, and with it the "
             "importance ratio; leave rollout.top_k=0 and rollout.top_p=1.0 (evaluation may filter)"
         )
     if config.log.wandb is not None and importlib.util.find_spec("wandb") is None:
-        raise ValueError(
+        raise InputError(
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     scale_named(config.reward.scale)
@@ -79,14 +79,14 @@ def build_settings(config: ConfigDict) -> dict:
     carry_over.check(rollout, config.behavior.source, loop.updates, loop.delay)
     total_steps = config.steps * loop.updates
     if total_steps > bounds.LARGEST:
-        raise ValueError(
+        raise InputError(
             f"steps={config.steps} of {loop.updates} optimizer updates are more updates than a counter holds "
             f"({bounds.LARGEST}); lower steps"
         )
     optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=total_steps)
     reference = ReferenceSchedule(**set_keys(config.reference))
     if objective.full_kl is not None and reference.mode == "iterative":
-        raise ValueError(
+        raise InputError(
             "objective.kl=full needs the reference's distributions, and reference.mode=iterative keeps log-probs only; "
             "set reference.mode to every, kl_target, ema or fixed"
         )
@@ -104,7 +104,7 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     check_offload(settings["optimizer"], mesh, settings["loop"].delay)
     problems = problems or build_data(config, log)
     if not len(problems.problems("heldout")):
-        raise ValueError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
+        raise InputError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
     longest = rollout.max_prompt + rollout.max_new
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
     check_pages(model, mesh, rollout)
@@ -125,8 +125,8 @@ def check_pages(model: Model, mesh: Mesh, rollout: RolloutSettings) -> None:
     try:
         sizes = dict(max_prompt=rollout.max_prompt, max_new=rollout.max_new, cache_dtype=rollout.cache_dtype)
         check_cache(model, mesh, **sizes, **rollout.decoding)
-    except ValueError as error:
-        raise ValueError(f"rollout.{error}") from error
+    except InputError as error:
+        raise InputError(f"rollout.{error}") from error
 
 
 def check_rows(config: ConfigDict, run: Run) -> None:
@@ -147,9 +147,9 @@ def check_rows(config: ConfigDict, run: Run) -> None:
 def check_behavior(source: str, objective: objectives.Objective) -> None:
     """Raises ValueError for an unknown `behavior.source`, or one that lacks what the objective's correction needs."""
     if source not in SOURCES:
-        raise ValueError(f"unknown behavior.source {source!r}; known: {', '.join(SOURCES)}")
+        raise InputError(f"unknown behavior.source {source!r}; known: {', '.join(SOURCES)}")
     if source == "sampler" and objective.sampler_correction is not None:
-        raise ValueError(
+        raise InputError(
             f"objective.sampler_correction={objective.sampler_correction} caps the trainer's probabilities over the "
             f"sampler's, and behavior.source=sampler takes the sampler's for both: the importance ratio is the "
             f"correction; unset objective.sampler_correction, or set behavior.source=trainer"
@@ -167,7 +167,7 @@ def check_warm_start(config: ConfigDict) -> None:
     """Raises ValueError for settings of the warm start that make no sense."""
     warm = config.warm_start
     if warm.batch % warm.microbatch_rows:
-        raise ValueError(
+        raise InputError(
             f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch})"
         )
 
@@ -180,14 +180,14 @@ def build_objective(config: ConfigDict) -> objectives.Objective:
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
         jax.eval_shape(objective.advantages, rewards, tokens, tokens, tokens, step)
-    except ValueError as error:
+    except InputError as error:
         if objective.own_advantage is not None:
             raise
         name = objective.advantage
-        raise ValueError(f"rollout.samples={samples} with objective.advantage={name}: {error}") from error
+        raise InputError(f"rollout.samples={samples} with objective.advantage={name}: {error}") from error
     alone = config.learner.microbatch_rows == 1 and not config.learner.pack
     if objective.settings.get("control") == "optimal" and alone:
-        raise ValueError(
+        raise InputError(
             "objective.control=optimal is estimated from the other responses of a microbatch, and "
             "learner.microbatch_rows=1 has no others; raise it, or set objective.control to a number"
         )
@@ -202,7 +202,7 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
         return data.prepare(**set_keys(config.data), log=log)
     folder = config.data.tokenizer or config.model.checkpoint
     if folder is None:
-        raise ValueError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
+        raise InputError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
     tokenizer = data.load_tokenizer(folder, config.data.template)
     judged = has_rule(config.reward.function, config.reward.get("functions"), config.evaluation.get("function"))
     return data.load(
@@ -220,7 +220,7 @@ def build_lora(config: ConfigDict) -> LoRA | None:
 def check_base(config: ConfigDict) -> None:
     """Raises ValueError for adapters without a checkpoint to adapt."""
     if config.model.lora.rank and config.model.checkpoint is None:
-        raise ValueError(
+        raise InputError(
             f"model.lora.rank={config.model.lora.rank} trains adapters of frozen weights, and those of "
             f"model.size={config.model.size!r} would be random: set model.checkpoint, or model.lora.rank=0"
         )
@@ -233,7 +233,7 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
     """
     size, checkpoint = config.model.size, config.model.checkpoint
     if (size is None) == (checkpoint is None):
-        raise ValueError(
+        raise InputError(
             f"model.size={size!r} and model.checkpoint={checkpoint!r}: set one of them, a named size to start from "
             f"random weights or the folder of a checkpoint"
         )
@@ -242,16 +242,16 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
     else:
         shape, where = huggingface.read_config(checkpoint), checkpoint
         if tokenizer.vocab_size > shape.vocab_size:
-            raise ValueError(
+            raise InputError(
                 f"the tokenizer has ids up to {tokenizer.vocab_size - 1} and the model of {where} a vocabulary of "
                 f"{shape.vocab_size}: they do not belong together; name the model's own tokenizer"
             )
     if longest > shape.max_length:
-        raise ValueError(
+        raise InputError(
             f"max_prompt + max_new = {longest} tokens exceed the {shape.max_length} of model {where!r}; lower them"
         )
     if config.model.dtype not in DTYPES:
-        raise ValueError(f"unknown model.dtype {config.model.dtype!r}; known: {', '.join(DTYPES)}")
+        raise InputError(f"unknown model.dtype {config.model.dtype!r}; known: {', '.join(DTYPES)}")
     dtype = jnp.dtype(config.model.dtype)
     heads = parallel.sharding.ACTIVATIONS["heads"]
     attention = make_attention(config.model.attention, mesh, heads, dtype=dtype, head_dim=shape.head_dim, pack=pack)

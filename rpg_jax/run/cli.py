@@ -1,15 +1,18 @@
 """The wrapper of every entry point: flags in; one line and an exit status out.
 
-Exit statuses: 0 done, 2 the user's mistake (one line, no traceback), 75 preempted after saving, 1 anything else.
+Exit statuses: 0 done, 2 the user's mistake (an `InputError`: one line), 75 preempted after saving, 1 anything else: a
+bug of somebody's code, with its traceback.
 """
 
 import contextlib
 import difflib
 import errno
+import inspect
 import itertools
 import math
 import os
 import pathlib
+import runpy
 import signal
 import sys
 import threading
@@ -18,22 +21,17 @@ import types
 from collections.abc import Callable
 
 from absl import flags, logging
+from ml_collections import ConfigDict
 from ml_collections.config_dict import RequiredValueError
 
-from rpg_jax import lacking
+from rpg_jax import InputError, lacking
 from rpg_jax.run import compiler
 from rpg_jax.storage.settings import flatten
 
 PREEMPTED = 75
 _STORAGE_ERRORS = (
     errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE,
-    errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT,
 )  # fmt: skip
-_INPUT_ERRORS = (  # what libraries raise about input that makes no sense
-    ValueError, TypeError, LookupError, AttributeError, ImportError, OSError, SyntaxError, ArithmeticError, flags.Error,
-    RequiredValueError,
-)  # fmt: skip
-_STATUSES = ("UNKNOWN: ", "INTERNAL: ", "UNAVAILABLE: ", "ABORTED: ", "CANCELLED: ", "DEADLINE_EXCEEDED: ")
 
 
 def stop_event() -> threading.Event:
@@ -47,38 +45,6 @@ def stop_event() -> threading.Event:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, interrupted)
     return stop
-
-
-class Mistake(Exception):
-    """Something that the user can mend; its text is the one line that they see."""
-
-
-@contextlib.contextmanager
-def door():
-    """Where user input enters: what a library raises about it inside becomes a `Mistake`."""
-    try:
-        yield
-    except _INPUT_ERRORS as error:
-        if _is_of_xla(error):
-            raise
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise Mistake(" ".join(str(text).split())) from error
-
-
-@contextlib.contextmanager
-def in_words():
-    """Where a run may find that it cannot go on: what it says of that becomes a `Mistake`; JAX's own errors stay."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        if _is_of_xla(error):
-            raise
-        raise Mistake(" ".join(str(error).split())) from error
-
-
-def _is_of_xla(error) -> bool:
-    """Whether XLA raised it; of a lost process it tells in a ValueError, too."""
-    return type(error).__name__ == "JaxRuntimeError" or str(error).startswith(_STATUSES)
 
 
 def _is_of_storage(error) -> bool:
@@ -102,12 +68,30 @@ def _silence_full_disks() -> None:
     threading.excepthook, sys.unraisablehook = map(unless_of_storage, (of_threads, of_destructors))
 
 
-def _one_line(error) -> str:
-    """Its text; of a traceback that ml_collections puts around what a config file raises, only what was raised."""
-    if not isinstance(error, _INPUT_ERRORS):
-        return f"the config file raises {type(error).__name__}: {' '.join(str(error).split())}"
-    before, trace, after = str(error).partition("Error whilst parsing config file:")
-    return " ".join((before + after.strip().splitlines()[-1] if trace else before).split())
+def names_of(file: str, title: str) -> dict:
+    """What a user's Python file defines; `title` says who names it. What the file raises stays as it is."""
+    path = pathlib.Path(file)
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], 1)
+        hint = f"; did you mean {path.with_name(near[0])}?" if near else ""
+        raise InputError(f"{title}: there is no file {file}{hint}")
+    return runpy.run_path(file)
+
+
+def read_config(spec: str, title: str) -> ConfigDict:
+    """The config of FILE.py or FILE.py:VARIANT, which is an argument of its `get_config`."""
+    file, colon, variant = spec.partition(":")
+    make, words = names_of(file, title).get("get_config"), [variant] if colon else []
+    try:
+        inspect.signature(make).bind(*words)
+    except TypeError as error:
+        if make is None:
+            raise InputError(f"{title}: the file has no get_config; name the file of an experiment") from None
+        raise InputError(f"{title}: get_config does not take {variant or 'no variant'!r}: {error}") from None
+    config = make(*words)
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"{title}: get_config returns a {type(config).__name__}; expected a ConfigDict")
+    return config
 
 
 # Sections of a config whose keys are the user's. So are those of `objective` where its name is FILE.py:NAME.
@@ -119,18 +103,14 @@ def is_open(section: str, objective: str | None) -> bool:
     return section in OPEN or (section == "objective" and ":" in str(objective))
 
 
-def _unknown_key(argv: list[str]) -> str | None:
-    """A line about the first --config.KEY that the config may not have, with keys that are near; the flags take any."""
-    given = _given(argv)
+def _check_config(given: dict[str, str]) -> None:
+    """Raises InputError for a config file that is none, or a --config.KEY that it may not have; the flags take any."""
     overrides = {name.removeprefix("config."): value for name, value in given.items() if name.startswith("config.")}
-    file = given.get("config")
-    if not overrides or file is None:
-        return None
-    settings = {}
-    with contextlib.suppress(Exception):  # the config file itself may be what cannot be read
-        settings = flags.FLAGS["config"].parser.parse(file).to_dict()
+    if "config" not in flags.FLAGS or not given.get("config"):
+        return
+    settings = _plain(read_config(given["config"], f"--config={given['config']}"))
     objective = overrides.get("objective.name", flatten(settings).get("objective.name"))
-    for key in overrides if settings else ():
+    for key in overrides:
         parts, section, level, users = key.split("."), [], settings, False
         for part in parts:
             users = users or is_open(".".join(section), objective)
@@ -140,9 +120,19 @@ def _unknown_key(argv: list[str]) -> str | None:
                 near = difflib.get_close_matches(key, flatten(settings), 3)
                 there = f"near ones: {', '.join(near)}" if near else f"there are: {', '.join(level)}"
                 place = f" in {'.'.join(section)}" if section else ""
-                return f"--config.{key}: the config has no key {part!r}{place}; {there}"
+                raise InputError(f"--config.{key}: the config has no key {part!r}{place}; {there}")
             section, level = [*section, part], level[part]
-    return None
+
+
+def _plain(config: ConfigDict) -> dict:
+    """A config as dicts, with None where a key lacks its value."""
+    plain = {}
+    for key in config:
+        value = None
+        with contextlib.suppress(RequiredValueError):
+            value = config[key]
+        plain[key] = _plain(value) if isinstance(value, ConfigDict) else value
+    return plain
 
 
 def _given(argv: list[str]) -> dict[str, str]:
@@ -160,12 +150,12 @@ MAY_BE_EMPTY = ("solution_field",)  # prepare then reads no worked solutions
 
 
 def _check_values(given: list[flags.Flag]) -> None:
-    """Raises flags.Error for a flag without a value, such as --workdir=, and for one that is not a finite number."""
+    """Raises InputError for a flag without a value, such as --workdir=, and for one that is not a finite number."""
     for flag in given:
         if flag.value in ("", []) and flag.name not in MAY_BE_EMPTY:
-            raise flags.Error(f"--{flag.name} is empty; give it a value, or leave it out: {flag.help}")
+            raise InputError(f"--{flag.name} is empty; give it a value, or leave it out: {flag.help}")
         if isinstance(flag.value, float) and not math.isfinite(flag.value):
-            raise flags.Error(f"--{flag.name}={flag.value} is not a finite number: {flag.help}")
+            raise InputError(f"--{flag.name}={flag.value} is not a finite number: {flag.help}")
 
 
 def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = False, leave: Callable = sys.exit):
@@ -173,9 +163,9 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
 
     `options` has the value of every flag under its name, the words that are no flags as `arguments` (refused unless
     `arguments` is true), and as `given` the names of the flags that were on the command line. `--help` prints the
-    docstring of main's module and its flags. A `Mistake`, a flag that does not parse, or a disk that is full, read-only
-    or lacks a file ends in one line and status 2. `leave(status)` ends the process; training in many processes has its
-    own.
+    docstring of main's module and its flags. An `InputError`, a flag that does not parse, a file that is no Python, and
+    a full or read-only disk end in one line and status 2. `leave(status)` ends the process; training in many processes
+    has its own.
     """
     argv = list(sys.argv if argv is None else argv)
     _silence_full_disks()
@@ -186,24 +176,15 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
         print((module.__doc__ or "").strip(), flags.FLAGS.module_help(module), sep="\n")
         sys.exit(0)
     try:
-        _find_configs(argv)
-        if unknown := _unknown_key(argv):
-            raise flags.Error(unknown)
-        words = flags.FLAGS(argv)[1:]
-        own = flags.FLAGS.get_key_flags_for_module(module)
-        _check_values([flag for flag in own if flag.present])
-        if words and not arguments:
-            raise flags.Error(f"unexpected argument {words[0]!r}; options start with --")
-    except Exception as error:  # a config file is Python, and may raise anything
-        sys.exit(_refused(_one_line(error)))
-    options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
-    options.arguments, options.given = words, {flag.name for flag in own if flag.present}
+        options = _parsed(argv, module, arguments)
+    except (InputError, SyntaxError) as error:
+        sys.exit(_refused(error))
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of rpg_jax/__init__.py
             signal.signal(signal.SIGINT, signal.default_int_handler)
         status = main(options) or 0
-    except Mistake as mistake:
-        status = _refused(str(mistake))
+    except (InputError, SyntaxError) as error:
+        status = _refused(error)
     except KeyboardInterrupt:
         print("interrupted before there was anything to save", file=sys.stderr)
         status = 128 + signal.SIGINT
@@ -223,6 +204,27 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     leave(status)
 
 
+def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types.SimpleNamespace:
+    """The options of a command, from its flags; raises InputError for words that are none."""
+    _find_configs(argv)
+    try:
+        given = _given(argv)
+    except flags.Error as error:  # a --flagfile
+        raise InputError(error) from None
+    _check_config(given)
+    try:
+        words = flags.FLAGS(argv)[1:]
+    except (flags.Error, ValueError, TypeError, LookupError, AttributeError) as error:  # of ml_collections
+        raise InputError(error) from None
+    own = flags.FLAGS.get_key_flags_for_module(module)
+    _check_values([flag for flag in own if flag.present])
+    if words and not arguments:
+        raise InputError(f"unexpected argument {words[0]!r}; options start with --")
+    options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
+    options.arguments, options.given = words, {flag.name for flag in own if flag.present}
+    return options
+
+
 def _find_configs(argv: list[str]) -> None:
     """Lets a config that is named by its path import its neighbours as `configs.NAME`, from whatever folder."""
     for word in argv:
@@ -231,7 +233,9 @@ def _find_configs(argv: list[str]) -> None:
             sys.path += [str(folder.parent) for folder in file.parents if folder.name == "configs"]
 
 
-def _refused(message: str) -> int:
+def _refused(error: Exception | str) -> int:
     """Prints one line on stderr; the status of a user's mistake."""
-    print(f"error: {message}", file=sys.stderr)
+    if isinstance(error, SyntaxError):
+        error = f"{error.filename}, line {error.lineno}: {error.msg}"
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return 2

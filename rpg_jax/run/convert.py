@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import SingleDeviceSharding
 
+from rpg_jax import InputError
 from rpg_jax.data import gguf_tokenizer
 from rpg_jax.data.problems import staged
 from rpg_jax.models import Model, ModelConfig, huggingface
-from rpg_jax.run import cli, states
+from rpg_jax.run import states
 from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage import gguf_files, weights, workdir
 from rpg_jax.training.experience import policy_params
@@ -39,13 +40,12 @@ class Source(NamedTuple):
 
 def main(options) -> None:
     """Converts as the flags of `rpg_jax.convert` say."""
-    with cli.door():
-        to = check_flags(options)
-        target = new_folder("target", options.target)
-        start = time.perf_counter()
-        source = of_run(options) if options.workdir else of_path(pathlib.Path(options.source), options.dtype)
-        jax.block_until_ready(source.params)
-        loaded = time.perf_counter()
+    to = check_flags(options)
+    target = new_folder("target", options.target)
+    start = time.perf_counter()
+    source = of_run(options) if options.workdir else of_path(pathlib.Path(options.source), options.dtype)
+    jax.block_until_ready(source.params)
+    loaded = time.perf_counter()
     with staged(target) as folder:
         if to == "orbax":
             weights.save_orbax(folder, source.params)
@@ -72,16 +72,16 @@ def main(options) -> None:
 def check_flags(options) -> str:
     """The format to write. Raises ValueError for flags that make no sense together."""
     if (options.source is None) == (options.workdir is None) or not options.target:
-        raise ValueError("give --target=FOLDER, and one of --source=FOLDER and --workdir=FOLDER; see --help")
+        raise InputError("give --target=FOLDER, and one of --source=FOLDER and --workdir=FOLDER; see --help")
     for name in ("which", "checkpoint_dir"):
         if getattr(options, name) is not None and options.workdir is None:
-            raise ValueError(f"--{name}={getattr(options, name)} is for the checkpoints of a --workdir")
+            raise InputError(f"--{name}={getattr(options, name)} is for the checkpoints of a --workdir")
     is_folder = options.source and not options.source.endswith(gguf_files.SUFFIX)
     to = options.to or ("orbax" if is_folder and not weights.is_orbax(options.source) else "huggingface")
     if to == PEFT and options.workdir is None:
-        raise ValueError(f"--to={PEFT} writes the adapters of a run: give its --workdir, not --source")
+        raise InputError(f"--to={PEFT} writes the adapters of a run: give its --workdir, not --source")
     if options.max_shard_gb is not None and to != "huggingface":
-        raise ValueError("--max_shard_gb is for --to=huggingface")
+        raise InputError("--max_shard_gb is for --to=huggingface")
     return to
 
 
@@ -94,7 +94,7 @@ def of_path(path: pathlib.Path, dtype: str) -> Source:
         try:
             texts = gguf_tokenizer.files(gguf.metadata)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise InputError(f"{path}: {error}") from None
     else:
         config, copies, config_from = huggingface.read_config(path), companions(path, path), path
     host = SingleDeviceSharding(jax.devices("cpu")[0])
@@ -115,7 +115,7 @@ def of_run(options) -> Source:
     config, run = states.read_run(folder)
     source, lora = config.model.checkpoint, run.model.lora
     if options.to == PEFT and lora is None:
-        raise ValueError(f"--to={PEFT} writes adapters, and {folder} is a run without any (its model.lora.rank is 0)")
+        raise InputError(f"--to={PEFT} writes adapters, and {folder} is a run without any (its model.lora.rank is 0)")
     with run.scorer:
         step, state = states.restore_state(folder, run, options.which or "best", states.load_base(config, run))
     place = folder / "checkpoints" / str(step)

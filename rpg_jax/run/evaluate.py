@@ -15,13 +15,14 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from rpg_jax import data, parallel
+from rpg_jax import InputError, data, parallel
 from rpg_jax.data.datasets import Sets
 from rpg_jax.data.sources import listed
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
 from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.run import build, cli, states
+from rpg_jax.run.target import writable
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint, saved_steps
 from rpg_jax.storage.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
@@ -50,36 +51,34 @@ class Subject(NamedTuple):
 def main(options) -> int:
     """Evaluates as the flags of `rpg_jax.evaluate` say; returns the exit status."""
     stop = cli.stop_event()
-    with cli.in_words():
-        with cli.door():
-            options.data = listed(options.data or "") or None
-            check_flags(options)
-            place = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir) if options.workdir else None
-            subject = of_run(options, place) if place else of_checkpoint(options)
-            subject.scorer.try_out(subject.problems[0], rewards=False)
-        with subject.scorer:
-            if place and options.watch:
-                done = watch(options, subject, place, stop.is_set)
-            else:
-                done = evaluate(options, subject, options.which or "best", stop.is_set) is not None
+    options.data = listed(options.data or "") or None
+    check_flags(options)
+    place = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir) if options.workdir else None
+    subject = of_run(options, place) if place else of_checkpoint(options)
+    subject.scorer.try_out(subject.problems[0], rewards=False)
+    with subject.scorer:
+        if place and options.watch:
+            done = watch(options, subject, place, stop.is_set)
+        else:
+            done = evaluate(options, subject, options.which or "best", stop.is_set) is not None
     return 0 if done else cli.PREEMPTED
 
 
 def check_flags(options) -> None:
     """Raises ValueError for flags that make no sense together."""
     if (options.workdir is None) == (options.checkpoint is None):
-        raise ValueError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
+        raise InputError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
     if options.checkpoint and not options.data:
-        raise ValueError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
+        raise InputError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
     if options.tensor > 1 and not options.checkpoint:
-        raise ValueError("--tensor is for a --checkpoint: a run is evaluated on the mesh of its config")
+        raise InputError("--tensor is for a --checkpoint: a run is evaluated on the mesh of its config")
     for name in ("which", "checkpoint_dir", "watch"):
         if getattr(options, name) and not options.workdir:
-            raise ValueError(f"--{name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
+            raise InputError(f"--{name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
     if options.watch and options.which:
-        raise ValueError(f"--watch evaluates every checkpoint, --which={options.which} one: give one of them")
+        raise InputError(f"--watch evaluates every checkpoint, --which={options.which} one: give one of them")
     if options.watch_timeout is not None and not options.watch:
-        raise ValueError("--watch_timeout is for --watch")
+        raise InputError("--watch_timeout is for --watch")
 
 
 def of_run(options, place: epath.Path) -> Subject:
@@ -144,7 +143,7 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, reward: str |
     try:
         variables = json.loads(options.template_options)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--template_options={options.template_options} is not JSON: {error}") from None
+        raise InputError(f"--template_options={options.template_options} is not JSON: {error}") from None
     rendering = dict(tokenizer=tokenizer, overlong=options.overlong, template_options=variables)
     rendering |= dict(wording=options.wording or wording, judged=has_rule(reward))
     return data.load(None, tuple(options.data), max_prompt=max_prompt, **rendering)
@@ -162,7 +161,7 @@ def conditions(options, subject: Subject) -> dict:
 
 def base(options) -> pathlib.Path:
     """Where the folders of evaluations go."""
-    return pathlib.Path(options.out or pathlib.Path(options.workdir or "runs") / "evaluation")
+    return writable("out", options.out or pathlib.Path(options.workdir or "runs") / "evaluation")
 
 
 def evaluate(options, subject: Subject, which: str, should_stop: Callable[[], bool]) -> dict | None:
@@ -173,8 +172,7 @@ def evaluate(options, subject: Subject, which: str, should_stop: Callable[[], bo
     out = base(options)
     if options.watch or not options.out:
         out = out / f"{pathlib.Path(name).name}-k{k}"
-    with cli.door():
-        log = ResponseLog(out, {**source, **conditions(options, subject)}, subject.problems)
+    log = ResponseLog(out, {**source, **conditions(options, subject)}, subject.problems)
     if not answer(subject, name, load, log, should_stop):
         return None
     scores = evaluation.metrics(log.answered(), subject.scorer.vote)

@@ -34,8 +34,7 @@ def joined(
     call tells the watchdog that there is progress.
     """
     stop = cli.stop_event()
-    with cli.door():
-        multihost.initialize(detect_cluster, wait_seconds)
+    multihost.initialize(detect_cluster, wait_seconds)
     with Watchdog(watchdog_seconds) as watchdog:
 
         def should_stop():

@@ -5,13 +5,12 @@ import time
 
 import numpy as np
 
-from rpg_jax import data
+from rpg_jax import InputError, data
 from rpg_jax.data import datasets, problems
 from rpg_jax.data.folding import Folded, fold, refuse_unjudged
 from rpg_jax.data.gym_problems import PREFIX, families, open_gym
 from rpg_jax.data.sources import FIELDS, listed, open_source
 from rpg_jax.data.templates import TEMPLATES
-from rpg_jax.run import cli
 from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage.logs import Progress
 
@@ -23,34 +22,33 @@ RECORDED += ("limit", "data_dir", "split")
 def main(options) -> None:
     """Makes the dataset that the flags of `rpg_jax.prepare` describe."""
     start = time.monotonic()
-    with cli.door():
-        if options.list_gym:
-            return print_families()
-        options.source = listed(options.source or "")
-        check_flags(options)
-        target = new_folder("target", options.target)
-        tokenizer = data.load_tokenizer(options.tokenizer, options.chat_template) if options.tokenizer else None
-        folded = read_sources(options)
-        origin = folded.origins.__getitem__
-        kept, tokens = np.arange(len(folded.problems)), {}
-        if tokenizer is not None:
-            lengths = datasets.prompt_lengths(folded.problems, tokenizer, {}, origin)
-            if options.max_prompt is not None:
-                kept = datasets.within(lengths, options.max_prompt, options.overlong or "drop", origin)
-            tokens = {"longest prompt, tokens": int(lengths[kept[: options.limit]].max())}
-        written = [folded.problems[i] for i in kept[: options.limit]]
-        counts = {
-            "rows read": folded.read,
-            "repeats folded": folded.repeats(),
-            "contradictory answers": folded.contradicted,
-            "prompt too long": len(folded.problems) - len(kept),
-            "over the limit": len(kept) - len(written),
-            "problems written": len(written),
-            **tokens,
-        }
-        settings = {name: value for name in RECORDED if (value := getattr(options, name)) is not None}
-        summary = json.dumps({**settings, **counts}, indent=1) + "\n"
-        problems.publish({"train": written}, {"summary.json": summary.encode()}, target)
+    if options.list_gym:
+        return print_families()
+    options.source = listed(options.source or "")
+    check_flags(options)
+    target = new_folder("target", options.target)
+    tokenizer = data.load_tokenizer(options.tokenizer, options.chat_template) if options.tokenizer else None
+    folded = read_sources(options)
+    origin = folded.origins.__getitem__
+    kept, tokens = np.arange(len(folded.problems)), {}
+    if tokenizer is not None:
+        lengths = datasets.prompt_lengths(folded.problems, tokenizer, {}, origin)
+        if options.max_prompt is not None:
+            kept = datasets.within(lengths, options.max_prompt, options.overlong or "drop", origin)
+        tokens = {"longest prompt, tokens": int(lengths[kept[: options.limit]].max())}
+    written = [folded.problems[i] for i in kept[: options.limit]]
+    counts = {
+        "rows read": folded.read,
+        "repeats folded": folded.repeats(),
+        "contradictory answers": folded.contradicted,
+        "prompt too long": len(folded.problems) - len(kept),
+        "over the limit": len(kept) - len(written),
+        "problems written": len(written),
+        **tokens,
+    }
+    settings = {name: value for name in RECORDED if (value := getattr(options, name)) is not None}
+    summary = json.dumps({**settings, **counts}, indent=1) + "\n"
+    problems.publish({"train": written}, {"summary.json": summary.encode()}, target)
     print_summary(str(target), {**counts, "seconds": f"{time.monotonic() - start:.1f}"})
 
 
@@ -63,26 +61,26 @@ def print_families() -> None:
 def check_flags(options) -> None:
     """Raises ValueError for flags that make no sense together."""
     if not options.source or not options.target:
-        raise ValueError("--source=FILE and --target=FOLDER are needed; see --help")
+        raise InputError("--source=FILE and --target=FOLDER are needed; see --help")
     if options.max_prompt is not None and options.tokenizer is None:
-        raise ValueError("--max_prompt counts tokens: give the model's --tokenizer=FOLDER")
+        raise InputError("--max_prompt counts tokens: give the model's --tokenizer=FOLDER")
     if options.chat_template is not None and options.tokenizer is None:
-        raise ValueError("--chat_template is for measuring prompts: give the model's --tokenizer=FOLDER too")
+        raise InputError("--chat_template is for measuring prompts: give the model's --tokenizer=FOLDER too")
     if options.overlong is not None and options.max_prompt is None:
-        raise ValueError(f"--overlong={options.overlong} needs a limit: give --max_prompt")
+        raise InputError(f"--overlong={options.overlong} needs a limit: give --max_prompt")
     if options.data_dir is not None and not any(title.startswith("tfds:") for title in options.source):
-        raise ValueError("--data_dir is where tfds: sources lie, and --source names none")
+        raise InputError("--data_dir is where tfds: sources lie, and --source names none")
     has_gym = any(title.startswith(PREFIX) for title in options.source)
     if options.split is not None and not has_gym:
-        raise ValueError(f"--split={options.split} is for gym: sources, and --source names none")
+        raise InputError(f"--split={options.split} is for gym: sources, and --source names none")
     if options.name is not None and has_gym:
-        raise ValueError(
+        raise InputError(
             f"--name={options.name}: problems of reasoning-gym have the name of their family, which scores them"
         )
     for name in ("name", "problem_field", "answer_field"):
         value = getattr(options, name)
         if value is not None and not value.strip():
-            raise ValueError(f"--{name} is empty; leave it out for the default")
+            raise InputError(f"--{name} is empty; leave it out for the default")
 
 
 def read_sources(options) -> Folded:

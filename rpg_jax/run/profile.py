@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import jax
 
+from rpg_jax import InputError
+
 
 def window(text: str | None, steps: int) -> range:
     """The RL steps that --profile=START:STOP names, as a slice of a run's `steps` would; none if the flag is unset.
@@ -16,7 +18,7 @@ def window(text: str | None, steps: int) -> range:
         return range(0)
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if not match or not int(match[1]) < int(match[2]) <= steps:
-        raise ValueError(
+        raise InputError(
             f"--profile={text}: expected START:STOP, the first RL step to trace and the one to stop before, "
             f"0 <= START < STOP <= {steps}, such as --profile={steps // 2}:{steps // 2 + 1}"
         )

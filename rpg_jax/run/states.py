@@ -13,7 +13,7 @@ from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.models import Model, unstack_layers
 from rpg_jax.rewards.scorer import OWN, judge_of, named_rewards
 from rpg_jax.run.build import Run, build_run
@@ -119,7 +119,7 @@ def restore(
     changed = np.flatnonzero(np.asarray(state.base.checksums) != np.asarray(base.checksums))
     if len(changed):
         names = [parallel.leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(base.params)]
-        raise ValueError(
+        raise InputError(
             f"checkpoint {step} in {checkpoints.directory} holds adapters of other weights than model.checkpoint has "
             f"now: {len(changed)} of {len(names)} arrays differ, {names[changed[0]]} among them; restore the folder "
             f"that the run began with"
@@ -135,9 +135,9 @@ def restore_state(folder: epath.Path, run: Run, which: str, base: Base | None) -
     """
     folder = folder / "checkpoints"
     if which not in ("best", "last") and not which.isdigit():
-        raise ValueError(f"--which={which}: expected best, last, or the number of a step")
+        raise InputError(f"--which={which}: expected best, last, or the number of a step")
     if not folder.exists():
-        raise ValueError(f"{folder} does not exist: the run has saved no checkpoint there yet")
+        raise InputError(f"{folder} does not exist: the run has saved no checkpoint there yet")
     shapes = abstract(run, partial(build_state, run))
     while True:
         there = saved_steps(folder)
@@ -151,7 +151,7 @@ def restore_state(folder: epath.Path, run: Run, which: str, base: Base | None) -
             if saved_steps(folder) == there:
                 raise
     if restored is None:
-        raise ValueError(f"{folder} holds no checkpoint yet; train first")
+        raise InputError(f"{folder} holds no checkpoint yet; train first")
     step, state, _ = restored
     return step, state
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 
+from rpg_jax import InputError
 from rpg_jax.storage.logs import read_jsonl, write_json_atomic
 from rpg_jax.training.evaluation import ALL
 
@@ -33,7 +34,7 @@ def write_summary(path: pathlib.Path, totals: dict, draw: Callable[[list[dict], 
     rows, _ = read_jsonl(path / "metrics.jsonl")
     evaluated = [tasks for row in rows if ALL in (tasks := accuracies(row))]
     if not evaluated:
-        raise ValueError(f"{path}/metrics.jsonl has no evaluation any more; put its rows back, or train anew elsewhere")
+        raise InputError(f"{path}/metrics.jsonl has no evaluation any more; put its rows back, or train anew elsewhere")
     before, after = evaluated[0], evaluated[-1]
     summary = {
         "steps": rows[-1]["step"],

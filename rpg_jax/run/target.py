@@ -6,16 +6,32 @@ import pathlib
 from rich.console import Console
 from rich.table import Table
 
+from rpg_jax import InputError
+
+
+def writable(flag: str, value) -> pathlib.Path:
+    """The folder that a flag names. Raises ValueError when it cannot be made or written to."""
+    folder = pathlib.Path(value).absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise InputError(f"--{flag}={value}: {nearest} is no folder that can be written to; name another")
+    return pathlib.Path(value)
+
 
 def new_folder(flag: str, value: str) -> pathlib.Path:
-    """The folder to make, which a flag names. Raises OSError when it holds something, or when it cannot be made."""
+    """The folder to make, which a flag names. Raises ValueError when it holds something, or when it cannot be made."""
     folder = pathlib.Path(value)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is no empty folder; remove it or name another --{flag}")
-    parent = next(parent for parent in folder.absolute().parents if parent.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise PermissionError(f"--{flag}={folder}: {parent} is no folder that can be written to; name another")
-    return folder
+        raise InputError(f"{folder} exists and is no empty folder; remove it or name another --{flag}")
+    return writable(flag, value)
+
+
+def json_file(value: str | None) -> pathlib.Path | None:
+    """The file of --json. Raises ValueError when its folder is not there."""
+    output = pathlib.Path(value) if value else None
+    if output and (output.is_dir() or not output.parent.is_dir()):
+        raise InputError(f"--json={output}: expected a file in a folder that is there")
+    return output
 
 
 def print_summary(title: str, rows: dict[str, int | str]) -> None:

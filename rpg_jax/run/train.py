@@ -9,6 +9,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
+from rpg_jax import InputError
 from rpg_jax.data import ProblemStream
 from rpg_jax.parallel import multihost
 from rpg_jax.run import bounds, build, cli, job, profile, states, warm_start
@@ -25,24 +26,22 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
 
     `draw(rows, file)` draws the figure of a finished run from the rows of its `metrics.jsonl`.
     """
-    with cli.door():
-        if options.config is None or options.workdir is None:
-            raise ValueError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
-        bounds.check(options.config)  # first: a config cannot be locked, or compared, while a key lacks its value
-        config = options.config.lock()
+    if options.config is None or options.workdir is None:
+        raise InputError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
+    bounds.check(options.config)  # first: a config cannot be locked, or compared, while a key lacks its value
+    config = options.config.lock()
     joined = job.joined(options.multihost, options.coordinator_timeout, options.watchdog_seconds)
     with joined as should_stop, contextlib.ExitStack() as locks:
-        with cli.door():
-            job.check_same(config)
-            with multihost.together():
-                build.check_base(config)
-                run = build.build_run(config, log=job.say)
-                build.check_rows(config, run)
-                build.try_rewards(run)
-                window = profile.window(options.profile, config.steps)
-            job.check_same_data(run.data)
-            path, folder = open_workdir(options, config, locks)
-        with cli.in_words(), run.scorer:
+        job.check_same(config)
+        with multihost.together():
+            build.check_base(config)
+            run = build.build_run(config, log=job.say)
+            build.check_rows(config, run)
+            build.try_rewards(run)
+            window = profile.window(options.profile, config.steps)
+        job.check_same_data(run.data)
+        path, folder = open_workdir(options, config, locks)
+        with run.scorer:
             totals = train(config, run, path, folder, window, should_stop)
             if totals is None:
                 return cli.PREEMPTED

@@ -8,6 +8,7 @@ import time
 
 import jax
 
+from rpg_jax import InputError
 from rpg_jax.training.phases import COMPILED
 
 GRACE_SECONDS = 10  # then the process is ended from C, in case a library holds the interpreter's lock
@@ -22,7 +23,7 @@ class Watchdog:
 
     def __init__(self, seconds: float):
         if seconds < 0:
-            raise ValueError(f"--watchdog_seconds={seconds:g} must not be negative; 0 turns the watchdog off")
+            raise InputError(f"--watchdog_seconds={seconds:g} must not be negative; 0 turns the watchdog off")
         self._seconds, self._closed = seconds, threading.Event()
         self._last, self._compiling = time.monotonic(), False
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.models import Model
 from rpg_jax.sampling import pages
 from rpg_jax.sampling.draw import draw, token_logp, token_uniforms
@@ -41,13 +41,13 @@ class Sampling:
     def make(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, stop_ids: Sequence[int] = ()) -> "Sampling":
         """Arrays of these host values; raises ValueError for one that is out of range."""
         if not temperature >= 0:
-            raise ValueError(f"temperature is {temperature}; it must be at least 0 (0 is greedy)")
+            raise InputError(f"temperature is {temperature}; it must be at least 0 (0 is greedy)")
         if top_k < 0 or top_k != int(top_k):
-            raise ValueError(f"top_k is {top_k}; it must be a whole number, 0 to keep every token")
+            raise InputError(f"top_k is {top_k}; it must be a whole number, 0 to keep every token")
         if not 0 < top_p <= 1:
-            raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1 (1 keeps every token)")
+            raise InputError(f"top_p is {top_p}; it must be above 0 and at most 1 (1 keeps every token)")
         if len(stop_ids) > STOP_IDS or any(token < 0 for token in stop_ids):
-            raise ValueError(f"stop_ids are {tuple(stop_ids)}; give at most {STOP_IDS}, none negative")
+            raise InputError(f"stop_ids are {tuple(stop_ids)}; give at most {STOP_IDS}, none negative")
         padded = list(stop_ids) + [-1] * (STOP_IDS - len(stop_ids))
         return Sampling(
             jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p), jnp.asarray(padded, dtype=jnp.int32)

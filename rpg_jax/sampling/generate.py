@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.models import Model, ModelConfig, with_head
 from rpg_jax.parallel import REPLICATED, ROWS, multihost
 from rpg_jax.sampling import batching, decode, paged_attention, pages, running_softmax
@@ -98,25 +98,25 @@ def generate(
     prompts = jax.tree.map(jnp.asarray, prompts)
     count, columns = prompts.tokens.shape
     if columns + max_new > model.config.max_length:
-        raise ValueError(
+        raise InputError(
             f"prompts of {columns} columns and {max_new} new tokens exceed the model's max_length "
             f"{model.config.max_length}; shorten either"
         )
     sizes = dict(samples=samples, max_new=max_new, slots=slots, segment=segment, prefill_rows=prefill_rows)
     for name, value in sizes.items():
         if value is not None and value < 1:
-            raise ValueError(f"generate: {name} is {value}; it must be at least 1")
+            raise InputError(f"generate: {name} is {value}; it must be at least 1")
     if limits is None:
         limits = np.full(count, max_new, np.int32)
     else:
         limits = jnp.asarray(limits, jnp.int32)
         here = parallel.local_rows(limits)
         if limits.shape != (count,) or here.min() < 0 or here.max() > max_new:
-            raise ValueError(f"generate: limits {limits.shape} must be [{count}] values from 0 to max_new, {max_new}")
+            raise InputError(f"generate: limits {limits.shape} must be [{count}] values from 0 to max_new, {max_new}")
     mesh = parallel.mesh_of(prompts.tokens)
     parallel.check_rows(mesh, {"generate: prompts": count, "generate: slots": slots})
     if not isinstance(params["layers"], list):
-        raise ValueError("generate: params['layers'] is stacked; pass models.unstack_layers(params)")
+        raise InputError("generate: params['layers'] is stacked; pass models.unstack_layers(params)")
     if temperature_model is None:
         temperature_model = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     temperature_model = jnp.asarray(temperature_model, jnp.float32)
@@ -236,7 +236,7 @@ def pool_pages(page_size: int, columns: int, max_new: int, slots: int, cache_pag
     if cache_pages is None:
         return slots * least
     if cache_pages % shards or cache_pages // shards < least:
-        raise ValueError(
+        raise InputError(
             f"cache_pages is {cache_pages}; a response of {max_new} tokens to a prompt of {columns} needs {least} "
             f"pages of {page_size} tokens on each of the {shards} data shards; give a multiple of {shards}, at "
             f"least {least * shards}"
@@ -249,7 +249,7 @@ def _threefry(key: jax.Array) -> jax.Array:
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(key, impl="threefry2x32")
     if str(jax.random.key_impl(key)) != "threefry2x32":
-        raise ValueError(f"generate: key is of {jax.random.key_impl(key)}; make it with impl='threefry2x32'")
+        raise InputError(f"generate: key is of {jax.random.key_impl(key)}; make it with impl='threefry2x32'")
     return key
 
 

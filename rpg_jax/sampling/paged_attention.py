@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from rpg_jax import InputError
 from rpg_jax.models import ModelConfig
 from rpg_jax.models.quantization import LARGEST, Quantized, check_dtype, dequantize, quantize
 from rpg_jax.parallel import ROW_AXES
@@ -54,18 +55,18 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
     device = mesh.devices.flat[0]
     platform = device.platform
     if page_size < 1 or page_size & (page_size - 1) or page_size > BLOCK:
-        raise ValueError(f"page_size is {page_size}; it must be a power of two and at most {BLOCK}")
+        raise InputError(f"page_size is {page_size}; it must be a power of two and at most {BLOCK}")
     kernel = BLOCKS
     if platform == "tpu" and config.head_dim % 128 == 0:
         kernel = RAGGED
     if platform == "gpu" and config.head_dim in (64, 128, 256):
         kernel = PAGED_GPU
     if kernel is not BLOCKS and page_size < 16:
-        raise ValueError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
+        raise InputError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
     if kernel is RAGGED and cache_dtype == "int8":
-        raise ValueError("cache_dtype is int8; the TPU kernel has no scale for each token, so use float8_e4m3fn")
+        raise InputError("cache_dtype is int8; the TPU kernel has no scale for each token, so use float8_e4m3fn")
     if platform == "gpu" and cache_dtype == "float8_e4m3fn" and float(device.compute_capability) < FLOAT8_CAPABILITY:
-        raise ValueError(
+        raise InputError(
             f"cache_dtype is float8_e4m3fn; this GPU's compute capability is {device.compute_capability}, and it takes "
             f"{FLOAT8_CAPABILITY}: use int8"
         )

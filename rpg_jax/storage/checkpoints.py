@@ -19,13 +19,14 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
+from rpg_jax import InputError
 from rpg_jax.storage import orbax_io
 
 _KEEP_BEST = 1  # checkpoints with the highest metric that stay beside the newest ones
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
 
 
-class DamagedCheckpoint(ValueError):
+class DamagedCheckpoint(InputError):
     """The checkpoint on disk differs from what was saved, or cannot be read."""
 
 
@@ -66,7 +67,7 @@ class Checkpoints:
 
     def __init__(self, directory, keep_last: int = 2):
         if keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last}; at least 1 is needed")
+            raise InputError(f"keep_last is {keep_last}; at least 1 is needed")
         self.directory = epath.Path(directory).expanduser()
         if "://" not in str(directory):
             self.directory = epath.Path(os.path.abspath(self.directory))
@@ -122,7 +123,7 @@ class Checkpoints:
         wanted, structure = _named(like), jax.tree.structure(like)
         steps = sorted(self._manager.all_steps(), reverse=True)
         if step is not None and step not in steps:
-            raise ValueError(f"{self.directory} has no checkpoint of step {step}; it has {steps[::-1]}")
+            raise InputError(f"{self.directory} has no checkpoint of step {step}; it has {steps[::-1]}")
         for candidate in steps if step is None else [step]:
             try:
                 arrays, extra = self._load(candidate, wanted)
@@ -230,7 +231,7 @@ class Checkpoints:
             on_disk = saved[name][0] if name in saved else "absent"
             expected = _describe(wanted[name]) if name in wanted else "absent"
             if on_disk != expected:
-                raise ValueError(
+                raise InputError(
                     f"checkpoint {step} in {self.directory} does not fit: leaf {name} is {on_disk}, {expected} is "
                     f"wanted; use the config it was made with, or another folder"
                 )
@@ -249,11 +250,11 @@ class Checkpoints:
 
     def _storage(self, call, *args, **kwargs):
         """Calls; whatever Orbax raises on a full or read-only disk becomes an OSError with the disk's errno, and
-        the end of its time limits, which it measures with the wall clock, a RuntimeError."""
+        the end of its time limits, which it measures with the wall clock, an InputError."""
         try:
             return call(*args, **kwargs)
         except TimeoutError as error:
-            raise RuntimeError(
+            raise InputError(
                 f"{self.directory}: a checkpoint was not written within Orbax's time limit ({error}); the storage "
                 f"hangs, or the clock was set forward; start again to go on from the checkpoint before"
             ) from error

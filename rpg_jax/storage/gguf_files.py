@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rpg_jax import InputError
 from rpg_jax.models import huggingface, rope
 from rpg_jax.models.config import ModelConfig
 from rpg_jax.storage.tensor_files import DTYPES, Stored
@@ -60,30 +61,30 @@ def read_header(file) -> Gguf:
     """The metadata of a file, and where its tensors are.
 
     Raises:
-      OSError: there is no such file.
-      ValueError: it is truncated, damaged or of another format, or needs an architecture or a quantization that is not
-        supported; names the file and the architecture or the tensor.
-      ImportError: the gguf package is not installed.
+      ValueError: it is not there, truncated, damaged or of another format, or needs gguf, an architecture or a
+        quantization that is not there or not supported; names the file and the architecture or the tensor.
     """
     file = pathlib.Path(file)
     try:
         import gguf  # noqa: F401, the functions below need it
     except ImportError as error:
-        raise ImportError(f"{file}: GGUF files need the package gguf ({error}); pip install gguf") from None
+        raise InputError(f"{file}: GGUF files need the package gguf ({error}); pip install gguf") from None
+    if not file.is_file():
+        raise InputError(f"{file}: there is no such file")
     with file.open("rb") as opened:
         try:
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 metadata, places = _parse(_Cursor(data))
         except (struct.error, ValueError) as error:
             size = file.stat().st_size
-            raise ValueError(
+            raise InputError(
                 f"{file} is not a whole GGUF file ({error}); {size} bytes are there: copy it again"
             ) from None
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ValueError(f"{file}: architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
+        raise InputError(f"{file}: architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
     if (files := metadata.get("split.count", 1)) not in (0, 1):
-        raise ValueError(f"{file} is one of {files} files; join them with llama-gguf-split --merge of llama.cpp")
+        raise InputError(f"{file} is one of {files} files; join them with llama-gguf-split --merge of llama.cpp")
     return Gguf(file, metadata, {name: _stored(file, name, *place) for name, place in places.items()})
 
 
@@ -92,7 +93,7 @@ def read_config(gguf: Gguf) -> ModelConfig:
     try:
         return huggingface.parse_config(_raw_config(gguf))
     except (ValueError, TypeError, ArithmeticError) as error:  # a value may be of any type
-        raise ValueError(f"{gguf.file}: {error}") from None
+        raise InputError(f"{gguf.file}: {error}") from None
 
 
 def contents(gguf: Gguf) -> dict[str, Stored]:
@@ -137,13 +138,13 @@ class _Cursor:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise ValueError(f"a value has the unknown type {kind}")
+            raise InputError(f"a value has the unknown type {kind}")
         item, count = self.scalar("I"), self.scalar("Q")
         if item in _SCALARS:
             code = "<" + _SCALARS[item]
             return np.frombuffer(self._taken(count * struct.calcsize(code)), np.dtype(code)).tolist()
         if item != _STRING or count > _MOST_STRINGS:
-            raise ValueError(f"an array of {count} values of type {item}")
+            raise InputError(f"an array of {count} values of type {item}")
         return [self.string() for _ in range(count)]
 
     def skip_to(self, multiple: int) -> int:
@@ -152,7 +153,7 @@ class _Cursor:
 
     def _taken(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
-            raise ValueError(f"byte {self._at} announces {size} more bytes")
+            raise InputError(f"byte {self._at} announces {size} more bytes")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -163,25 +164,25 @@ class _Cursor:
 def _parse(cursor: _Cursor) -> tuple[dict, dict[str, tuple]]:
     """(metadata, {tensor: (shape, number of its quantization, offset of its data, bytes of the file)})."""
     if (magic := cursor.scalar("I")) != int.from_bytes(b"GGUF", "little"):
-        raise ValueError(f"it begins with {magic.to_bytes(4, 'little')}, not GGUF")
+        raise InputError(f"it begins with {magic.to_bytes(4, 'little')}, not GGUF")
     if (version := cursor.scalar("I")) not in (2, 3):
-        raise ValueError(f"its version is {version}; 2 and 3 are known, in little-endian byte order")
+        raise InputError(f"its version is {version}; 2 and 3 are known, in little-endian byte order")
     tensor_count, key_count = cursor.scalar("Q"), cursor.scalar("Q")
     metadata, tensors = {}, {}
     for _ in range(key_count):
         key = cursor.string()
         if key in metadata:
-            raise ValueError(f"the key {key!r} comes twice")
+            raise InputError(f"the key {key!r} comes twice")
         metadata[key] = cursor.value(cursor.scalar("I"))
     for _ in range(tensor_count):
         name, axes = cursor.string(), cursor.scalar("I")
         if name in tensors or not 1 <= axes <= _MOST_AXES:
-            raise ValueError(f"tensor {name!r} comes twice, or has {axes} axes")
+            raise InputError(f"tensor {name!r} comes twice, or has {axes} axes")
         shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]  # the file begins with the innermost axis
         tensors[name] = shape, cursor.scalar("I"), cursor.scalar("Q")
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
-        raise ValueError(f"general.alignment is {alignment!r}")
+        raise InputError(f"general.alignment is {alignment!r}")
     start, end = cursor.skip_to(alignment), len(cursor)
     return metadata, {name: (shape, kind, start + offset, end) for name, (shape, kind, offset) in tensors.items()}
 
@@ -195,11 +196,11 @@ def _stored(file, name, shape, kind, offset, end) -> Stored:
         package.dequantize(np.zeros((1, size), np.uint8), quantization)
     except (ValueError, KeyError, NotImplementedError):
         label = quantization.name if kind in list(package.GGMLQuantizationType) else f"number {kind}"
-        raise ValueError(f"{file}: tensor {name} has the quantization {label}, which is not supported") from None
+        raise InputError(f"{file}: tensor {name} has the quantization {label}, which is not supported") from None
     if shape[-1] % block or (len(shape) == 1 and block > 1):
-        raise ValueError(f"{file}: tensor {name} of shape {list(shape)} does not divide into blocks of {block}")
+        raise InputError(f"{file}: tensor {name} of shape {list(shape)} does not divide into blocks of {block}")
     if offset + math.prod(shape) // block * size > end:
-        raise ValueError(f"{file} ends within tensor {name}; {end} bytes are there: copy it again")
+        raise InputError(f"{file} ends within tensor {name}; {end} bytes are there: copy it again")
     if quantization.name in DTYPES:
         return Stored(file, offset, quantization.name, shape)
     return Stored(file, offset, "F32", shape, quantization=quantization.name)
@@ -212,18 +213,18 @@ def _raw_config(gguf: Gguf) -> dict:
     unknown = {k: v for k, v in own.items() if k not in SETTINGS and k not in _READ_ELSEWHERE and (v or v is False)}
     if unknown:
         key, value = next(iter(unknown.items()))
-        raise ValueError(f"{prefix}{key} is {value!r:.60}, which is not supported")
+        raise InputError(f"{prefix}{key} is {value!r:.60}, which is not supported")
     raw = {theirs: _shortest(own[key]) for key, theirs in SETTINGS.items() if key in own}
     head_dim = raw.setdefault("head_dim", own.get("rope.dimension_count"))
     for key in ("attention.value_length", "rope.dimension_count"):
         if head_dim is not None and own.get(key, head_dim) != head_dim:
-            raise ValueError(f"{prefix}{key} is {own[key]!r}; only the {head_dim} of a head is supported")
+            raise InputError(f"{prefix}{key} is {own[key]!r}; only the {head_dim} of a head is supported")
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
-        raise ValueError("tensor token_embd.weight is missing")
+        raise InputError("tensor token_embd.weight is missing")
     layers = raw.get("num_hidden_layers")
     if not isinstance(layers, int) or not 0 < layers <= len(gguf.tensors):
-        raise ValueError(f"{prefix}block_count is {layers!r}, and there are {len(gguf.tensors)} tensors")
+        raise InputError(f"{prefix}block_count is {layers!r}, and there are {len(gguf.tensors)} tensors")
     raw |= {"architectures": [ARCHITECTURES[gguf.architecture]], "vocab_size": embedding.shape[0]}
     return raw | {"tie_word_embeddings": "output.weight" not in gguf.tensors, "rope_scaling": _scaling(gguf, own, raw)}
 
@@ -237,7 +238,7 @@ def _scaling(gguf: Gguf, own: dict, raw: dict) -> dict | None:
     """The `rope_scaling` of config.json."""
     kind = own.get("rope.scaling.type", "none")
     if kind not in ("none", "linear", "yarn"):
-        raise ValueError(f"rope.scaling.type is {kind!r}; known: none, linear, yarn")
+        raise InputError(f"rope.scaling.type is {kind!r}; known: none, linear, yarn")
     if _FACTORS in gguf.tensors:
         return _llama31(gguf.tensors[_FACTORS], raw)
     if kind == "none":
@@ -257,4 +258,4 @@ def _llama31(stored: Stored, raw: dict) -> dict:
         scaled, _ = rope.frequencies(head_dim, theta, rope.Llama3(**fields))
         if np.allclose(rope.frequencies(head_dim, theta, None)[0] / divisors, scaled, rtol=1e-5, atol=0):
             return {"rope_type": "llama3", **fields}
-    raise ValueError(f"{_FACTORS} does not hold the scaling of Llama 3.1, the only one of its kind that is supported")
+    raise InputError(f"{_FACTORS} does not hold the scaling of Llama 3.1, the only one of its kind that is supported")

@@ -19,6 +19,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from rpg_jax import InputError
+
 QUEUE = 1 << 12  # events; if a full disk has ended TensorBoard's thread, its queue must take a row, or the run hangs
 LINE_SECONDS = 2.0  # the least time between two progress lines where stderr is no terminal
 
@@ -61,11 +63,11 @@ def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None)
         except (ValueError, RecursionError):  # not JSON, or nested too deeply for its reader
             row = None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}, is not a JSON object; delete that line and start again")
+            raise InputError(f"{path}, line {number}, is not a JSON object; delete that line and start again")
         for key, kind in (needs or {}).items():
             if not isinstance(row.get(key), kind):
                 found = repr(row[key]) if key in row else "absent"
-                raise ValueError(f"{path}, line {number}: {key!r} is {found}; delete that line and start again")
+                raise InputError(f"{path}, line {number}: {key!r} is {found}; delete that line and start again")
         rows.append(row)
     return rows, int(bool(unfinished))
 
@@ -252,7 +254,7 @@ def _wandb_run(workdir, project, config):
     try:
         import wandb
     except ImportError:
-        raise ValueError(
+        raise InputError(
             f"log.wandb is {project!r} and wandb is not installed; pip install wandb, or leave log.wandb unset"
         ) from None
     file = workdir / "wandb_id"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rpg_jax import InputError
 from rpg_jax.data.problems import Problem
 from rpg_jax.storage.logs import read_jsonl, write_json_atomic, write_text_atomic
 from rpg_jax.training.evaluation import Answered
@@ -97,7 +98,7 @@ def _check(file: pathlib.Path, rows: list[dict]) -> None:
     """Raises ValueError for a row that is not as it was written; files of earlier versions have no checksums."""
     for number, row in enumerate(rows, 1):
         if "crc32" in row and row != _sealed(row):
-            raise ValueError(f"{file}, line {number}, was altered since it was written; delete it and start again")
+            raise InputError(f"{file}, line {number}, was altered since it was written; delete it and start again")
 
 
 def _name(problem):
@@ -110,13 +111,13 @@ def _read_settings(file: pathlib.Path) -> dict:
     except (OSError, ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
-        raise ValueError(f"{file} is not a JSON object; give another --out or remove {file.parent}")
+        raise InputError(f"{file} is not a JSON object; give another --out or remove {file.parent}")
     return settings
 
 
 def _refuse_other(folder, old: dict, new: dict):
     changed = [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in new | old if old.get(key) != new.get(key)]
     if changed:
-        raise ValueError(
+        raise InputError(
             f"{folder} holds responses made with other settings ({'; '.join(changed)}); give another --out or remove it"
         )

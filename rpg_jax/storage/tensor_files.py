@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from rpg_jax import InputError
 from rpg_jax.models.huggingface import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -60,8 +61,8 @@ def contents(directory) -> tuple[dict[str, Stored], list[str]]:
     """{name: Stored} of the model in a folder, and the mistakes in its index, one string for each kind.
 
     Raises:
-      OSError: the folder holds no safetensors, or its index names files that do not exist.
-      ValueError: a file is truncated or corrupt; names it.
+      ValueError: the folder holds no safetensors, or its index names a file that does not exist, is truncated or
+        corrupt; names it.
     """
     directory = pathlib.Path(directory)
     if (directory / SINGLE).is_file():
@@ -69,15 +70,15 @@ def contents(directory) -> tuple[dict[str, Stored], list[str]]:
     if not (directory / INDEX).is_file():
         others = sorted(file.name for file in directory.glob("*.bin"))
         mend = f"; {others[0]} is a pickle, which is never read: save it as safetensors" if others else ""
-        raise FileNotFoundError(f"{directory} holds neither {SINGLE} nor {INDEX}{mend}")
+        raise InputError(f"{directory} holds neither {SINGLE} nor {INDEX}{mend}")
     index = read_json(directory / INDEX).get("weight_map")
     names = index.values() if isinstance(index, dict) else [None]
     if not all(isinstance(name, str) and pathlib.PurePath(name).name == name for name in names):
-        raise ValueError(f"{directory / INDEX}: weight_map must give each tensor the name of a file in the same folder")
+        raise InputError(f"{directory / INDEX}: weight_map must give each tensor the name of a file in the same folder")
     absent = {name: file for name, file in index.items() if not (directory / file).is_file()}
     if absent:
         files = few(sorted(set(absent.values())))
-        raise FileNotFoundError(f"{directory / INDEX} names files that are not there: {files} (tensors {few(absent)})")
+        raise InputError(f"{directory / INDEX} names files that are not there: {files} (tensors {few(absent)})")
     headers = {file: _header(directory / file) for file in sorted(set(names))}
     lost = [
         f"{name} is not in {file}, where {INDEX} has it" for name, file in index.items() if name not in headers[file]
@@ -129,7 +130,7 @@ def read(name: str, stored: Stored, shards: Iterable[tuple[slice, ...]], transpo
             data = np.empty((last - first, row_bytes), np.uint8)  # rows first..last of the file
             file.seek(stored.offset + first * row_bytes)
             if file.readinto(data.reshape(-1)) != data.nbytes:
-                raise ValueError(f"{stored.file} ends within tensor {name}; copy the file again")
+                raise InputError(f"{stored.file} ends within tensor {name}; copy the file again")
             block = stored.numbers(data).view(words).reshape(last - first, *stored.shape[1:])
             if stored.row_order is not None:
                 block = block[stored.row_order]
@@ -197,7 +198,7 @@ def _header(file: pathlib.Path) -> dict[str, Stored]:
         with safetensors.safe_open(file, "np"):
             pass
     except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(
+        raise InputError(
             f"{file} is not a whole safetensors file ({error}); {file.stat().st_size} bytes are there: copy it again"
         ) from None
     with file.open("rb") as opened:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.models.huggingface import places
 from rpg_jax.storage import gguf_files, tensor_files
 from rpg_jax.storage.checkpoints import Checkpoints
@@ -132,7 +132,7 @@ def _check_orbax(directory, leaves):
     """{leaf: (dtype, shape)} on disk, after checking names and shapes."""
     with Checkpoints(directory / ORBAX) as checkpoints:
         if checkpoints.latest_step() is None:
-            raise ValueError(f"{directory / ORBAX} holds no weights; convert the model again")
+            raise InputError(f"{directory / ORBAX} holds no weights; convert the model again")
         described = checkpoints.leaves(checkpoints.latest_step())
     stored = {}
     for name, text in described.items():  # such as "bfloat16[2, 3]"
@@ -159,7 +159,7 @@ def _check_safetensors(directory, leaves):
         faults.append(f"{len(unknown)} of a dtype that is not supported (known: {supported}): {few(unknown)}")
     _refuse(directory, faults)
     if tied_head and not tensor_files.equal(tied_head, stored[_EMBEDDING]):
-        raise ValueError(
+        raise InputError(
             f"{tied_head.file}: {_HEAD} differs from {_EMBEDDING} though config.json ties them; "
             f"set tie_word_embeddings to false, or drop the tensor"
         )
@@ -198,12 +198,12 @@ def _differences(expected: dict[str, tuple], stored: dict[str, tuple]) -> list[s
 
 def _refuse(directory, faults):
     if faults:
-        raise ValueError(f"the tensors in {directory} do not fit its config: {'; '.join(faults)}")
+        raise InputError(f"the tensors in {directory} do not fit its config: {'; '.join(faults)}")
 
 
 def _refuse_not_finite(finite, name, place):
     if not bool(finite):
-        raise ValueError(f"{place}: {name} holds NaN or infinity (or overflows its dtype); take another checkpoint")
+        raise InputError(f"{place}: {name} holds NaN or infinity (or overflows its dtype); take another checkpoint")
 
 
 # Loading onto the devices.

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from etils import epath
 from ml_collections import ConfigDict
 
+from rpg_jax import InputError
 from rpg_jax.storage.logs import write_text_atomic
 from rpg_jax.storage.settings import DIGEST, as_json, changes, edited, flatten, sealed
 
@@ -57,10 +58,11 @@ def alone(*folders) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for folder in dict.fromkeys(_resolved(folder) for folder in folders if "://" not in str(folder)):
             file = pathlib.Path(folder) / LOCK
-            held, _ = lock(file)
+            with _reachable(folder, "written"):
+                held, _ = lock(file)
             if held is None:
                 holder = file.read_text().strip()
-                raise ValueError(
+                raise InputError(
                     f"{folder} is in use: {holder} trains there; wait for it, stop it, or give another --workdir"
                 )
             stack.enter_context(held)
@@ -94,7 +96,7 @@ def check_shared(folder, config: ConfigDict) -> None:
     """Raises ValueError on a process that does not see the config that process 0 wrote into the folder."""
     file = epath.Path(folder) / "config.json"
     if not file.exists() or json.loads(file.read_text()) != sealed(as_json(config)):
-        raise ValueError(
+        raise InputError(
             f"{platform.node()} does not see {file} as process 0 wrote it: all processes need one folder of "
             f"checkpoints; give a --checkpoint_dir or --workdir that they share"
         )
@@ -106,9 +108,10 @@ def checkpoint_dir(path, flag=None) -> epath.Path:
     Raises ValueError when the flag names another folder than the one in which the run saves already.
     """
     record, workdir = pathlib.Path(path) / RECORD, _resolved(path)
-    current = record.read_text().strip() if record.exists() else workdir if has_begun(path) else None
+    with _reachable(path, "read"):
+        current = record.read_text().strip() if record.exists() else workdir if has_begun(path) else None
     if flag and current and _resolved(flag) != current:
-        raise ValueError(
+        raise InputError(
             f"the checkpoints of {path} are in {current}, not in --checkpoint_dir={flag}; leave the flag out, or give "
             f"another --workdir"
         )
@@ -137,17 +140,17 @@ def read_config(path) -> ConfigDict:
     with _reachable(path, "read"):
         text = file.read_text() if file.exists() else None
     if text is None:
-        raise ValueError(f"{file} does not exist: no run has begun in {path}; name the folder of a run, or train one")
+        raise InputError(f"{file} does not exist: no run has begun in {path}; name the folder of a run, or train one")
     mend = "restore it from the run's command, or train in another --workdir"
     try:
         settings = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON ({error}); {mend}") from None
+        raise InputError(f"{file} is not JSON ({error}); {mend}") from None
     if not isinstance(settings, dict) or "steps" not in settings:
-        raise ValueError(f"{file} is not the config of a run; {mend}")
+        raise InputError(f"{file} is not the config of a run; {mend}")
     digest = settings.pop(DIGEST, None)
     if digest not in (None, sealed(settings)[DIGEST]):
-        raise ValueError(
+        raise InputError(
             f"{file} was altered after the run wrote it; restore it, or start train again with --accept_config_change, "
             f"which writes it anew"
         )
@@ -160,10 +163,10 @@ def _reachable(folder, action: str):
     try:
         yield
     except ImportError as error:
-        raise ValueError(f"{folder} needs a package that is not there: {' '.join(str(error).split())}") from error
+        raise InputError(f"{folder} needs a package that is not there: {' '.join(str(error).split())}") from error
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{folder} cannot be {action} ({reason}); name a place that this machine may use") from error
+        raise InputError(f"{folder} cannot be {action} ({reason}); name a place that this machine may use") from error
 
 
 def _resolved(folder) -> str:
@@ -172,14 +175,14 @@ def _resolved(folder) -> str:
     if "://" not in folder:
         return os.path.abspath(os.path.expanduser(folder))
     if not folder.startswith(BUCKETS):
-        raise ValueError(f"{folder} is neither a folder nor a bucket; buckets begin with {' or '.join(BUCKETS)}")
+        raise InputError(f"{folder} is neither a folder nor a bucket; buckets begin with {' or '.join(BUCKETS)}")
     return folder.rstrip("/")
 
 
 def _refuse_other(folder, old: dict, new: dict):
     old, new = flatten(old), flatten(new)
     if changed := changes(old, new) + edited(old, new):
-        raise ValueError(
+        raise InputError(
             f"{folder} holds a run of another config ({'; '.join(changed)}); give another --workdir, "
             f"or --accept_config_change to go on from its checkpoint with the new values"
         )

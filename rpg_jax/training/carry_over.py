@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.data import ProblemStream, Tokenizer
 from rpg_jax.models import Model
 from rpg_jax.parallel import REPLICATED, ROWS, multihost
@@ -59,25 +59,25 @@ def check(settings: RolloutSettings, source: str, updates: int, delay: int) -> N
     """Raises ValueError for settings with which nothing can be carried over, or not without a bias."""
     if not settings.carry_over:
         if settings.max_age is not None:
-            raise ValueError(
+            raise InputError(
                 f"rollout.max_age is {settings.max_age} and rollout.carry_over is off: no response is carried over, so "
                 f"there is no age to bound; unset rollout.max_age, or set rollout.carry_over=True"
             )
         return
     if source != "sampler":
-        raise ValueError(
+        raise InputError(
             f"rollout.carry_over and behavior.source={source}: several policies draw one response, and the trainer "
             f"computes the log-probs of the newest alone, which is biased; set behavior.source=sampler"
         )
     total, prompts = settings.fresh_prompts, settings.prompts
     if total == prompts:
-        raise ValueError(
+        raise InputError(
             f"rollout.carry_over with rollout.oversample={settings.oversample} leaves nothing to carry over: a step "
             f"trains {prompts} groups, and so many are under way; set rollout.oversample above 1, such as 2.0"
         )
     least = -(-total // prompts) * updates - 1 + delay
     if settings.max_age is not None and settings.max_age < least:
-        raise ValueError(
+        raise InputError(
             f"rollout.max_age is {settings.max_age} optimizer updates; with {total} groups under way, {prompts} "
             f"of them trained in a step of {updates} updates, and rollout.delay={delay}, it must be at least {least}"
         )

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rpg_jax import InputError
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.parallel import multihost
@@ -51,23 +52,23 @@ class LoopSettings:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             if field.name == "seed" and not 0 <= self.seed < 2**32:  # noise has keys of 32 bits
-                raise ValueError(f"seed is {self.seed}; it must be in 0..2**32 - 1")
+                raise InputError(f"seed is {self.seed}; it must be in 0..2**32 - 1")
             if field.name not in ("seed", "packed_columns", "delay") and getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1")
+                raise InputError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1")
         if self.delay < 0:
-            raise ValueError(f"rollout.delay is {self.delay}; it must be at least 0, the current policy")
+            raise InputError(f"rollout.delay is {self.delay}; it must be at least 0, the current policy")
         rows = self.minibatch_prompts * self.samples
         if self.prompts % self.minibatch_prompts:
-            raise ValueError(
+            raise InputError(
                 f"learner.minibatch_prompts ({self.minibatch_prompts}) does not divide rollout.prompts ({self.prompts})"
             )
         if rows % self.microbatch_rows:
-            raise ValueError(
+            raise InputError(
                 f"learner.microbatch_rows ({self.microbatch_rows}) does not divide the {rows} rows of a minibatch "
                 f"(learner.minibatch_prompts {self.minibatch_prompts} x rollout.samples {self.samples})"
             )
         if self.prompts * self.samples % self.scoring_rows:
-            raise ValueError(
+            raise InputError(
                 f"learner.scoring_rows ({self.scoring_rows}) does not divide the {self.prompts * self.samples} rows of "
                 f"a rollout (rollout.prompts {self.prompts} x rollout.samples {self.samples})"
             )
@@ -229,7 +230,7 @@ def run(
       totals: those of `new_totals`, updated in place.
 
     Returns:
-      (state, steps done, whether it came to its end). Raises RuntimeError after too many non-finite updates in a row.
+      (state, steps done, whether it came to its end). Raises ValueError after too many non-finite updates in a row.
     """
     begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
     for params in (state.params, state.base and state.base.params):
@@ -290,7 +291,7 @@ def run(
             parts.log.write({"step": done, **row}, samples=collected.examples, heldout=heldout)
             progress(done, **{name: row[f"train/{name}"] for name in SHOWN if f"train/{name}" in row})
             if int(state.skipped[1]) >= settings.most_skipped:
-                raise RuntimeError(
+                raise InputError(
                     f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss, gradient or step "
                     f"and were skipped, so parameters are unchanged; lower optimizer.learning_rate, or look at "
                     f"train/ratio_max"

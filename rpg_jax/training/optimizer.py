@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.types import Params
 
 HOST = "pinned_host"  # JAX's name for the memory that devices copy from
@@ -57,7 +57,7 @@ def check_offload(optimizer: Optimizer, mesh: Mesh, delay: int = 0) -> None:
     }
     for what, (needed, mend) in needs.items():
         if needed and HOST not in kinds:
-            raise ValueError(
+            raise InputError(
                 f"{what} in memory of kind {HOST}, and {device.device_kind} devices know {', '.join(kinds)} only; "
                 f"set {mend}"
             )
@@ -68,9 +68,9 @@ def warmup_schedule(
 ) -> optax.Schedule:
     """Learning rate at update t = 1, 2, …: linear to its peak at `warmup_steps`, then constant or a decay to zero."""
     if decay not in ("constant", "linear", "cosine"):
-        raise ValueError(f"optimizer decay {decay!r}: expected constant, linear or cosine")
+        raise InputError(f"optimizer decay {decay!r}: expected constant, linear or cosine")
     if decay != "constant" and total_steps is None:
-        raise ValueError(f"optimizer decay {decay!r} needs total_steps, the updates after which it has reached zero")
+        raise InputError(f"optimizer decay {decay!r} needs total_steps, the updates after which it has reached zero")
     decay_steps = max((total_steps or 0) - warmup_steps, 1)
 
     def schedule(t):
@@ -110,9 +110,9 @@ def make_optimizer(
         return Optimizer(adamw, lambda opt_state, params: params, offload)
     if name == "schedule_free_adamw":
         if decay is not None:
-            raise ValueError(f"optimizer decay {decay!r}: schedule-free AdamW has no decay; leave it unset")
+            raise InputError(f"optimizer decay {decay!r}: schedule-free AdamW has no decay; leave it unset")
         if not beta1 > 0:  # x = (y − (1 − beta1) z) / beta1
-            raise ValueError(
+            raise InputError(
                 f"optimizer.beta1 is {beta1}; schedule-free AdamW interpolates with it: it must be above 0"
             )
         schedule = warmup_schedule(learning_rate, warmup_steps)
@@ -125,4 +125,4 @@ def make_optimizer(
         transformation = optax.contrib.schedule_free(base, schedule, b1=beta1)
         at_x = optax.contrib.schedule_free_eval_params
         return Optimizer(transformation, lambda state, params: at_x(fetched(state), params), offload)
-    raise ValueError(f"unknown optimizer {name!r}; known: adamw, schedule_free_adamw")
+    raise InputError(f"unknown optimizer {name!r}; known: adamw, schedule_free_adamw")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import jax
 
+from rpg_jax import InputError
+
 COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, one for each program
 SHARD = "spread it over more devices (mesh.fsdp)"
 # What to do, for each phase, when the device's memory is too small for it.
@@ -20,7 +22,7 @@ REMEDIES = {
 }
 
 
-class OutOfMemory(RuntimeError):
+class OutOfMemory(InputError):
     """A device's memory was too small for a phase; says which, and what to lower."""
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.training.optimizer import Optimizer
 from rpg_jax.types import Params, Reference, TrainState
 
@@ -31,16 +31,16 @@ class ReferenceSchedule:
 
     def __post_init__(self):
         if self.mode not in MODES:
-            raise ValueError(f"unknown reference.mode {self.mode!r}; known: {', '.join(MODES)}")
+            raise InputError(f"unknown reference.mode {self.mode!r}; known: {', '.join(MODES)}")
         for name, mode in (("every", "every"), ("kl_target", "kl_target"), ("decay", "ema")):
             value = getattr(self, name)
             if (value is not None) != (self.mode == mode):
                 needs = "must be given" if value is None else "cannot matter and must be left unset"
-                raise ValueError(f"reference.{name} {needs} with reference.mode={self.mode}")
+                raise InputError(f"reference.{name} {needs} with reference.mode={self.mode}")
             if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"reference.{name} is {value}; it must be above 0 and finite")
+                raise InputError(f"reference.{name} is {value}; it must be above 0 and finite")
         if self.decay is not None and not self.decay < 1:
-            raise ValueError(f"reference.decay is {self.decay}; it must be below 1, or the reference never moves")
+            raise InputError(f"reference.decay is {self.decay}; it must be below 1, or the reference never moves")
 
     def is_due(self, state: TrainState) -> bool:
         """Whether the coming rollout gets a new reference; reads scalars from the device."""

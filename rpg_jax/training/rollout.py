@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.data import Problem, ProblemStream, Tokenizer, prompt_rows
 from rpg_jax.models import Model, quantize_params
 from rpg_jax.models.quantization import check_dtype
@@ -53,21 +53,21 @@ class RolloutSettings:
     def __post_init__(self):
         for name in ("prompts", "samples", "max_prompt", "max_new", "slots", "max_batches"):
             if getattr(self, name) < 1:
-                raise ValueError(f"rollout.{name} is {getattr(self, name)}; it must be at least 1")
+                raise InputError(f"rollout.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("cache_dtype", "weights_dtype"):
             check_dtype(f"rollout.{name}", getattr(self, name))
         if self.samples < 2 and self.dynamic_sampling:
-            raise ValueError(
+            raise InputError(
                 "rollout.dynamic_sampling needs rollout.samples of at least 2: one response is always uniform"
             )
         if not 1 <= self.oversample < math.inf:
-            raise ValueError(f"rollout.oversample is {self.oversample}; it must be at least 1")
+            raise InputError(f"rollout.oversample is {self.oversample}; it must be at least 1")
         if not self.temperature > 0:
-            raise ValueError(
+            raise InputError(
                 f"rollout.temperature is {self.temperature}; training samples from the policy, so it must be above 0"
             )
         if not 0 <= self.overlong_buffer < self.max_new:
-            raise ValueError(
+            raise InputError(
                 f"rollout.overlong_buffer ({self.overlong_buffer}) must be under rollout.max_new ({self.max_new})"
             )
 
@@ -234,7 +234,7 @@ def make_collect(
 
     `key` is the run's threefry key of rollouts; `scale` and `weights` are those of `make_grade_groups`.
 
-    Raises RuntimeError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
+    Raises ValueError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
     """
     groups, samples, fresh = settings.prompts, settings.samples, settings.fresh_prompts
     draw = make_draw(model, tokenizer, mesh, settings, key, should_stop)
@@ -270,11 +270,11 @@ def make_collect(
 
 
 def check_batches(settings: RolloutSettings, step: int, filled: int, seen: list[Graded]) -> None:
-    """Raises RuntimeError if the generation batches of a step are used up and it has `filled` groups only."""
+    """Raises ValueError if the generation batches of a step are used up and it has `filled` groups only."""
     if len(seen) < settings.max_batches:
         return
     correct, unpunished = (np.concatenate([getattr(b, name) for b in seen]) for name in ("correct", "unpunished"))
-    raise RuntimeError(
+    raise InputError(
         f"step {step}: dynamic sampling kept {filled} of the {settings.prompts} groups that a step needs after "
         f"{len(seen)} generation batches ({settings.usable(unpunished).sum()} of {len(correct)} groups were not "
         f"uniform; mean accuracy {correct.mean():.3f}); raise rollout.max_batches or rollout.oversample, or change the "

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rpg_jax import InputError
+
 
 def mean_at_k(correct: ArrayLike) -> np.ndarray:
     """The mean score of each problem's k responses, f64[P] from bool or float [P, k] in 0..1; 1 is right."""
@@ -24,7 +26,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     correct = _responses(correct)
     n = correct.shape[1]
     if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs from 1 to {n} of the {n} responses a problem; sample at least {k}")
+        raise InputError(f"pass@{k} needs from 1 to {n} of the {n} responses a problem; sample at least {k}")
     wrong = n - (correct == 1.0).sum(axis=1, keepdims=True)
     drawn = np.arange(k)
     return 1.0 - np.prod(np.clip((wrong - drawn) / (n - drawn), 0.0, None), axis=1)
@@ -64,9 +66,9 @@ def bootstrap_interval(
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not values.size:
-        raise ValueError(f"values has shape {values.shape}; one value for each of at least one problem is needed")
+        raise InputError(f"values has shape {values.shape}; one value for each of at least one problem is needed")
     if not 0.0 < level < 1.0:
-        raise ValueError(f"level is {level}; it must be between 0 and 1, as 0.95")
+        raise InputError(f"level is {level}; it must be between 0 and 1, as 0.95")
     random = np.random.default_rng(seed)
     means = values[random.integers(values.size, size=(resamples, values.size))].mean(axis=1)
     low, high = np.quantile(means, [(1.0 - level) / 2, (1.0 + level) / 2])
@@ -76,5 +78,5 @@ def bootstrap_interval(
 def _responses(correct: ArrayLike) -> np.ndarray:
     correct = np.asarray(correct, np.float64)
     if correct.ndim != 2 or 0 in correct.shape:
-        raise ValueError(f"correct has shape {correct.shape}; [problems, responses], none of them 0, is needed")
+        raise InputError(f"correct has shape {correct.shape}; [problems, responses], none of them 0, is needed")
     return correct

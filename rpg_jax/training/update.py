@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.models import (
     Model,
     join,
@@ -77,7 +77,7 @@ def check_finite(params: Params, where: str, mend: str) -> None:
     broken = [parallel.leaf_name(path) for path, finite in leaves if not finite]
     if broken:
         count = f"{len(broken)} of {len(leaves)} leaves, the first is {broken[0]}"
-        raise ValueError(f"{where}: parameters are NaN or infinite ({count}); {mend}")
+        raise InputError(f"{where}: parameters are NaN or infinite ({count}); {mend}")
 
 
 def policy_age(step: jax.Array, batch: TrainBatch) -> metric.Metrics:

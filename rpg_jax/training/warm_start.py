@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.data import Problem, Tokenizer, supervised_rows
 from rpg_jax.training.update import Update
 from rpg_jax.types import TrainBatch, TrainState
@@ -29,7 +29,7 @@ def run(
     """Trains from update `start` to `steps`; returns (state, whether it came to its end).
 
     `next_batch()` gives what `update` takes beside the state: a TrainBatch and its `packing.plan`.
-    `save(step, state, wait)` is called every `save_every` updates and at the end. Raises RuntimeError after
+    `save(step, state, wait)` is called every `save_every` updates and at the end. Raises ValueError after
     `most_skipped` non-finite updates in a row.
     """
     for step in range(start, steps):
@@ -38,7 +38,7 @@ def run(
             return state, False
         state, metrics = update(state, *next_batch())
         if int(state.skipped[1]) >= most_skipped:
-            raise RuntimeError(
+            raise InputError(
                 f"warm start, update {step + 1}: the last {most_skipped} updates had a non-finite loss, gradient or "
                 f"step and were skipped, so parameters are unchanged; lower warm_start.learning_rate"
             )

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 
+from rpg_jax import InputError
 from rpg_jax.data.tasks import arithmetic, countdown, rewriting, sorting
 
 SPLITS = ("train", "heldout")
@@ -52,13 +53,13 @@ def check_difficulty(name: str, difficulty: dict) -> dict:
         if key not in full:
             near = difflib.get_close_matches(key, full, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(full)}"
-            raise ValueError(f"task {name!r} has no difficulty key {key!r}; {hint}")
+            raise InputError(f"task {name!r} has no difficulty key {key!r}; {hint}")
         if type(value) is not type(full[key]):
-            raise ValueError(f"task {name!r}: {key}={value!r} must be of type {type(full[key]).__name__}")
+            raise InputError(f"task {name!r}: {key}={value!r} must be of type {type(full[key]).__name__}")
         if isinstance(value, int) and value < 0:
-            raise ValueError(f"task {name!r}: {key}={value} must not be negative")
+            raise InputError(f"task {name!r}: {key}={value} must not be negative")
         if isinstance(value, int) and value > MOST.get(key, LARGEST):
-            raise ValueError(f"task {name!r}: {key}={value} must be at most {MOST.get(key, LARGEST)}")
+            raise InputError(f"task {name!r}: {key}={value} must be at most {MOST.get(key, LARGEST)}")
     return full | difficulty
 
 
@@ -74,7 +75,7 @@ def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str
     Raises ValueError for an unknown task or difficulty key, a count below 1, and a family that has fewer problems.
     """
     if count < 1:
-        raise ValueError(f"task {name!r} would have no {split} problems: {split}_size={count} must be at least 1")
+        raise InputError(f"task {name!r} would have no {split} problems: {split}_size={count} must be at least 1")
     task, difficulty = _task(name), check_difficulty(name, difficulty)
     drawn, missed, patience = {}, 0, 2000 * HELDOUT_SHARE
     while len(drawn) < count:
@@ -84,7 +85,7 @@ def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str
             missed += 1
             if missed > patience:
                 settings = ", ".join(f"{k}={v!r}" for k, v in difficulty.items())
-                raise ValueError(
+                raise InputError(
                     f"task {name!r} has only about {len(drawn)} {split} problems with {settings}, and "
                     f"{split}_size asks for {count}: ask for fewer or raise the difficulty"
                 )
@@ -95,5 +96,5 @@ def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str
 
 def _task(name: str) -> Task:
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; known: {', '.join(TASKS)}")
+        raise InputError(f"unknown task {name!r}; known: {', '.join(TASKS)}")
     return TASKS[name]

@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 
+from rpg_jax import InputError
 from rpg_jax.data.tasks import chains
 
 
@@ -23,9 +24,9 @@ def generate(rng, *, steps=3, operand=9, maximum=20, operators="+-"):
     """
     chains.check_operators("arithmetic", operators)
     if "/" in operators:
-        raise ValueError(f"task 'arithmetic': operators={operators!r} must be out of '+-*'")
+        raise InputError(f"task 'arithmetic': operators={operators!r} must be out of '+-*'")
     if not (steps and operand and maximum):
-        raise ValueError(f"task 'arithmetic': {steps=}, {operand=} and {maximum=} must all be at least 1")
+        raise InputError(f"task 'arithmetic': {steps=}, {operand=} and {maximum=} must all be at least 1")
     for _ in range(1000):
         start = total = int(rng.integers(1, maximum + 1))
         chain, lines = [], []
@@ -38,7 +39,7 @@ def generate(rng, *, steps=3, operand=9, maximum=20, operators="+-"):
             lines.append(f"{before}{operator}{number}={total}\n")
         else:
             return f"Compute {chains.text(start, chain)}\n", f"{''.join(lines)}Answer: {total}", json.dumps(total)
-    raise ValueError(f"task 'arithmetic': {steps=} with {operators=} seldom stays within 0..{maximum=}; raise maximum")
+    raise InputError(f"task 'arithmetic': {steps=} with {operators=} seldom stays within 0..{maximum=}; raise maximum")
 
 
 def canonical(prompt: str) -> str:

@@ -2,6 +2,8 @@
 
 from fractions import Fraction
 
+from rpg_jax import InputError
+
 OPERATORS = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -13,7 +15,7 @@ OPERATORS = {
 def check_operators(task: str, operators: str) -> None:
     """Raises ValueError unless `operators` is a non-empty string of distinct members of OPERATORS."""
     if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
-        raise ValueError(
+        raise InputError(
             f"task {task!r}: operators={operators!r} must be distinct characters out of '{''.join(OPERATORS)}'"
         )
 

@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 
+from rpg_jax import InputError
 from rpg_jax.data.tasks import chains
 
 
@@ -31,9 +32,9 @@ def generate(rng, *, numbers=5, used=2, largest=9, maximum=99, operators="+-", a
     """
     chains.check_operators("countdown", operators)
     if not 2 <= used <= numbers:
-        raise ValueError(f"task 'countdown': {used=} must be between 2 and {numbers=}")
+        raise InputError(f"task 'countdown': {used=} must be between 2 and {numbers=}")
     if not (largest and maximum):
-        raise ValueError(f"task 'countdown': {largest=} and {maximum=} must be at least 1")
+        raise InputError(f"task 'countdown': {largest=} and {maximum=} must be at least 1")
     for _ in range(200):
         available = [int(n) for n in rng.integers(1, largest + 1, numbers)]
         tries = list(itertools.islice(_tries(available, used, operators, maximum), attempts + 1))
@@ -42,7 +43,7 @@ def generate(rng, *, numbers=5, used=2, largest=9, maximum=99, operators="+-", a
         if hits:
             break
     else:
-        raise ValueError(f"task 'countdown': {operators=} seldom reach a target in 1..{maximum=}; raise maximum")
+        raise InputError(f"task 'countdown': {operators=} seldom reach a target in 1..{maximum=}; raise maximum")
     hit = hits[rng.integers(len(hits))]
     lines = "".join(f"{text}={value}\n" for text, value in tries[: hit + 1])
     answer = json.dumps({"numbers": sorted(available), "target": values[hit]})

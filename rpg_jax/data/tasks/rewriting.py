@@ -11,6 +11,8 @@ Each line follows one letter of the word to the end.
 import json
 import string
 
+from rpg_jax import InputError
+
 
 def generate(rng, *, letters=8, rules=5, word=2, depth=3):
     """One problem: a word of `word` letters and `rules` rules, each letter rewritten between 1 and `depth` times.
@@ -19,11 +21,11 @@ def generate(rng, *, letters=8, rules=5, word=2, depth=3):
     unique. Raises ValueError for settings under which no problem exists.
     """
     if not 2 <= letters <= 26:
-        raise ValueError(f"task 'rewriting': {letters=} must be between 2 and 26")
+        raise InputError(f"task 'rewriting': {letters=} must be between 2 and 26")
     if not 1 <= rules < letters:
-        raise ValueError(f"task 'rewriting': {rules=} must be between 1 and letters - 1 = {letters - 1}")
+        raise InputError(f"task 'rewriting': {rules=} must be between 1 and letters - 1 = {letters - 1}")
     if not (word and depth):
-        raise ValueError(f"task 'rewriting': {word=} and {depth=} must be at least 1")
+        raise InputError(f"task 'rewriting': {word=} and {depth=} must be at least 1")
     # Rules only lead forward in a random order of the letters, hence no cycles.
     order = [string.ascii_lowercase[i] for i in rng.permutation(letters)]
     rewrite = {order[i]: order[rng.integers(i + 1, letters)] for i in rng.permutation(letters - 1)[:rules]}

@@ -10,6 +10,8 @@ The first line is the work, the second repeats it.
 import json
 import string
 
+from rpg_jax import InputError
+
 
 def generate(rng, *, length=5, letters=26):
     """One problem: `length` distinct letters out of the first `letters` of the alphabet.
@@ -17,7 +19,7 @@ def generate(rng, *, length=5, letters=26):
     Raises ValueError unless 2 <= length <= letters <= 26.
     """
     if not 2 <= length <= letters <= 26:
-        raise ValueError(f"task 'sorting': {length=} and {letters=} must satisfy 2 <= length <= letters <= 26")
+        raise InputError(f"task 'sorting': {length=} and {letters=} must satisfy 2 <= length <= letters <= 26")
     word = [string.ascii_lowercase[i] for i in rng.permutation(letters)[:length]]
     result = ",".join(sorted(word))
     return f"Sort {','.join(word)}\n", f"{result.replace(',', '<')}\nAnswer: {result}", json.dumps(result)

@@ -21,6 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from rpg_jax import InputError
 from rpg_jax.lab.faults import commands, damage, disks, jobs, rewards, signals
 from rpg_jax.lab.faults.bench import LOST, SAME, TOLD, Bench, Trial
 from rpg_jax.lab.faults.processes import Zygote
@@ -61,13 +62,12 @@ def faults() -> dict[str, list[tuple[float, Fault]]]:
 
 def main(options) -> int:
     """Runs a campaign as the flags of `rpg_jax.faults` say. Returns 0 when nothing was lost, 1 otherwise."""
-    with cli.door():
-        out = new_folder("out", options.out).absolute()
-        families = faults()
-        chosen = options.kinds or list(families)
-        if unknown := [name for name in chosen if name not in families]:
-            raise ValueError(f"--kinds={unknown[0]} is unknown; known: {', '.join(families)}")
-        out.mkdir(parents=True, exist_ok=True)
+    out = new_folder("out", options.out).absolute()
+    families = faults()
+    chosen = options.kinds or list(families)
+    if unknown := [name for name in chosen if name not in families]:
+        raise InputError(f"--kinds={unknown[0]} is unknown; known: {', '.join(families)}")
+    out.mkdir(parents=True, exist_ok=True)
     stop = cli.stop_event()
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out / "jax_cache"))

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from rpg_jax import InputError
 from rpg_jax.lab.oracle import figures, measure, tables
 from rpg_jax.lab.oracle.settings import LISTS, WHOLE, Settings
-from rpg_jax.run import cli
+from rpg_jax.run.target import writable
 from rpg_jax.storage.logs import write_text_atomic
 
 MOMENTS = "oracle.parquet"
@@ -18,34 +19,36 @@ GROUP = 8  # responses to a prompt in tables and figures of one group size
 
 
 def asked(options: SimpleNamespace) -> bool:
-    """Whether --oracle was given; `cli.Mistake` for a flag of its own without it, or one that does not go with it."""
+    """Whether --oracle was given; `InputError` for a flag of its own without it, or one that does not go with it."""
     own, given = {*WHOLE, *LISTS}, set(options.given) - {"oracle", "out", "seed"}
     strangers = given - own if options.oracle else given & own
     if strangers:
         name = min(strangers)
-        raise cli.Mistake(f"--{name} does not go with --oracle" if options.oracle else f"--{name} goes with --oracle")
+        raise InputError(f"--{name} does not go with --oracle" if options.oracle else f"--{name} goes with --oracle")
     return options.oracle
 
 
 def settings(options: SimpleNamespace) -> Settings:
-    """What the flags ask for; `cli.Mistake` for what is no whole number, or cannot be measured."""
+    """What the flags ask for; `InputError` for what is no whole number, or cannot be measured."""
     numbers = {}
     for name in LISTS:
         words = getattr(options, name)
         if not all(word.strip().isdecimal() for word in words) or not words:
-            raise cli.Mistake(f"--{name}={','.join(words)}: expected whole numbers with commas between them")
+            raise InputError(f"--{name}={','.join(words)}: expected whole numbers with commas between them")
         numbers[name] = tuple(map(int, words))
     return Settings(**numbers, **{name: getattr(options, name) for name in WHOLE}, seed=options.seed)
 
 
 def main(options: SimpleNamespace) -> None:
     """Measures the lengths and ages that OUT/oracle.parquet lacks, and writes tables.md and the figures of all."""
-    folder, wanted = pathlib.Path(options.out if "out" in options.given else OUT), settings(options)
-    with cli.door():
-        measure.check(wanted)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / MOMENTS
+    folder, wanted = writable("out", options.out if "out" in options.given else OUT), settings(options)
+    measure.check(wanted)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / MOMENTS
+    try:
         kept = pd.read_parquet(file) if file.exists() else pd.DataFrame(columns=list(measure.KEYS))
+    except (OSError, ValueError) as error:  # Arrow's errors are among these
+        raise InputError(f"{file} cannot be read ({error}); remove it, or name another --out") from None
     done = set(zip(kept.length, kept.updates, strict=True))
     for rows in measure.measured(wanted, done, lambda text: print(text, file=sys.stderr, flush=True)):
         kept = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows

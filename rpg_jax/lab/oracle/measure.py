@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from rpg_jax import InputError
 from rpg_jax.lab.oracle import task
 from rpg_jax.lab.oracle.estimators import ESTIMATORS
 from rpg_jax.lab.oracle.gradients import fresh_block, stale_block
@@ -26,16 +27,16 @@ KEYS = ("length", "updates", "group", "estimator")
 def check(settings: Settings) -> None:
     """Raises ValueError for settings that the moments cannot be computed with."""
     if settings.prompts < 1 or len(task.prompts().tokens) % settings.prompts:
-        raise ValueError(f"--prompts={settings.prompts} must divide the task's {len(task.prompts().tokens)} prompts")
+        raise InputError(f"--prompts={settings.prompts} must divide the task's {len(task.prompts().tokens)} prompts")
     if settings.blocks < 3:
-        raise ValueError(f"--blocks={settings.blocks}: errors are estimated from at least 3 blocks")
+        raise InputError(f"--blocks={settings.blocks}: errors are estimated from at least 3 blocks")
     if settings.samples(settings.fresh) < 2:
         least = 2 * settings.blocks * settings.prompts
-        raise ValueError(f"--fresh={settings.fresh} leaves a prompt of a block without a second response; give {least}")
+        raise InputError(f"--fresh={settings.fresh} leaves a prompt of a block without a second response; give {least}")
     for group in settings.groups:
         if group < 2 or settings.samples(settings.stale) % group or not settings.samples(settings.stale):
             count = settings.samples(settings.stale)
-            raise ValueError(f"--groups: {group} does not divide the {count} stale responses to a prompt in a block")
+            raise InputError(f"--groups: {group} does not divide the {count} stale responses to a prompt in a block")
 
 
 def measured(settings: Settings, done: set[tuple[int, int]], log: Callable[[str], None]) -> Iterator[pd.DataFrame]:

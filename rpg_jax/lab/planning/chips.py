@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+from rpg_jax import InputError
+
 GIB = 2**30
 _GOOGLE = "https://docs.cloud.google.com/tpu/docs"
 _NVIDIA = "https://www.nvidia.com/en-us/data-center"
@@ -64,15 +66,15 @@ def parse(names: str) -> list[Topology]:
 def _parse(name: str) -> Topology:
     kind, _, shape = name.partition(":")
     if kind not in CHIPS:
-        raise ValueError(f"--topology={name}: unknown chip {kind!r}; known: {', '.join(CHIPS)}, as v5p:2x2x4 or h100:8")
+        raise InputError(f"--topology={name}: unknown chip {kind!r}; known: {', '.join(CHIPS)}, as v5p:2x2x4 or h100:8")
     chip = CHIPS[kind]
     if chip.topologies is not None:
         if shape not in chip.topologies:
-            raise ValueError(f"--topology={name} does not exist; there are {kind}:{{{','.join(chip.topologies)}}}")
+            raise InputError(f"--topology={name} does not exist; there are {kind}:{{{','.join(chip.topologies)}}}")
         return Topology(name, chip, math.prod(map(int, shape.split("x"))))
     count = int(shape) if shape.isdecimal() else 0
     if count < 1 or (count > chip.machine and count % chip.machine):
-        raise ValueError(
+        raise InputError(
             f"--topology={name} does not exist; there are {kind}:N with N up to {chip.machine} GPUs of one machine, or "
             f"a multiple of {chip.machine}"
         )

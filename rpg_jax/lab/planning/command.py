@@ -14,10 +14,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from rpg_jax import InputError
 from rpg_jax.lab.planning import chips, decoding, measure, report, search
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.sketch import planned_size, sketch
-from rpg_jax.run import cli
+from rpg_jax.run.target import json_file
 from rpg_jax.storage.logs import write_text_atomic
 
 ENVIRONMENT = {  # libtpu without a TPU: it asks no metadata server and logs nothing
@@ -35,29 +36,27 @@ ENVIRONMENT = {  # libtpu without a TPU: it asks no metadata server and logs not
 
 def main(options) -> None:
     """Plans what the flags of `rpg_jax.plan` name."""
-    with cli.door():
-        if options.config is None or options.topology is None:
-            raise ValueError("--config=FILE.py and --topology=CHIP:SHAPE are needed; see --help")
-        topologies, rollout = chips.parse(options.topology), options.config.rollout
-        lengths = decoding.parse(options.lengths, rollout.max_new)
-        prompt = rollout.max_prompt if options.prompt_length is None else options.prompt_length
-        if not 0 < prompt <= rollout.max_prompt:
-            raise ValueError(f"--prompt_length={prompt}: expected above 0 and at most {rollout.max_prompt}")
-        if options.json is not None and not pathlib.Path(options.json).absolute().parent.is_dir():
-            raise ValueError(f"--json={options.json}: there is no such folder; make it first")
-        if any(topology.compiled for topology in topologies):
-            check_libtpu()
-        plans = []
-        for topology in topologies:
-            if options.alone:
-                plans.append(plan(options.config, topology, lengths, prompt, options.search))
-            else:
-                plans.append(plan_in_process(topology))
-                print(report.text(plans[-1]), end="\n\n", flush=True)
-        if len(plans) > 1:
-            print(report.comparison(plans))
-        if options.json is not None:
-            write_text_atomic(pathlib.Path(options.json), json.dumps(plans, indent=1) + "\n")
+    if options.config is None or options.topology is None:
+        raise InputError("--config=FILE.py and --topology=CHIP:SHAPE are needed; see --help")
+    topologies, rollout = chips.parse(options.topology), options.config.rollout
+    lengths = decoding.parse(options.lengths, rollout.max_new)
+    prompt = rollout.max_prompt if options.prompt_length is None else options.prompt_length
+    if not 0 < prompt <= rollout.max_prompt:
+        raise InputError(f"--prompt_length={prompt}: expected above 0 and at most {rollout.max_prompt}")
+    output = json_file(options.json)
+    if any(topology.compiled for topology in topologies):
+        check_libtpu()
+    plans = []
+    for topology in topologies:
+        if options.alone:
+            plans.append(plan(options.config, topology, lengths, prompt, options.search))
+        else:
+            plans.append(plan_in_process(topology))
+            print(report.text(plans[-1]), end="\n\n", flush=True)
+    if len(plans) > 1:
+        print(report.comparison(plans))
+    if output:
+        write_text_atomic(output, json.dumps(plans, indent=1) + "\n")
 
 
 def plan_in_process(topology: Topology) -> dict:
@@ -70,11 +69,10 @@ def plan_in_process(topology: Topology) -> dict:
         flags = [*sys.argv[1:], f"--topology={topology.name}", f"--json={file}", "--alone"]
         command = [sys.executable, "-m", "rpg_jax.plan", *flags]
         worker = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+        if worker.returncode == 2:
+            raise InputError(f"{topology.name}: {worker.stderr.strip().splitlines()[-1].removeprefix('error: ')}")
         if worker.returncode:
-            last_line = (worker.stderr.strip().splitlines() or ["nothing"])[-1]
-            if worker.returncode == 2:
-                raise ValueError(f"{topology.name}: {last_line.removeprefix('error: ')}")
-            raise OSError(f"planning for {topology.name} ended with status {worker.returncode} and said: {last_line}")
+            raise RuntimeError(f"planning for {topology.name} ended with status {worker.returncode}:\n{worker.stderr}")
         return json.loads(file.read_text())[0]
 
 
@@ -104,7 +102,7 @@ def check_libtpu() -> None:
         line.split(";")[0].strip() for line in importlib.metadata.requires("jax") if line.startswith("libtpu")
     )
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError(f"compiling for TPUs needs libtpu, which runs without one: pip install '{required}'")
+        raise InputError(f"compiling for TPUs needs libtpu, which runs without one: pip install '{required}'")
     installed = importlib.metadata.version("libtpu")
     if not installed.startswith(required.removeprefix("libtpu==").rstrip("*")):
-        raise ValueError(f"libtpu {installed} does not go with jax {jax.__version__}: pip install '{required}'")
+        raise InputError(f"libtpu {installed} does not go with jax {jax.__version__}: pip install '{required}'")

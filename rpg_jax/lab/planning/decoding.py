@@ -9,6 +9,8 @@ mean age of renewal theory), which is less than the longest and more than half o
 import numpy as np
 from scipy import stats
 
+from rpg_jax import InputError
+
 SPARE = 3.0  # standard deviations of the tokens in use at a time for which a pool has room before it preempts
 
 
@@ -32,7 +34,7 @@ def parse(text: str, longest: int) -> np.ndarray:
         mean, sigma = values
         below = stats.lognorm.cdf(tokens, sigma, scale=mean * np.exp(-(sigma**2) / 2))
         return np.diff(np.where(tokens < longest, below, 1.0), prepend=0.0)
-    raise ValueError(
+    raise InputError(
         f"--lengths={text}: expected uniform, lognormal:MEAN,SIGMA with both above 0, or fixed:TOKENS above 0 and at "
         f"most {longest}"
     )

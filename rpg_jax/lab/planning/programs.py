@@ -14,7 +14,7 @@ from rpg_jax.lab.planning import estimates
 from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import quantize_params
-from rpg_jax.sampling.generate import SEGMENT
+from rpg_jax.sampling.generate import MOST_STEPS
 from rpg_jax.types import Rollout
 
 
@@ -85,7 +85,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             turns=1,
             cache=device_bytes(pools),
             apart=("prefill", "filters"),
-            outside=1 / SEGMENT,
+            outside=1 / MOST_STEPS,
         ),
         "experience": Program(
             parts.experience,

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from rpg_jax import InputError
 from rpg_jax.lab.planning.estimates import Workload
 from rpg_jax.models import SIZES, huggingface, named
 from rpg_jax.run import build, states
@@ -74,7 +75,7 @@ def planned_size(config: ConfigDict) -> str | None:
     name = pathlib.Path(folder).name.lower()
     sizes = [size for size in SIZES if name.startswith(size)]
     if not sizes:
-        raise ValueError(
+        raise InputError(
             f"model.checkpoint={folder} is not here, and no model size is known by its name; name the folder after one "
             f"of: {', '.join(SIZES)}"
         )

@@ -6,6 +6,7 @@ import itertools
 
 import pandas as pd
 
+from rpg_jax import InputError
 from rpg_jax.lab.reporting.estimates import (
     holm,
     improvement_estimate,
@@ -105,15 +106,15 @@ def compare(variants: list[Variant]) -> Comparison:
     evaluated = {variant.name: [run for run in variant.runs if run.tasks] for variant in variants}
     evaluated = {name: runs for name, runs in evaluated.items() if runs}
     if not evaluated:
-        raise ValueError("none of these runs has logged an evaluation (eval/TASK/mean@k) yet; wait, or name others")
+        raise InputError("none of these runs has logged an evaluation (eval/TASK/mean@k) yet; wait, or name others")
     every = list(itertools.chain(*evaluated.values()))
     tasks = [task for task in every[0].tasks if all(task in run.tasks for run in every)]
     if not tasks:
         listed = "; ".join(f"{name}: {', '.join(runs[0].tasks)}" for name, runs in evaluated.items())
-        raise ValueError(f"these runs have no held-out task in common ({listed}); make a report of each")
+        raise InputError(f"these runs have no held-out task in common ({listed}); make a report of each")
     scores = {(name, str(run.path)): run.scores[tasks].dropna() for name, runs in evaluated.items() for run in runs}
     if any(table.empty for table in scores.values()):
-        raise ValueError(f"a run has no evaluation that has all of {', '.join(tasks)}; make a report without it")
+        raise InputError(f"a run has no evaluation that has all of {', '.join(tasks)}; make a report without it")
     scores = pd.concat(scores, names=["variant", "run"])
     horizon = _horizon(scores)
     farthest = horizon.groupby(level="variant", sort=False).max()

@@ -2,10 +2,11 @@
 
 import pathlib
 
+from rpg_jax import InputError
 from rpg_jax.lab.reporting import equivalence, figures, frontier, kept, page, published, runs, tables
 from rpg_jax.lab.reporting.comparison import compare, verdict
 from rpg_jax.lab.reporting.page import Bullets, Figure, Heading, Text
-from rpg_jax.run import cli
+from rpg_jax.run.target import writable
 from rpg_jax.storage.logs import write_text_atomic
 from rpg_jax.storage.settings import flatten
 
@@ -19,29 +20,27 @@ def main(options, experiments) -> None:
       experiments: published ones, to stand beside the runs that repeat them: (name, config, scores) each.
     """
     folders = options.arguments
-    with cli.door():
-        if not folders:
-            raise ValueError("name folders of runs, such as runs/objectives; see --help")
-        first = pathlib.Path(folders[0])
-        out = pathlib.Path(options.out or (first.with_suffix(".html") if first.suffix == kept.SUFFIX else first / NAME))
-        if out.suffix != ".html":
-            raise ValueError(f"--out={out}: expected a name that ends in .html, such as report.html")
-        read = read_all(folders)
-        if options.keep:
-            if not options.keep.endswith(kept.SUFFIX):
-                raise ValueError(f"--keep={options.keep}: expected a name that ends in {kept.SUFFIX}")
-            kept.keep(read, pathlib.Path(options.keep))
-        title = f"Report of {', '.join(map(str, map(pathlib.Path, folders)))}"
-        references = [
-            published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in experiments
-        ]
-        blocks = document(title, read, references, options.margin)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for block in blocks:
-            if isinstance(block, Figure):
-                write_text_atomic(out.with_name(f"{out.stem}-{block.name}.svg"), block.svg + "\n")
-        write_text_atomic(out.with_suffix(".md"), page.to_markdown(blocks, out.stem))
-        write_text_atomic(out, page.to_html(title, blocks))
+    if not folders:
+        raise InputError("name folders of runs, such as runs/objectives; see --help")
+    first = pathlib.Path(folders[0])
+    out = pathlib.Path(options.out or (first.with_suffix(".html") if first.suffix == kept.SUFFIX else first / NAME))
+    if out.suffix != ".html":
+        raise InputError(f"--out={out}: expected a name that ends in .html, such as report.html")
+    writable("out", out.parent)
+    read = read_all(folders)
+    if options.keep:
+        if not options.keep.endswith(kept.SUFFIX):
+            raise InputError(f"--keep={options.keep}: expected a name that ends in {kept.SUFFIX}")
+        kept.keep(read, pathlib.Path(options.keep))
+    title = f"Report of {', '.join(map(str, map(pathlib.Path, folders)))}"
+    references = [published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in experiments]
+    blocks = document(title, read, references, options.margin)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for block in blocks:
+        if isinstance(block, Figure):
+            write_text_atomic(out.with_name(f"{out.stem}-{block.name}.svg"), block.svg + "\n")
+    write_text_atomic(out.with_suffix(".md"), page.to_markdown(blocks, out.stem))
+    write_text_atomic(out, page.to_html(title, blocks))
     print(f"runs: {len(read)}; see {out} and {out.with_suffix('.md')}")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from rpg_jax import InputError
 from rpg_jax.lab.reporting.comparison import SIGNIFICANT, Comparison
 from rpg_jax.lab.reporting.estimates import holm
 from rpg_jax.lab.reporting.page import Cell, Heading, Table, Text
@@ -55,7 +56,7 @@ def pairs(comparison: Comparison, variants: list[Variant], margin: float) -> pd.
         x, y = (scores[name] for name in pair)
         common = sorted(x.keys() & y.keys() - {None})
         if len(common) < 2:
-            raise ValueError(
+            raise InputError(
                 f"--margin compares runs of the same seeds, and {pair[0]} and {pair[1]} share fewer than 2"
             )
         rows[pair] = equivalence([x[seed] - y[seed] for seed in common], margin)._asdict() | {"seeds": len(common)}

@@ -8,6 +8,7 @@ import pathlib
 
 import pandas as pd
 
+from rpg_jax import InputError
 from rpg_jax.lab.reporting.runs import Run
 from rpg_jax.storage.settings import flatten, matters
 
@@ -36,9 +37,12 @@ def _row(run: Run) -> tuple:
 
 def read(file: pathlib.Path) -> list[Run]:
     """The runs of a file; ValueError where it holds something else."""
-    table = pd.read_parquet(file)
+    try:
+        table = pd.read_parquet(file)
+    except (OSError, ValueError) as error:  # Arrow's errors are among these
+        raise InputError(f"{file} cannot be read: {error}") from None
     if set(table) != set(COLUMNS):
-        raise ValueError(f"{file} holds {', '.join(map(str, table))}; expected the {', '.join(COLUMNS)} of kept runs")
+        raise InputError(f"{file} holds {', '.join(map(str, table))}; expected the {', '.join(COLUMNS)} of kept runs")
     runs = []
     for row in table.itertuples():
         columns = json.loads(row.metrics)

@@ -9,6 +9,7 @@ import re
 
 import pandas as pd
 
+from rpg_jax import InputError
 from rpg_jax.lab.reporting.logged import ALL, SCORE, finite, read_json, read_lines, read_rows
 from rpg_jax.storage.settings import flatten, matters
 
@@ -89,7 +90,7 @@ def find(folders) -> list[pathlib.Path]:
     paths = {}
     for folder in map(pathlib.Path, folders):
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; name those of runs, or of a sweep")
+            raise InputError(f"{folder} is no folder; name those of runs, or of a sweep")
         runs, seen = [], set()
         for path, inner, files in os.walk(folder, followlinks=True):
             inner.sort(key=_natural)
@@ -101,7 +102,7 @@ def find(folders) -> list[pathlib.Path]:
                 runs.append(pathlib.Path(path))
                 inner.clear()
         if not any((path / LOG).exists() for path in runs):
-            raise ValueError(
+            raise InputError(
                 f"{folder} holds no run: there is no {LOG} in it or beneath it; train first, or name another"
             )
         paths |= {path.resolve(): path for path in runs}

@@ -6,34 +6,33 @@ import signal
 import sys
 import threading
 
+from rpg_jax import InputError
 from rpg_jax.lab.reporting.logged import read_rows
 from rpg_jax.lab.sweeping import joblist, machine, results, variants, warm_starts
 from rpg_jax.lab.sweeping.pool import Pool, Task
 from rpg_jax.lab.sweeping.variants import Run, Sweep
 from rpg_jax.run import cli
+from rpg_jax.run.target import writable
 from rpg_jax.storage import workdir
 
 
 def main(options) -> int:
-    """Does what the flags of `rpg_jax.sweep` say; returns its exit status (`cli.Mistake` stands for status 2)."""
+    """Does what the flags of `rpg_jax.sweep` say; returns its exit status (`InputError` stands for status 2)."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with cli.door():
-        if len(options.arguments) != 1:
-            raise ValueError("name one sweep, such as configs/sweeps/objectives.py; see --help")
-        if options.slurm and options.tpu:
-            raise ValueError("--slurm and --tpu exclude each other; give one")
-        sweep = variants.read(options.arguments[0], options.seeds and [_seed(word, options) for word in options.seeds])
-        out = pathlib.Path(options.out or f"runs/{sweep.name}")
-        if out.exists() and not out.is_dir():
-            raise ValueError(f"--out={out} is a file; name a folder")
-        outdated = variants.check_begun(out, sweep.runs)
-        to_prepare = _run_named(sweep, options.prepare) if options.prepare else None
-        left = [run for run in sweep.runs if not variants.is_done(out, run)]
-        if options.slurm or options.tpu:
-            write_script(options, out, sweep, left)
-            return 0
+    if len(options.arguments) != 1:
+        raise InputError("name one sweep, such as configs/sweeps/objectives.py; see --help")
+    if options.slurm and options.tpu:
+        raise InputError("--slurm and --tpu exclude each other; give one")
+    sweep = variants.read(options.arguments[0], options.seeds and [_seed(word, options) for word in options.seeds])
+    out = writable("out", options.out or f"runs/{sweep.name}")
+    outdated = variants.check_begun(out, sweep.runs)
+    to_prepare = _run_named(sweep, options.prepare) if options.prepare else None
+    left = [run for run in sweep.runs if not variants.is_done(out, run)]
+    if options.slurm or options.tpu:
+        write_script(options, out, sweep, left)
+        return 0
     if to_prepare:
         return 0 if warm_starts.prepare(out, to_prepare, stop) else cli.PREEMPTED
     for text, names in outdated.items():
@@ -68,7 +67,7 @@ def stopped() -> int:
 
 def _seed(word: str, options) -> int:
     if not word.strip().isdecimal():
-        raise ValueError(f"--seeds={','.join(options.seeds)}: {word!r} is no whole number of at least 0, as in 0,1,2")
+        raise InputError(f"--seeds={','.join(options.seeds)}: {word!r} is no whole number of at least 0, as in 0,1,2")
     return int(word)
 
 
@@ -76,7 +75,7 @@ def _run_named(sweep: Sweep, name: str) -> Run:
     for run in sweep.runs:
         if run.name == name:
             return run
-    raise ValueError(f"--prepare={name}: {sweep.file} has no such run; one is {sweep.runs[0].name}")
+    raise InputError(f"--prepare={name}: {sweep.file} has no such run; one is {sweep.runs[0].name}")
 
 
 def train_command(out: pathlib.Path, run: Run) -> list[str]:
@@ -102,7 +101,7 @@ def write_script(options, out: pathlib.Path, sweep: Sweep, left: list[Run]) -> N
         return
     kind = "slurm" if options.slurm else "tpu"
     if kind == "tpu" and out.is_absolute():
-        raise ValueError(f"--out={out} with --tpu: name a folder relative to the repository, which pods have as well")
+        raise InputError(f"--out={out} with --tpu: name a folder relative to the repository, which pods have as well")
     script = out / f"{kind}.sh"
     own_command = [".venv/bin/python", "-m", "rpg_jax.sweep", options.arguments[0], f"--out={out}"]
     own_command += [f"--seeds={','.join(options.seeds)}"] if options.seeds else []

@@ -14,13 +14,13 @@ import functools
 import json
 import pathlib
 import re
-import runpy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from rpg_jax import InputError
 from rpg_jax.lab.reporting.comparable import incomparable
 from rpg_jax.lab.reporting.logged import read_json
 from rpg_jax.run import build, cli
@@ -67,27 +67,27 @@ def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
     Raises:
       ValueError: the file lacks a definition or one has the wrong type; variants share a name or all settings; a key
         does not exist in the base config; training refuses the settings; variants differ in what makes them
-        incomparable. SyntaxError, OSError: as Python raises them.
+        incomparable.
     """
     file, _, variant = spec.partition(":")
-    names = _load(file)
+    names = cli.names_of(file, f"sweep {spec}")
     missing = [name for name in DEFINITIONS if name not in names]
     if missing:
-        raise ValueError(f"{file} lacks {' and '.join(missing)}; a sweep has {', '.join(DEFINITIONS)}")
+        raise InputError(f"{file} lacks {' and '.join(missing)}; a sweep has {', '.join(DEFINITIONS)}")
     base = names["CONFIG"]
     if not isinstance(base, str):
-        raise ValueError(f"CONFIG of {file} is {base!r}; expected FILE.py or FILE.py:VARIANT")
+        raise InputError(f"CONFIG of {file} is {base!r}; expected FILE.py or FILE.py:VARIANT")
     if variant and ":" in base:
-        raise ValueError(f"CONFIG of {file} is {base!r}, which names a variant already; drop :{variant}")
+        raise InputError(f"CONFIG of {file} is {base!r}, which names a variant already; drop :{variant}")
     base = f"{base}:{variant}" if variant else base
-    config = _base_config(base, file)
+    config = cli.read_config(base, f"CONFIG of {file}, {base}").lock()
     seeds = _seeds(names["SEEDS"] if seeds is None else seeds, file)
     pairs = _pairs(names["VARIANTS"], file)
     configs = {name: _config(f"variant {name!r} of {file}", base, config, settings) for name, settings in pairs}
     settings_by_name = {name: of_config(variant_config) for name, variant_config in configs.items()}
     _refuse_equal(file, settings_by_name)
     if lines := incomparable(settings_by_name):
-        raise ValueError(
+        raise InputError(
             f"variants of {file} cannot be compared, for they differ in {'; '.join(lines)}; give all of them the "
             f"same, or make a sweep of each"
         )
@@ -121,38 +121,20 @@ def check_begun(out: pathlib.Path, runs: Sequence[Run]) -> dict[str, list[str]]:
         else:
             changed += files
         if changed:
-            raise ValueError(
+            raise InputError(
                 f"{out / run.name} was begun with other settings ({'; '.join(changed)}); give another --out, or delete "
                 f"that folder"
             )
     return outdated
 
 
-def _load(file: str) -> dict[str, Any]:
-    """The names that a Python file defines; ValueError with the reason if it does not run."""
-    try:
-        return runpy.run_path(file)
-    except (SyntaxError, OSError):
-        raise
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{file} does not run: {type(error).__name__}: {error}") from error
-
-
-def _base_config(base: str, file: str) -> ConfigDict:
-    path, _, variant = base.partition(":")
-    get_config = _load(path).get("get_config")
-    if get_config is None:
-        raise ValueError(f"{path}, the CONFIG of {file}, has no get_config; name the file of an experiment")
-    return (get_config(variant) if variant else get_config()).lock()
-
-
 def _seeds(seeds: Any, file: str) -> list[int]:
     seeds = list(seeds) if isinstance(seeds, (list, tuple, range)) else [seeds]
     if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):  # PRNG keys are of 32 bits
-        raise ValueError(f"the seeds of {file} are {seeds}; expected whole numbers in 0..2**32 - 1, such as 0,1,2")
+        raise InputError(f"the seeds of {file} are {seeds}; expected whole numbers in 0..2**32 - 1, such as 0,1,2")
     repeated = [seed for seed, count in Counter(seeds).items() if count > 1]
     if repeated:
-        raise ValueError(
+        raise InputError(
             f"the seeds of {file} hold {repeated[0]} more than once: those runs would be the same; drop one"
         )
     return seeds
@@ -166,15 +148,15 @@ def _pairs(variants: Any, file: str) -> list[tuple[str, dict]]:
         or not pairs
         or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], dict) for pair in pairs)
     ):
-        raise ValueError(f"VARIANTS of {file} is no {{name: {{key: value}}}} of at least one variant")
+        raise InputError(f"VARIANTS of {file} is no {{name: {{key: value}}}} of at least one variant")
     by_folder = {}
     for name, _ in pairs:
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ValueError(
+            raise InputError(
                 f"variant {name!r} of {file}: expected a name of letters, digits and . _ + - for its folder"
             )
         if name.casefold() in by_folder:
-            raise ValueError(
+            raise InputError(
                 f"variants {by_folder[name.casefold()]!r} and {name!r} of {file} collide in name, and so in folder; "
                 f"rename one"
             )
@@ -188,23 +170,23 @@ def _config(where: str, base_name: str, base: ConfigDict, settings: Mapping[str,
     objective = settings.get("objective.name", known_keys.get("objective.name"))
     for key, value in settings.items():
         if key == "seed":
-            raise ValueError(f"{where} sets seed, which SEEDS does for every variant; drop it there")
+            raise InputError(f"{where} sets seed, which SEEDS does for every variant; drop it there")
         is_new = key not in known_keys
         if is_new and not cli.is_open(key.rpartition(".")[0], objective):
-            raise ValueError(f"{where}: its CONFIG, {base_name}, has no key {key!r}")
+            raise InputError(f"{where}: its CONFIG, {base_name}, has no key {key!r}")
         if not matters(key):
-            raise ValueError(f"{where} sets {key}, which changes nothing of what is computed; drop it")
+            raise InputError(f"{where} sets {key}, which changes nothing of what is computed; drop it")
         if value is None:
-            raise ValueError(f"{where} sets {key} to None, which a flag cannot; leave it unset in the base config")
+            raise InputError(f"{where} sets {key} to None, which a flag cannot; leave it unset in the base config")
         expected = object if is_new else _type(base, key)
         value = float(value) if expected is float and type(value) is int else value
         if expected is not object and type(value) is not expected:
-            raise ValueError(f"{where}: {key}={value!r} does not fit; expected a {expected.__name__}")
+            raise InputError(f"{where}: {key}={value!r} does not fit; expected a {expected.__name__}")
         config.update_from_flattened_dict({key: value})
     try:
         build.build_settings(config)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{where}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     return config
 
 
@@ -219,4 +201,4 @@ def _refuse_equal(file: str, settings_by_name: Mapping[str, dict]) -> None:
     for name, settings in settings_by_name.items():
         first = first_with.setdefault(json.dumps(settings, sort_keys=True), name)
         if first != name:
-            raise ValueError(f"variants {first!r} and {name!r} of {file} have the same settings; drop one")
+            raise InputError(f"variants {first!r} and {name!r} of {file} have the same settings; drop one")

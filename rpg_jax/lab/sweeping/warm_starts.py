@@ -72,9 +72,8 @@ def prepare(out: pathlib.Path, run: Run, stop: threading.Event) -> bool:
 
 def _train(run: Run, folder: pathlib.Path) -> bool:
     with job.joined() as should_stop:
-        with cli.door():
-            built = build.build_run(run.config, log=job.say)
-        with cli.in_words(), built.scorer:
+        built = build.build_run(run.config, log=job.say)
+        with built.scorer:
             params, _ = warm_start.warm_started(run.config, built, folder / "warm_start", should_stop)
     return params is not None
 

@@ -12,31 +12,32 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from rpg_jax import InputError
 from rpg_jax.exact import contract_faults
 from rpg_jax.exact.verification import Case
 from rpg_jax.lab import verification
 from rpg_jax.lab.tradeoff import figures, measure, tables, words
 from rpg_jax.lab.tradeoff.measure import Tradeoff
 from rpg_jax.lab.tradeoff.settings import LISTS, WHOLE, Grid
-from rpg_jax.run import cli
+from rpg_jax.run.target import json_file, writable
 from rpg_jax.storage.logs import jsonable
 
 _OF_FORMS = ("epsilons", "ceilings", "betas", "divergences", "group")  # what an objective of one's own settles
 
 
 def asked(options: SimpleNamespace) -> bool:
-    """Whether --tradeoff was given; `cli.Mistake` for a flag of its own without it."""
+    """Whether --tradeoff was given; `InputError` for a flag of its own without it."""
     if options.figures and options.tradeoff:
-        raise cli.Mistake("--figures and --tradeoff exclude each other; give one")
+        raise InputError("--figures and --tradeoff exclude each other; give one")
     own = (*WHOLE, *LISTS) if options.figures else (*WHOLE, *LISTS, "out")
     given = [name for name in own if name in options.given]
     if given and not options.tradeoff:
-        raise cli.Mistake(f"--{given[0]} goes with --tradeoff")
+        raise InputError(f"--{given[0]} goes with --tradeoff")
     return options.tradeoff
 
 
 def grid(options: SimpleNamespace) -> Grid:
-    """The grid that the flags describe; `cli.Mistake` for a value that is not a number."""
+    """The grid that the flags describe; `InputError` for a value that is not a number."""
     numbers = {
         name: tuple(_number(name, kind, word) for word in getattr(options, name))
         for name, kind in (("distances", float), ("samples", int), ("ceilings", float), ("betas", float))
@@ -55,7 +56,7 @@ def _number(flag: str, kind: Callable, word: str):
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise cli.Mistake(f"--{flag}: {word!r} is not {'a whole number' if kind is int else 'a number'}")
+        raise InputError(f"--{flag}: {word!r} is not {'a whole number' if kind is int else 'a number'}")
     return value
 
 
@@ -69,13 +70,12 @@ def _bounds(word: str) -> tuple[float, float]:
 
 def main(options: SimpleNamespace) -> None:
     """--tradeoff, of the built-in forms or of --objective."""
-    started, output = time.monotonic(), verification.json_file(options)
+    started, output = time.monotonic(), json_file(options.json)
     case, faults = verification.chosen_case(options), []
     if case is None:
         result = measured(options)
     else:
-        with verification.running(case.name):
-            result, faults = measured(options, case), contract_faults(case.members[0][0])
+        result, faults = measured(options, case), contract_faults(case.members[0][0])
     report(options, result, output)
     for fault in faults:
         print(f"contract: {fault}")
@@ -83,23 +83,19 @@ def main(options: SimpleNamespace) -> None:
 
 
 def measured(options: SimpleNamespace, case: Case | None = None) -> Tradeoff:
-    """The trade-off of the built-in forms, or of an objective of the user's; `cli.Mistake` for flags without sense."""
-    what, out = grid(options), pathlib.Path(options.out)
-    nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise cli.Mistake(f"--out={out}: {nearest} is not a folder")
+    """The trade-off of the built-in forms, or of an objective of the user's; `InputError` for flags without sense."""
+    what = grid(options)
+    writable("out", options.out)
     if case is None:
-        with cli.door():
-            return measure.measure(what)
+        return measure.measure(what)
     for name in _OF_FORMS:
         if name in options.given:
-            raise cli.Mistake(f"--{name} cannot matter: an objective of your own is measured as it is")
-    with cli.door():
-        measure.check(what, 2)
+            raise InputError(f"--{name} cannot matter: an objective of your own is measured as it is")
+    measure.check(what, 2)
     result = measure.measure_objective(what, case.name, *case.members[0])
     gradients = result.table[result.table.objective == case.name]
     if broken := (~np.isfinite(gradients.variance + gradients.bias_squared)).sum():
-        raise cli.Mistake(f"the gradient of {case.name} is not finite in {broken} of {len(gradients)} situations")
+        raise InputError(f"the gradient of {case.name} is not finite in {broken} of {len(gradients)} situations")
     return result
 
 
@@ -120,11 +116,10 @@ def report(options: SimpleNamespace, result: Tradeoff, output: pathlib.Path | No
         verification.print_table(*words.groups(frames["groups"]))
     sentences = words.finding(frames)
     print("\nWhat it says (medians over problems):", *sentences, sep="\n* ")
-    with cli.door():
-        names = _write(folder, result, frames)
-        if output:
-            rows = {name: frame.to_dict("records") for name, frame in frames.items()}
-            output.write_text(json.dumps(jsonable({"grid": result.grid._asdict(), **rows, "finding": sentences})))
+    names = _write(folder, result, frames)
+    if output:
+        rows = {name: frame.to_dict("records") for name, frame in frames.items()}
+        output.write_text(json.dumps(jsonable({"grid": result.grid._asdict(), **rows, "finding": sentences})))
     print(f"\nIn {folder}: {', '.join(names)}")
 
 

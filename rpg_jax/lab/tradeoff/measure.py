@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from rpg_jax import InputError
 from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
 from rpg_jax.lab.tradeoff.groups import measure_groups
@@ -108,18 +109,18 @@ def check(grid: Grid, forms: int) -> None:
     """Raises ValueError if the grid is empty, has values out of range, or is too large to enumerate."""
     for name in ("distances", "samples", "epsilons", "ceilings", "betas", "divergences"):
         if not getattr(grid, name):
-            raise ValueError(f"{name} is empty; expected at least one value")
+            raise InputError(f"{name} is empty; expected at least one value")
         if len(set(getattr(grid, name))) < len(getattr(grid, name)):
-            raise ValueError(f"{name} has a value twice: {getattr(grid, name)}")
+            raise InputError(f"{name} has a value twice: {getattr(grid, name)}")
     for name, least in (("vocab", 2), ("length", 1), ("problems", 1), ("group", 2), ("seed", 0)):
         if getattr(grid, name) < least:
-            raise ValueError(f"{name} is {getattr(grid, name)}; expected at least {least}")
+            raise InputError(f"{name} is {getattr(grid, name)}; expected at least {least}")
     for distance in grid.distances:
         if not 0 <= distance <= 10:
-            raise ValueError(f"distance {distance}; expected a KL of 0 to 10 nats")
+            raise InputError(f"distance {distance}; expected a KL of 0 to 10 nats")
     for count in grid.samples:
         if not 1 <= count <= MOST_SAMPLES:
-            raise ValueError(f"samples {count}; expected 1 to {MOST_SAMPLES:g}")
+            raise InputError(f"samples {count}; expected 1 to {MOST_SAMPLES:g}")
     cells = grid.problems * len(grid.distances) * len(DIRECTIONS)
     try:
         size = float(grid.vocab) ** grid.length * grid.length * cells
@@ -128,12 +129,12 @@ def check(grid: Grid, forms: int) -> None:
     spelled = f"{grid.vocab}^{grid.length} sequences of {grid.length} tokens in {cells:,} situations"
     if size > SEQUENCE_LIMIT:
         tokens = f"{size:.3g}" if math.isfinite(size) else "over 1e+308"
-        raise ValueError(
+        raise InputError(
             f"a grid too large to enumerate: {spelled} have {tokens} tokens; the limit is "
             f"{SEQUENCE_LIMIT:.3g}: lower --vocab, --length, --problems or the number of --distances"
         )
     if size * forms > WORK_LIMIT:
-        raise ValueError(
+        raise InputError(
             f"a grid too large to enumerate: {spelled} for {forms} forms are {size * forms:.3g} token gradients; "
             f"the limit is {WORK_LIMIT:.3g}: lower --length, --problems or the number of --epsilons, --ceilings, "
             "--betas or --distances"
@@ -146,7 +147,7 @@ def check_groups(grid: Grid) -> None:
     sequences = grid.vocab**grid.length
     size = (grid.group + 1) * sequences * grid.length * cells * len(ADVANTAGES) * len(_group_betas(grid))
     if size > WORK_LIMIT:
-        raise ValueError(
+        raise InputError(
             f"a grid too large to enumerate: {sequences:,} sequences in the {grid.group + 1:,} kinds of groups of "
             f"{grid.group:,}, in {cells:,} situations for {len(ADVANTAGES)} advantages are {size:.3g} token gradients, "
             f"the limit {WORK_LIMIT:.3g}: lower --group, --length, --problems or the number of --distances"
