@@ -257,6 +257,35 @@ def test_elsewhere_an_unknown_key_is_refused(monkeypatch, words, message):
     assert status == 2 and message in said, said
 
 
+BROKEN = {
+    "syntax.py": "def get_config(:",
+    "bug.py": "def get_config():\n    return 1 / 0\n",
+    "none.py": "def get_config():\n    pass\n",
+    "other.py": "x = 1",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (f"{ROOT}/configs/quickstar.py", f"did you mean {ROOT}/configs/quickstart.py?"),
+        (f"{ROOT}/configs/quickstart.py:smokee", "unknown variant 'smokee' of configs/quickstart.py; known: smoke"),
+        ("syntax.py", "syntax.py, line 1: invalid syntax"),
+        ("none.py", "get_config returns a NoneType; expected a ConfigDict"),
+        ("none.py:smoke", "get_config does not take 'smoke'"),
+        ("other.py", "other.py: the file has no get_config"),
+    ],
+)
+def test_a_config_that_is_none_is_one_line_and_a_bug_in_one_stays_a_bug(name, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file, text in BROKEN.items():
+        (tmp_path / file).write_text(text)
+    status, said = call("train", f"--config={name}")
+    assert status == 2 and says in said, said
+    with pytest.raises(ZeroDivisionError):  # Python then prints where
+        call("train", "--config=bug.py")
+
+
 def test_unset_keys_are_not_passed_on():
     section = quickstart().objective
     settings = build.set_keys(section, "name")

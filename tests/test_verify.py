@@ -185,3 +185,15 @@ def test_mistakes_are_one_line(call, arguments, words):
 def test_what_a_users_function_raises_shows_its_lines(call):
     status, _, err = call("--objective=mine.py:broken")
     assert status == 1 and "Traceback" in err and 'raise RuntimeError("two\\nlines")' in err
+
+
+def test_a_table_folds_where_the_terminal_is_narrow_and_loses_nothing(monkeypatch, capsys):
+    cells = ("docs/tempered.py:tempered", "urkl", "differentiable", "rpg", "sequence", "exact 0e+00", "biased", "NO")
+    monkeypatch.setenv("COLUMNS", "80")
+    verification.print_rows(verification.HEADER, [cells])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and "divergence" in lines[1] and "docs/tempered.py:tempered" not in lines[2]
+    assert sorted("".join(lines[2:]).replace(" ", "")) == sorted("".join(cells).replace(" ", ""))
+    monkeypatch.delenv("COLUMNS")
+    verification.print_rows(verification.HEADER, [cells])
+    assert capsys.readouterr().out.splitlines()[1].split("  ")[0] == cells[0]

@@ -2,12 +2,9 @@
 
 import json
 import math
-import shutil
-import sys
 import time
 
 import jax
-from rich.console import Console
 from rich.table import Table
 
 from rpg_jax import InputError
@@ -18,7 +15,7 @@ from rpg_jax.exact.natural_gradient import natural_gradient_gaps, natural_gradie
 from rpg_jax.exact.verification import BETA, PROBLEMS, Case, Finding, built_in_cases, find, user_case
 from rpg_jax.objectives import DIVERGENCES, make
 from rpg_jax.objectives.objective import BIASED
-from rpg_jax.run.target import json_file
+from rpg_jax.run.target import json_file, print_table
 from rpg_jax.storage.logs import Progress
 
 HEADER = ("objective", "divergence", "estimator", "clip", "level", "on policy", "off policy", "as declared")
@@ -40,7 +37,7 @@ def main(options) -> int:
             names = [case.divergence] if case.divergence in DIVERGENCES else []
             contract, findings = contract_faults(case.members[0][0]), [find(case)]
     wrong = {name: faults for name in names if (faults := divergence_faults(name))}
-    print_table(HEADER, [row(finding) for finding in findings])
+    print_rows(HEADER, [row(finding) for finding in findings])
     print_drift(findings)
     if levels:
         print_levels(levels)
@@ -113,18 +110,12 @@ def row(finding: Finding) -> tuple[str, ...]:
     return (*finding.case[:5], str(finding.verdict(True)), str(finding.verdict(False)), declared)
 
 
-def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """A table on a terminal wide enough for it; else, and in a pipe, aligned lines."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    framed = sum(widths) + 3 * len(widths) + 1
-    if not sys.stdout.isatty() or shutil.get_terminal_size().columns < framed:
-        for cells in (header, *rows):
-            print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
-        return
-    table = Table(*header)
+def print_rows(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """A table of aligned columns."""
+    table = Table(*header, box=None, pad_edge=False, header_style="bold")
     for cells in rows:
         table.add_row(*cells, style="bold red" if cells[-1] == "NO" else None)
-    Console().print(table)
+    print_table(table)
 
 
 def print_drift(findings: list[Finding]) -> None:
@@ -136,7 +127,7 @@ def print_drift(findings: list[Finding]) -> None:
     ]
     if rows:
         print("\nBias as the policy moves away, by KL(behavior || policy) in nats a sequence (median problem):")
-        print_table((*HEADER[:5], *map(str, MOVED)), rows)
+        print_rows((*HEADER[:5], *map(str, MOVED)), rows)
 
 
 def print_levels(gaps: dict) -> None:

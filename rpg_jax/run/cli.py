@@ -173,7 +173,8 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     os.environ.update(compiler.libtpu_arguments(os.environ))  # before JAX looks for devices
     module = sys.modules[main.__module__]
     if {"--help", "-h", "--helpfull"} & set(argv):
-        print((module.__doc__ or "").strip(), flags.FLAGS.module_help(module), sep="\n")
+        given = flags.FLAGS.module_help(module).replace(f"{module.__name__}:", "Flags:", 1)
+        print((module.__doc__ or "").strip(), given, sep="\n")
         sys.exit(0)
     try:
         options = _parsed(argv, module, arguments)

@@ -12,7 +12,6 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from rich.console import Console
 from rich.table import Table
 
 from rpg_jax import InputError, data, parallel
@@ -22,7 +21,7 @@ from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
 from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.run import build, cli, states
-from rpg_jax.run.target import writable
+from rpg_jax.run.target import print_table, writable
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint, saved_steps
 from rpg_jax.storage.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
@@ -264,4 +263,4 @@ def print_scores(title: str, scores: dict[str, float], problems: list[data.Probl
         table.add_row(name, *(f"{scores[key]:.4f}\n{line}" for key, line in zip(keys, intervals, strict=True)))
     for name, label in (("response_length", "response tokens"), ("finished", "finished")):
         table.add_row(label, *(f"{scores[f'{task}/{name}']:.4g}" for task in counts))
-    Console(width=max(100, 24 * len(counts))).print(table)
+    print_table(table)

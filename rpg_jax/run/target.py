@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import shutil
+import sys
 
 from rich.console import Console
 from rich.table import Table
@@ -34,9 +36,22 @@ def json_file(value: str | None) -> pathlib.Path | None:
     return output
 
 
+def width() -> int | None:
+    """Columns of the terminal, or of the variable COLUMNS; None in a pipe, which takes lines of any length."""
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size().columns if is_known else None
+
+
+def print_table(table: Table) -> None:
+    """Prints a table whose cells fold where the terminal is too narrow for it."""
+    for column in table.columns:
+        column.overflow, column.min_width = "fold", max(map(len, str(column.header).split()), default=0)
+    Console(width=width() or 10_000).print(table)
+
+
 def print_summary(title: str, rows: dict[str, int | str]) -> None:
     """Prints a table of two columns."""
     table = Table(title=title, show_header=False)
     for name, value in rows.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else value)
-    Console(width=100).print(table)
+    print_table(table)

@@ -18,7 +18,6 @@ from functools import partial
 from typing import TextIO
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from rpg_jax import InputError
@@ -26,7 +25,7 @@ from rpg_jax.lab.faults import commands, damage, disks, jobs, rewards, signals
 from rpg_jax.lab.faults.bench import LOST, SAME, TOLD, Bench, Trial
 from rpg_jax.lab.faults.processes import Zygote
 from rpg_jax.run import cli
-from rpg_jax.run.target import new_folder
+from rpg_jax.run.target import new_folder, print_table
 
 # What trainings of a campaign compile runs for a second: most of LLVM's passes would cost more than they bring.
 ENVIRONMENT = {
@@ -190,7 +189,7 @@ def show(trials: list[Trial], about: dict) -> None:
         table.add_column(name, justify="right" if place else "left")
     for row in counted(trials):
         table.add_row(*map(str, row))
-    Console(width=100).print(table)
+    print_table(table)
     for trial in trials:
         if trial.outcome == LOST:
             print(f"lost: {trial.kind}: {trial.what}: {trial.line}")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from rpg_jax.lab.planning.chips import GIB
+from rpg_jax.run.target import width
 
 MEMORY = ["arguments", "temporaries", "output", "code", "beside", "peak"]
 UNITS_OF_WORK = dict(prefill="generation batch", decode="token of every slot", experience="RL step", update="update")
@@ -118,4 +119,4 @@ def comparison(plans: Sequence[dict]) -> str:
 
 def table(frame: pd.DataFrame) -> str:
     """A frame as lines, with two spaces between columns since their titles have spaces; "?" for unknown numbers."""
-    return frame.rename(columns=" {}".format).to_string(float_format="{:.4g}".format, na_rep="?")
+    return frame.rename(columns=" {}".format).to_string(float_format="{:.4g}".format, na_rep="?", line_width=width())

@@ -7,6 +7,7 @@ import pandas as pd
 
 from rpg_jax.lab.reporting.logged import read_json
 from rpg_jax.lab.sweeping.variants import Sweep
+from rpg_jax.run.target import width
 
 ACCURACIES = {"accuracy_before": "before", "accuracy_after": "last", "best_accuracy": "best"}  # summary's key -> column
 MINUTES = "minutes, with warm start"
@@ -24,5 +25,5 @@ def table(out: pathlib.Path, sweep: Sweep, failed: Container[str]) -> str:
     counts = variants[["done", "failed"]].sum()
     counts["done"] = counts["done"].astype(str) + "/" + variants.size().astype(str)
     formats = dict.fromkeys(ACCURACIES.values(), "{:.1%}".format) | {MINUTES: "{:.1f}".format}
-    lines = counts.join(variants[list(formats)].mean()).to_string(formatters=formats, na_rep="-")
+    lines = counts.join(variants[list(formats)].mean()).to_string(formatters=formats, na_rep="-", line_width=width())
     return f"{sweep.file}, held-out mean@k over the seeds that are done\n{lines}"

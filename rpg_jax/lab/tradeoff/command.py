@@ -103,17 +103,17 @@ def report(options: SimpleNamespace, result: Tradeoff, output: pathlib.Path | No
     """Prints tables and sentences; writes CSV files and figures into --out, and all of it into `output` as JSON."""
     frames, folder = tables.all_tables(result), pathlib.Path(options.out)
     print("Bias (of |∇J|), variance of one sample (of |∇J|²), and N*: with fewer samples the clip lowers the error.")
-    verification.print_table(*words.clips(frames["tradeoff"]))
+    verification.print_rows(*words.clips(frames["tradeoff"]))
     if "best_epsilon" in frames:
         print("\nEpsilon (low/high) of least mean squared error:")
-        verification.print_table(*words.best(frames["best_epsilon"]))
+        verification.print_rows(*words.best(frames["best_epsilon"]))
     if "levels" in frames:
         print("\nToken-level against sequence-level weights, unclipped, held against the sequence-level objective:")
-        verification.print_table(*words.levels(frames["levels"]))
+        verification.print_rows(*words.levels(frames["levels"]))
     if "groups" in frames:
         where = f"uphill, KL {max(result.grid.distances):g}, beta {max(result.grid.betas):g}"
         print(f"\nAdvantages from a batch of one group of {result.grid.group}; {where}, token level, unclipped:")
-        verification.print_table(*words.groups(frames["groups"]))
+        verification.print_rows(*words.groups(frames["groups"]))
     sentences = words.finding(frames)
     print("\nWhat it says (medians over problems):", *sentences, sep="\n* ")
     names = _write(folder, result, frames)
