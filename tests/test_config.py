@@ -9,6 +9,7 @@ import numbers
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from ml_collections import ConfigDict
 from configs import base
 from rpg_jax.objectives import RECIPES
 from rpg_jax.rewards import Scorer
-from rpg_jax.run import bounds, build, states, train
+from rpg_jax.run import bounds, build, cli, states, train
 from rpg_jax.storage import workdir
 from rpg_jax.storage.settings import flatten
 
@@ -194,6 +195,17 @@ def begun(monkeypatch, *words, file=f"{ROOT}/configs/quickstart.py:smoke"):
     configs = []
     monkeypatch.setattr(train, "main", lambda options, **_: configs.append(options.config))
     return *call("train", f"--config={file}", *words), *(configs or [None])
+
+
+def test_every_flag_of_an_open_section_in_the_docs_is_taken(monkeypatch):
+    text = "".join(file.read_text() for file in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))])
+    sections = "|".join(re.escape(section) for section in cli.OPEN)
+    flags = set(re.findall(rf'(?:{sections})(?:\.\w+)*=(?:"[^"]*"|[^\s`,)]+)', text))
+    assert len(flags) >= 4 and "data.template_options.enable_thinking=False" in flags
+    for flag in sorted(flags):
+        (word,) = shlex.split(flag)
+        file = "quickstart.py:smoke" if word.startswith("data.tasks") else "word_problems.py"
+        assert begun(monkeypatch, f"--config.{word}", file=f"{ROOT}/configs/{file}")[:2] == (0, ""), flag
 
 
 def test_options_of_a_chat_template_and_answers_of_any_text_reach_the_problems(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import decimal
 import json
 import os
 import pathlib
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from absl.testing import flagsaver
 
 from rpg_jax import data, prepare
 from rpg_jax.data import datasets, problems
+from rpg_jax.data.folding import stated
 from rpg_jax.run import cli
 
 SHARED = pathlib.Path(__file__).parents[2] / "shared/data"
@@ -125,7 +127,7 @@ PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-
     ("text", "answer"),
     [
         (PENS + "#### 67", "67"),
-        (PENS + "#### 67\n\n", "67"),
+        (PENS + "####67\r\n\n", "67"),
         (PENS.replace("\n", " ") + "#### -1,234,567.5", "-1234567.5"),
         ("so\n#### $1,250", "$1250"),
         ("#### (1,200)", "(1,200)"),
@@ -135,7 +137,7 @@ PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-
         (PENS + "**Answer:** 67.", "67"),
         ("So the final answer is 67.", "67"),
         ("Thus, the answer is: $x$", "$x$"),
-        ("<think>\n6\n</think>\n<answer>\n67\n</answer>", "67"),
+        ("<think>\n6\n</think>\n<answer>6</answer> no\n<answer>\n67\n</answer>", "67"),
         # What states no other answer is the answer.
         ('["6", "7"]', '["6", "7"]'),
         ("[67]", "[67]"),
@@ -176,6 +178,15 @@ def test_an_answer_that_no_rule_finds_is_refused_unless_its_column_is_named(call
             datasets.load(source, tokenizer=Words(), max_prompt=90)
         sets = datasets.load(source, tokenizer=Words(), max_prompt=90, judged=False)
         assert sets.problems("train")[1].answer == text.strip(), "a function of one's own takes any text"
+
+
+@pytest.mark.parametrize("text", ["\n", " ", "* ", "<answer>", "#### ", "answer is "])
+def test_long_answers_are_read_in_linear_time(text):
+    start = time.monotonic()
+    text *= 10**5
+    for given in (text, f"answer:{text}x", f"{text}answer"):
+        stated(given)
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -23,13 +23,12 @@ _SHOWN = 40  # characters of an answer in an error
 _LONGEST = 300  # characters of an answer that the rules can find: they read the last 300 of a response
 _MESSAGES = re.compile(r"\s*(?:array\()?\[?\s*\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
-_TAGS = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
-_LAST_LINE = re.compile(
-    r"(?:^|\n)[\s*]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the )?(?:final |correct )?"
-    r"answer[\s*]*(?:\bis\b[\s*]*:?|:)[\s*]*([^\n]+?)[\s*.]*$",
+_MARKED = re.compile(r"(?:^|\s)####(?!#)\s*(\S.*)")  # in the last line, as the next one
+_ANSWER = re.compile(
+    r"[\s*]*(?:(?:so|thus|hence|therefore),? +)?(?:the )?(?:final |correct )?"
+    r"answer[\s*]*(?:\bis\b[\s*]*:?|:)[\s*]*(\S.*)",
     re.IGNORECASE,
 )
-_MARKED = re.compile(r"(?:^|\s)####\s+([^\n]+?)\s*$")
 _THOUSANDS = re.compile(r"-?[$]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
@@ -211,12 +210,16 @@ def stated(text: str) -> str:
     It stands after the last `####` (GSM8K), in the last \boxed{…} (MATH), between <answer> and </answer>, or after
     `Answer:` in the last line.
     """
-    if found := _MARKED.search(text):
+    last = text.rstrip().rpartition("\n")[2]
+    if found := _MARKED.search(last):
         return found[1].replace(",", "") if _THOUSANDS.fullmatch(found[1]) else found[1]
     if boxes := list(_BOX.finditer(text)):
         return _braced(text, boxes[-1].end())
-    if found := _TAGS.search(text) or _LAST_LINE.search(text):
-        return found[1]
+    end = text.rfind("</answer>")
+    if (start := text.rfind("<answer>", 0, max(end, 0))) >= 0:
+        return text[start + len("<answer>") : end]
+    if found := _ANSWER.match(last):
+        return found[1].rstrip(" *.")
     return text
 
 

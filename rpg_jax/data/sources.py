@@ -215,7 +215,8 @@ def _open_tfds(title, fields, data_dir):
         builder = read_only_builder.builder_from_files(full, data_dir=folder)  # from disk only: no code, no network
     except Exception as error:  # TFDS raises many kinds; the mend is the same for all
         present = {path.name for path in pathlib.Path(folder).glob("*") if path.is_dir()}
-        near = difflib.get_close_matches(name, present | set(tfds.list_builders(with_community_datasets=False)), 1, 0.5)
+        known = sorted(present | set(tfds.list_builders(with_community_datasets=False)))
+        near = difflib.get_close_matches(name, known, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
         held = ", ".join(sorted(present)) or "nothing"
         raise InputError(
