@@ -121,7 +121,9 @@ def test_the_triton_kernel_compiles_to_ptx_without_a_gpu():
     shape = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16), jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
     ids = jax.ShapeDtypeStruct((1, 256), jnp.int32)
     gradient = jax.grad(lambda *args: pallas_gpu(*args).astype(jnp.float32).sum(), (0, 1, 2))
-    text = jax.jit(gradient).trace(shape[0], shape[1], shape[1], ids).lower(lowering_platforms=("cuda",)).as_text()
+    device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        text = jax.jit(gradient).trace(shape[0], shape[1], shape[1], ids).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("custom_call @__gpu$xla.gpu.triton") >= 3  # forward, and two of the backward pass
 
 
