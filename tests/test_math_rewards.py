@@ -5,6 +5,7 @@ import json
 import pathlib
 import time
 
+import pyarrow.parquet
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,15 @@ SPELLED = [
 SETS = pathlib.Path(__file__).parents[2] / "shared/data"
 dapo, boxed = RULES["dapo"], RULES["boxed"]
 sympy = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
+
+
+def answers_of_sets():
+    """The answers of AIME and AMC, where they are."""
+    answers = set()
+    for file in SETS.glob("*.parquet"):
+        rewards = pyarrow.parquet.read_table(file, columns=["reward_model"])["reward_model"].to_pylist()
+        answers |= {reward["ground_truth"] for reward in rewards}
+    return answers
 
 
 def problem(answer, id=0):
@@ -70,6 +80,7 @@ def test_math_verify_on_the_tables():
         }
         for truth, kind, written in SPELLED
     ]
+    pairs += [{"response": rf"\boxed{{{a}}}", "answer": a, "math_verify": True} for a in sorted(answers_of_sets())]
     items = [(problem(pair["answer"], i), pair["response"]) for i, pair in enumerate(pairs)]
     with Scorer("math_verify", workers=2, timeout_seconds=20, memory_mb=1024) as scorer:
         scores = scorer.score(items)
@@ -100,12 +111,7 @@ def test_math_verify_that_is_not_installed(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not SETS.exists(), reason="the evaluation sets are not here")
 def test_every_answer_of_the_evaluation_sets():
-    import pyarrow.parquet
-
-    answers = set()
-    for file in SETS.glob("*.parquet"):
-        rewards = pyarrow.parquet.read_table(file, columns=["reward_model"])["reward_model"].to_pylist()
-        answers |= {reward["ground_truth"] for reward in rewards}
+    answers = answers_of_sets()
     assert len(answers) > 70
     for answer in answers:
         for form in (answer, f"${answer}$.", f"**{answer}**", rf"\boxed{{{answer}}}", f"x = {answer}"):
@@ -199,7 +205,19 @@ def test_an_answer_equals_itself(answer):
 
 @given(st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20))
 def test_integers_are_equal_as_numbers(left, right):
-    for form in (f"{left}", f"{left:,}", f"${left}$.", f"{left}.00", f"x = {left}", f"{left:+d}", f"{left} units"):
+    for form in (
+        f"{left}",
+        f"{left:,}",
+        f"${left}$.",
+        f"{left}.00",
+        f"x = {left}",
+        f"{left:+d}",
+        f"{left} units",
+        rf"{left}\text{{ m/s}}",
+        f"Rs. {left}",
+        f"£{left:,}",
+        rf"\text{{{left} apples}}",
+    ):
         assert dapo(f"Answer: {form}", str(left)) and dapo(f"Answer: {left}", form)
         assert dapo(f"Answer: {form}", str(right)) == (left == right)
 
