@@ -6,6 +6,7 @@ off, because they are signals, which cannot interrupt a long integer power.
 
 import logging
 import re
+from dataclasses import replace
 
 from rpg_jax.rewards.answer import braced
 from rpg_jax.rewards.normalize import latex
@@ -18,13 +19,15 @@ except ImportError as error:
     raise ImportError(f"math-verify cannot be imported ({error}); pip install math-verify") from None
 
 logging.disable(logging.WARNING)  # each worker would log that the time limits are off
-_LATEX = [LatexExtractionConfig()]  # the other parser evaluates the text as Python
+_LATEX = LatexExtractionConfig()  # the other parser evaluates the text as Python
+_UNITS_KEPT = replace(_LATEX, normalization_config=replace(_LATEX.normalization_config, units=False))
 _LONGEST = 1000  # characters of an answer that sympy is asked about
 _HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
 # A word, not a product of variables: `cat` may be a product, `taco` is a word.
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm)[a-z]* ?\{[^{}]*[A-Za-z][^{}]*\}")
 _MISREAD = re.compile(r"\$|box|\\[dtc]?frac ?[0-9]{3}")  # two formulas, or \frac123, which is no 1/23
+_PRODUCT = re.compile(r"[0-9)}] ?[A-Za-z]{2,3}(?![A-Za-z])")  # 5 ab, which math-verify takes for five of a unit
 _RELATION = re.compile(r" ?(?:[<>]|\\(?:n(?:e|eq|ot)|[gl](?:e|t|eq|eqslant))(?![A-Za-z]))")
 _EXPONENT = re.compile(r"\^ ?(?:-?[0-9]|\{ ?-?[0-9] ?\})")
 _CLOCK = re.compile(r"[0-9]{1,2} ?: ?[0-5][0-9]")  # a time is no ratio
@@ -42,7 +45,7 @@ def math_verify(prompt: str, response: str, answer: str, task: str) -> bool:
         return False
     if same(stated, answer):
         return True
-    if is_letter(answer) or _CLOCK.fullmatch(answer) or len(answer) > _LONGEST:
+    if is_letter(answer) or _CLOCK.fullmatch(latex(answer)) or len(answer) > _LONGEST:
         return False
     return _equal_normalized(stated, answer) or _equal_as_written(stated, answer)
 
@@ -55,20 +58,22 @@ def _equal_normalized(stated, answer):
         return False
     if _RELATION.match(stated) and not _RELATION.match(answer):  # math-verify finds > 5 equal to 5
         return False
-    return _verified(_words(stated), _words(answer))
+    return _verified(_words(stated), _words(answer), _UNITS_KEPT)
 
 
 def _equal_as_written(stated, answer):
     """Whether math-verify finds two answers equal that it reads as they stand: units are no factors to it, then."""
     stated, answer = (text.strip().strip("$*").removesuffix(".") for text in (stated, answer))
+    if (stated, answer) == (latex(stated), latex(answer)):
+        return False  # it was asked
     for text in (stated, answer):
         if _MISREAD.search(text) or _HUGE.search(text) or braced(f"{{{text}}}", 0) != text:
             return False
-        if _WORD.search(_TEXT.sub(" ", text)):
+        if _WORD.search(_TEXT.sub(" ", text)) or _PRODUCT.search(text):
             return False
     if not words_agree(stated, answer) or _between_numbers(_TEXT, stated) or _RELATION.match(stated):
         return False
-    return _verified(f"\\boxed{{{stated}}}", f"\\boxed{{{answer}}}")
+    return _verified(f"\\boxed{{{stated}}}", f"\\boxed{{{answer}}}", _LATEX)
 
 
 def _between_numbers(word, text):
@@ -83,9 +88,11 @@ def _words(text):
     return "$" + _WORD.sub(r"\\text{\g<0>}", _FUNCTION.sub(r"\\\g<0> ", text)) + "$"
 
 
-def _verified(stated, answer):
-    return verify(*(parse(text, _LATEX, parsing_timeout=None) for text in (answer, stated)), timeout_seconds=None)
+def _verified(stated, answer, reading):
+    # The first match, because the others are parts of what could not be read.
+    texts = [parse(text, [reading], extraction_mode="first_match", parsing_timeout=None) for text in (answer, stated)]
+    return verify(*texts, timeout_seconds=None)
 
 
-if not _verified("$0.5$", "$1/2$"):  # also triggers lazy imports
+if not _verified("$0.5$", "$1/2$", _LATEX):  # also triggers lazy imports
     raise ImportError("math-verify does not find 1/2 equal to 0.5; pip install math-verify")

@@ -30,9 +30,11 @@ _BEFORE = re.compile(
 )
 # Words beside a number that make another answer of it.
 _CHANGES = re.compile(
-    r"(?i)(?<![\\A-Za-z])(?:or|to|out|than|least|most|not|half|twice|mod|minus|plus|over|squared|cubed|factorial|choose"
-    r"|hundreds?|thousands?|[a-z]+illions?|dozens?|halves|thirds?|quarters?|fifths?|tenths?)(?![A-Za-z])"
+    r"(?<![\\A-Za-z])(?:or|to|out|than|least|most|not|half|twice|mod|minus|plus|over|squared|cubed|factorial|choose"
+    r"|hundreds?|thousands?|[a-z]+illions?|dozens?|halves|lakhs?|crores?|scores?|negative|below|wrong|incorrect|thirds?|quarters?|fifths?|tenths?)(?![A-Za-z])"
 )
+# A letter set as text that is no unit's: 5\mathrm{i}, 5\text{x}.
+_LETTER = re.compile(rf"{FONT}\{{ ?[BDEGIOQRUX-Za-fijkn-rtv-z] ?\}}")
 _HALF_OF_THE_DAY = re.compile(r"(?<![A-Za-z])[ap](?=\.? ?m(?![A-Za-z]))")
 _NAMES = re.compile(r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|gcd|lcm|inf)(?![A-Za-z])")
 
@@ -73,7 +75,7 @@ def quantity(text: str) -> str | None:
     text = formula(text)
     if whole := re.fullmatch(rf"{FONT}\{{([^{{}}]*)\}}", text):
         text = whole[1].strip()
-    if _CHANGES.search(text):
+    if _changing(text):
         return None
     if "," not in text and "<" not in text and ">" not in text:
         left, _, text = text.rpartition("=")
@@ -93,7 +95,11 @@ def words_agree(left: str, right: str, apart_from: Collection[str] = ()) -> bool
     halves = [set(_HALF_OF_THE_DAY.findall(text.lower())) for text in (left, right)]
     if all(halves) and halves[0] != halves[1]:
         return False
-    return set(_CHANGES.findall(left.lower())) ^ set(_CHANGES.findall(right.lower())) <= set(apart_from)
+    return _changing(left) ^ _changing(right) <= set(apart_from)
+
+
+def _changing(text):
+    return {*_CHANGES.findall(text.lower()), *_LETTER.findall(text)}
 
 
 def _meet(readings, text):
