@@ -64,8 +64,8 @@ def _equal_normalized(stated, answer):
 def _equal_as_written(stated, answer):
     """Whether math-verify finds two answers equal that it reads as they stand: units are no factors to it, then."""
     stated, answer = (text.strip().strip("$*").removesuffix(".") for text in (stated, answer))
-    if (stated, answer) == (latex(stated), latex(answer)):
-        return False  # it was asked
+    if (stated, answer) == (latex(stated), latex(answer)) and not re.search("[A-Za-z]", stated):
+        return False  # without units it was asked
     for text in (stated, answer):
         if _MISREAD.search(text) or _HUGE.search(text) or braced(f"{{{text}}}", 0) != text:
             return False
