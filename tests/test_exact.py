@@ -252,6 +252,12 @@ def test_contract_faults_are_found():
     faults = contract_faults(coupled)
     assert {"the losses of microbatches do not add up", "reference_logp=None is not the behavior policy"} < set(faults)
     assert contract_faults(lambda *args, **kwargs: (0.0, {})) == ["no gradient reaches logp"]
+    assert contract_faults(lambda *args, **kwargs: (jnp.sum(0 * jnp.log(args[0])), {})) == [
+        "the loss is NaN for finite inputs"
+    ]
+    assert contract_faults(lambda *args, **kwargs: (jnp.sum(jnp.sqrt(jnp.abs(args[0] - args[1]))), {})) == [
+        "the gradient is infinite for finite inputs, on policy"
+    ]
     with pytest.raises(TypeError, match="pair"):
         contract_faults(lambda *args, **kwargs: args[0])
 

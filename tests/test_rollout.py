@@ -20,6 +20,7 @@ from rpg_jax.training.evaluation import Answered, examples, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
+from rpg_jax.training.skipped import SKIPPED, NothingLearned
 from rpg_jax.types import Prompts, TrainState
 
 MODEL = Model(ModelConfig(32, 16, 32, 1, 2, 1, 8, max_length=64))
@@ -224,13 +225,13 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
 
     def step(parts, settings, state, number, past, pending):
         row = {"train/entropy": 0.0}
-        return dataclasses.replace(state, params={"a": state.params["a"] / (1 - number)}), collected, row
+        return dataclasses.replace(state, params={"a": state.params["a"] / (1 - number)}), collected, row, ["skipped"]
 
     monkeypatch.setattr(loop, "rl_step", step)
     names = [field.name for field in dataclasses.fields(loop.Parts)]
     parts = loop.Parts(**dict.fromkeys(names) | dict(
         should_stop=lambda: False, traced=lambda steps: (i for i in steps), sampling_params=lambda state: None,
-        evaluate=lambda params, should_stop: [], stream=types.SimpleNamespace(get_state=lambda: 0),
+        evaluate=lambda params, should_stop, progress: [], stream=types.SimpleNamespace(get_state=lambda: 0),
         checkpoints=types.SimpleNamespace(save=lambda step, *_, **__: saved.append(step)),
         log=types.SimpleNamespace(
             write=lambda *_, **__: None, progress=lambda *_: contextlib.nullcontext(lambda *_, **__: None), seals=dict
@@ -239,19 +240,32 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
     settings = loop_settings(evaluate_every=9, steps=3)
     with pytest.raises(ValueError, match="^step 2: parameters are NaN or infinite .*it is not saved"):
         loop.run(parts, settings, first, 0, loop.new_totals() | {"evaluated": 0})
-    assert saved == [1] and capsys.readouterr().err.count("the policy has collapsed, its entropy is 0.0e+00") == 1
+    err = capsys.readouterr().err
+    assert saved == [1] and err.count("the policy has collapsed, its entropy is 0.0e+00") == 1
+    assert err.count("warning: step 1: skipped; train/skipped_updates counts them") == err.count("skipped;") == 1
 
 
-def test_a_warm_start_that_only_skips_updates_ends():
+def test_a_warm_start_that_only_skips_updates_ends(capsys):
+    metrics = {"loss": np.nan, "grad_norm": np.nan, SKIPPED: 1.0}
+    metrics = {name: mean_of(jnp.float32(value)) for name, value in metrics.items()}
+
     def update(state, batch):
-        return types.SimpleNamespace(skipped=(0, state.skipped[1] + 1)), {"loss": mean_of(jnp.float32(np.nan))}
+        return types.SimpleNamespace(skipped=(0, state.skipped[1] + 1), step=0), metrics
 
-    functions = dict(update=update, next_batch=lambda: ("batch",), save=None, progress=lambda *_, **__: None)
-    with pytest.raises(ValueError, match="warm start, update 3: the last 3 updates .* lower warm_start.learning_rate"):
+    def start(steps):
         warm_start.run(
-            types.SimpleNamespace(skipped=(0, 0)), 0, 9, save_every=9, should_stop=lambda: False,
-            most_skipped=3, **functions,
+            types.SimpleNamespace(skipped=(0, 0), step=0), 0, steps, update=update, next_batch=lambda: ("batch",),
+            save=lambda *_: None, progress=lambda *_, **__: None, save_every=9, should_stop=lambda: False,
+            most_skipped=3,
         )  # fmt: skip
+
+    with pytest.raises(
+        ValueError, match="warm start, update 3: the last 3 updates .* lower warm_start.learning_rate"
+    ):
+        start(9)
+    with pytest.raises(NothingLearned, match="no update of the warm start was applied, 2 were not finite"):
+        start(2)
+    assert capsys.readouterr().err.count("update 1 was skipped: the loss is NaN: all of its inputs are finite") == 2
 
 
 def test_evaluation_metrics_by_task():

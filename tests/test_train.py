@@ -130,12 +130,12 @@ def test_every_metric_is_on_its_page_and_the_page_has_no_other(folder, finished)
 def test_training_again_does_nothing_more(finished):
     before = untimed(finished)
     again = run("train", *train_arguments(finished))
-    assert again.returncode == 0, again.stderr
+    assert again.returncode == 0 and "finished before; nothing to do" in again.stderr, again.stderr
     assert untimed(finished) == before
 
 
 def interrupted(path, number, reached, flags=(), seconds=300):
-    """The exit status of a training process that is sent a signal once `reached(path)`."""
+    """The exit status and stderr of a training process that is sent a signal once `reached(path)`."""
     process, (_, errors) = start("train", *train_arguments(path, *flags))
     deadline = time.monotonic() + seconds
     while not reached(path):
@@ -144,7 +144,8 @@ def interrupted(path, number, reached, flags=(), seconds=300):
         time.sleep(0.02)
     os.kill(process.pid, number)
     process.join(120)
-    return process.exitcode
+    errors.seek(0)
+    return process.exitcode, errors.read()
 
 
 def metrics_hold(count):
@@ -159,11 +160,15 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder,
     """kill -9 in the warm start, after the first evaluation and after a step, and SIGTERM after one, of one run."""
     path = folder / "interrupted"
     in_the_warm_start = lambda path: (path / "warm_start" / "3").exists()  # noqa: E731
-    assert interrupted(path, signal.SIGKILL, in_the_warm_start) == -signal.SIGKILL
-    assert interrupted(path, signal.SIGKILL, metrics_hold(1)) == -signal.SIGKILL
-    assert interrupted(path, signal.SIGTERM, metrics_hold(2)) == 75
-    assert len(rows(path)) < 4
-    assert interrupted(path, signal.SIGKILL, metrics_hold(len(rows(path)) + 1)) == -signal.SIGKILL
+    assert interrupted(path, signal.SIGKILL, in_the_warm_start)[0] == -signal.SIGKILL
+    status, err = interrupted(path, signal.SIGKILL, metrics_hold(1))
+    assert status == -signal.SIGKILL and re.search(r"goes on at update [3-6] of the warm start", err)
+    status, err = interrupted(path, signal.SIGTERM, metrics_hold(2))
+    assert status == 75 and "stopping after saving" in err
+    step = len(rows(path)) - 1
+    assert step < 3 and f"saved step {step}; the same command goes on" in err
+    status, err = interrupted(path, signal.SIGKILL, metrics_hold(step + 2))
+    assert status == -signal.SIGKILL and f"goes on at step {step}" in err
     done = run("train", *train_arguments(path))
     assert done.returncode == 0, done.stderr
     assert untimed(path) == untimed(finished)
@@ -180,7 +185,7 @@ def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(fol
     flags += ("--config.rollout.delay=3", "--config.behavior.source=sampler")
     flags += ("--config.rollout.carry_over=True", "--config.rollout.oversample=2.0", "--config.rollout.max_age=6")
     whole, killed = folder / "delayed", folder / "killed"
-    assert interrupted(killed, signal.SIGKILL, metrics_hold(3), flags) == -signal.SIGKILL
+    assert interrupted(killed, signal.SIGKILL, metrics_hold(3), flags)[0] == -signal.SIGKILL
     for path in (whole, killed):
         done = run("train", *train_arguments(path, *flags))
         assert done.returncode == 0, done.stderr
@@ -191,6 +196,20 @@ def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(fol
     assert len(state.past) == 2 and [policy.version for policy in state.past] == [3, 5]
     assert state.pending.begun.tolist() == [2] * 2 and 0 < state.pending.rollout.response_mask.sum() < 8 * 36
     jax.tree.map(np.testing.assert_array_equal, state, other_state)
+
+
+def test_a_run_that_applies_no_update_says_why_and_fails(folder):
+    """The loss is NaN, and its gradient 0."""
+    (folder / "broken.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def broken(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):\n"
+        "    return jnp.sum(jnp.where(mask, 0 * jnp.log(logp), 0)), {}\n"
+    )
+    name = f"--config.objective.name={folder / 'broken.py'}:broken"
+    flags = "--config.objective.clip=", "--config.warm_start.steps=0", "--config.steps=1"
+    done = run("train", *train_arguments(folder / "broken", name, *flags))
+    assert done.returncode == 1 and "no update of this run was applied, 2 were not finite" in done.stderr, done.stderr
+    assert "step 1: update 1 of 2 was skipped: the loss is NaN: all of its inputs are finite" in done.stderr
 
 
 def test_evaluate(finished):

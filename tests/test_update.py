@@ -1,6 +1,7 @@
 """The optimizer update: microbatches, the global denominator, skipped updates, schedule-free's two points."""
 
 import dataclasses
+import re
 import types
 from functools import cache, partial
 
@@ -16,6 +17,7 @@ from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.experience import make_sampling_params, merge_rows, take_rows
 from rpg_jax.training.optimizer import check_offload, layout, make_optimizer
 from rpg_jax.training.reference import make_refresh
+from rpg_jax.training.skipped import split_finiteness
 from rpg_jax.training.update import check_finite, init_params, init_state, make_update
 from rpg_jax.types import TrainBatch
 
@@ -149,17 +151,22 @@ def test_a_non_finite_update_changes_nothing_and_is_counted(name):
     before = jax.tree.map(np.array, state)
     state, metrics = update(state, bad, count)
     state, _ = update(state, bad, count)
-    assert not np.isfinite(metrics["loss"].value())
+    logged, reason = split_finiteness(metrics)
+    assert not np.isfinite(metrics["loss"].value()) and re.match(
+        "the loss is (NaN|-?inf): of its inputs, advantages are not", reason
+    )
+    assert {"loss", "grad_norm"} < logged.keys() < metrics.keys()
     assert state.skipped.tolist() == [2, 2]
     assert int(state.step) == 1
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
-    state, _ = update(state, good, count)
-    assert state.skipped.tolist() == [2, 0] and int(state.step) == 2
+    state, metrics = update(state, good, count)
+    assert state.skipped.tolist() == [2, 0] and int(state.step) == 2 and split_finiteness(metrics)[1] is None
     broken = jax.tree.map(lambda x: np.full_like(x, np.nan if x.dtype == np.float32 else x), state.opt_state)
     broken = jax.device_put(broken, jax.tree.map(lambda x: x.sharding, state.opt_state))
     state, metrics = update(dataclasses.replace(state, opt_state=broken), good, count)
     assert np.isfinite(metrics["loss"].value()) and np.isfinite(metrics["grad_norm"].value())
     assert state.skipped.tolist() == [3, 1], "a step that is not a number is not taken"
+    assert split_finiteness(metrics)[1].startswith("the optimizer's step is not finite")
     check_finite(state.params, "step 2", "")
 
 

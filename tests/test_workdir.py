@@ -215,9 +215,10 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         remember=None,
         recall=None,
         evaluate=None,
+        heldout=0,
         vote=None,
         checkpoints=None,
-        log=None,
+        log=types.SimpleNamespace(progress=lambda *_: contextlib.nullcontext()),
         traced=None,
     )
     parts = loop.Parts(**parts | {part: out_of_memory})

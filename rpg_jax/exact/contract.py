@@ -8,11 +8,14 @@ import numpy as np
 
 from rpg_jax.objectives.own import returned
 
+FOR_FINITE_INPUTS = "for finite inputs"  # in the one fault that is returned alone: it explains all others
 MASK = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
 
 
 def contract_faults(objective: Callable) -> list[str]:
     """The ways in which a callable breaks the contract of `rpg_jax.objectives`, in a few words each; in float64.
+
+    A loss or gradient that is not finite, off policy or on it, is the only fault then.
 
     Raises:
       TypeError: it does not return a scalar and a dict of metrics.
@@ -24,7 +27,7 @@ def contract_faults(objective: Callable) -> list[str]:
         logp=logp, behavior_logp=behavior_logp, reference_logp=reference_logp, advantage=advantage, weight=weight
     )
 
-    def gradient(of="logp", denominator=3.0, rows=slice(None), **changed):
+    def loss_and_gradient(of="logp", denominator=3.0, rows=slice(None), **changed):
         inputs = {name: array if array is None else array[rows] for name, array in {**arrays, **changed}.items()}
 
         def loss(x):
@@ -32,7 +35,10 @@ def contract_faults(objective: Callable) -> list[str]:
             constants = dict(reference_logp=a["reference_logp"], weight=a["weight"], denominator=denominator)
             return returned(objective(a["logp"], a["behavior_logp"], a["advantage"], MASK[rows], **constants))[0]
 
-        return jax.grad(loss)(jnp.asarray(inputs[of]))
+        return jax.value_and_grad(loss)(jnp.asarray(inputs[of]))
+
+    def gradient(*args, **changed):
+        return loss_and_gradient(*args, **changed)[1]
 
     def same(a, b):
         return bool(jnp.allclose(a, b, rtol=1e-9, atol=1e-12))
@@ -44,6 +50,11 @@ def contract_faults(objective: Callable) -> list[str]:
             return False
 
     with jax.enable_x64():
+        for where, changed in {"": {}, ", on policy": dict(behavior_logp=logp, reference_logp=logp)}.items():
+            for name, value in zip(("loss", "gradient"), loss_and_gradient(**changed), strict=True):
+                if not np.isfinite(value).all():
+                    what = "NaN" if np.isnan(value).any() else "infinite"
+                    return [f"the {name} is {what} {FOR_FINITE_INPUTS}{where}"]
         plain = gradient()
         by_row = jnp.concatenate([gradient(rows=slice(b, b + 1)) for b in range(len(MASK))])
         dirty = {name: np.where(MASK, array, np.nan) for name, array in arrays.items()}

@@ -24,6 +24,7 @@ from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import SOURCES, make_experience, make_sampling_params
 from rpg_jax.training.loop import LoopSettings, Parts
 from rpg_jax.training.optimizer import Optimizer, check_offload, make_optimizer
+from rpg_jax.training.phases import say
 from rpg_jax.training.reference import ReferenceSchedule, make_refresh
 from rpg_jax.training.rollout import RolloutSettings, make_collect
 from rpg_jax.training.update import make_update
@@ -102,7 +103,9 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     settings = build_settings(config)
     mesh, rollout = parallel.make_mesh(**config.mesh, devices=devices), settings["rollout"]
     check_offload(settings["optimizer"], mesh, settings["loop"].delay)
-    problems = problems or build_data(config, log)
+    if problems is None:
+        say("reading problems")
+        problems = build_data(config, log)
     if not len(problems.problems("heldout")):
         raise InputError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
     longest = rollout.max_prompt + rollout.max_new
@@ -324,6 +327,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         remember=make_remember(run.model, run.optimizer, run.mesh, shapes),
         recall=make_recall(run.mesh, shapes.base.params if shapes.base else shapes.params),
         evaluate=partial(evaluate, problems=run.data.problems("heldout")),
+        heldout=config.evaluation.k * len(run.data.problems("heldout")),
         vote=run.scorer.vote,
         reference=run.reference,
         should_stop=should_stop,

@@ -35,15 +35,19 @@ _STORAGE_ERRORS = (
 
 
 def stop_event() -> threading.Event:
-    """An event that SIGTERM and the first SIGINT set; a second SIGINT ends the process at once."""
-    stop = threading.Event()
+    """An event that SIGTERM and the first SIGINT set, which the first process says; a second SIGINT ends the process at
+    once."""
+    stop, is_first = threading.Event(), os.environ.get("JAX_PROCESS_ID", "0") == "0"
 
-    def interrupted(number, _):
+    def told(number, _):
+        if is_first and not stop.is_set():  # not with print, which may be what the signal interrupts
+            os.write(2, b"\n" * os.isatty(2) + b"stopping after saving; Ctrl-C again ends at once\n")
         stop.set()
-        signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
 
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGINT, told)
     return stop
 
 

@@ -22,6 +22,7 @@ from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum
 from rpg_jax.training.carry_over import nothing_pending
 from rpg_jax.training.delay import make_remember
 from rpg_jax.training.optimizer import layout
+from rpg_jax.training.phases import say
 from rpg_jax.training.reference import make_refresh
 from rpg_jax.training.update import init_params, init_state, without_base
 from rpg_jax.types import Base, Params, TrainState
@@ -112,6 +113,8 @@ def restore(
 
     Raises ValueError when those are not the weights whose adapters were saved.
     """
+    if (newest := checkpoints.latest_step()) is not None:
+        say(f"loading checkpoint {newest if step is None else step}")
     restored = checkpoints.restore(without_base(shapes), step)
     if restored is None or (base := load()) is None:
         return restored

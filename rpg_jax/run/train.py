@@ -18,11 +18,13 @@ from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import RunLog
 from rpg_jax.training import loop
-from rpg_jax.training.phases import phase
+from rpg_jax.training.phases import phase, say
+from rpg_jax.training.skipped import MEND, NothingLearned
 
 
 def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
-    """Trains as the flags of `rpg_jax.train` say. Returns the exit status: 0, or 75 when the run was told to stop.
+    """Trains as the flags of `rpg_jax.train` say. Returns the exit status: 0, 75 when the run was told to stop, 1 when
+    none of its updates was applied.
 
     `draw(rows, file)` draws the figure of a finished run from the rows of its `metrics.jsonl`.
     """
@@ -41,12 +43,19 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
             window = profile.window(options.profile, config.steps)
         job.check_same_data(run.data)
         path, folder = open_workdir(options, config, locks)
-        with run.scorer:
-            totals = train(config, run, path, folder, window, should_stop)
-            if totals is None:
-                return cli.PREEMPTED
-            if multihost.is_first():
-                finish(path, folder, totals, draw)
+        try:
+            with run.scorer:
+                trained = train(config, run, path, folder, window, should_stop)
+                if trained is None:
+                    return cli.PREEMPTED
+                totals, updates = trained
+                if multihost.is_first():
+                    finish(path, folder, totals, draw)
+                if not updates and (count := config.steps * run.loop.updates):
+                    raise NothingLearned(f"no update of this run was applied, {count} were not finite; {MEND}")
+        except NothingLearned as error:
+            say(f"error: {error}")
+            return 1
     return 0
 
 
@@ -68,8 +77,9 @@ def open_workdir(options, config: ConfigDict, locks: contextlib.ExitStack) -> tu
 def train(
     config: ConfigDict, run: build.Run, path: pathlib.Path, folder: epath.Path, window: range,
     should_stop: Callable[[], bool],
-) -> dict | None:  # fmt: skip
-    """Warm start and RL. Returns the run's totals (`loop.new_totals`), None when it was told to stop before the end.
+) -> tuple[dict, int] | None:  # fmt: skip
+    """Warm start and RL. Returns the run's totals (`loop.new_totals`) and the number of updates that were applied; None
+    when it was told to stop before the end.
 
     Logs go into `path`, checkpoints into `folder`. The RL steps in `window` are profiled.
     """
@@ -87,6 +97,10 @@ def train(
                 state = jax.block_until_ready(states.build_state(run, params, states.load_base(config, run)))
             restored = 0, state, {"cursor": 0, "totals": loop.new_totals(seconds)}
         start, state, extra = restored
+        if start >= config.steps and extra["totals"]["evaluated"] == start:
+            say("finished before; nothing to do")
+        elif start:
+            say(f"goes on at step {start}")
         stream.set_state(extra["cursor"])
         with RunLog(path, start, config=config.to_dict(), seals=extra.get("logs"), **config.log) as log:
             parts = build.build_parts(
@@ -94,7 +108,7 @@ def train(
                 traced=partial(profile.traced, window=window, folder=path / "profile"),
             )  # fmt: skip
             state, _, finished = loop.run(parts, run.loop, state, start, extra["totals"])
-    return extra["totals"] if finished else None
+    return (extra["totals"], int(state.step)) if finished else None
 
 
 def finish(path, folder, totals, draw) -> None:

@@ -17,6 +17,7 @@ from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
 from rpg_jax.training import packing, warm_start
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.phases import say
 from rpg_jax.training.update import init_state, make_update, without_base
 from rpg_jax.types import Params
 
@@ -58,14 +59,17 @@ def warm_started(
             fresh = build_state(initial_params(config, run), load_base(config, run))
             restored = 0, fresh, {"cursor": 0, "seconds": 0.0}
         start, state, extra = restored
+        if start:
+            say(f"goes on at update {start} of the warm start")
         stream.set_state(extra["cursor"])
 
         def seconds():
             return extra["seconds"] + time.perf_counter() - begin
 
         def save(step, state, wait):
-            extra = {"cursor": stream.get_state(), "seconds": seconds()}
-            checkpoints.save(step, without_base(state), extra, wait=wait)
+            if checkpoints.latest_step() != step:  # else told to stop just after it was saved
+                extra = {"cursor": stream.get_state(), "seconds": seconds()}
+                checkpoints.save(step, without_base(state), extra, wait=wait)
 
         def next_batch():
             problems = stream.next(settings.batch, multihost.row_indices(run.mesh, settings.batch))

@@ -174,7 +174,9 @@ class Progress:
 
     def __enter__(self):
         if not self._process and sys.stderr.isatty():
-            self._bar = tqdm(desc=self._label, initial=self._start, total=self._total, dynamic_ncols=True)
+            # One that runs within another's time is wiped away at its end.
+            sizes = dict(initial=self._start, total=self._total, dynamic_ncols=True, leave=None)
+            self._bar = tqdm(desc=self._label, **sizes)
         return self
 
     def __call__(self, done: int, **numbers) -> None:

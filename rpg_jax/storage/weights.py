@@ -26,6 +26,7 @@ from rpg_jax.storage import gguf_files, tensor_files
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
 from rpg_jax.storage.tensor_files import few
+from rpg_jax.training.phases import say
 
 ORBAX = "weights"  # the subfolder with the one checkpoint that `save_orbax` writes
 _IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # a constant that old exports contain
@@ -45,6 +46,7 @@ def load(directory, shapes: Any) -> Any:
         an unsupported dtype (one error has all of these kinds); a tensor holds NaN or infinity.
     """
     leaves = _named(shapes)
+    say(f"loading weights of {directory}")
     arrays = (_load_orbax if is_orbax(directory) else _load_safetensors)(pathlib.Path(directory), leaves)
     return jax.tree.structure(shapes).unflatten(arrays[name] for name in leaves)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +14,13 @@ import numpy as np
 from rpg_jax import InputError
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.objectives import metrics as metric
-from rpg_jax.parallel import multihost
 from rpg_jax.training import evaluation, packing
 from rpg_jax.training.evaluation import Answered
 from rpg_jax.training.experience import Experience, take_rows
-from rpg_jax.training.phases import Clock, CompilationCounter, phase
+from rpg_jax.training.phases import Clock, CompilationCounter, phase, say
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Collect, Collected, Preempted
+from rpg_jax.training.skipped import split_finiteness
 from rpg_jax.training.update import Update, check_finite, without_base
 from rpg_jax.types import Params, Pending, Policy, TrainState
 
@@ -106,7 +105,9 @@ class LoopSettings:
 class EvaluateHeldOut(Protocol):
     """`evaluation.Evaluate` on the held-out problems."""
 
-    def __call__(self, params: Params, *, should_stop: Callable[[], bool]) -> Iterator[Answered]: ...
+    def __call__(
+        self, params: Params, *, should_stop: Callable[[], bool], progress: Callable[[int], None]
+    ) -> Iterator[Answered]: ...
 
 
 class Checkpoints(Protocol):
@@ -141,6 +142,7 @@ class Parts:
     remember: Callable[[TrainState], Policy]  # the policy that samples, in the hosts' memory
     recall: Callable[[Policy], Params]  # as `sampling_params`, of a policy that was remembered
     evaluate: EvaluateHeldOut
+    heldout: int  # responses of an evaluation
     vote: Callable[[Problem, str], str | None]  # the answer of a response to a problem, which is counted in maj@k
     reference: ReferenceSchedule
     stream: ProblemStream
@@ -157,8 +159,8 @@ def host(metrics: metric.Metrics) -> dict[str, float]:
 
 def rl_step(
     parts: Parts, settings: LoopSettings, state: TrainState, step: int, past: deque[Policy], pending: Pending | None
-) -> tuple[TrainState, Collected, dict[str, float]]:
-    """One RL step; returns the new state, what was collected, and the step's log row.
+) -> tuple[TrainState, Collected, dict[str, float], list[str]]:
+    """One RL step; returns the new state, what was collected, the step's log row, and a line for each skipped update.
 
     With `rollout.delay`, responses are drawn from the first of the `past` policies, which this step's updates replace.
     With `rollout.carry_over`, `pending` responses go on; those of the next step are in what was collected.
@@ -179,13 +181,15 @@ def rl_step(
         jax.block_until_ready(batch)
     clock.lap("experience")
     during: metric.Metrics = {}
-    microbatches = 0
+    microbatches, skipped = 0, []
     with phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):
             count, start = settings.plan(lengths[rows])
             state, metrics = parts.update(state, take_rows(batch, rows), count, start)
             microbatches += int(count)
             metrics = jax.device_get(metrics)  # waits: XLA's CPU client hangs when many programs are under way
+            metrics, reason = split_finiteness(metrics)
+            skipped += [f"update {number} of {settings.updates} was skipped: {reason}"] * bool(reason)
             during = metric.merge(during, metrics) if during else metrics
             if settings.is_kept(number):
                 past.append(jax.block_until_ready(parts.remember(state)))
@@ -200,14 +204,15 @@ def rl_step(
     row["train/updates"], row["train/skipped_updates"] = int(state.step), int(state.skipped[0])
     if parts.reference.mode != "iterative":
         row["train/reference_age"] = parts.reference.age(state)
-    return state, collected, row
+    return state, collected, row, skipped
 
 
 def evaluated(parts: Parts, state: TrainState) -> tuple[dict[str, float], list[dict]] | None:
     """An evaluation's log row and example responses; None if it was told to stop, and part of the problems is left."""
     clock = Clock()
-    with phase("evaluation"):
-        answered = list(parts.evaluate(parts.sampling_params(state), should_stop=parts.should_stop))
+    with phase("evaluation"), parts.log.progress("responses of the evaluation", 0, parts.heldout) as progress:
+        params = parts.sampling_params(state)
+        answered = list(parts.evaluate(params, should_stop=parts.should_stop, progress=progress))
     if parts.should_stop():
         return None
     clock.lap("evaluation")
@@ -236,7 +241,7 @@ def run(
     for params in (state.params, state.base and state.base.params):
         check_finite(params, f"step {start}", "training cannot begin with them; start from other weights")
     past, pending = deque(state.past, maxlen=len(state.past)), state.pending
-    state, collapsed = dataclasses.replace(state, past=(), pending=None), False
+    state, collapsed, has_skipped = dataclasses.replace(state, past=(), pending=None), False, False
 
     def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
         check_finite(state.params, f"step {step}", "it is not saved, and earlier checkpoints stay as they are")
@@ -256,6 +261,7 @@ def run(
 
     outcome = evaluate_if_due(start, state)  # before the first step, or cut short by the SIGTERM before this resume
     if outcome is None:
+        say(f"stopped in the evaluation of step {start}; the same command goes on")
         return state, start, False
     row, heldout = outcome
     if row:
@@ -267,14 +273,18 @@ def run(
             try:
                 if parts.should_stop():
                     raise Preempted
-                state, collected, row = rl_step(parts, settings, state, step, past, pending)
+                state, collected, row, skipped = rl_step(parts, settings, state, step, past, pending)
             except Preempted:
                 if parts.checkpoints.latest_step() != step:
                     parts.stream.set_state(cursor)
                     save(step, state, wait=True)
+                say(f"saved step {step}; the same command goes on")
                 return state, step, False
             pending = collected.pending
             warn_of(collected.failures)
+            if skipped and not has_skipped:
+                has_skipped = True
+                warn(f"step {step + 1}: {skipped[0]}; train/skipped_updates counts them")
             if not collapsed and row.get("train/entropy", 1.0) < COLLAPSED:
                 collapsed = True
                 warn(
@@ -299,6 +309,7 @@ def run(
             if outcome is None or heldout_row or done % settings.save_every == 0:
                 save(done, state, accuracy(row), wait=last or outcome is None)
             if outcome is None:
+                say(f"saved step {done}; the same command goes on")
                 return state, done, False
     return state, settings.steps, True
 
@@ -315,6 +326,5 @@ def warn_of(failures: Sequence[str]) -> None:
 
 
 def warn(text: str) -> None:
-    """Prints a line on the first process's stderr."""
-    if multihost.is_first():
-        print(f"warning: {text}", file=sys.stderr)
+    """Says it as a warning."""
+    say(f"warning: {text}")

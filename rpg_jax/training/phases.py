@@ -1,10 +1,14 @@
 """The phases of a run: names in a trace, wall time, what XLA compiled, and what to lower when memory runs out."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 
 import jax
+from tqdm import tqdm
+
+from rpg_jax.parallel import multihost
 
 from rpg_jax import InputError
 
@@ -20,6 +24,14 @@ REMEDIES = {
     "update": "lower learner.microbatch_rows or learner.logprob_chunk, or set model.remat=full",
     "evaluation": "lower rollout.slots (--slots of evaluate)",
 }
+COMPILING = {"evaluation", "rollout", "experience", "update"}  # that begin with it, and have not begun in this process
+
+
+def say(text: str) -> None:
+    """Prints a line on the first process's stderr, above the progress bars there."""
+    if multihost.is_first():
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
 
 
 class OutOfMemory(InputError):
@@ -30,8 +42,13 @@ class OutOfMemory(InputError):
 def phase(name: str) -> Iterator[None]:
     """Runs a phase, one of `REMEDIES`, under its name in a trace; JAX's out-of-memory error becomes `OutOfMemory`.
 
+    The first one of a process says that it compiles.
+
     Programs run asynchronously, so wait for their results inside.
     """
+    if name in COMPILING:
+        COMPILING.remove(name)
+        say(f"compiling: {name}")
     try:
         with jax.profiler.TraceAnnotation(name):
             yield

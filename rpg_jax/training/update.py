@@ -30,6 +30,7 @@ from rpg_jax.objectives.divergences import full_vocabulary
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.training.packing import microbatches
 from rpg_jax.training.reference import moved
+from rpg_jax.training.skipped import SKIPPED, finiteness
 from rpg_jax.types import Params, Reference, TrainBatch, TrainState
 
 KL_AVERAGE_DECAY = 0.9  # of the moving average that the `kl_target` reference schedule watches
@@ -107,8 +108,8 @@ def make_update(
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
     reference_decay: float | None = None, packed_columns: int | None = None,
 ) -> Update:  # fmt: skip
-    """Builds the jitted `Update`. An update whose loss, gradient or step is not finite is skipped, and counted in the
-    state.
+    """Builds the jitted `Update`. An update whose loss, gradient or step is not finite is skipped, counted in the
+    state, and explained in the metrics (`skipped.split_finiteness`).
 
     Args:
       shapes: the state or its shapes, for its shardings.
@@ -153,7 +154,7 @@ def make_update(
                 denominator=total,
                 **({} if full_kl is None else dict(full_kl=full_kl)),
             )
-            return value, metrics | sample_sizes(logp, sequences)
+            return value, metrics | sample_sizes(logp, sequences) | finiteness(logp, sequences)
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         # Unrolled layers are cut out of the stack once, and not in every microbatch.
@@ -201,6 +202,7 @@ def make_update(
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), taken, not_taken)
         metrics = {**metrics, "loss": metric.mean_of(value), "grad_norm": metric.mean_of(norm)}
         metrics["update_norm"] = metric.mean_of(jnp.where(finite, change, 0.0))
+        metrics[SKIPPED] = metric.mean_of(1 - finite.astype(jnp.float32))
         return dataclasses.replace(state, base=base), metrics
 
     replicated = NamedSharding(mesh, parallel.REPLICATED)
