@@ -259,9 +259,7 @@ def test_a_warm_start_that_only_skips_updates_ends(capsys):
             most_skipped=3,
         )  # fmt: skip
 
-    with pytest.raises(
-        ValueError, match="warm start, update 3: the last 3 updates .* lower warm_start.learning_rate"
-    ):
+    with pytest.raises(ValueError, match="warm start, update 3: the last 3 updates .* lower warm_start.learning_rate"):
         start(9)
     with pytest.raises(NothingLearned, match="no update of the warm start was applied, 2 were not finite"):
         start(2)

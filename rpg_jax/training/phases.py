@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import jax
 from tqdm import tqdm
 
-from rpg_jax.parallel import multihost
-
 from rpg_jax import InputError
+from rpg_jax.parallel import multihost
 
 COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, one for each program
 SHARD = "spread it over more devices (mesh.fsdp)"
