@@ -175,7 +175,7 @@ def test_hosts_with_other_configs_are_named(tmp_path):
 EXCHANGE = """
 import json, sys, types
 from rpg_jax.run import job
-from rpg_jax import parallel
+from rpg_jax import InputError, parallel
 from rpg_jax.data import Problem
 from rpg_jax.parallel import multihost
 
@@ -191,7 +191,10 @@ def caught(call):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
-told["together"] = [caught(lambda: None), caught(lambda: me and [].pop())]
+def refuse():
+    raise InputError("mend it")
+
+told["together"] = [caught(lambda: None), caught(lambda: me and [].pop()), caught(lambda: me and refuse())]
 
 def difference(check, settings):
     try:
@@ -229,8 +232,9 @@ def test_flags_and_values_of_all_processes(told):
 
 
 def test_what_is_raised_on_one_process_is_raised_on_all(told):
-    assert told[0]["together"] == [None, "ValueError: process 1: pop from empty list"]
-    assert told[1]["together"] == [None, "IndexError: pop from empty list"]
+    first, second = told[0]["together"], told[1]["together"]
+    assert first == [None, "RuntimeError: process 1: pop from empty list", "InputError: process 1: mend it"]
+    assert second == [None, "IndexError: pop from empty list", "InputError: mend it"]
 
 
 def test_every_difference_is_named_with_its_process(told):

@@ -437,7 +437,7 @@ def test_one_sweep_from_the_command_line(tmp_path):
     (line,) = [line for line in text.splitlines() if "rpg_jax.train" in line]
     assert status == 0 and not out.exists() and shlex.split(line)[-1] == f"--workdir={out}/a/seed4"
     status, _, error = run_command(f"{file}:smoke", f"--out={file}", *steps[:1])
-    assert status == 2 and "is a file" in error and len(error.splitlines()) == 1
+    assert status == 2 and "is no folder" in error and len(error.splitlines()) == 1
     status, text, error = run_command(f"{file}:smoke", *steps)
     assert status == 0 and "[1/1] a/seed4 done" in text and "1/1" in text, text + error
     log = (out / "a" / "seed4" / "log.txt").read_text()
