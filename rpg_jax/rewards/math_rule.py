@@ -27,7 +27,9 @@ _HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # int
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm)[a-z]* ?\{[^{}]*[A-Za-z][^{}]*\}")
 _MISREAD = re.compile(r"\$|box|\\[dtc]?frac ?[0-9]{3}")  # two formulas, or \frac123, which is no 1/23
-_PRODUCT = re.compile(r"[0-9)}] ?[A-Za-z]{2,3}(?![A-Za-z])")  # 5 ab, which math-verify takes for five of a unit
+_PRODUCT = re.compile(
+    r"[0-9)}] ?[A-Za-z](?: ?[A-Za-z]){1,2}(?![A-Za-z])"
+)  # 5 ab, which math-verify takes for five of a unit
 _RELATION = re.compile(r" ?(?:[<>]|\\(?:n(?:e|eq|ot)|[gl](?:e|t|eq|eqslant))(?![A-Za-z]))")
 _EXPONENT = re.compile(r"\^ ?(?:-?[0-9]|\{ ?-?[0-9] ?\})")
 _CLOCK = re.compile(r"[0-9]{1,2} ?: ?[0-5][0-9]")  # a time is no ratio
@@ -58,7 +60,7 @@ def _equal_normalized(stated, answer):
         return False
     if _RELATION.match(stated) and not _RELATION.match(answer):  # math-verify finds > 5 equal to 5
         return False
-    return _verified(_words(stated), _words(answer), _UNITS_KEPT)
+    return _verified(_words(stated), _words(answer), _UNITS_KEPT if _PRODUCT.search(stated) else _LATEX)
 
 
 def _equal_as_written(stated, answer):
