@@ -14,8 +14,9 @@ from rpg_jax.lab.planning import estimates
 from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import quantize_params
-from rpg_jax.sampling.generate import MOST_STEPS
 from rpg_jax.types import Rollout
+
+SEGMENT = 256  # decode steps between two returns to the host; a segment takes about a second
 
 
 class Program(NamedTuple):
@@ -85,7 +86,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             turns=1,
             cache=device_bytes(pools),
             apart=("prefill", "filters"),
-            outside=1 / MOST_STEPS,
+            outside=1 / SEGMENT,
         ),
         "experience": Program(
             parts.experience,
