@@ -31,7 +31,7 @@ class Watchdog:
         """Progress was made."""
         self._last, self._compiling = time.monotonic(), False
         if self._seconds and not self._closed.is_set():
-            faulthandler.dump_traceback_later(self._seconds + GRACE_SECONDS, exit=True)
+            faulthandler.dump_traceback_later(self._seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
 
     def __enter__(self):
         if self._seconds:
@@ -61,5 +61,5 @@ class Watchdog:
                     file=sys.stderr,
                     flush=True,
                 )
-                faulthandler.dump_traceback(all_threads=True)
+                faulthandler.dump_traceback(sys.__stderr__)
                 os._exit(1)
