@@ -1,4 +1,4 @@
-"""Numbers that go wrong have a defined outcome: those that no test of a part covers (docs/reliability.md lists all)."""
+"""Numbers that go wrong have a defined outcome: those that no test of a part covers (docs/reliability.md says where the others are)."""
 
 import dataclasses
 from functools import cache
