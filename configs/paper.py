@@ -17,7 +17,7 @@ rpg-reinforce-fkl, -rkl, -ufkl and -urkl are one algorithm: DAPO without divisio
 of 5e-7. These scripts are for 7B models; those of the 4B runs are not public, and what ran there cannot be told here.
 docs/paper.md lists the differences; third_party/rpg/parity.py holds our objectives against the authors' functions.
 
-Hardware: 8 GPUs of 80 GB, as in the paper; docs/memory.md has TPUs, and the slots and pages of more memory. Expect the
+Hardware: 8 GPUs of 80 GB, as in the paper; docs/devices.md has TPUs, and the slots and pages of more memory. Expect the
 mean@32 that `python -m configs.paper` prints; for qwen3-4b,rpg-reinforce-urkl,8k a best of 0.578 on AIME24, 0.521 on
 AIME25 and 0.947 on AMC23 in 400 steps.
 
