@@ -5,7 +5,7 @@ import difflib
 import pathlib
 import sys
 
-COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "plan", "sweep", "report", "faults")
+COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "plan", "sweep", "report")
 
 
 def main(words: list[str]) -> int:

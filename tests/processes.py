@@ -66,9 +66,9 @@ def finish(process, files, timeout=400):
     return process.exitcode, *(pathlib.Path(file.name).read_text() for file in files)
 
 
-def start(name, *arguments):
+def start(name, *arguments, **environment):
     """`python -m rpg_jax.NAME ARGUMENTS`, as `fork` gives it."""
-    return fork("-m", f"rpg_jax.{name}", *arguments)
+    return fork("-m", f"rpg_jax.{name}", *arguments, **environment)
 
 
 def execute(*command, timeout=400, **environment):

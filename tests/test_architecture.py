@@ -33,7 +33,7 @@ FLOORS = {
     "lab": STEP | {"training", "storage", "exact", "run"},
 }
 # Commands may import every floor, in functions: flags are parsed before anything slow is imported.
-COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report", "faults"}
+COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report"}
 FLAGS = {"absl", "ml_collections"}  # of the floors that read configs and of commands only
 # Installed only where they are used, or slow to import and used by few calls: imported where they are used.
 OPTIONAL = {"jax.experimental", "math_verify", "matplotlib", "pyarrow", "tensorboardX", "tensorflow_datasets"}
@@ -183,10 +183,9 @@ def test_flags_name_what_their_commands_know():
     """Commands cannot import these lists, which belong to modules that are slow to import."""
     from rpg_jax.data.sources import FIELDS
     from rpg_jax.data.templates import TEMPLATES
-    from rpg_jax.lab.faults.command import faults as families
     from rpg_jax.rewards.answer import EXTRACTIONS
 
-    sources = {name: (PACKAGE / f"{name}.py").read_text() for name in ("evaluate", "prepare", "faults")}
+    sources = {name: (PACKAGE / f"{name}.py").read_text() for name in ("evaluate", "prepare")}
     words = {
         name: {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
         for name, text in sources.items()
@@ -199,7 +198,6 @@ def test_flags_name_what_their_commands_know():
     assert list(TEMPLATES) in lists["evaluate"] and list(TEMPLATES) in lists["prepare"]
     for columns in FIELDS.values():
         assert any(f"unset: {', '.join(columns)}." in str(word) for word in words["prepare"]), columns
-    assert ", ".join(families()) in words["faults"]
 
 
 def test_the_list_of_commands():

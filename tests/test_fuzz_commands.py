@@ -10,7 +10,6 @@ from fuzzing import NUMBERS, WORDS, begin, budget, call, imported
 from hypothesis import strategies as st
 
 from rpg_jax.lab import clip_figures, verification
-from rpg_jax.lab.faults import command as faults
 from rpg_jax.lab.oracle import measure as oracle
 from rpg_jax.lab.planning import command as planning
 from rpg_jax.lab.sweeping import command as sweeping
@@ -31,7 +30,7 @@ WORK = [  # what is expensive, or does not end; in its place the line is "accept
     (train, "train"), (evaluate, "watch"), (evaluate, "evaluate"), (planning, "plan_in_process"), (planning, "plan"),
     (verification, "find"), (verification, "contract_faults"), (clip_figures, "draw"), (tradeoff, "contract_faults"),
     (tradeoff.measure, "_situations"), (oracle, "warm_start"), (sweeping, "Pool"), (warm_starts, "prepare"),
-    (warm_starts, "train_in_process"), (faults, "Campaign"),
+    (warm_starts, "train_in_process"),
 ]  # fmt: skip
 ARGUMENTS = [*FILES, "folder", f"{ROOT}/configs/quickstart.py", f"{ROOT}/configs/quickstart.py:smoke"]
 ARGUMENTS += [f"{ROOT}/configs/sweeps/small.py", f"{ROOT}/tests/data/my_objective.py:f", "gym:chain_sum(size=-1)"]
@@ -75,7 +74,7 @@ def command_line(draw, command):
     return words
 
 
-COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "plan", "sweep", "report", "faults"]
+COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "plan", "sweep", "report"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -17,8 +17,6 @@ RUNS |= {"import_module", "unsafe_load", "full_load"}
 OF_THE_USER = {
     ("rpg_jax/rewards/worker.py", "exec_module"), ("rpg_jax/rewards/worker.py", "import_module"),
     ("rpg_jax/objectives/own_files.py", "exec_module"), ("rpg_jax/run/cli.py", "run_path"),
-    ("rpg_jax/lab/faults/zygote.py", "import_module"),  # of this package and its libraries, by names in the source
-    ("rpg_jax/lab/faults/zygote.py", "run_module"),
 }  # fmt: skip
 
 

@@ -169,7 +169,7 @@ def test_the_first_interrupt_lets_a_run_save_and_the_second_ends_it():
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("command", ["train", "verify", "sweep", "faults"])
+@pytest.mark.parametrize("command", ["train", "verify", "sweep"])
 def test_an_interrupt_while_a_command_is_imported_prints_nothing(command, tmp_path):
     (tmp_path / "absl.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -1,14 +1,14 @@
 """Damaged files: of each kind that a run leaves, changed at random, then met with the command that must notice."""
 
+import functools
 import json
 import pathlib
 import shutil
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rpg_jax.lab.faults.bench import LIMIT_SECONDS, LOST, Bench, Trial, explained, last_step, verdict
+from faults.bench import LOST, Bench, Ended, Trial, explained, failure, last_step, verdict
 from rpg_jax.storage.logs import read_jsonl
 
 TRAIN, CONTINUE, EVALUATE, CONVERT, REVIEW = "train", "train on", "evaluate", "convert", "evaluate again"
@@ -91,7 +91,7 @@ OF_LINES: Sequence[Callable] = (*ANY, remove_a_line, repeat_a_line)
 
 def damaged(bench: Bench, rng: np.random.Generator, kind: str) -> list[Trial]:
     """One file of a copy of a finished run (or of its data) is damaged, and one command meets it."""
-    begin, (patterns, commands) = time.monotonic(), FILES[kind]
+    patterns, commands = FILES[kind]
     variant = "plain" if kind == "warm start" else str(rng.choice(["plain", "carried"]))
     command = str(rng.choice(commands))
     outputs(bench, variant, command)
@@ -114,7 +114,7 @@ def damaged(bench: Bench, rng: np.random.Generator, kind: str) -> list[Trial]:
             shutil.copytree(before, data)
     if outcome != LOST:
         bench.remove(workdir)
-    return [Trial(f"damage: {kind}", f"{variant}, {what}", outcome, line, time.monotonic() - begin)]
+    return [Trial(f"damage: {kind}", f"{variant}, {what}", outcome, line)]
 
 
 def names(file: pathlib.Path) -> Sequence[str]:
@@ -135,11 +135,11 @@ def met(bench: Bench, variant: str, command: str, workdir: pathlib.Path, named: 
     return verdict(ended, f"{command}: {unlike[0]} differs" if unlike else "", named)
 
 
-def run(bench: Bench, command: str, workdir: pathlib.Path):
+def run(bench: Bench, command: str, workdir: pathlib.Path) -> Ended:
     """Evaluates or converts the best checkpoint of a workdir."""
     more = (f"--target={workdir}.export",) if command == CONVERT else ("--k=1",)
     name = "convert" if command == CONVERT else "evaluate"
-    return bench.command(name, f"--workdir={workdir}", *more).wait(LIMIT_SECONDS)
+    return bench.command(name, f"--workdir={workdir}", *more).wait()
 
 
 def read_outputs(command: str, workdir: pathlib.Path) -> dict[str, bytes]:
@@ -153,16 +153,14 @@ def read_outputs(command: str, workdir: pathlib.Path) -> dict[str, bytes]:
     return {"responses.jsonl": responses, "evaluation.json": (folder / "evaluation.json").read_bytes()}
 
 
+@functools.cache
 def outputs(bench: Bench, variant: str, command: str) -> dict[str, bytes]:
     """name -> contents of what a command writes of the undisturbed run; {} for trainings."""
     workdir = bench.undisturbed(variant)
     if command in (TRAIN, CONTINUE):
         return {}
-    store = bench.folder / "undisturbed" / f"{variant}.{command.split()[0]}.json"
-    if not store.exists():
-        ended = run(bench, command, workdir)
-        if ended.status != 0:
-            raise RuntimeError(f"{command} of the undisturbed {variant!r} ended with {ended.status}: {ended.err}")
-        texts = {name: contents.hex() for name, contents in read_outputs(command, workdir).items()}
-        store.write_text(json.dumps(texts))
-    return {name: bytes.fromhex(text) for name, text in json.loads(store.read_text()).items()}
+    if command == REVIEW:  # of the same folder, which evaluate has filled
+        return outputs(bench, variant, EVALUATE)
+    if wrong := failure(run(bench, command, workdir)):
+        raise RuntimeError(f"{command} of the undisturbed {variant!r}: {wrong}")
+    return read_outputs(command, workdir)
