@@ -23,6 +23,7 @@ def _become(command, environment, output, errors):
     gc.freeze()
     gc.set_threshold(100_000)  # as in conftest.py
     os.chdir(ROOT)
+    os.environ.clear()  # readline, which pytest imports, gave the server a terminal's COLUMNS
     os.environ.update(environment)
     if "JAX_NUM_CPU_DEVICES" in environment:  # JAX read it when the server imported it
         jax.config.update("jax_num_cpu_devices", int(environment["JAX_NUM_CPU_DEVICES"]))

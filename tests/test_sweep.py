@@ -441,6 +441,6 @@ def test_one_sweep_from_the_command_line(tmp_path):
     status, text, error = run_command(f"{file}:smoke", *steps)
     assert status == 0 and "[1/1] a/seed4 done" in text and "1/1" in text, text + error
     log = (out / "a" / "seed4" / "log.txt").read_text()
-    assert "warm start 6/6" in error and "warm start" not in log and "RL 3/3" in log
+    assert "warm start 6/6" in error and "warm start 6/6" not in log and "RL 3/3" in log
     status, text, _ = run_command(f"{file}:smoke", *steps)
     assert status == 0 and f"runs in {out}: 1, done: 1" in text
