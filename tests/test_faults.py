@@ -68,7 +68,7 @@ def test_phases_of_a_training(tmp_path):
     assert set(found) == set(PHASES) and watch.rows == 2
 
 
-@pytest.mark.parametrize("way", damage.OF_LINES)
+@pytest.mark.parametrize("way", damage.WAYS)
 def test_damage_changes_the_file(tmp_path, way):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f'{{"step": {step}}}\n' for step in range(9)))

@@ -234,7 +234,7 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
         evaluate=lambda params, should_stop, progress: [], stream=types.SimpleNamespace(get_state=lambda: 0),
         checkpoints=types.SimpleNamespace(save=lambda step, *_, **__: saved.append(step)),
         log=types.SimpleNamespace(
-            write=lambda *_, **__: None, progress=lambda *_: contextlib.nullcontext(lambda *_, **__: None), seals=dict
+            write=lambda *_, **__: None, progress=lambda *_: contextlib.nullcontext(lambda *_, **__: None), rows=dict
         ),
     ))  # fmt: skip
     settings = loop_settings(evaluate_every=9, steps=3)

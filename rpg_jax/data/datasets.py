@@ -157,7 +157,6 @@ def _open(title, template, split):
         return folded.problems, folded.problems, folded.origins.__getitem__
     if not (path / "problems").is_dir():
         raise InputError(f"{path} holds no prepared problems; name a folder made by rpg_jax.prepare, or a file")
-    problems.check(path)
     records = problems.read(path, "train")
     source = grain.MapDataset.source(records).map(problems.to_problem)
     rows = [problems.to_problem(records[i]) for i in range(len(records))]

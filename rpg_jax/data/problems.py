@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import json
 import pathlib
@@ -18,7 +17,6 @@ from rpg_jax import InputError
 from rpg_jax.data.tasks import SPLITS, draw
 
 MEND = "prepare them again, after removing that folder; a run makes its generated problems itself"
-CHECKSUMS = "SHA256SUMS"  # of a folder's other files, as `sha256sum --check` reads them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,25 +97,6 @@ def publish(splits: dict[str, list[Problem]], files: dict[str, bytes], path) -> 
         write(splits, folder)
         for name, content in files.items():
             (folder / name).write_bytes(content)
-        names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-        (folder / CHECKSUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in names))
-
-
-def check(directory) -> None:
-    """Raises ValueError, which names the file, if one differs from what was published; folders of earlier versions
-    have no checksums."""
-    folder = pathlib.Path(directory)
-    if not (folder / CHECKSUMS).exists():
-        return
-    for line in (folder / CHECKSUMS).read_text(errors="replace").splitlines():
-        digest, _, name = line.partition("  ")
-        if not (folder / name).is_file() or _sha256(folder / name) != digest:
-            raise InputError(f"{directory}: {name or CHECKSUMS} is not as it was written; {MEND}")
-
-
-def _sha256(file: pathlib.Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

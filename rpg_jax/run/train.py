@@ -102,7 +102,7 @@ def train(
         elif start:
             say(f"goes on at step {start}")
         stream.set_state(extra["cursor"])
-        with RunLog(path, start, config=config.to_dict(), seals=extra.get("logs"), **config.log) as log:
+        with RunLog(path, start, config=config.to_dict(), rows=extra.get("rows"), **config.log) as log:
             parts = build.build_parts(
                 config, run, shapes, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
                 traced=partial(profile.traced, window=window, folder=path / "profile"),

@@ -11,7 +11,6 @@ import pathlib
 import sys
 import time
 import uuid
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,14 +74,14 @@ def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None)
 class RunLog:
     """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, TensorBoard events, wandb.
 
-    Opening it deletes the rows after `resume_step`, and an incomplete last line, because those steps will be computed
-    again. A run that starts at step 0 without `seals` starts with empty logs.
+    Opening it cuts each log back to the rows that it had when the restored checkpoint was saved, because what came
+    later will be computed again. A run without one starts with empty logs.
 
     Args:
       workdir: the run's folder; exists.
       resume_step: the restored step, 0 for a new run.
-      seals: what `seals()` returned when the restored checkpoint was saved: the logs are cut back to that, and a log
-        that was altered since is reported in one line on stderr.
+      rows: what `rows()` returned when the restored checkpoint was saved; a log that has lost rows since is reported
+        in one line on stderr. Without it, as in checkpoints of 0.2, the rows up to `resume_step` stay.
       config: settings that wandb records.
       tensorboard: whether to write events under `workdir/tensorboard`.
       wandb: project name, or None for no wandb. The id in `workdir/wandb_id` makes a resumed run the same wandb run.
@@ -94,27 +93,24 @@ class RunLog:
 
     def __init__(
         self, workdir, resume_step: int, config: dict, tensorboard=True, wandb=None, process_index=None,
-        seals: Mapping[str, Sequence[int]] | None = None,
+        rows: Mapping[str, int] | None = None,
     ):  # fmt: skip
         self._sinks = contextlib.ExitStack()
         self._process = jax.process_index() if process_index is None else process_index
-        self._files, self._seals, self._events, self._wandb = {}, {}, None, None
+        self._files, self._rows, self._events, self._wandb = {}, {}, None, None
         if self._process:
             return
         workdir = pathlib.Path(workdir)
         if wandb is not None:
             self._wandb = self._sinks.enter_context(_wandb_run(workdir, wandb, config))
         for name in ("metrics", "samples", "heldout"):
-            path, seal = workdir / f"{name}.jsonl", (seals or {}).get(name)
-            if seal is None or not _cut_back_to(path, *seal):
-                _cut_back_to_step(path, resume_step, is_new=seal is None and not resume_step)
-                _report_lost(path, resume_step, seal, complete=name != "heldout")
-            self._seals[name] = _seal(path)
-            self._files[name] = self._sinks.enter_context(path.open("ab"))
+            path = workdir / f"{name}.jsonl"
+            self._rows[name] = _cut_back(path, resume_step, (rows or {}).get(name))
+            self._files[name] = self._sinks.enter_context(path.open("a"))
         if tensorboard:
             from tensorboardX import SummaryWriter
 
-            folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step or seals else 0
+            folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step or rows else 0
             self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge, max_queue=QUEUE))
 
     def write(self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = ()) -> None:
@@ -136,9 +132,9 @@ class RunLog:
         if self._wandb:
             self._wandb.log({"step": row["step"], **numbers})
 
-    def seals(self) -> dict[str, list[int]]:
-        """{log: [bytes, CRC-32]} of the files now, for a checkpoint's record; empty on processes that do not log."""
-        return {name: list(seal) for name, seal in self._seals.items()}
+    def rows(self) -> dict[str, int]:
+        """{log: number of its rows now}, for a checkpoint's record; empty on processes that do not log."""
+        return dict(self._rows)
 
     def progress(self, label: str, start: int, total: int) -> "Progress":
         """A `Progress` that is silent on processes that write no logs."""
@@ -154,11 +150,9 @@ class RunLog:
         self.close()
 
     def _append(self, name, rows):
-        data = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
-        self._files[name].write(data)
+        self._files[name].writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         self._files[name].flush()
-        size, checksum = self._seals[name]
-        self._seals[name] = [size + len(data), zlib.crc32(data, checksum)]
+        self._rows[name] += len(rows)
 
 
 class Progress:
@@ -210,46 +204,15 @@ def write_text_atomic(path, text: str) -> None:
     os.replace(draft, path)
 
 
-def _seal(path) -> list[int]:
-    """[bytes, CRC-32] of a file; a missing one counts as empty."""
-    data = path.read_bytes() if path.exists() else b""
-    return [len(data), zlib.crc32(data)]
-
-
-def _cut_back_to(path, size: int, checksum: int) -> bool:
-    """Cuts a log to its first `size` bytes; False, without a change, if they do not have this CRC-32."""
-    data = path.read_bytes() if path.exists() else b""
-    if len(data) < size or zlib.crc32(data[:size]) != checksum:
-        return False
-    if len(data) > size:
-        os.truncate(path, size)
-    return True
-
-
-def _cut_back_to_step(path, step: int, is_new: bool) -> None:
-    """Deletes the rows after `step`, all of a new run's, and an incomplete last line."""
+def _cut_back(path, step: int, count: int | None) -> int:
+    """Cuts a log back to its first `count` rows, or to the rows up to `step`; returns how many there are then."""
     rows, dropped = read_jsonl(path, {"step": int})
-    kept = [] if is_new else [row for row in rows if row["step"] <= step]
+    kept = rows[:count] if count is not None else [row for row in rows if step and row["step"] <= step]
     if dropped or len(kept) < len(rows):
         write_text_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
-
-
-def _report_lost(path, step: int, seal: Sequence[int] | None, complete: bool) -> None:
-    """One line on stderr if a log lacks steps up to `step`, all of which it has if it is `complete`, or if it is not
-    what it was when that step was saved."""
-    lost = set(range(1, step + 1)) - {row["step"] for row in read_jsonl(path)[0]}
-    if lost and complete:
-        print(
-            f"warning: {path} lacks {len(lost)} of the {step} steps before this resume, the first is {min(lost)}; they "
-            f"were lost or deleted, and curves have a gap there",
-            file=sys.stderr,
-        )
-    elif seal is not None and seal != _seal(path):
-        print(
-            f"warning: {path} is not what it was when step {step} was saved: rows were altered, lost or repeated; "
-            f"training goes on, and leaves them as they are",
-            file=sys.stderr,
-        )
+    if count is not None and len(kept) < count:
+        print(f"warning: {path} has lost {count - len(kept)} rows since step {step} was saved", file=sys.stderr)
+    return len(kept)
 
 
 def _wandb_run(workdir, project, config):

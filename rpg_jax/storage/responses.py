@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +33,6 @@ class ResponseLog:
         if self._file.exists():
             _refuse_other(folder, _read_settings(self._record), self._settings)
             rows, dropped = read_jsonl(self._file, _NEEDS)
-            _check(self._file, rows)
             self._done = from_rows(rows, problems, self._k)
             if dropped or len(rows) > self._k * len(self._done):
                 kept = [row for answered in self._done.values() for row in to_rows(answered)]
@@ -59,13 +57,13 @@ class ResponseLog:
 
 
 def to_rows(answered: Answered) -> list[dict]:
-    """One JSON object per response, each with a checksum of itself."""
+    """One JSON object per response."""
     problem = answered.problem
     shared = dict(problem=problem.id, task=problem.task, prompt=problem.prompt, answer=problem.answer)
     keys = ("sample", "response", "correct", "tokens", "finished")
     columns = zip(answered.texts, answered.correct, answered.lengths, answered.finished, strict=True)
     return [
-        _sealed(shared | dict(zip(keys, (sample, text, float(right), int(length), bool(finished)), strict=True)))
+        shared | dict(zip(keys, (sample, text, float(right), int(length), bool(finished)), strict=True))
         for sample, (text, right, length, finished) in enumerate(columns)
     ]
 
@@ -86,19 +84,6 @@ def from_rows(rows: list[dict], problems: Sequence[Problem], k: int) -> dict[tup
 
 _NEEDS = dict(task=str, problem=int, sample=int, response=str, correct=(int, float), tokens=int, finished=bool)
 _DTYPES = dict(correct=np.float32, tokens=np.int32, finished=bool)
-
-
-def _sealed(row: dict) -> dict:
-    """A row with the CRC-32 of its other values."""
-    text = json.dumps({key: value for key, value in row.items() if key != "crc32"}, sort_keys=True)
-    return row | {"crc32": zlib.crc32(text.encode())}
-
-
-def _check(file: pathlib.Path, rows: list[dict]) -> None:
-    """Raises ValueError for a row that is not as it was written; files of earlier versions have no checksums."""
-    for number, row in enumerate(rows, 1):
-        if "crc32" in row and row != _sealed(row):
-            raise InputError(f"{file}, line {number}, was altered since it was written; delete it and start again")
 
 
 def _name(problem):

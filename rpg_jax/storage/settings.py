@@ -8,15 +8,13 @@ import re
 
 from ml_collections import ConfigDict
 
-DIGEST = "digest"  # the key of `config.json` with the digest of the others
-FREE = ("mesh", "log", DIGEST)  # sections that do not change what a run computes
+FREE = ("mesh", "log", "digest")  # sections that do not change what a run computes; 0.2 wrote a digest of the rest
 # {name: key} of the keys that may name the user's own files: FILE.py:NAME, or files and folders of problems.
 OWN = {
     "objective": "objective.name", "advantage": "objective.advantage",
     "reward": "reward.function", "rewards": "reward.functions",
     "evaluation": "evaluation.function", "train": "data.train", "heldout": "data.heldout",
 }  # fmt: skip
-CHECKSUMS = "SHA256SUMS"  # of a prepared folder; rpg_jax/data/problems.py, which writes it, is slow to import
 CODE = "code"  # the section of `config.json` with the digests of such files
 
 
@@ -38,25 +36,18 @@ def as_json(config: ConfigDict) -> dict:
 
 
 def _digest_of(names: str | list[str]) -> str | None:
-    """The digest of the files that a key names; of a prepared folder, that of its list of checksums. None without."""
+    """The digest of the files that a key names; None if it names none, as where it names a prepared folder."""
     titles = names.split(",") if isinstance(names, str) else names
     code = re.compile(r"\s*(?:\w+\s*=)?\s*(.*\.py):\w+\s*")  # a reward may have a name before it
     matches = [(title, code.fullmatch(title)) for title in titles]
     places = [pathlib.Path(match[1] if match else title.strip()) for title, match in matches]
-    files = [file for place in places for file in (place, place / CHECKSUMS) if os.path.isfile(file)]
-    digests = [file_digest(file) for file in files]
+    digests = [file_digest(place) for place in places if os.path.isfile(place)]
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:12] if digests[1:] else next(iter(digests), None)
 
 
 def file_digest(file: pathlib.Path) -> str:
     """The first twelve hexadecimal digits of the SHA-256 of a file's contents."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-
-
-def sealed(settings: dict) -> dict:
-    """Settings with the digest of all of them, as they are written to `config.json`."""
-    text = json.dumps({key: value for key, value in settings.items() if key != DIGEST}, sort_keys=True)
-    return settings | {DIGEST: hashlib.sha256(text.encode()).hexdigest()[:12]}
 
 
 def of_config(config: ConfigDict, prefix: str = "") -> dict:

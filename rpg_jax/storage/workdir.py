@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax import InputError
 from rpg_jax.storage.logs import write_text_atomic
-from rpg_jax.storage.settings import DIGEST, as_json, changes, edited, flatten, sealed
+from rpg_jax.storage.settings import as_json, changes, edited, flatten
 
 RECORD = "checkpoint_dir"
 LOCK = ".lock"
@@ -79,7 +79,7 @@ def open_workdir(path, config: ConfigDict, accept_change: bool, flag=None) -> tu
     Raises ValueError for a run of another config, or a folder that cannot be written.
     """
     path, settings = pathlib.Path(path), as_json(config)
-    text, folder = json.dumps(sealed(settings), indent=2) + "\n", checkpoint_dir(path, flag)
+    text, folder = json.dumps(settings, indent=2) + "\n", checkpoint_dir(path, flag)
     with _reachable(folder, "written"):
         begun = has_begun(folder) and (folder / "config.json").exists()
     if begun and not accept_change:
@@ -95,7 +95,7 @@ def open_workdir(path, config: ConfigDict, accept_change: bool, flag=None) -> tu
 def check_shared(folder, config: ConfigDict) -> None:
     """Raises ValueError on a process that does not see the config that process 0 wrote into the folder."""
     file = epath.Path(folder) / "config.json"
-    if not file.exists() or json.loads(file.read_text()) != sealed(as_json(config)):
+    if not file.exists() or json.loads(file.read_text()) != as_json(config):
         raise InputError(
             f"{platform.node()} does not see {file} as process 0 wrote it: all processes need one folder of "
             f"checkpoints; give a --checkpoint_dir or --workdir that they share"
@@ -148,12 +148,7 @@ def read_config(path) -> ConfigDict:
         raise InputError(f"{file} is not JSON ({error}); {mend}") from None
     if not isinstance(settings, dict) or "steps" not in settings:
         raise InputError(f"{file} is not the config of a run; {mend}")
-    digest = settings.pop(DIGEST, None)
-    if digest not in (None, sealed(settings)[DIGEST]):
-        raise InputError(
-            f"{file} was altered after the run wrote it; restore it, or start train again with --accept_config_change, "
-            f"which writes it anew"
-        )
+    settings.pop("digest", None)  # of 0.2
     return ConfigDict(settings)
 
 

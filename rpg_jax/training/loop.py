@@ -123,7 +123,7 @@ class Log(Protocol):
 
     def write(self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = ()) -> None: ...
 
-    def seals(self) -> dict[str, list[int]]: ...
+    def rows(self) -> dict[str, int]: ...
 
     def progress(
         self, label: str, start: int, total: int
@@ -246,7 +246,7 @@ def run(
     def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
         check_finite(state.params, f"step {step}", "it is not saved, and earlier checkpoints stay as they are")
         totals["seconds"] = seconds_before + time.perf_counter() - begin
-        extra = {"cursor": parts.stream.get_state(), "totals": totals, "logs": parts.log.seals()}
+        extra = {"cursor": parts.stream.get_state(), "totals": totals, "rows": parts.log.rows()}
         whole = dataclasses.replace(without_base(state), past=tuple(past), pending=pending)
         parts.checkpoints.save(step, whole, extra, metric=score, wait=wait)
 

@@ -11,10 +11,9 @@ import numpy as np
 from faults.bench import LOST, Bench, Ended, Trial, explained, failure, last_step, verdict
 from rpg_jax.storage.logs import read_jsonl
 
-TRAIN, CONTINUE, EVALUATE, CONVERT, REVIEW = "train", "train on", "evaluate", "convert", "evaluate again"
+TRAIN, CONTINUE, EVALUATE, CONVERT = "train", "train on", "evaluate", "convert"
 # Kind of file -> (patterns of its files in a workdir, what reads them).
-#   train: of a finished run, which does nothing but restore; train on: the last step is missing; evaluate again: an
-#   evaluation that is complete.
+#   train: of a finished run, which does nothing but restore; train on: the last step is missing.
 FILES = {
     "checkpoint: arrays": (("checkpoints/*/state/**/d/*",), (TRAIN, CONTINUE, EVALUATE, CONVERT)),
     "checkpoint: metadata": (
@@ -22,16 +21,8 @@ FILES = {
     ),
     "checkpoint: record": (("checkpoints/*/record/*",), (TRAIN, CONTINUE, EVALUATE, CONVERT)),
     "warm start": (("warm_start/**/*",), (TRAIN,)),
-    "metrics.jsonl": (("metrics.jsonl",), (TRAIN, CONTINUE)),
-    "samples.jsonl": (("samples.jsonl",), (TRAIN, CONTINUE)),
-    "heldout.jsonl": (("heldout.jsonl",), (TRAIN, CONTINUE)),
-    "config.json": (("config.json",), (TRAIN, EVALUATE, CONVERT)),
     "summary, figures, events": (("summary.json", "figures/*", "tensorboard/*"), (TRAIN,)),
-    "evaluation": (("evaluation/*/*",), (REVIEW,)),
-    "prepared problems": (("problems/**/*",), (CONTINUE, EVALUATE)),
-    "tokenizer": (("tokenizer.model", "settings.json", "SHA256SUMS"), (CONTINUE, EVALUATE)),
 }  # fmt: skip
-OF_DATA = ("prepared problems", "tokenizer")
 
 
 def flip_a_bit(file: pathlib.Path, rng: np.random.Generator) -> str:
@@ -65,53 +56,30 @@ def remove(file: pathlib.Path, rng: np.random.Generator) -> str:
     return "removed"
 
 
-def remove_a_line(file: pathlib.Path, rng: np.random.Generator) -> str:
-    lines = file.read_bytes().splitlines(keepends=True)
-    place = int(rng.integers(max(len(lines), 1)))
-    file.write_bytes(b"".join(lines[:place] + lines[place + 1 :]))
-    return f"line {place + 1} removed"
-
-
-def repeat_a_line(file: pathlib.Path, rng: np.random.Generator) -> str:
-    lines = file.read_bytes().splitlines(keepends=True)
-    place = int(rng.integers(max(len(lines), 1)))
-    file.write_bytes(b"".join(lines[: place + 1] + lines[place:]))
-    return f"line {place + 1} repeated"
-
-
 def replace_by_a_folder(file: pathlib.Path, rng: np.random.Generator) -> str:
     file.unlink()
     file.mkdir()
     return "a folder in its place"
 
 
-ANY: Sequence[Callable] = (flip_a_bit, flip_a_bit, truncate, zero_a_block, remove, replace_by_a_folder)
-OF_LINES: Sequence[Callable] = (*ANY, remove_a_line, repeat_a_line)
+WAYS: Sequence[Callable] = (flip_a_bit, flip_a_bit, truncate, zero_a_block, remove, replace_by_a_folder)
 
 
 def damaged(bench: Bench, rng: np.random.Generator, kind: str) -> list[Trial]:
-    """One file of a copy of a finished run (or of its data) is damaged, and one command meets it."""
+    """One file of a copy of a finished run is damaged, and one command meets it."""
     patterns, commands = FILES[kind]
     variant = "plain" if kind == "warm start" else str(rng.choice(["plain", "carried"]))
     command = str(rng.choice(commands))
     outputs(bench, variant, command)
-    workdir, data = bench.copy(variant, (".lock", *(() if command == REVIEW else ("evaluation",)))), bench.data()
+    workdir = bench.copy(variant)
     if command == CONTINUE:
         shutil.rmtree(workdir / "checkpoints" / str(last_step(workdir)))
     if kind == "warm start":
         shutil.rmtree(workdir / "checkpoints")
-    root = data if kind in OF_DATA else workdir
-    files = sorted({file for pattern in patterns for file in root.glob(pattern) if file.is_file()})
+    files = sorted({file for pattern in patterns for file in workdir.glob(pattern) if file.is_file()})
     file = files[rng.integers(len(files))]
-    before = shutil.copytree(data, workdir.with_suffix(".data")) if root == data else None
-    ways = OF_LINES if file.suffix == ".jsonl" else ANY
-    what = f"{file.relative_to(root)}: {ways[rng.integers(len(ways))](file, rng)}, then {command}"
-    try:
-        outcome, line = met(bench, variant, command, workdir, names(file.relative_to(root)))
-    finally:
-        if before:
-            shutil.rmtree(data)
-            shutil.copytree(before, data)
+    what = f"{file.relative_to(workdir)}: {WAYS[rng.integers(len(WAYS))](file, rng)}, then {command}"
+    outcome, line = met(bench, variant, command, workdir, names(file.relative_to(workdir)))
     if outcome != LOST:
         bench.remove(workdir)
     return [Trial(f"damage: {kind}", f"{variant}, {what}", outcome, line)]
@@ -159,8 +127,6 @@ def outputs(bench: Bench, variant: str, command: str) -> dict[str, bytes]:
     workdir = bench.undisturbed(variant)
     if command in (TRAIN, CONTINUE):
         return {}
-    if command == REVIEW:  # of the same folder, which evaluate has filled
-        return outputs(bench, variant, EVALUATE)
     if wrong := failure(run(bench, command, workdir)):
         raise RuntimeError(f"{command} of the undisturbed {variant!r}: {wrong}")
     return read_outputs(command, workdir)
