@@ -101,8 +101,6 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             cache_dtype=optional(str),  # [name] of keys and values: int8 or float8_e4m3fn; unset: model.dtype
             weights_dtype=optional(str),  # [name] of the sampler's matrices: int8 or float8_e4m3fn; unset: model.dtype
             temperature=1.0,  # [logits divided by it] of the behavior policy
-            top_k=0,  # [tokens] must stay 0, off: a filter takes away the support of the importance ratio
-            top_p=1.0,  # [probability] must stay 1, off, for the same reason
             delay=0,  # [optimizer updates] how old the policy is that responses are drawn from; 0: the current one
             dynamic_sampling=False,  # [switch] leave out groups whose responses all score the same, and generate more
             carry_over=False,  # [switch] a step ends when `prompts` groups are complete; the others go on in the next

@@ -309,7 +309,6 @@ def test_mistakes_are_met_at_the_door(folder, flags):
 
 MAKES_NO_SENSE = {
     "objective.divergence=ukl": "urkl",
-    "rollout.top_k=5": "support",
     "rollout.max_new=2000": "exceed",
     "learner.minibatch_prompts=3": "learner.minibatch_prompts",
     "learner.microbatch_rows=5": "learner.microbatch_rows",

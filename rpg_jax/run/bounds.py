@@ -56,7 +56,7 @@ KEYS = {
     """,
     COUNT_OR_ZERO: """
         model.lora.rank warm_start.steps warm_start.warmup_steps optimizer.warmup_steps
-        rollout.delay rollout.max_age rollout.overlong_buffer rollout.top_k
+        rollout.delay rollout.max_age rollout.overlong_buffer
     """,
     PROCESSES: "reward.workers",
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
@@ -72,7 +72,7 @@ KEYS = {
     """,
     ONE_OR_MORE: "rollout.oversample",
     DECAY: "optimizer.beta1 optimizer.beta2 reference.decay",
-    SHARE: "reward.max_failures rollout.top_p",
+    SHARE: "reward.max_failures",
     SWITCH: """
         model.scan rollout.dynamic_sampling rollout.carry_over reward.partial_credit reward.network
         learner.pack optimizer.offload log.tensorboard

@@ -56,17 +56,12 @@ class Run:
 def build_settings(config: ConfigDict) -> dict:
     """The fields of a `Run` that need neither devices nor data. Raises ValueError for settings that make no sense."""
     bounds.check(config)
-    if config.rollout.top_k or config.rollout.top_p != 1.0:
-        raise InputError(
-            "training samples the whole distribution: filters take away the behavior policy's support, and with it the "
-            "importance ratio; leave rollout.top_k=0 and rollout.top_p=1.0 (evaluation may filter)"
-        )
     if config.log.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise InputError(
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     scale_named(config.reward.scale)
-    rollout = RolloutSettings(**set_keys(config.rollout, "top_k", "top_p", "delay"))
+    rollout = RolloutSettings(**set_keys(config.rollout, "delay", "top_k", "top_p"))  # the latter in runs of 0.2
     learner = dict(scoring_rows=config.learner.microbatch_rows)
     learner |= set_keys(config.learner, "logprob_chunk", "pack", "packed_lengths")
     loop = LoopSettings(
