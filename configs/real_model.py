@@ -2,7 +2,7 @@
 
     ./launch/real_model.sh
 
-fetches the model, converts it, trains with this config, and evaluates before and after; docs/real_model.md says what
+fetches the model, converts it, trains with this config, and evaluates before and after; docs/running.md says what
 came of it. Hardware: 2 CPU cores and 8 GB.
     python -m configs.real_model --heldout=trained     the problems of these evaluations, for `evaluate --data`; the
                                                        other set is `untrained`

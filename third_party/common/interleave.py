@@ -22,7 +22,7 @@ import time
 import numpy as np
 
 # Sizes of the models, as in rpg_jax.models.SIZES; written out because a peer's environment has no rpg_jax. m1, m2 are
-# Qwen3; smollm2 is the Llama shape of SmolLM2-135M, which docs/real_model.md trains.
+# Qwen3; smollm2 is the Llama shape of SmolLM2-135M, which docs/running.md trains.
 SHAPES = {
     "m1": dict(vocab=512, hidden=128, mlp=384, layers=4, heads=4, kv_heads=2, head_dim=32),
     "m2": dict(vocab=151936, hidden=256, mlp=768, layers=4, heads=8, kv_heads=4, head_dim=32),
