@@ -134,7 +134,8 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
         objective=dict(  # unset: the objective's own default, which rpg_jax/objectives/registry.py lists
             name=required(str),  # [name] rpg, grpo, dapo, …, or FILE.py:NAME
             # Unset, which may be spelled default, is the objective's own clip; none takes it away. rpg takes none, rpg,
-            # dual, dual_reward, truncate, icepop, sequence_mask, geometric_mask, m2po, dppo; most baselines ppo, none.
+            # coefficient, truncate, dual, dual_reward, sapo, icepop, sequence_mask, geometric_mask, m2po, dppo; most
+            # baselines take ppo and none.
             clip=optional(str),  # [name] of the clip or trust region
             divergence=optional(str),  # [name] fkl, rkl, ufkl, urkl, js, hellinger, jeffreys, chi2, alpha
             alpha=optional(float),  # [number] other than 0 and 1: the parameter of divergence alpha
@@ -151,6 +152,8 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
             clip_high=optional(float),  # [importance ratio; dppo: probability] how far up the upper bound lies
             clip_c=optional(float),  # [importance ratio] bound at negative advantages
             clip_m2=optional(float),  # [nats²] largest mean of squared log ratios, with clip m2po
+            tau_pos=optional(float),  # [1 / importance ratio] steepness of clip sapo at positive advantages
+            tau_neg=optional(float),  # [1 / importance ratio] and at negative ones
             z_old=optional(float),  # [mass] of the reference measure; 1 is a distribution
             sampler_correction=optional(float),  # [importance ratio] cap of trained over sampled probabilities
         ),

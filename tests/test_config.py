@@ -21,7 +21,7 @@ from fuzzing import call
 from ml_collections import ConfigDict
 
 from configs import base
-from rpg_jax.objectives import RECIPES
+from rpg_jax.objectives import RECIPES, clips
 from rpg_jax.rewards import Scorer
 from rpg_jax.run import bounds, build, cli, states, train
 from rpg_jax.storage import workdir
@@ -331,8 +331,7 @@ def test_every_key_has_bounds_but_those_that_the_registry_and_the_tasks_check():
         "data.template_options",
         "reward.weights",
     }
-    numbers_of_the_objective = {"alpha", "beta", "control", "clip_low", "clip_high", "clip_c", "clip_m2", "z_old"}
-    numbers_of_the_objective.add("sampler_correction")
+    numbers_of_the_objective = {"alpha", "beta", "control", "z_old", "sampler_correction", *clips.BOUNDS}
     assert keys - {f"objective.{name}" for name in numbers_of_the_objective} == bounds.BOUNDS.keys()
     optional = set(unset(base.get_config(base.prepared_sets(train="data/mine"), **REQUIRED)))
     assert optional & bounds.BOUNDS.keys() == bounds.MAY_BE_UNSET - {"data.train"}  # evaluation unsets it

@@ -143,6 +143,8 @@ def test_clips_are_exact_at_old_and_biased_away_from_it():
         ("dual", "urkl", EXACT_MEAN),
         ("sequence_mask", "jeffreys", EXACT),
         ("m2po", "urkl", EXACT),
+        ("coefficient", "fkl", EXACT),
+        ("sapo", "rkl", EXACT),
     ):
         objective = constant(clip=clip, divergence=divergence, beta=0.3)
         assert verdicts(objective) == (on_policy, BIASED) == objective.declares

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rpg_jax.objectives import CLIPS, DIVERGENCES, baselines, make, surrogates
+from rpg_jax.objectives import CLIPS, DIVERGENCES, RECIPES, Clip, TrustRegion, baselines, make, surrogates
 from rpg_jax.objectives.divergences import kappa_over_u
 
 LOW, HIGH, CEILING, BETA = 0.2, 0.28, 3.0, 0.4
@@ -56,6 +56,14 @@ def expected_rpg(divergence, estimator, clip, logp, mu, ref, a, z):
         w = min(max(w, 1 - LOW), 1 + HIGH)
         coefficient = w * a - BETA * r * KAPPA[divergence](w / r)
         return -coefficient * logp, -coefficient
+    if clip == "coefficient":
+        shaped = a - BETA * kappa / u
+        coefficient = (ppo_bound(w, shaped, c=CEILING) or w) * shaped
+        return -coefficient * logp, -coefficient
+    if clip == "sapo":
+        tau = 1.0 if a > 0 else 1.05
+        p = 1 / (1 + math.exp(-tau * (w - 1)))
+        return -4 / tau * p * a + BETA * r * rho, -4 * p * (1 - p) * w * a + BETA * r * kappa
     if clip == "rpg":
         shaped = a - BETA * kappa / u
         if (shaped >= 0 and w < 1 + HIGH) or (shaped < 0 and 1 - LOW < w < CEILING):
@@ -100,6 +108,7 @@ def run(objective, logp, mu, ref, advantage, mask, **rest):
 
 FORMS = [("none", "reinforce", 1.0), ("none", "differentiable", 0.6), ("none", "reinforce", 1.7)]
 FORMS += [("rpg", "reinforce", 1.0), ("truncate", "reinforce", 1.0), ("dual", "differentiable", 1.0)]
+FORMS += [("coefficient", "reinforce", 1.0), ("sapo", "differentiable", 1.0)]
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -176,3 +185,39 @@ def test_k3_is_the_urkl_regularizer_with_the_ratio_in_front():
     with jax.enable_x64():
         weighted = np.exp(logp - mu) * np.asarray(jax.jit(baselines.k3)(ref - logp))
         np.testing.assert_allclose(weighted, jax.jit(regularizer)(logp, mu, ref), rtol=1e-12, atol=1e-14)
+
+
+def test_a_smooth_clip_is_one_function_and_one_line(monkeypatch):
+    """As a clip it takes the place of the ratio, differentiated or not; as a trust region it weighs each entry."""
+
+    def bump(w, advantage, *, clip_high):
+        return 1 + clip_high * jnp.tanh((w - 1) / clip_high)
+
+    def near(entries, tokens, advantage, *, width):
+        return jnp.maximum(1 - ((entries.logp - entries.behavior_logp) / width) ** 2, 0)
+
+    monkeypatch.setitem(CLIPS, "bump", Clip(bump, dict(clip_high=0.3), ("reinforce", "differentiable")))
+    monkeypatch.setitem(CLIPS, "near", TrustRegion(near, dict(width=0.5)))
+    monkeypatch.setitem(RECIPES, "rpg", RECIPES["rpg"]._replace(clips=("bump", "near")))
+    logp, mu, ref, advantage, mask = sample()
+    w, pull = np.exp(logp - mu), BETA * np.exp(logp - mu) * (logp - ref)
+    bounded, slope = 1 + 0.3 * np.tanh((w - 1) / 0.3), w / np.cosh((w - 1) / 0.3) ** 2
+    weight = np.maximum(1 - ((logp - mu) / 0.5) ** 2, 0)
+    assert (weight[mask] == 0).any() and (weight[mask] > 0).any()
+    for given, gradient in (
+        (dict(clip="bump", estimator="differentiable"), pull - slope * advantage),
+        (dict(clip="bump", estimator="reinforce"), pull - bounded * advantage),
+        (dict(clip="near"), weight * (pull - w * advantage)),
+    ):
+        objective = make("rpg", beta=BETA, reduction="constant", **given)
+        expected = np.where(mask, gradient, 0)
+        np.testing.assert_allclose(run(objective, logp, mu, ref, advantage, mask, denominator=1.0)[1], expected)
+    far = np.float32([[100.0], [-100.0]])
+    for objective in (
+        make("sapo"),
+        make("rpg", clip="near"),
+        make("rpg", clip="bump", beta=0, estimator="differentiable"),
+    ):
+        fun = lambda x, o=objective: o(x, 0 * far, 1 + 0 * far, 1 + 0 * far)[0]  # noqa: E731
+        loss, gradient = jax.jit(jax.value_and_grad(fun))(far)
+        assert np.isfinite(loss) and np.abs(gradient).max() == 0

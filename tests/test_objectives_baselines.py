@@ -32,6 +32,10 @@ def expected_token(name, logp, mu, ref, a):
         return -a * logp, -a
     if name == "cispo":
         return -min(w, 1.28) * a * logp, -min(w, 1.28) * a
+    if name == "sapo":
+        tau = 1.0 if a > 0 else 1.05
+        p = 1 / (1 + math.exp(-tau * (w - 1)))
+        return -4 / tau * p * a, -4 * p * (1 - p) * w * a
     bound = ppo_bound(w, a, LOW, HIGH.get(name, 0.2))
     loss, gradient = -(bound or w) * a, 0.0 if bound else -w * a
     k3 = y - 1 - math.log(y)
@@ -69,7 +73,7 @@ def test_baselines_are_what_their_papers_say(name):
             tokens = zip(*(x[b, valid] for x in (logp, mu, ref, advantage)), strict=True)
             value, slope = np.array([expected_token(name, *token) for token in tokens]).T
             value = value.sum()
-            scale = 1 / valid.sum() / rows if name in ("grpo", "grpo_corrected") else 1 / mask.sum()
+            scale = 1 / valid.sum() / rows if name in ("grpo", "grpo_corrected", "sapo") else 1 / mask.sum()
             scale = 1 / 33 if name == "dr_grpo" else scale
         expected += value * scale
         slopes[b, valid] = slope * scale

@@ -91,7 +91,7 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
     assert named["rloo", "-"] == (exact, exact)
     assert named["rloo, KL in the reward", "-"] == named["reinforce_pp, KL in the reward", "none"] == (mean, biased)
     assert named["gspo", "ppo"] == named["gspo", "none"] == (biased, biased)
-    assert named["gpg", "-"] == named["cispo", "-"] == named["dr_grpo", "ppo"] == (exact, biased)
+    assert named["gpg", "-"] == named["sapo", "-"] == named["cispo", "-"] == named["dr_grpo", "ppo"] == (exact, biased)
     assert named["reinforce_pp", "ppo"] == named["reinforce_pp_baseline", "none"] == (exact, biased)
     mixtures = {(e["objective"], e["level"]): e for e in report["objectives"] if "two policies" in e["objective"]}
     assert len(mixtures) == 4

@@ -83,6 +83,8 @@ def built_in_cases() -> list[Case]:
                     continue  # a trust region acts beside the surrogate: one divergence says it all
                 if clip == "dual_reward" and divergence not in OWN_CONTROL:
                     continue  # the same as "dual"
+                if clip == "sapo" and divergence != "urkl":
+                    continue  # it acts on the reward alone
                 settings = dict(divergence=divergence, estimator=estimator, clip=clip, level=level, beta=BETA)
                 masses = MASSES if clip == "none" else (1.0,)
                 cases.append(

@@ -5,10 +5,10 @@ There are two kinds, and `clip=NAME` names either.
 * A `Clip` bounds the importance ratio w = policy / behavior inside a surrogate. Its rule is
   `(w, advantage, **bounds) -> Clipped`: which bound each ratio has crossed, given the advantage whose sign is the
   direction that the sample pushes in. The surrogate gets the bounded ratio back; `reinforce` keeps a clipped entry's
-  value and takes its gradient away.
+  value and takes its gradient away. A smooth rule returns floats instead: what takes the place of each ratio.
 * A `TrustRegion` removes entries beside the surrogate: its rule is `(entries, tokens, advantage, **bounds) -> Clipped`
   and sees the whole batch, because some regions are about responses or about all tokens. A dead entry's loss is 0, and
-  it stays in the denominator.
+  it stays in the denominator. A smooth rule returns floats instead: the weight of each entry's loss, a constant.
 
 To add one, write its rule and put it in `CLIPS`, with the defaults of its bounds and the estimators of `rpg` that take
 it: `make("rpg", clip=NAME)` and `python -m rpg_jax.verify` know it from there.
@@ -72,6 +72,15 @@ def cap(w: jax.Array, advantage: jax.Array, *, clip_high: float) -> Clipped:
     return none(w, advantage)._replace(high=w > 1 + clip_high)
 
 
+def sapo(w: jax.Array, advantage: jax.Array, *, tau_pos: float, tau_neg: float) -> jax.Array:
+    """4/tau·sigmoid(tau·(w − 1)): the gate f of SAPO's loss −f(w)·A (Gao et al., arXiv 2511.20347), tau by A's sign.
+
+    That has the gradient of −wA times 4p(1 − p) with p the sigmoid, which is 1 where w = 1.
+    """
+    tau = jnp.where(advantage > 0, tau_pos, tau_neg)
+    return 4 / tau * jax.nn.sigmoid(tau * (w - 1))
+
+
 class Clip(NamedTuple):
     """A rule with its bounds; `CLIPS` has each with the defaults, None where there is none.
 
@@ -79,7 +88,7 @@ class Clip(NamedTuple):
     truncates: the bounded ratio stands for w in every term, and the entry goes on learning (`surrogates.reinforce`).
     """
 
-    rule: Callable[..., Clipped]
+    rule: Callable[..., Clipped | jax.Array]
     bounds: Mapping[str, Any] = {}  # floats, or None
     estimators: tuple[str, ...] = ()
     truncates: bool = False
@@ -89,11 +98,20 @@ class Clip(NamedTuple):
 
         A clipped ratio is not part of the result's computation: it may be too large for a float.
         """
-        clipped = self.rule(stop(jnp.exp(log_w)), stop(advantage), **self.bounds)
+        w = jnp.exp(jnp.minimum(log_w, LARGEST))
+        clipped = self.rule(w, stop(advantage), **self.bounds)
+        if not isinstance(clipped, Clipped):
+            return clipped, none(w, advantage)
         w = jnp.exp(jnp.where(clipped.anywhere, 0, log_w))
         high, low, ceiling = (self.bounds.get(key, math.nan) for key in ("clip_high", "clip_low", "clip_c"))
         w = jnp.where(clipped.high, 1 + high, w)  # NaN where a rule reports a bound that it does not have
         return jnp.where(clipped.ceiling, ceiling, jnp.where(clipped.low, 1 - low, w)), clipped
+
+
+def _dead(dead: jax.Array, entries: Batch) -> Clipped:
+    """The `Clipped` of dead entries: high above the ratio 1, else low."""
+    above = entries.logp > entries.behavior_logp
+    return Clipped(dead & above, dead & ~above, jnp.zeros_like(dead))
 
 
 def _outside(statistic: jax.Array, entries: Batch, low: jax.Array | float, high: jax.Array | float) -> Clipped:
@@ -140,8 +158,7 @@ def m2po(entries: Batch, tokens: Batch, advantage: jax.Array, *, clip_m2: float)
     ascending = jnp.where(jnp.isfinite(moment[order]), moment[order], 0)
     means = jnp.cumsum(ascending) / jnp.arange(1, moment.size + 1)  # of the k smallest, which increases with k
     kept = jnp.zeros(moment.shape, bool).at[order].set(means <= clip_m2).reshape(entries.mask.shape)
-    dead = entries.mask & ~kept
-    return Clipped(dead & (log_w > 0), dead & (log_w <= 0), jnp.zeros_like(dead))
+    return _dead(entries.mask & ~kept, entries)
 
 
 def dppo(entries: Batch, tokens: Batch, advantage: jax.Array, *, clip_low: float, clip_high: float) -> Clipped:
@@ -165,21 +182,26 @@ def _log_ratio(tokens: Batch) -> jax.Array:
 class TrustRegion(NamedTuple):
     """A rule with its bounds that removes entries beside any surrogate; see the module's docstring."""
 
-    rule: Callable[..., Clipped]
+    rule: Callable[..., Clipped | jax.Array]
     bounds: Mapping[str, Any] = {}
     estimators: tuple[str, ...] = ("reinforce",)
 
-    def __call__(self, entries: Batch, tokens: Batch, advantage: jax.Array) -> Clipped:
-        """Which entries are dead, bool, in the shape of `entries`: tokens [B, T], or responses [B, 1].
+    def __call__(self, entries: Batch, tokens: Batch, advantage: jax.Array) -> tuple[jax.Array, Clipped]:
+        """(the weight of each entry, 0 where it is dead; where that is), in the shape of `entries`: [B, T] or [B, 1].
 
         Args:
-          entries: what the level counts; tokens: the batch [B, T] that they come from.
+          entries: what the level counts, tokens or responses; tokens: the batch [B, T] that they come from.
           advantage: the regularized advantage A', in the shape of the entries.
         """
-        return self.rule(*stop((entries, tokens, advantage)), **self.bounds)
+        entries, tokens, advantage = stop((entries, tokens, advantage))
+        clipped = self.rule(entries, tokens, advantage, **self.bounds)
+        if isinstance(clipped, Clipped):
+            return (~clipped.anywhere).astype(advantage.dtype), clipped
+        weight = jnp.broadcast_to(clipped, advantage.shape)
+        return weight, _dead(weight == 0, entries)
 
 
-BOUNDS = ("clip_low", "clip_high", "clip_c", "clip_m2")
+LARGEST = 80.0  # the log of the largest ratio that a clip's rule sees: finite, so that 0 times its derivative is 0
 UNCLIPPED = Clip(none, estimators=("reinforce", "differentiable"))
 _PAPER = dict(clip_low=0.2, clip_high=0.28)  # section 5 of the paper
 CLIPS: dict[str, Clip | TrustRegion] = {
@@ -188,6 +210,8 @@ CLIPS: dict[str, Clip | TrustRegion] = {
     "truncate": Clip(truncate, _PAPER, ("reinforce",), truncates=True),
     "dual": Clip(ppo, dict(**_PAPER, clip_c=3.0), ("differentiable",)),
     "dual_reward": Clip(ppo, dict(**_PAPER, clip_c=3.0), ("differentiable",)),
+    "coefficient": Clip(ppo, dict(**_PAPER, clip_c=3.0), ("reinforce",)),
+    "sapo": Clip(sapo, dict(tau_pos=1.0, tau_neg=1.05), ("differentiable",)),
     "icepop": TrustRegion(icepop, _PAPER),
     "sequence_mask": TrustRegion(sequence_mask, _PAPER),
     "geometric_mask": TrustRegion(geometric_mask, _PAPER),
@@ -196,3 +220,4 @@ CLIPS: dict[str, Clip | TrustRegion] = {
     "ppo": Clip(ppo, dict(clip_low=0.2, clip_high=0.2)),
     "cap": Clip(cap, dict(clip_high=None), truncates=True),
 }
+BOUNDS = tuple(dict.fromkeys(bound for clip in CLIPS.values() for bound in clip.bounds))

@@ -157,13 +157,13 @@ class SurrogateObjective(Objective):
     units: Batch of tokens -> Batch of what `surrogate` counts (`as_tokens`, `as_sequences`, `as_mean_tokens`).
     surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses, and where they were clipped.
     control: (tokens, units) -> advantage of the units, where a control variate or KL-to-go is part of it.
-    region: (units, tokens) -> which units are dead, where the clip is a `TrustRegion`.
+    region: (units, tokens) -> the weights of units and which are dead, where the clip is a `TrustRegion`.
     """
 
     units: Callable[[Batch], Batch]
     surrogate: Callable[..., tuple[jax.Array, Clipped]]
     control: Callable[[Batch, Batch], jax.Array] | None = None
-    region: Callable[[Batch, Batch], Clipped] | None = None
+    region: Callable[[Batch, Batch], tuple[jax.Array, Clipped]] | None = None
 
     def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
         units = self.units(tokens)
@@ -172,9 +172,9 @@ class SurrogateObjective(Objective):
         if self.region is None:
             losses, clipped = self.surrogate(*units[:4])
         else:  # a dead unit's ratio may be too large for a float, so its loss is computed at the ratio 1
-            clipped = self.region(units, tokens)
-            alive = jnp.where(clipped.anywhere, units.behavior_logp, units.logp)
-            losses = jnp.where(clipped.anywhere, 0, self.surrogate(alive, *units[1:4])[0])
+            kept, clipped = self.region(units, tokens)
+            alive = jnp.where(kept == 0, units.behavior_logp, units.logp)
+            losses = jnp.where(kept == 0, 0, kept * self.surrogate(alive, *units[1:4])[0])
         loss = reductions.reduce(self.reduction, losses * units.weight, units.mask, denominator)
         return loss, clip_fractions(clipped, units) | measure(tokens, units)
 

@@ -16,7 +16,7 @@ from rpg_jax.objectives.clips import BOUNDS, CLIPS, UNCLIPPED, Clip, TrustRegion
 from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES, Divergence
 from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Claim, Objective, SurrogateObjective
 from rpg_jax.objectives.reductions import BY_LEVEL
-from rpg_jax.objectives.settings import CHECKS, checked, choice, nearest
+from rpg_jax.objectives.settings import check, checked, choice, nearest
 
 DEFAULT = "default"  # the name of an unset clip
 
@@ -41,8 +41,9 @@ def make(name: str, **settings: Any) -> Objective:
 
         make("rpg", divergence="fkl|rkl|ufkl|urkl|js|hellinger|jeffreys|chi2|alpha", alpha=0.5, beta=1e-4,
              estimator="differentiable|reinforce", level="token|sequence", z_old=1.0,
-             clip="none|rpg|dual|dual_reward|truncate|icepop|sequence_mask|geometric_mask|m2po|dppo",
-             clip_low, clip_high, clip_c, clip_m2, control=None or a float or "optimal", kl="token|to_go|full",
+             clip="none|rpg|coefficient|dual|dual_reward|truncate|sapo|icepop|sequence_mask|geometric_mask|m2po|dppo",
+             clip_low, clip_high, clip_c, clip_m2, tau_pos, tau_neg,
+             control=None or a float or "optimal", kl="token|to_go|full",
              reduction="token_mean|sequence_mean|sequence_mean_token_mean|constant")
         make("grpo", beta=0.04, clip="ppo|none", clip_low, clip_high, reduction="sequence_mean_token_mean")
 
@@ -71,9 +72,9 @@ def _of_recipe(name: str, settings: Mapping[str, Any]) -> Objective:
         )
     recipe = RECIPES[name]
     _refuse_unknown(name, settings, recipe.defaults)
-    checks: dict[str, Callable] = {**CHECKS, "clip": functools.partial(choice, recipe.clips)}
     unset = {key for key, value in settings.items() if value is None or (key == "clip" and value == DEFAULT)}
-    chosen = {key: checks[key](key, value) for key, value in settings.items() if key not in unset}
+    given = {key: value for key, value in settings.items() if key not in unset}
+    chosen = {k: choice(recipe.clips, k, value) if k == "clip" else check(k, value) for k, value in given.items()}
     settings = {**recipe.defaults, **chosen}
     clip = _clip(name, settings, chosen, settings.get("clip", recipe.clips[0]))
     bounds = {key: clip.bounds.get(key) for key in BOUNDS if key in settings}
@@ -87,7 +88,7 @@ def _clip(name: str, settings: Mapping, chosen: Mapping, clip_name: str) -> Clip
         if key in chosen and key not in clip.bounds:
             has = f"has only {' and '.join(clip.bounds)}" if clip.bounds else "clips nothing"
             raise InputError(f"{key}={chosen[key]} cannot matter: clip={clip_name!r} {has}; leave {key} unset")
-    bounds = {key: default if settings[key] is None else settings[key] for key, default in clip.bounds.items()}
+    bounds = {key: default if settings.get(key) is None else settings[key] for key, default in clip.bounds.items()}
     for key, value in bounds.items():
         if value is None:
             raise InputError(f"objective {name!r} needs {key}, a bound of clip {clip_name!r} that has no default")
@@ -153,17 +154,19 @@ def _rpg(name: str, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> Su
     surrogate, unclipped = surrogates.ESTIMATORS[estimator], ALWAYS
     if settings["clip"] == "dual" and divergence in OWN_CONTROL:
         surrogate, unclipped = surrogates.regularized_ratio, IN_EXPECTATION if beta else ALWAYS
+    if settings["clip"] == "coefficient":
+        surrogate = surrogates.clipped_coefficient
     target = divergences.named(divergence, alpha)
     full, in_surrogate = _full_kl(settings, target), beta
     if full is not None:  # the surrogate has the reward alone
-        surrogate, unclipped, in_surrogate = surrogates.ESTIMATORS[estimator], IN_EXPECTATION, 0.0
+        unclipped, in_surrogate = IN_EXPECTATION, 0.0
     control = None if full is not None else _controlled(settings)
     if control is not None:
         target = DIVERGENCES["urkl"]  # whose advantage takes the control variate and the later tokens
         unclipped = IN_EXPECTATION if settings["kl"] == "token" else Claim(EXACT_MEAN, BIASED)
     region = None
     if isinstance(clip, TrustRegion):
-        region = functools.partial(surrogates.dead_units, region=clip, divergence=target, beta=in_surrogate)
+        region = functools.partial(surrogates.kept_units, region=clip, divergence=target, beta=in_surrogate)
     reduction = _reduction(settings, level)
     bounded = UNCLIPPED if isinstance(clip, TrustRegion) else clip
     return SurrogateObjective(
@@ -266,12 +269,17 @@ RECIPES = {
     "rpg": Recipe(
         _rpg,
         dict(divergence="urkl", alpha=None, estimator=None, beta=1e-4, control=None, kl="token")
-        | dict(clip="none", **_NO_BOUNDS, clip_c=None, clip_m2=None, level="token", reduction=None, z_old=1.0),
+        | dict(clip="none", **dict.fromkeys(BOUNDS), level="token", reduction=None, z_old=1.0),
         tuple(dict(RPG_FORMS)),
     ),
     "grpo": Recipe(_grpo, _GRPO),
     "grpo_corrected": Recipe(_baseline(baselines.grpo_corrected, ALWAYS, regularized=True), _GRPO),
     "dapo": Recipe(_grpo, _GRPO | dict(beta=0.0, clip_high=0.28, reduction="token_mean")),
+    "sapo": Recipe(
+        _grpo,
+        dict(beta=0.0, tau_pos=None, tau_neg=None, reduction=_GRPO["reduction"], advantage="group_mean_std"),
+        ("sapo",),
+    ),
     "dr_grpo": Recipe(_grpo, dict(beta=0.0, **_PPO, reduction="constant")),
     "ppo_clip": Recipe(_baseline(baselines.ppo_clip, ALWAYS), dict(**_PPO, reduction="token_mean")),
     "reinforce": Recipe(_baseline(baselines.policy_gradient, ON_POLICY), dict(reduction="token_mean"), ("none",)),

@@ -62,7 +62,6 @@ CHECKS: dict[str, Callable] = {
     "clip_low": functools.partial(_number, lambda x: 0 < x <= 1, "above 0 and at most 1"),
     "clip_high": functools.partial(_number, lambda x: x > 0, "above 0"),
     "clip_c": functools.partial(_number, lambda x: x > 1, "above 1"),
-    "clip_m2": functools.partial(_number, lambda x: x > 0, "above 0"),
     "control": _control,
     "kl": functools.partial(choice, controls.KINDS),
     "alpha": functools.partial(
@@ -75,6 +74,11 @@ CHECKS: dict[str, Callable] = {
 }
 
 
+def check(key: str, value: Any) -> Any:
+    """The value as `CHECKS` leaves it; a key that is not there is a bound of a clip, a number above 0."""
+    return CHECKS.get(key, functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"))(key, value)
+
+
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings or facts of an objective as `CHECKS` leave them; a value that is None is left so."""
-    return {key: value if value is None else CHECKS[key](key, value) for key, value in settings.items()}
+    return {key: value if value is None else check(key, value) for key, value in settings.items()}

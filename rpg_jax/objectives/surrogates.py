@@ -101,8 +101,24 @@ def regularized_ratio(
     return -bounded * shaped, clipped
 
 
-def dead_units(units: Batch, tokens: Batch, *, region: TrustRegion, divergence: Divergence, beta: float) -> Clipped:
-    """Which units a trust region removes, given the regularized advantage A'; Z = 1."""
+def clipped_coefficient(
+    logp: Array, behavior_logp: Array, reference_logp: Array, advantage: Array, *,
+    divergence: Divergence, beta: float, clip: Clip, z_old: float = 1.0,
+) -> Losses:  # fmt: skip
+    """−SG(w̄A')·log policy (equation 4.1, with clip "coefficient"), A' = A − beta·kappa(u)/u at the ratio as it is.
+
+    w̄A' is the dual clip of w·A'. It bounds the coefficient, regularizer included, and every entry goes on learning.
+    """
+    del z_old  # clips are for a normalized reference
+    shaped = regularized_advantage(logp, reference_logp, advantage, divergence=divergence, beta=beta)
+    bounded, clipped = clip(logp - behavior_logp, shaped)
+    return -stop(bounded * shaped) * logp, clipped
+
+
+def kept_units(
+    units: Batch, tokens: Batch, *, region: TrustRegion, divergence: Divergence, beta: float
+) -> tuple[Array, Clipped]:
+    """The weights that a trust region gives to units, and which it removes, given A'; Z = 1."""
     log_probs = units.logp, units.reference_logp
     return region(units, tokens, regularized_advantage(*log_probs, units.advantage, divergence=divergence, beta=beta))
 

@@ -92,8 +92,8 @@ def built_in_forms(grid: Grid) -> list[Form]:
     for level in ("token", "sequence"):
         for divergence in grid.divergences:
             for clip, estimator in RPG_FORMS:
-                if isinstance(CLIPS[clip], TrustRegion) or clip == "dual_reward":
-                    continue  # the clips of the paper; trust regions act beside the surrogate
+                if isinstance(CLIPS[clip], TrustRegion) or clip in ("dual_reward", "coefficient", "sapo"):
+                    continue  # the clips that the study measured; trust regions act beside the surrogate
                 pairs = grid.epsilons if "clip_low" in CLIPS[clip].bounds else ((None, None),)
                 ceilings = grid.ceilings if "clip_c" in CLIPS[clip].bounds else (None,)
                 forms += [
