@@ -206,6 +206,14 @@ def test_declared_sizes_take_no_memory(place, size, whole, folder):
     refused(folder / "huge.gguf", data)
 
 
+def test_sizes_that_are_there_and_too_many(whole, folder, monkeypatch):
+    """Shapes whose product is 0 modulo 2**64, and more values than a header has."""
+    at = whole.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4
+    refused(folder / "product.gguf", whole[:at] + struct.pack("<QQ", 2**32, 2**32) + whole[at + 16 :])
+    monkeypatch.setattr(gguf_files, "_MOST_VALUES", 1000)
+    refused(folder / "many.gguf", whole)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_damage_of_the_header_escapes(whole, tmp_path_factory, data):

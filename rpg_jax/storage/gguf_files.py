@@ -1,13 +1,11 @@
 """GGUF files (llama.cpp's format): metadata, the config and the places of tensors, in Hugging Face's terms.
 
-The header is read here and not by the gguf package's reader, which believes every declared size: for a damaged file it
-takes all memory. What tensors are called and how they are dequantized is the package's.
+The gguf package reads the header, knows what tensors are called, and dequantizes them.
 """
 
+import itertools
 import math
-import mmap
 import pathlib
-import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,10 +37,7 @@ _READ_ELSEWHERE += ("rope.scaling.factor", "rope.scaling.original_context_length
 _FACTORS = "rope_freqs.weight"  # what divides rotary frequencies: how GGUF stores the scaling of Llama 3.1
 _LLAMA31 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
-_SCALARS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}  # value type -> struct format
-_STRING, _ARRAY = 8, 9
-_MOST_STRINGS = 1 << 22  # in one array; the largest vocabularies have a sixteenth of it
-_MOST_AXES = 4
+_MOST_VALUES = 1 << 21  # of a header; a vocabulary of 128,256 tokens with its merges has a million
 
 
 class Gguf(NamedTuple):
@@ -66,26 +61,35 @@ def read_header(file) -> Gguf:
     """
     file = pathlib.Path(file)
     try:
-        import gguf  # noqa: F401, the functions below need it
+        import gguf as package
     except ImportError as error:
         raise InputError(f"{file}: GGUF files need the package gguf ({error}); pip install gguf") from None
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
-    with file.open("rb") as opened:
-        try:
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                metadata, places = _parse(_Cursor(data))
-        except (struct.error, ValueError) as error:
-            size = file.stat().st_size
-            raise InputError(
-                f"{file} is not a whole GGUF file ({error}); {size} bytes are there: copy it again"
-            ) from None
+    reads = itertools.count()
+
+    class Reader(package.GGUFReader):
+        """The package's, which would take all memory for the sizes that a damaged file declares."""
+
+        def _get(self, offset, dtype, count=1, override_order=None):
+            if self.byte_order == "S" or next(reads) > _MOST_VALUES:
+                raise InputError("its byte order is another one, or its header has too many values")
+            return np.frombuffer(self.data, dtype, int(count), offset)
+
+    try:
+        with np.errstate(over="raise"):  # of an offset
+            reader = Reader(file)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+    except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        raise InputError(
+            f"{file} is not a whole GGUF file ({error}); {file.stat().st_size} bytes are there: copy it again"
+        ) from None
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise InputError(f"{file}: architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
     if (files := metadata.get("split.count", 1)) not in (0, 1):
         raise InputError(f"{file} is one of {files} files; join them with llama-gguf-split --merge of llama.cpp")
-    return Gguf(file, metadata, {name: _stored(file, name, *place) for name, place in places.items()})
+    return Gguf(file, metadata, {tensor.name: _stored(file, tensor) for tensor in reader.tensors})
 
 
 def read_config(gguf: Gguf) -> ModelConfig:
@@ -117,93 +121,20 @@ def _halves(rows: int, head_dim: int) -> np.ndarray:
     return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-class _Cursor:
-    """Reads values one after another; raises ValueError or struct.error at the end of the data."""
-
-    def __init__(self, data):
-        self._data, self._at = data, 0
-
-    def scalar(self, code: str):
-        (value,) = struct.unpack_from("<" + code, self._data, self._at)
-        self._at += struct.calcsize("<" + code)
-        return value
-
-    def string(self) -> str:
-        return self._taken(self.scalar("Q")).decode()
-
-    def value(self, kind: int):
-        """A value of the metadata of a type that is numbered `kind`."""
-        if kind in _SCALARS:
-            return self.scalar(_SCALARS[kind])
-        if kind == _STRING:
-            return self.string()
-        if kind != _ARRAY:
-            raise InputError(f"a value has the unknown type {kind}")
-        item, count = self.scalar("I"), self.scalar("Q")
-        if item in _SCALARS:
-            code = "<" + _SCALARS[item]
-            return np.frombuffer(self._taken(count * struct.calcsize(code)), np.dtype(code)).tolist()
-        if item != _STRING or count > _MOST_STRINGS:
-            raise InputError(f"an array of {count} values of type {item}")
-        return [self.string() for _ in range(count)]
-
-    def skip_to(self, multiple: int) -> int:
-        self._at += -self._at % multiple
-        return self._at
-
-    def _taken(self, size: int) -> bytes:
-        if size > len(self._data) - self._at:
-            raise InputError(f"byte {self._at} announces {size} more bytes")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def __len__(self):
-        return len(self._data)
-
-
-def _parse(cursor: _Cursor) -> tuple[dict, dict[str, tuple]]:
-    """(metadata, {tensor: (shape, number of its quantization, offset of its data, bytes of the file)})."""
-    if (magic := cursor.scalar("I")) != int.from_bytes(b"GGUF", "little"):
-        raise InputError(f"it begins with {magic.to_bytes(4, 'little')}, not GGUF")
-    if (version := cursor.scalar("I")) not in (2, 3):
-        raise InputError(f"its version is {version}; 2 and 3 are known, in little-endian byte order")
-    tensor_count, key_count = cursor.scalar("Q"), cursor.scalar("Q")
-    metadata, tensors = {}, {}
-    for _ in range(key_count):
-        key = cursor.string()
-        if key in metadata:
-            raise InputError(f"the key {key!r} comes twice")
-        metadata[key] = cursor.value(cursor.scalar("I"))
-    for _ in range(tensor_count):
-        name, axes = cursor.string(), cursor.scalar("I")
-        if name in tensors or not 1 <= axes <= _MOST_AXES:
-            raise InputError(f"tensor {name!r} comes twice, or has {axes} axes")
-        shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]  # the file begins with the innermost axis
-        tensors[name] = shape, cursor.scalar("I"), cursor.scalar("Q")
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise InputError(f"general.alignment is {alignment!r}")
-    start, end = cursor.skip_to(alignment), len(cursor)
-    return metadata, {name: (shape, kind, start + offset, end) for name, (shape, kind, offset) in tensors.items()}
-
-
-def _stored(file, name, shape, kind, offset, end) -> Stored:
+def _stored(file, tensor) -> Stored:
     import gguf as package
 
+    name, kind, shape = tensor.name, tensor.tensor_type, tuple(map(int, tensor.shape))[::-1]
+    block, size = package.GGML_QUANT_SIZES[kind]
     try:
-        quantization = package.GGMLQuantizationType(kind)
-        block, size = package.GGML_QUANT_SIZES[quantization]
-        package.dequantize(np.zeros((1, size), np.uint8), quantization)
-    except (ValueError, KeyError, NotImplementedError):
-        label = quantization.name if kind in list(package.GGMLQuantizationType) else f"number {kind}"
-        raise InputError(f"{file}: tensor {name} has the quantization {label}, which is not supported") from None
-    if shape[-1] % block or (len(shape) == 1 and block > 1):
+        package.dequantize(np.zeros((1, size), np.uint8), kind)
+    except NotImplementedError:
+        raise InputError(f"{file}: tensor {name} has the quantization {kind.name}, which is not supported") from None
+    if not shape or (len(shape) == 1 and block > 1):
         raise InputError(f"{file}: tensor {name} of shape {list(shape)} does not divide into blocks of {block}")
-    if offset + math.prod(shape) // block * size > end:
-        raise InputError(f"{file} ends within tensor {name}; {end} bytes are there: copy it again")
-    if quantization.name in DTYPES:
-        return Stored(file, offset, quantization.name, shape)
-    return Stored(file, offset, "F32", shape, quantization=quantization.name)
+    if kind.name in DTYPES:
+        return Stored(file, tensor.data_offset, kind.name, shape)
+    return Stored(file, tensor.data_offset, "F32", shape, quantization=kind.name)
 
 
 def _raw_config(gguf: Gguf) -> dict:
