@@ -45,7 +45,8 @@ def main(*arguments):
             cli.run(evaluate.main, ["evaluate", *arguments])
         except SystemExit as left:
             code = left.code
-    lines = [line for line in screen.getvalue().splitlines() if not line.startswith("responses ")]
+    progress = "responses ", "reading ", "loading "
+    lines = [line for line in screen.getvalue().splitlines() if not line.startswith(progress)]
     screen.truncate(screen.seek(0))
     rows = [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
     return dict(code=code, out=out.getvalue(), lines=lines, rows=rows)
@@ -70,7 +71,7 @@ found["last"] = main(run, "--which=2", f"--out={root / 'out'}")
 later(rows_hold(2), lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGTERM)))
 found["stopped"] = main(run, "--watch")
 found["idle"] = main(run, "--watch", "--watch_timeout=0")
-later(lambda: "checkpoint 3" in screen.getvalue(), finish)
+later(lambda: "will look again" in screen.getvalue(), finish)
 found["watched"] = main(run, "--watch")
 found["again"] = main(run, "--watch")
 def save_nan():
