@@ -62,16 +62,6 @@ def _disk_error(error) -> str | None:
     return next((reason for reason in reasons if reason.lower() in str(error).lower()), None)
 
 
-def _silence_full_disks() -> None:
-    """Threads and destructors say nothing of a full disk: they would print tracebacks around the line of the run."""
-    of_threads, of_destructors = threading.excepthook, sys.unraisablehook
-
-    def unless_of_storage(hook):
-        return lambda failure: None if _is_of_storage(failure.exc_value) else hook(failure)
-
-    threading.excepthook, sys.unraisablehook = map(unless_of_storage, (of_threads, of_destructors))
-
-
 def names_of(file: str, title: str) -> dict:
     """What a user's Python file defines; `title` says who names it. What the file raises stays as it is."""
     path = pathlib.Path(file)
@@ -172,7 +162,6 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     has its own.
     """
     argv = list(sys.argv if argv is None else argv)
-    _silence_full_disks()
     logging.set_verbosity(logging.ERROR)
     os.environ.update(compiler.libtpu_arguments(os.environ))  # before JAX looks for devices
     module = sys.modules[main.__module__]
@@ -197,7 +186,6 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
         if line := lacking(error):
             sys.exit(_refused(line))
         if _is_of_storage(error):
-            threading.excepthook = sys.unraisablehook = lambda failure: None  # of what the error has left half done
             reason = getattr(error, "strerror", None) or _disk_error(error) or str(error)
             where = getattr(error, "filename", None) or "while writing"
             status = _refused(f"{reason}: {where}; what was saved before is intact")
