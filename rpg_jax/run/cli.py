@@ -31,6 +31,7 @@ from rpg_jax.storage.settings import flatten
 PREEMPTED = 75
 _STORAGE_ERRORS = (
     errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE,
+    errno.EISDIR,
 )  # fmt: skip
 
 

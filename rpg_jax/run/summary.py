@@ -16,13 +16,9 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 
 
 def accuracies(row: dict) -> dict[str, tuple[float, float, float]]:
-    """task -> (mean@k, low, high) of a row of `metrics.jsonl`; empty if its step was not evaluated.
-
-    A task of which one of these is no number, as in a log that was altered, is left out.
-    """
+    """task -> (mean@k, low, high) of a row of `metrics.jsonl`; empty if its step was not evaluated."""
     means = {match[1]: key for key in row if (match := re.fullmatch(r"eval/(.+)/mean@\d+", key))}
-    values = {task: tuple(row.get(f"{key}{end}") for end in ("", "_low", "_high")) for task, key in means.items()}
-    return {task: numbers for task, numbers in values.items() if all(isinstance(n, (int, float)) for n in numbers)}
+    return {task: tuple(row[f"{key}{end}"] for end in ("", "_low", "_high")) for task, key in means.items()}
 
 
 def write_summary(path: pathlib.Path, totals: dict, draw: Callable[[list[dict], pathlib.Path], None]) -> dict:
