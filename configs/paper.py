@@ -41,8 +41,6 @@ import itertools
 import pathlib
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
 from configs import base
 from rpg_jax import InputError
 
@@ -190,14 +188,6 @@ def published(variant: str) -> list[Score]:
         for row in scores()
         if row.benchmark in asked.heldout and parse(row.variant)._replace(benchmarks=None) == run
     ]
-
-
-def experiments() -> list[tuple[str, ConfigDict, list[Score]]]:
-    """(variant, its config, its published scores) of every run of the paper."""
-    rows = {}
-    for row in scores():
-        rows.setdefault(row.variant.removesuffix(",minerva-olympiad"), []).append(row)
-    return [(variant, get_config(variant), found) for variant, found in rows.items()]
 
 
 def get_config(variant=""):

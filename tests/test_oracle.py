@@ -7,14 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pandas as pd
 import pytest
 
-from rpg_jax.lab.oracle import command, estimators, gradients, measure, tables, task, trials
+from rpg_jax.lab.oracle import command, estimators, gradients, measure, tables, task
 from rpg_jax.lab.oracle.estimators import ESTIMATORS, coefficients, every_coefficient
 from rpg_jax.lab.oracle.policies import logprobs
-from rpg_jax.objectives import make
 
 logprobs_of, rewards_of = jax.jit(logprobs, static_argnums=0), jax.jit(task.rewards)
 
@@ -177,48 +175,3 @@ def test_the_page_shows_the_tables_of_the_kept_moments():
     table = tables.estimates(pd.read_parquet(root / "docs/study/oracle.parquet"))
     for text in (tables.points(table), tables.comparison(table, 8), tables.groups(table, "token, RPG-Style Clip")):
         assert text in page
-
-
-def test_a_trials_step_is_an_update_of_its_objective(policy):
-    budget = trials.Budget(prompts=2, samples=2, length=3, updates=1)
-    objective = make("dapo", advantage="group_mean")
-    step = trials.make_step(Bigram(), objective, optax.sgd(0.5), budget, fixed=False)
-    tokens = drawn(policy, task.prompts(64).tokens, 2, 3)
-    params, _, metrics = step(policy, optax.sgd(0.5).init(policy), policy, tokens, policy)
-    rewards = np.asarray(rewards_of(tokens)).reshape(2, 2)
-    advantage = (rewards - rewards.mean(1, keepdims=True)).reshape(-1, 1)
-    gain = jax.jit(jax.grad(lambda params: jnp.mean(advantage * logprobs(Bigram(), params, tokens)[0])))(policy)
-    np.testing.assert_allclose(params["table"], policy["table"] + 0.5 * np.asarray(gain["table"]), atol=1e-6)
-    assert float(metrics["reward"]) == pytest.approx(float(rewards.mean()))
-    assert float(metrics["effective_sample_size_sequence"]) == pytest.approx(1, abs=1e-5)
-    run = trials.as_run("a", "sweep", {"objective.beta": 0.1}, 3, budget, [{"step": 0, trials.EXPECTED: 0.5}], 1.0)
-    assert run.seed == 3 and run.tasks == ["counting"] and run.path.parts[-2:] == ("a", "seed3")
-
-
-def test_the_divergence_of_trials_is_that_of_whole_distributions(policy):
-    tokens = drawn(policy, task.prompts(64).tokens, 64, 2)
-    other = {"table": np.asarray(policy["table"]) * 0.5}
-    reward, divergence, entropy = trials.evaluation(Bigram(), policy, other, tokens).values()
-    drawn_logp, right = map(np.asarray, logprobs_of(Bigram(), policy, tokens))
-    assert float(reward) == pytest.approx(np.exp(right).mean())
-    sampled = np.mean(drawn_logp - np.asarray(logprobs_of(Bigram(), other, tokens)[0]))
-    assert float(divergence) == pytest.approx(sampled, abs=0.1) and float(divergence) > 0
-    assert float(entropy) == pytest.approx(-float(drawn_logp.mean()), abs=0.2)
-
-
-def test_a_delayed_trial_draws_from_the_policy_of_so_many_steps_ago(policy, monkeypatch):
-    drawers = []
-
-    def respond(model, params, prompts, samples, length, seed, step):
-        drawers.append(np.asarray(params["table"]))
-        return drawn(params, prompts, samples, length)
-
-    monkeypatch.setattr(trials, "respond", respond)
-    budget = trials.Budget(steps=4, prompts=8, samples=4, length=3, updates=2, evaluate_every=9, learning_rate=0.1)
-    settings = {"objective.estimator": "reinforce", "rollout.delay": 4}
-    rows, _ = trials.trial(Bigram(), policy, *trials.variant(Bigram(), settings, budget), budget, seed=0)
-    _, *used, last = drawers  # the first and the last ones are evaluated
-    same = [[bool((a == b).all()) for b in used] for a in used]
-    assert same == [[i == j or max(i, j) < 3 for j in range(4)] for i in range(4)] and not (last == used[-1]).all()
-    effective = [row["train/effective_sample_size_sequence"] for row in rows[1:]]
-    assert effective[0] == pytest.approx(1, abs=1e-5) and 0 < max(effective[1:]) < 0.999

@@ -1,7 +1,5 @@
 """Reports: estimates against enumeration and rliable, and pages of runs that are whole, unfinished or damaged."""
 
-import html
-import html.parser
 import itertools
 import json
 import re
@@ -15,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from configs import paper
-from rpg_jax.lab.reporting import figures, kept, page, published, runs
-from rpg_jax.lab.reporting.comparable import differences, incomparable
+from rpg_jax.lab.reporting import figures, runs
 from rpg_jax.lab.reporting.comparison import compare, spelled
-from rpg_jax.lab.reporting.compose import document
+from rpg_jax.lab.reporting.compose import document, to_markdown
 from rpg_jax.lab.reporting.equivalence import equivalence, pairs, section
 from rpg_jax.lab.reporting.estimates import (
     Estimate,
@@ -31,11 +27,7 @@ from rpg_jax.lab.reporting.estimates import (
     mean_estimate,
     permutation_p,
 )
-from rpg_jax.storage.settings import flatten
 
-EXPERIMENTS = [
-    published.Experiment(name, flatten(config.to_dict()), scores) for name, config, scores in paper.experiments()
-]
 TASKS = ("arithmetic", "countdown")
 SCORES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 
@@ -177,47 +169,8 @@ def command(*arguments):
 
 
 def page_of(folder, *more):
-    """The Markdown of a report, after checking that its twin says the same."""
-    blocks = document("title", [runs.read(path) for path in runs.find([folder, *more])], EXPERIMENTS)
-    markdown, text = page.to_markdown(blocks, "report"), Reader.text(page.to_html("title", blocks))
-    words = re.sub(r"!\[\w+\]\(.*?\)|</?ins>|\*\*|\||#+ |^\* |(--- )|---:", " ", markdown, flags=re.MULTILINE)
-    assert re.sub(r"\W+", "", words.replace("\\", "")) == re.sub(r"\W+", "", text)
-    return markdown
-
-
-class Reader(html.parser.HTMLParser):
-    """Holds a page's tags to their order and its references to itself, and keeps its text outside of figures."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.words, self.references, self.ids = [], [], [], []
-
-    @classmethod
-    def text(cls, source):
-        reader = cls()
-        reader.feed(source)
-        assert not reader.open and len(reader.ids) == len(set(reader.ids))
-        assert all(one.removeprefix("#") in reader.ids for one in reader.references)
-        assert "<script" not in source and not re.search(r'(src|href)="(?!#)', source)
-        return " ".join(reader.words)
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.open += [tag] if tag != "meta" else []
-        self.ids += [attributes["id"]] if "id" in attributes else []
-        self.references += [attributes["xlink:href"]] if "xlink:href" in attributes else []
-        self.references += re.findall(r"url\((#.*?)\)", " ".join(filter(None, attributes.values())))
-
-    def handle_startendtag(self, tag, attributes):
-        self.handle_starttag(tag, attributes)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag):
-        assert tag == "meta" or self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not {"svg", "style", "title"} & set(self.open):
-            self.words.append(data)
+    """The Markdown of a report."""
+    return to_markdown(document("title", [runs.read(path) for path in runs.find([folder, *more])]), "report")
 
 
 def test_the_page_of_a_whole_sweep(tmp_path):
@@ -363,36 +316,6 @@ def test_variants_of_one_folder_are_told_apart(tmp_path):
     assert "All other 4 settings are the same. Under code: digests of files of one's own" in page_of(tmp_path)
 
 
-def test_what_is_not_comparable_is_said(tmp_path):
-    write_run(tmp_path / "a" / "seed0", {0: 0.1, 4: 0.2})
-    write_run(tmp_path / "b" / "seed0", {0: 0.1, 4: 0.2}, evaluation__k=16, rollout__samples=4)
-    text = page_of(tmp_path)
-    assert "not comparable in evaluation.k: 8 (a), 16 (b)" in text
-    assert "not comparable in rollout.prompts x rollout.samples: 8 (a), 16 (b)" in text
-    same = {"a": {"objective.name": "x", "steps": 3}, "b": {"objective.name": "y", "steps": 3}}
-    assert not incomparable(same) and differences(same) == {"objective.name": {"a": "x", "b": "y"}}
-
-
-def test_the_papers_scores_stand_beside_ours(tmp_path):
-    variant = "qwen3-4b,rpg-reinforce-urkl,8k"
-    config = json.loads(paper.get_config(variant).to_json_best_effort())
-    match = published.matching(flatten(config), EXPERIMENTS)
-    assert match.experiment.name == variant and not match.differing
-    assert {(s.task, s.last, s.best) for s in match.experiment.scores} >= {("aime24", 0.5708, 0.5781)}
-    config["steps"], config["model"]["checkpoint"] = 100, "/elsewhere/Qwen3-4B"
-    assert published.matching(flatten(config), EXPERIMENTS).differing == ["steps: 400 -> 100"]
-    config["objective"]["divergence"] = "js"
-    assert published.matching(flatten(config), EXPERIMENTS) is None
-    folder = write_run(tmp_path / "ours", {0: 0.1, 100: 0.2})
-    config["objective"]["divergence"] = "urkl"
-    (folder / "config.json").write_text(json.dumps(config))
-    rows = (folder / "metrics.jsonl").read_text().replace("arithmetic/mean@8", "aime24/mean@32")
-    (folder / "metrics.jsonl").write_text(rows)
-    text = page_of(tmp_path)
-    assert "| ours | AIME24 | 3 | 0.5708 | 0.2000 | 0.5781 | 0.2000 |" in text and "steps: 400 -> 100" in text
-    assert "| ours | AIME25 | 3 | 0.5073 | - | 0.5208 | - |" in text
-
-
 def test_names_cannot_break_the_page(tmp_path):
     name, other = "<b>a|b*_`[x](y)", "_$x_{$ ~~&lt;"
     write_run(tmp_path / name / "seed0", {0: 0.1, 4: 0.2})
@@ -402,9 +325,8 @@ def test_names_cannot_break_the_page(tmp_path):
     assert "\\<b>a\\|b" in text and r"\_\$x\_{\$ \~\~\&lt;" in text and "\n| 1\\. # |" in text
     drawn = re.findall(r">([^<>]+)</text>", figures.dynamics(read(tmp_path)[0]))
     assert ">aaaaaaaaaaaaaaa…aaaaaaaaaaaaaab<" in figures.intervals({"a" * 90 + "b": Estimate(0.5, 0.4, 0.6)})
-    assert {html.escape(name, quote=False), html.escape(other, quote=False)} <= set(drawn)  # as they are, in the legend
-    blocks = document("</title>", [runs.read(path) for path in runs.find([tmp_path])])
-    assert "<b>a" not in page.to_html("</title>", blocks).replace("&lt;", "")
+    escaped = [text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for text in (name, other)]
+    assert {*escaped} <= set(drawn)  # as they are, in the legend
 
 
 def test_a_single_run_has_no_sections_of_comparison(tmp_path):
@@ -428,49 +350,14 @@ def test_runs_without_times_have_no_section_of_costs(tmp_path):
     assert "## Cost" not in text and "## Training curves" in text
 
 
-def write_responses(folder, responses):
-    """Held-out responses {step: response} to one problem, in a run's folder."""
-    shared = dict(problem=7, task="arithmetic", prompt="1+<b>1</b>\n", answer="2")
-    rows = [shared | dict(step=n, response=text, correct=float("2" in text)) for n, text in responses.items()]
-    (folder / "heldout.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 8}\n{"step": 9, "prob'
-    )
-
-
-def test_responses_to_a_held_out_problem_at_the_start_halfway_and_at_the_end(tmp_path):
-    folder = write_run(tmp_path / "a", {0: 0.1, 4: 0.2})
-    write_responses(folder, {0: "\0|\n", 1: "never", 2: "Answer: 3", 3: "never", 4: "Answer: 2"})
-    text = page_of(folder)
-    assert "### arithmetic, problem 7\n\n1+\\<b>1\\</b>\n\n| step | response | answer | score |" in text
-    assert "| 0 | \ufffd\\| | - | 0 |\n| 2 | Answer: 3 | 3 | 0 |\n| 4 | Answer: 2 | 2 | 1 |\n" in text
-    assert "never" not in text
-    other = write_run(tmp_path / "b", {0: 0.1, 4: 0.2}, objective__beta=1.0)
-    assert "| variant | step | response" not in page_of(tmp_path / "b") and page_of(tmp_path).count("Answer: 3") == 1
-    write_responses(other, {0: "Answer: 2"})
-    assert "| b | 0 | Answer: 2 | 2 | 1 |" in page_of(tmp_path)
-
-
-def test_a_long_response_is_folded_and_cannot_break_the_page(tmp_path):
-    folder = write_run(tmp_path / "a", {0: 0.1, 4: 0.2})
-    write_responses(folder, {0: "</td><script>" + "x" * 1000})
-    blocks = document("title", [runs.read(folder)])
-    source = page.to_html("title", blocks)
-    Reader.text(source)
-    assert '<table class="many">' in source
-    start = "&lt;/td&gt;&lt;script&gt;" + "x" * 200
-    assert f"<details><summary>{start}" in source and f"</summary>{start}" in source and "x" * 1000 in source
-    assert "x" * 200 in page.to_markdown(blocks, "report") and "x" * 500 not in page.to_markdown(blocks, "report")
-
-
-def test_the_command_writes_the_page_and_its_twin(tmp_path):
-    root, out = write_sweep(tmp_path / "sweep", seeds=2), tmp_path / "new" / "study.html"
+def test_the_command_writes_the_page_and_its_figures(tmp_path):
+    root, out = write_sweep(tmp_path / "sweep", seeds=2), tmp_path / "new" / "study.md"
     status, text = command(root, f"--out={out}")
     assert (status, text) == (0, "")
     names = sorted(path.name for path in out.parent.iterdir())
-    assert names == ["study-curves.svg", "study-dynamics.svg", "study-intervals.svg", "study.html", "study.md"]
-    for file in re.findall(r"\((study-\w+\.svg)\)", out.with_suffix(".md").read_text()):
+    assert names == ["study-curves.svg", "study-dynamics.svg", "study-intervals.svg", "study.md"]
+    for file in re.findall(r"\((study-\w+\.svg)\)", out.read_text()):
         xml.etree.ElementTree.parse(out.parent / file)
-    Reader.text(out.read_text())
 
 
 def test_mistakes_are_one_line(tmp_path):
@@ -483,7 +370,7 @@ def test_mistakes_are_one_line(tmp_path):
     for arguments, part in (
         ((), "name folders of runs"),
         ((tmp_path / "empty",), "holds no run: there is no metrics.jsonl in it"),
-        ((tmp_path / "other", f"--out={tmp_path}/x.pdf"), "ends in .html"),
+        ((tmp_path / "other", f"--out={tmp_path}/x.pdf"), "ends in .md"),
     ):
         status, text = command(*arguments)
         assert status == 2 and part in text and len(text.splitlines()) == 1
@@ -507,25 +394,8 @@ def test_paired_runs_are_tested_for_equality(tmp_path):
     comparison = compare(variants)
     table = pairs(comparison, variants, 0.01)
     assert (table["holm"] < 0.05).sum() == 1 and table.loc[("a", "c"), "holm"] < 1e-6
-    text = section(comparison, variants, 0.01)[1].text
+    text = section(comparison, variants, 0.01)[1]
     assert "Of 3 pairs 1 are equal to within 0.01 and 3 differ" in text  # so do a and c, by less than the margin
     variants, _ = read(tmp_path / "a" / "seed0", tmp_path / "b")
     with pytest.raises(ValueError, match="share fewer than 2"):
         pairs(compare(variants), variants, 0.01)
-
-
-def test_runs_are_kept_in_one_file(tmp_path):
-    write_sweep(tmp_path / "sweep", seeds=2)
-    found = [runs.read(path) for path in runs.find([tmp_path / "sweep"])]
-    kept.keep(found, tmp_path / "runs.parquet")
-    again = kept.read(tmp_path / "runs.parquet")
-    assert [str(run.path) for run in again] == [f"sweep/{name}/seed{seed}" for name in "abc" for seed in (0, 1)]
-    for before, after in zip(found, again, strict=True):
-        assert after.seed == before.seed and after.is_finished == before.is_finished
-        np.testing.assert_allclose(after.scores, before.scores, rtol=1e-6)
-        assert after.metrics.isna().equals(before.metrics.isna())
-    names = [variant.name for variant in runs.variants(again)[0]]
-    assert names == ["a", "b", "c"]
-    found[0].metrics.to_parquet(tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match="expected the path, settings"):
-        kept.read(tmp_path / "other.parquet")

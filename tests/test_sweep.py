@@ -94,10 +94,7 @@ def test_a_run_is_a_training_with_flags(tmp_path):
         ("{'a': {'reference.mode': 'every'}}", "reference.every must be given"),
         ("{'a': {'learner.minibatch_prompts': 5}}", "variant 'a' of .*minibatch_prompts .5. does not divide"),
         ("{'a': {'rollout.temperature': 0.0}}", "rollout.temperature"),
-        ("{'a': {}, 'b': {'evaluation.k': 4}}", r"cannot be compared.* evaluation.k: 8 \(a\), 4 \(b\)"),
-        ("{'a': {}, 'b': {'steps': 4}}", r"steps: 40 \(a\), 4 \(b\)"),
-        ("{'a': {}, 'b': {'rollout.prompts': 8}}", r"rollout.prompts x rollout.samples: 128 \(a\), 64 \(b\)"),
-        ("{'a': {}, 'b': {'data.tasks.sorting.length': 4}}", "data.tasks.sorting.length"),
+        ("{'a': {}, 'b': {'data.tasks.sorting.length': 4}}", "share a warm start.* data.tasks.sorting.length"),
         ("{'a': {}, 'b': {'model.size': 'small'}}", "model.size"),
         ("{'a': {}, 'b': {'warm_start.steps': 4}}", "warm_start.steps"),
         ("{'a': {}, 'b': {'optimizer.name': 'adamw'}}", "optimizer.name"),
@@ -129,8 +126,8 @@ def test_what_the_rest_of_a_sweep_must_not_say(head, message, tmp_path):
         variants.read(write(tmp_path, "{'a': {}}", head))
 
 
-def test_same_responses_in_other_groups_are_comparable(tmp_path):
-    groups = "{'a': {}, 'b': {'rollout.prompts': 32, 'rollout.samples': 4, 'optimizer.learning_rate': 1e-3}}"
+def test_variants_may_differ_in_whatever_comes_after_their_warm_start(tmp_path):
+    groups = "{'a': {}, 'b': {'rollout.prompts': 32, 'rollout.samples': 4, 'evaluation.k': 4, 'steps': 4}}"
     assert len(variants.read(write(tmp_path, groups)).runs) == 4
 
 

@@ -1,9 +1,9 @@
 """Rollouts of 0, 4, 16 and 64 updates ago: no clip, RPG-Style Clip, M2PO, DPPO, and a KL to the behavior policy alone.
 
-    python docs/study/trials.py configs/sweeps/asynchrony.py --out=docs/study/asynchrony.parquet --steps=60
+    launch/sweep.sh configs/sweeps/asynchrony.py
 
-5 arms x 4 delays x 10 seeds = 200 runs, 13 minutes. `launch/sweep.sh configs/sweeps/asynchrony.py` runs them on the
-quickstart's tasks, for about 65 s on one core each. The learning rates, and the coefficient of `urkl`, are those that
+5 arms x 4 delays x 10 seeds = 200 runs of about 65 s on one core each. docs/study/asynchrony.md has them on a smaller
+task. The learning rates, and the coefficient of `urkl`, are those that
 `asynchrony_rates.py` found best at delays 0 and 64; delays of 4 take those of 0, and delays of 16 those of 64.
 """
 

@@ -1,9 +1,8 @@
 """Learning rates for a study of stale rollouts: each arm's at either end of the delays, on seeds kept for this choice.
 
-    python docs/study/trials.py configs/sweeps/asynchrony_rates.py --out=docs/study/asynchrony_rates.parquet --steps=60
+    launch/sweep.sh configs/sweeps/asynchrony_rates.py
 
-7 arms x 2 delays x 7 rates x 2 seeds = 196 runs, 27 minutes. `launch/sweep.sh configs/sweeps/asynchrony_rates.py` runs
-them on the quickstart's tasks, for about 65 s on one core each. The KL of `urkl` is to the behavior policy, and is all
+7 arms x 2 delays x 7 rates x 2 seeds = 196 runs of about 65 s on one core each. The KL of `urkl` is to the behavior policy, and is all
 that holds the policy near it, so that its coefficient is chosen like the rate.
 """
 

@@ -14,7 +14,7 @@ from scipy import stats
 from rpg_jax import InputError
 from rpg_jax.lab.reporting.comparison import SIGNIFICANT, Comparison
 from rpg_jax.lab.reporting.estimates import holm
-from rpg_jax.lab.reporting.page import Cell, Heading, Table, Text
+from rpg_jax.lab.reporting.page import Cell, plain, table
 from rpg_jax.lab.reporting.runs import Variant
 
 
@@ -60,27 +60,27 @@ def pairs(comparison: Comparison, variants: list[Variant], margin: float) -> pd.
                 f"--margin compares runs of the same seeds, and {pair[0]} and {pair[1]} share fewer than 2"
             )
         rows[pair] = equivalence([x[seed] - y[seed] for seed in common], margin)._asdict() | {"seeds": len(common)}
-    table = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
-    return table.assign(holm=holm(table["p"]), holm_different=holm(table["p_different"])) if rows else table
+    found = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
+    return found.assign(holm=holm(found["p"]), holm_different=holm(found["p_different"])) if rows else found
 
 
 def section(comparison: Comparison, variants: list[Variant], margin: float) -> list:
     """The blocks of a report about it; none for a single variant."""
-    table = pairs(comparison, variants, margin)
-    if table.empty:
+    found = pairs(comparison, variants, margin)
+    if found.empty:
         return []
-    equal, different = ((table[key] < SIGNIFICANT).sum() for key in ("holm", "holm_different"))
+    equal, different = ((found[key] < SIGNIFICANT).sum() for key in ("holm", "holm_different"))
     text = (
-        f"Of {len(table)} pairs {equal} are equal to within {margin:.3g} and {different} differ, after Holm's "
-        f"correction for all {len(table)} pairs; of the others nothing is known. Runs of the same seed are paired and "
+        f"Of {len(found)} pairs {equal} are equal to within {margin:.3g} and {different} differ, after Holm's "
+        f"correction for all {len(found)} pairs; of the others nothing is known. Runs of the same seed are paired and "
         f"a run's score is its mean over tasks. Equality: two one-sided t-tests; difference: a paired t-test."
     )
     rows = [
         [*names, f"{pair.difference:+.4f}", f"{pair.low:+.4f} – {pair.high:+.4f}", f"{pair.deviation:.4f}"]
         + [Cell(f"{p:.2g}", "best" if p < SIGNIFICANT else "") for p in (pair.p, pair.holm)]
         + [Cell(f"{p:.2g}", "best" if p < SIGNIFICANT else "") for p in (pair.p_different, pair.holm_different)]
-        for names, pair in table.sort_values("p", kind="stable").iterrows()
+        for names, pair in found.sort_values("p", kind="stable").iterrows()
     ]
     header = ["variant", "other", "mean difference", "90 % interval", "deviation of a pair", "p equal"]
     header += ["after Holm", "p different", "after Holm"]
-    return [Heading("What is equal"), Text(text), Table(header, rows)]
+    return ["## What is equal", plain(text), table(header, rows)]

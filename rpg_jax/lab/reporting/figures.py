@@ -1,4 +1,4 @@
-"""A report's figures as inline SVG: told apart by panel, line style and marker, not by color alone."""
+"""A report's figures as SVG: told apart by panel, line style and marker, not by color alone."""
 
 import io
 import itertools
@@ -136,7 +136,7 @@ def _draw_series(axis, number, name, table):
 
 
 def svg_figure(name, panels, draw: Callable, height, width=12.0, columns=COLUMNS) -> str:
-    """An <svg> with as many panels as `draw(axes)` fills; its ids are its own, its text is text."""
+    """An SVG with as many panels as `draw(axes)` fills; its text is text."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: no display, no global state
 
@@ -153,18 +153,4 @@ def svg_figure(name, panels, draw: Callable, height, width=12.0, columns=COLUMNS
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # what Matplotlib's font lacks, a browser's has
             figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    text = file.getvalue()
-    return _compact(text[text.index("<svg") :], name)
-
-
-def _compact(svg, name) -> str:
-    """Without what is not drawn, coordinates to a hundredth of a point, and ids that no other figure has."""
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", svg)
-    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _hundredth, tag[0]), svg).strip()
-
-
-def _hundredth(number) -> str:
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+    return re.sub(r"<metadata>.*?</metadata>", "", file.getvalue(), flags=re.DOTALL).strip()

@@ -8,7 +8,7 @@ import pandas as pd
 
 from rpg_jax.lab.reporting.comparison import Comparison
 from rpg_jax.lab.reporting.figures import svg_figure
-from rpg_jax.lab.reporting.page import Figure, Heading, Table
+from rpg_jax.lab.reporting.page import Figure, table
 from rpg_jax.lab.reporting.runs import Variant
 from rpg_jax.lab.reporting.style import COLORS, frame, logarithmic
 
@@ -35,8 +35,8 @@ def reached(comparison: Comparison, variants: list[Variant]) -> pd.DataFrame:
                 kl = run.metrics[key].dropna().loc[: comparison.step].tail(1 if key == KL[0] else STEPS).mean()
                 family = variant.name.rsplit("-", 1)[0]
                 rows.append((variant.name, family, beta, kl, scores[variant.name, str(run.path)]))
-    table = pd.DataFrame(rows, columns=["variant", "family", "beta", "kl", "score"])
-    return table.sort_values(["family", "beta"], kind="stable")
+    found = pd.DataFrame(rows, columns=["variant", "family", "beta", "kl", "score"])
+    return found.sort_values(["family", "beta"], kind="stable")
 
 
 def section(comparison: Comparison, variants: list[Variant]) -> list:
@@ -53,7 +53,7 @@ def section(comparison: Comparison, variants: list[Variant]) -> list:
     ]
     header = ["variant", "coefficient", "runs", "KL, nats a token", "least – most", "score", "least – most"]
     figure = Figure("frontier", draw(runs[runs.kl > 0]), CAPTION)
-    return [Heading("Score against KL"), figure, Table(header, rows)]
+    return ["## Score against KL", figure, table(header, rows)]
 
 
 def draw(runs: pd.DataFrame) -> str:

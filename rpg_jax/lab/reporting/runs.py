@@ -10,12 +10,11 @@ import re
 import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.logged import ALL, SCORE, finite, read_json, read_lines, read_rows
+from rpg_jax.lab.reporting.logged import ALL, SCORE, finite, read_json, read_rows
 from rpg_jax.storage.settings import flatten, matters
 
 LOG = "metrics.jsonl"
 SEED = re.compile(r"seed[-_]?\d+")
-HELDOUT = {"task", "problem", "prompt", "response", "correct"}  # of a row of heldout.jsonl
 PHASES = ("rollout", "reward", "experience", "update", "evaluation")
 
 
@@ -25,7 +24,6 @@ class Run:
     settings: dict | None  # flat; None without a config.json
     metrics: pd.DataFrame  # index step, a column a logged key; NaN where it is missing or not finite
     lost: int  # lines of the log that were not whole
-    heldout: list[dict]  # rows of heldout.jsonl
     summary: dict | None
 
     @property
@@ -118,10 +116,8 @@ def _natural(name) -> list:
 def read(path) -> Run:
     """A run from its folder; what is missing or cut short is counted, not raised."""
     config, (rows, lost) = read_json(path / "config.json"), read_rows(path / LOG)
-    lines, _ = read_lines(path / "heldout.jsonl")
-    heldout = [row for row in lines if HELDOUT <= row.keys() and isinstance(row["response"], str)]
     settings, metrics = None if config is None else flatten(config), metrics_table(list(rows.values()))
-    return Run(path, settings, metrics, lost, heldout, read_json(path / "summary.json"))
+    return Run(path, settings, metrics, lost, read_json(path / "summary.json"))
 
 
 @dataclasses.dataclass(frozen=True)

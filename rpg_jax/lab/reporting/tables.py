@@ -3,10 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from rpg_jax.lab.reporting.comparable import differences, incomparable
 from rpg_jax.lab.reporting.comparison import SIGNIFICANT, spelled
-from rpg_jax.lab.reporting.page import Bullets, Cell, Heading, Quote, Table, Text
-from rpg_jax.rewards import voted_answer
+from rpg_jax.lab.reporting.page import Cell, plain, table
 from rpg_jax.storage.settings import CODE
 
 MOST_PAIRS = 60  # in a table
@@ -49,7 +47,7 @@ def summary(comparison, variants) -> str:
 
 def notes(comparison, variants) -> list[str]:
     """What limits the comparison, a line each."""
-    lines = [f"not comparable in {line}" for line in incomparable({v.name: v.settings for v in variants if v.settings})]
+    lines = []
     if comparison.partial:
         names = ", ".join(comparison.partial)
         lines.append(f"held-out tasks that not all variants were evaluated on, left out: {names}")
@@ -74,14 +72,14 @@ def _marked(columns) -> list[list[Cell]]:
     return marked
 
 
-def last_and_best(comparison) -> Table:
+def last_and_best(comparison) -> str:
     """The paper's table: a row a variant, two columns a task and two of their mean; then runs that ended earlier."""
     means = _interleaved(comparison.last(), comparison.best()).groupby(level="variant", sort=False).mean()
     cells = zip(*_marked(means[column] for column in means), strict=True)
     rows = [[name, str(comparison.runs[name]), *row] for name, row in zip(means.index, cells, strict=True)]
     for (name, run), values in _interleaved(comparison.last(False), comparison.best(False)).iterrows():
         rows.append([f"{name}, step {comparison.horizon[name, run]}", "-", *(f"{value:.4f}" for value in values)])
-    return Table(["variant", "runs", *means.columns], rows)
+    return table(["variant", "runs", *means.columns], rows)
 
 
 def _interleaved(last, best) -> pd.DataFrame:
@@ -91,7 +89,7 @@ def _interleaved(last, best) -> pd.DataFrame:
     return pd.DataFrame({f"{t} {kind}": scores[t] for t in last for kind, scores in (("last", last), ("best", best))})
 
 
-def interquartile_means(comparison) -> Table:
+def interquartile_means(comparison) -> str:
     last, best = comparison.iqms(comparison.last()), comparison.iqms(comparison.best())
     columns = _marked([[estimate.value for estimate in estimates.values()] for estimates in (last, best)])
     means = comparison.means(comparison.last())
@@ -100,107 +98,62 @@ def interquartile_means(comparison) -> Table:
         + [f"{means[name].value:.4f}", _interval(means[name], 4)]
         for name, at_last, at_best in zip(last, *columns, strict=True)
     ]
-    return Table(["variant", "runs", "IQM last", "95 %", "IQM best", "95 %", "mean last", "95 % (t)"], rows)
+    return table(["variant", "runs", "IQM last", "95 %", "IQM best", "95 %", "mean last", "95 % (t)"], rows)
 
 
 def _interval(estimate, decimals) -> str:
     return "-" if np.isnan(estimate.low) else f"{estimate.low:.{decimals}f} – {estimate.high:.{decimals}f}"
 
 
-def pairs(comparison) -> Table:
+def pairs(comparison) -> str:
     """Every two variants, the better one first, p below 5 % in bold; of very many pairs the `MOST_PAIRS` of least p."""
     rows = [
         [*names, f"{pair.gap:.4f}", f"{pair.chance:.2f}", _interval(pair, 2)]
         + [Cell(spelled(p), "best" if p < SIGNIFICANT else "") for p in (pair.p, pair.holm)]
         for names, pair in comparison.pairs.sort_values("p", kind="stable").head(MOST_PAIRS).iterrows()
     ]
-    return Table(["better", "worse", "difference of means", "P(improvement)", "95 %", "p", "p after Holm"], rows)
+    return table(["better", "worse", "difference of means", "P(improvement)", "95 %", "p", "p after Holm"], rows)
 
 
 def costs(variants) -> list:
-    """Heading, table and text of what runs cost; nothing where no run was timed, as those of a file of kept curves."""
+    """Heading, table and text of what runs cost; nothing where no run was timed."""
     if not any(run.seconds for variant in variants for run in variant.runs):
         return []
     rows = []
     for variant in variants:
         timed = [run for run in variant.runs if run.seconds]
         runs = [run for run in timed if run.is_finished] or timed
-        table = pd.DataFrame([(r.seconds, r.tokens, max(r.last, 1), r.wall_seconds) for r in runs], dtype=float)
-        if table.empty:
+        seen = pd.DataFrame([(r.seconds, r.tokens, max(r.last, 1), r.wall_seconds) for r in runs], dtype=float)
+        if seen.empty:
             rows.append([variant.name, "0", *["-"] * 6])
             continue
-        seconds, tokens, steps, wall = (table[column] for column in table)
+        seconds, tokens, steps, wall = (seen[column] for column in seen)
         rows.append([
-            variant.name, str(len(table)), f"{seconds.mean():.1f}", f"{seconds.min():.1f} – {seconds.max():.1f}",
+            variant.name, str(len(seen)), f"{seconds.mean():.1f}", f"{seconds.min():.1f} – {seconds.max():.1f}",
             f"{(seconds / steps).mean():.2f}", f"{tokens.mean():,.0f}", f"{tokens.sum() / seconds.sum():,.0f}",
             f"{wall.mean():.1f}" if wall.notna().any() else "-",
         ])  # fmt: skip
     header = ["variant", "runs", "seconds a run", "least – most", "seconds a step", "tokens a run", "tokens a second"]
-    return [Heading("Cost"), Table([*header, "wall seconds in all"], rows), Text(COSTS)]
+    return ["## Cost", table([*header, "wall seconds in all"], rows), plain(COSTS)]
 
 
 def config_differences(variants) -> list:
     """A table of the settings in which variants differ; nothing where there are none."""
     settings = {variant.name: variant.settings for variant in variants if variant.settings}
-    unlike = differences(settings)
+    every = {key: [own.get(key) for own in settings.values()] for own in settings.values() for key in own}
+    unlike = {key: values for key, values in every.items() if len(set(map(repr, values))) > 1}
     if not unlike:
         return []
-    rows = [
-        [name, *("-" if values[name] is None else str(values[name]) for values in unlike.values())] for name in settings
-    ]
-    same = len(set().union(*settings.values())) - len(unlike)
+    columns = [["-" if value is None else str(value) for value in values] for values in unlike.values()]
+    rows = [[name, *row] for name, *row in zip(settings, *columns, strict=True)]
+    same = len(every) - len(unlike)
     text = f"- is unset. All other {same} settings are the same."
     if any(key.startswith(f"{CODE}.") for key in unlike):
         text += f" Under {CODE}: digests of files of one's own."
-    return [Heading("Differences of configs"), Table(["variant", *unlike], rows), Text(text)]
+    return ["## Differences of configs", table(["variant", *unlike], rows), plain(text)]
 
 
-def published(comparison, matches) -> list:
-    """The paper's scores beside ours where a variant is one of its experiments; nothing where none is."""
-    rows, notes = [], []
-    for name, match in matches.items():
-        ours = [table.loc[name].mean() for table in (comparison.last(), comparison.best())]
-        for score in match.experiment.scores:
-            last, best = (f"{means[score.task]:.4f}" if score.task in means else "-" for means in ours)
-            rows.append([name, score.benchmark, str(score.table), f"{score.last:.4f}", last, f"{score.best:.4f}", best])
-            notes += [f"{score.benchmark} of {match.experiment.name}: {score.note}"] if score.note else []
-        unlike = "; ".join(match.differing) or "nothing that matters to the method"
-        notes.append(f"{name} is {match.experiment.name} of the paper; it differs from it in: {unlike}")
-    header = ["variant", "benchmark", "table", "paper's last", "our last", "paper's best", "our best"]
-    return [Heading("Beside the paper"), Table(header, rows), Bullets(notes)] if rows else []
-
-
-def responses(variants) -> list:
-    """What the first run of each variant answered to the same held-out problems: at the start, halfway, at the end."""
-    first = {variant.name: next((run for run in variant.runs if run.heldout), None) for variant in variants}
-    table = pd.DataFrame([{"variant": name, **row} for name, run in first.items() if run for row in run.heldout])
-    if table.empty:
-        return []
-    if "vote" not in table:  # rows of earlier versions
-        table["vote"] = table["response"].map(voted_answer)
-    table["vote"] = table["vote"].fillna("-").astype(str)
-    named = ["variant"] if len(variants) > 1 else []
-    blocks, key = [Heading("Held-out responses")], ["variant", "task", "problem", "step"]
-    table = table.drop_duplicates(key, keep="last")  # an evaluation may be repeated after a resume
-    for (task, problem), group in table.groupby(["task", "problem"], sort=False):
-        shown = pd.concat(_first_middle_last(rows) for _, rows in group.groupby("variant", sort=False))
-        rows = [
-            [*row[named], str(row["step"]), *(Cell(text, "quote") for text in (row["response"], row["vote"])),
-             f"{row['correct']:g}"]
-            for _, row in shown.iterrows()
-        ]  # fmt: skip
-        table = Table([*named, "step", "response", "answer", "score"], rows)
-        blocks += [Heading(f"{task}, problem {problem}", 3), Quote(group["prompt"].iloc[0].strip()), table]
-    return blocks
-
-
-def _first_middle_last(rows) -> pd.DataFrame:
-    steps = rows["step"].sort_values()
-    middle = (steps - (steps.iloc[0] + steps.iloc[-1]) / 2).abs().idxmin()
-    return rows.loc[list(dict.fromkeys([steps.index[0], middle, steps.index[-1]]))]
-
-
-def runs(comparison, variants, repeated) -> Table:
+def runs(comparison, variants, repeated) -> str:
     """Every run there is: how far it came, and whether it is compared.
 
     Args:
@@ -218,4 +171,4 @@ def runs(comparison, variants, repeated) -> Table:
                 f"{max(run.last, 0)} of {run.planned or '?'}", "-" if horizon < 0 else str(horizon), compared,
                 str(run.lost), ", ".join([str(run.path), *copies]),
             ])  # fmt: skip
-    return Table(["variant", "seed", "state", "steps", "last evaluated", "compared", "lines lost", "folder"], rows)
+    return table(["variant", "seed", "state", "steps", "last evaluated", "compared", "lines lost", "folder"], rows)

@@ -21,13 +21,17 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.comparable import incomparable
 from rpg_jax.lab.reporting.logged import read_json
 from rpg_jax.run import build, cli
 from rpg_jax.storage.settings import changes, edited, flatten, matters, of_config
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 DEFINITIONS = ("CONFIG", "SEEDS", "VARIANTS")
+# What a warm start depends on: sections, and keys with a point at their end.
+OF_WARM_START = (
+    "data.", "warm_start.", "rollout.max_prompt.", "rollout.max_new.", "seed.", "model.", "optimizer.name.",
+    "optimizer.beta2.", "optimizer.clip_norm.", "learner.logprob_chunk.",
+)  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -66,8 +70,8 @@ def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
 
     Raises:
       ValueError: the file lacks a definition or one has the wrong type; variants share a name or all settings; a key
-        does not exist in the base config; training refuses the settings; variants differ in what makes them
-        incomparable.
+        does not exist in the base config; training refuses the settings; variants differ in their warm start, which all
+        share.
     """
     file, _, variant = spec.partition(":")
     names = cli.names_of(file, f"sweep {spec}")
@@ -86,11 +90,7 @@ def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
     configs = {name: _config(f"variant {name!r} of {file}", base, config, settings) for name, settings in pairs}
     settings_by_name = {name: of_config(variant_config) for name, variant_config in configs.items()}
     _refuse_equal(file, settings_by_name)
-    if lines := incomparable(settings_by_name):
-        raise InputError(
-            f"variants of {file} cannot be compared, for they differ in {'; '.join(lines)}; give all of them the "
-            f"same, or make a sweep of each"
-        )
+    _refuse_other_warm_starts(file, settings_by_name)
     flags = {name: [f"--config.{key}={value}" for key, value in settings.items()] for name, settings in pairs}
     return Sweep(file, [
         Run(name, seed, (f"--config={base}", f"--config.seed={seed}", *flags[name]), config)
@@ -202,3 +202,21 @@ def _refuse_equal(file: str, settings_by_name: Mapping[str, dict]) -> None:
         first = first_with.setdefault(json.dumps(settings, sort_keys=True), name)
         if first != name:
             raise InputError(f"variants {first!r} and {name!r} of {file} have the same settings; drop one")
+
+
+def warm_start_settings(settings: Mapping[str, Any]) -> dict:
+    """The flat settings on which a warm start depends, its seed among them; empty where there is none."""
+    if not settings.get("warm_start.steps"):
+        return {}
+    return {key: value for key, value in sorted(settings.items()) if f"{key}.".startswith(OF_WARM_START)}
+
+
+def _refuse_other_warm_starts(file: str, settings_by_name: Mapping[str, dict]) -> None:
+    (first, expected), *others = settings_by_name.items()
+    for name, found in others:
+        keys = [key for key in found if f"{key}.".startswith(OF_WARM_START) and found[key] != expected.get(key)]
+        if keys and (found.get("warm_start.steps") or expected.get("warm_start.steps")):
+            raise InputError(
+                f"variants {first!r} and {name!r} of {file} cannot share a warm start, for they differ in {keys[0]}; "
+                f"give both the same, or make a sweep of each"
+            )

@@ -9,9 +9,8 @@ import subprocess
 import threading
 import time
 
-from rpg_jax.lab.reporting.comparable import warm_start_settings
 from rpg_jax.lab.sweeping.pool import POLL_SECONDS
-from rpg_jax.lab.sweeping.variants import Run
+from rpg_jax.lab.sweeping.variants import Run, warm_start_settings
 from rpg_jax.run import build, cli, job, warm_start
 from rpg_jax.storage import workdir
 from rpg_jax.storage.settings import of_config

@@ -1,0 +1,26 @@
+"""Writes the runs of a study, one row of FILE.parquet each, as folders that `report` reads.
+
+python docs/study/unpack.py docs/study/equivalence.parquet runs/equivalence
+python -m rpg_jax.report runs/equivalence --margin=0.01
+"""
+
+import json
+import pathlib
+import sys
+
+import pandas as pd
+
+
+def main(file: str, out: str) -> None:
+    for row in pd.read_parquet(file).itertuples():
+        folder = pathlib.Path(out, *pathlib.Path(row.path).parts[-2:])
+        folder.mkdir(parents=True, exist_ok=True)
+        columns = json.loads(row.metrics)
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        (folder / "config.json").write_text(row.settings)
+        (folder / "summary.json").write_text(row.summary)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
