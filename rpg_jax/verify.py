@@ -3,9 +3,6 @@
     python -m rpg_jax.verify
     python -m rpg_jax.verify --json=out.json
     python -m rpg_jax.verify --objective=my_file.py:my_objective --divergence=urkl --beta=0.1
-    python -m rpg_jax.verify --tradeoff --out=FOLDER
-    python -m rpg_jax.verify --figures --out=FOLDER
-    python -m rpg_jax.verify --oracle --out=FOLDER
 
 Sums over every outcome of small policies (a softmax, and sequences of fixed and of varying length), in float64, with
 the policy equal to the behavior policy or not, and the reference equal to it or not. Two measures: each sample's
@@ -19,15 +16,7 @@ reward only), `beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `d
 claims: "exact per sample", "exact in expectation" or "biased", or a pair of them for on and off policy. Without it
 the verdict says that nothing was declared. `train` and sweeps take the same FILE.py:NAME as objective.name.
 
-With --tradeoff: the exact bias, variance and mean squared error of the gradient from N samples for each clip, epsilon,
-c, beta, level and estimator, or of --objective, at policies a given KL away. Tables here, CSV and figures in --out.
-
-With --figures: the paper's Figures 2 and 3, the loss of one sample against its importance ratio under the dual clip and
-under RPG-Style Clip, computed from the losses of `rpg_jax.objectives` and their gradients.
-
-With --oracle: the same for stale responses of a transformer, of 16 to 256 tokens, at policies up to 256 updates from
-the behavior policy, against the gradient of fresh responses. Moments go to OUT/oracle.parquet; the same command goes on
-after a kill, and makes tables.md and the figures of what is there.
+`python -m rpg_jax.study` goes further: bias, variance and error by the number of samples.
 
 Exit status: 0; 1 if something is not what it declares itself to be, if a divergence is not what its generator says, or
 if a function breaks the contract; 2 for a mistake in the call.
@@ -35,8 +24,6 @@ if a function breaks the contract; 2 for a mistake in the call.
 
 from absl import flags
 
-from rpg_jax.lab.oracle import settings as oracle
-from rpg_jax.lab.tradeoff import settings as tradeoff
 from rpg_jax.run import cli
 
 flags.DEFINE_string("objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones")
@@ -45,32 +32,25 @@ flags.DEFINE_float("beta", None, "with --objective: its coefficient; default 0")
 flags.DEFINE_string("level", None, "with --objective: token or sequence; default token")
 flags.DEFINE_string("declares", None, "with --objective: what it claims to be; with a comma, on and off policy")
 flags.DEFINE_string("json", None, "file to write every measurement to")
-flags.DEFINE_bool(
-    "tradeoff", False, "bias, variance and mean squared error of the gradient instead: tables, CSV and figures"
-)
-flags.DEFINE_bool("figures", False, "the paper's Figures 2 and 3 instead: the loss against the importance ratio")
-flags.DEFINE_bool("oracle", False, "bias and variance of stale gradients in a transformer instead, by sampling")
-flags.DEFINE_string("out", "runs/tradeoff", "with --tradeoff, --figures or --oracle: folder of tables and figures")
-for name, text in tradeoff.WHOLE.items():
-    flags.DEFINE_integer(name, tradeoff.default(name), f"with --tradeoff: {text}")
-for name, text in tradeoff.LISTS.items():
-    flags.DEFINE_list(name, tradeoff.default(name), f"with --tradeoff: {text}")
-for name, text in oracle.WHOLE.items():
-    flags.DEFINE_integer(name, oracle.default(name), f"with --oracle: {text}")
-for name, text in oracle.LISTS.items():
-    flags.DEFINE_list(name, oracle.default(name), f"with --oracle: {text}")
+
+
+class _Moved(flags.BooleanParser):
+    """Refuses flags that are commands now, with the line that says which."""
+
+    def parse(self, argument):
+        raise ValueError("these are commands now: python -m rpg_jax.study tradeoff | oracle | figures")
+
+
+for name in ("tradeoff", "oracle", "figures"):
+    flag = flags.BooleanFlag(name, None, f"is python -m rpg_jax.study {name} now")
+    flag.parser = _Moved()
+    flags.DEFINE_flag(flag)
 
 
 def main(options):
-    from rpg_jax.lab import clip_figures, verification
-    from rpg_jax.lab.oracle import command as oracle
-    from rpg_jax.lab.tradeoff import command as tradeoff
+    from rpg_jax.lab import verification
 
-    if oracle.asked(options):
-        return oracle.main(options)
-    if tradeoff.asked(options):
-        return tradeoff.main(options)
-    return clip_figures.main(options) if options.figures else verification.main(options)
+    return verification.main(options)
 
 
 if __name__ == "__main__":

@@ -53,19 +53,24 @@ def executables_of_one_file():
 
 
 @pytest.fixture
-def call_verify(tmp_path, capsys, monkeypatch):
-    """Calls `verify` in tmp_path as cli.run does; (exit status, stdout, stderr)."""
-    from absl.testing import flagsaver
+def call(tmp_path, capsys, monkeypatch):
+    """`call(COMMAND, *arguments)` in tmp_path as cli.run does it; (exit status, stdout, stderr)."""
+    from fuzzing import imported
 
-    from rpg_jax import verify
     from rpg_jax.run import cli
 
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
-        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
-            cli.run(verify.main, ["verify", *arguments])
+    def run(command, *arguments):
+        with imported(command) as module, pytest.raises(SystemExit) as left:
+            cli.run(module.main, [command, *arguments])
         out, err = capsys.readouterr()
         return left.value.code, out, err
 
     return run
+
+
+@pytest.fixture
+def call_verify(call):
+    """`call` of `verify`."""
+    return lambda *arguments: call("verify", *arguments)

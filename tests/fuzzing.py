@@ -98,10 +98,11 @@ def imported(command: str):
     owners = flags.FLAGS.flags_by_module_dict()
     for flag in [flag.name for module in owners if module.startswith("rpg_jax.") for flag in owners[module]]:
         delattr(flags.FLAGS, flag)
-    name, package = f"rpg_jax.{command}", importlib.import_module("rpg_jax")
+    name = f"rpg_jax.{command}"
+    package, _, own_name = name.rpartition(".")
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, name, raising=False)
-        patch.setattr(package, command, None, raising=False)
+        patch.setattr(importlib.import_module(package), own_name, None, raising=False)
         try:
             yield importlib.import_module(name)
         finally:

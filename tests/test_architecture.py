@@ -33,7 +33,7 @@ FLOORS = {
     "lab": STEP | {"training", "storage", "exact", "run"},
 }
 # Commands may import every floor, in functions: flags are parsed before anything slow is imported.
-COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report"}
+COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report", "study"}
 FLAGS = {"absl", "ml_collections"}  # of the floors that read configs and of commands only
 # Installed only where they are used, or slow to import and used by few calls: imported where they are used.
 OPTIONAL = {"jax.experimental", "math_verify", "matplotlib", "pyarrow", "tensorboardX", "tensorflow_datasets"}
@@ -123,7 +123,7 @@ def test_imports_point_downward(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_only_commands_define_flags(module):
     names = {node.attr for node in ast.walk(ast.parse((ROOT / module).read_text())) if isinstance(node, ast.Attribute)}
-    is_command = module.removeprefix("rpg_jax/").removesuffix(".py") in COMMANDS
+    is_command = module.removeprefix("rpg_jax/").removesuffix(".py").split("/")[0] in COMMANDS
     assert is_command or not {name for name in names if name.startswith("DEFINE_")}
 
 
@@ -172,7 +172,9 @@ print(statuses, slow, errors.getvalue().startswith("error: Unknown command line 
 """
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+@pytest.mark.parametrize(
+    "command", sorted(COMMANDS - {"study"}) + [f"study.{name}" for name in ("tradeoff", "oracle", "figures")]
+)
 def test_help_and_a_mistyped_flag_are_answered_before_anything_slow_is_imported(command):
     code = PARSED.format(command=command)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -216,6 +218,19 @@ def test_the_list_of_commands():
 )
 def test_a_word_that_is_no_command(word, line, capsys):
     assert listing.main([word]) == 2 and capsys.readouterr().err == f"error: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (["--help"], 0, "--help and flags of its own."),
+        (["tradeof"], 2, "error: 'tradeof' is no study; write python -m rpg_jax.study tradeoff | oracle | figures"),
+        (["oracle", "--prompts=7", "--out=nowhere"], 2, "error: --prompts=7"),
+    ],
+)
+def test_a_study_is_named_by_the_first_word(words, status, line):
+    done = subprocess.run([sys.executable, "-m", "rpg_jax.study", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == status and line in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("missing", ["absl", "jax", "tensorflow_datasets", "optax"])

@@ -75,6 +75,7 @@ def command_line(draw, command):
 
 
 COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "plan", "sweep", "report"]
+COMMANDS += ["study.tradeoff", "study.oracle"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

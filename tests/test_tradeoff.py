@@ -364,18 +364,18 @@ def infinite(logp, behavior_logp, advantage, mask, reference_logp=None, weight=N
 
 
 @pytest.fixture
-def call(tmp_path, call_verify):
+def study(tmp_path, call):
     """The command, in a folder with objectives of its own."""
     (tmp_path / "mine.py").write_text(MINE)
-    return call_verify
+    return lambda *arguments: call("study.tradeoff", *arguments)
 
 
-def test_the_command_writes_tables_and_figures(call, tmp_path, monkeypatch):
+def test_the_command_writes_tables_and_figures(study, tmp_path, monkeypatch):
     monkeypatch.setattr(tradeoff, "measure", measure_once)  # what its flags describe is SMALL
-    status, out, err = call("--tradeoff", "--out=deep/out", "--json=out.json", *SMALL_FLAGS, *SMALL_FORMS)
+    status, out, err = study("--out=deep/out", "--json=out.json", *SMALL_FLAGS, *SMALL_FORMS)
     assert status == 0, err
     assert measure_once.cache_info().currsize == 1
-    assert "N*" in out and "What it says" in out and "leave_one_out" in out
+    assert "N*" in out
     assert all(f"token     {label}" in out for label in ("no clip", "rpg 0.2/0.28, c 3", "truncate 0.2/0.28"))
     names = {path.name for path in (tmp_path / "deep/out").iterdir()}
     figures = {f"{x}.png" for x in ("error_token", "error_sequence", "bias_variance", "best_epsilon", "levels")}
@@ -384,36 +384,34 @@ def test_the_command_writes_tables_and_figures(call, tmp_path, monkeypatch):
         rows = list(csv.DictReader(file))
     assert {(r["clip_low"], r["clip_high"]) for r in rows} == {("", ""), ("0.05", "0.05"), ("0.2", "0.28"), ("1", "2")}
     report = json.loads((tmp_path / "out.json").read_text(), parse_constant=lambda x: pytest.fail(f"{x} in JSON"))
-    assert len(report["tradeoff"]) == len(rows) and report["finding"]
+    assert len(report["tradeoff"]) == len(rows)
 
 
-def test_the_command_measures_an_objective_of_ones_own(call, tmp_path):
-    status, out, err = call("--tradeoff", "--objective=mine.py:weighted", "--out=out", *SMALL_FLAGS[:-1])
+def test_the_command_measures_an_objective_of_ones_own(study, tmp_path):
+    status, out, err = study("--objective=mine.py:weighted", "--out=out", *SMALL_FLAGS[:-1])
     assert status == 0, err
-    assert "mine.py:weighted" in out and "no bias" in out and "contract: gradients reach behavior_logp" in out
+    assert "mine.py:weighted" in out and "contract: gradients reach behavior_logp" in out
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"tradeoff.csv", "error_token.png"}
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--tradeoff", "--length=30"], ["3^30", "limit", "--length"]),
-        (["--tradeoff", "--betas=x"], ["--betas", "'x'"]),
-        (["--tradeoff", "--samples=1.5"], ["--samples", "whole"]),
-        (["--tradeoff", "--epsilons=0.2:"], ["--epsilons", "''"]),
-        (["--tradeoff", "--distances=nan"], ["--distances", "nan"]),
-        (["--tradeoff", "--out=mine.py/deep"], ["mine.py", "no folder"]),
-        (["--tradeoff", "--divergence=rkl"], ["--divergence", "--objective"]),
-        (["--tradeoff", "--objective=mine.py:made", "--epsilons=0.1"], ["--epsilons", "cannot matter"]),
-        (["--tradeoff", "--objective=mine.py:infinite", *SMALL_FLAGS[:-1]], ["mine.py:infinite", "not finite", "30"]),
-        (["--tradeoff", "--objective=mine.py:made", "--length=30"], ["3^30", "limit"]),
-        (["--samples=4"], ["--samples", "--tradeoff"]),
-        (["--out=out"], ["--out", "--tradeoff"]),
+        (["--length=30"], ["3^30", "limit", "--length"]),
+        (["--betas=x"], ["--betas", "'x'"]),
+        (["--samples=1.5"], ["--samples", "whole"]),
+        (["--epsilons=0.2:"], ["--epsilons", "''"]),
+        (["--distances=nan"], ["--distances", "nan"]),
+        (["--out=mine.py/deep"], ["mine.py", "no folder"]),
+        (["--divergence=rkl"], ["--divergence", "--objective"]),
+        (["--objective=mine.py:made", "--epsilons=0.1"], ["--epsilons", "cannot matter"]),
+        (["--objective=mine.py:infinite", *SMALL_FLAGS[:-1]], ["mine.py:infinite", "not finite", "30"]),
+        (["--objective=mine.py:made", "--length=30"], ["3^30", "limit"]),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(call, tmp_path, arguments, words):
+def test_mistakes_are_one_line_and_leave_nothing(study, tmp_path, arguments, words):
     before = set(tmp_path.iterdir())
-    status, out, err = call(*arguments)
+    status, out, err = study(*arguments)
     assert status == 2 and not out
     assert err.count("\n") == 1 and all(word in err for word in words), err
     assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before

@@ -2,8 +2,8 @@
 
     launch/sweep.sh configs/sweeps/asynchrony_rates.py
 
-7 arms x 2 delays x 7 rates x 2 seeds = 196 runs of about 65 s on one core each. The KL of `urkl` is to the behavior policy, and is all
-that holds the policy near it, so that its coefficient is chosen like the rate.
+7 arms x 2 delays x 7 rates x 2 seeds = 196 runs of about 65 s on one core each. The KL of `urkl` is to the behavior
+policy, and is all that holds the policy near it, so that its coefficient is chosen like the rate.
 """
 
 CONFIG = "configs/sweeps/small.py"

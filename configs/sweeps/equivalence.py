@@ -4,8 +4,9 @@
     python -m rpg_jax.report runs/equivalence --margin=0.01
 
 7 variants x 10 seeds = 70 runs of about 65 s on one core each: 38 minutes on 2 cores, and the warm start if no other
-sweep of this folder has made it. docs/study/released.md has them on a smaller task. All have the same rollouts and no dynamic sampling. As released, RPG-REINFORCE has no KL, PPO's dual clip with c = 10, and half of the
-learning rate (configs/paper.py).
+sweep of this folder has made it. docs/study/released.md has them on a smaller task. All have the same rollouts and no
+dynamic sampling. As released, RPG-REINFORCE has no KL, PPO's dual clip with c = 10, and half of the learning rate
+(configs/paper.py).
 """
 
 CONFIG = "configs/sweeps/small.py"

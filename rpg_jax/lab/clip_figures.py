@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rpg_jax import InputError
 from rpg_jax.lab.reporting.style import COLORS, INK, frame
-from rpg_jax.lab.verification import FACTS
 from rpg_jax.objectives import Objective, make
 from rpg_jax.run.target import writable
 
@@ -51,12 +49,9 @@ def figures() -> dict[str, tuple[str, Objective]]:
 
 
 def main(options) -> int:
-    """--figures: draws both into --out."""
-    stray = [name for name in ("objective", "json", *FACTS) if getattr(options, name) is not None]
-    if stray:
-        raise InputError(f"--{stray[0]} cannot go with --figures, which draws the paper's own losses")
+    """Draws both into --out."""
     jax.config.update("jax_platforms", "cpu")
-    folder = writable("out", options.out if "out" in options.given else "runs/figures")
+    folder = writable("out", options.out)
     folder.mkdir(parents=True, exist_ok=True)
     for name, (title, objective) in figures().items():
         draw(title, objective, folder / f"{name}.png")

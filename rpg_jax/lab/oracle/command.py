@@ -1,4 +1,4 @@
-"""The work of `python -m rpg_jax.verify --oracle`: measures what is missing, then writes tables and figures of all."""
+"""The work of `python -m rpg_jax.study oracle`: measures what is missing, then writes tables and figures of all."""
 
 import pathlib
 import sys
@@ -14,18 +14,7 @@ from rpg_jax.run.target import writable
 from rpg_jax.storage.logs import write_text_atomic
 
 MOMENTS = "oracle.parquet"
-OUT = "runs/oracle"
 GROUP = 8  # responses to a prompt in tables and figures of one group size
-
-
-def asked(options: SimpleNamespace) -> bool:
-    """Whether --oracle was given; `InputError` for a flag of its own without it, or one that does not go with it."""
-    own, given = {*WHOLE, *LISTS}, set(options.given) - {"oracle", "out", "seed"}
-    strangers = given - own if options.oracle else given & own
-    if strangers:
-        name = min(strangers)
-        raise InputError(f"--{name} does not go with --oracle" if options.oracle else f"--{name} goes with --oracle")
-    return options.oracle
 
 
 def settings(options: SimpleNamespace) -> Settings:
@@ -36,12 +25,12 @@ def settings(options: SimpleNamespace) -> Settings:
         if not all(word.strip().isdecimal() for word in words) or not words:
             raise InputError(f"--{name}={','.join(words)}: expected whole numbers with commas between them")
         numbers[name] = tuple(map(int, words))
-    return Settings(**numbers, **{name: getattr(options, name) for name in WHOLE}, seed=options.seed)
+    return Settings(**numbers, **{name: getattr(options, name) for name in WHOLE})
 
 
 def main(options: SimpleNamespace) -> None:
     """Measures the lengths and ages that OUT/oracle.parquet lacks, and writes tables.md and the figures of all."""
-    folder, wanted = writable("out", options.out if "out" in options.given else OUT), settings(options)
+    folder, wanted = writable("out", options.out), settings(options)
     measure.check(wanted)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / MOMENTS

@@ -1,4 +1,4 @@
-"""The settings of `python -m rpg_jax.verify --oracle`, with the flags of them. It imports nothing that is slow."""
+"""The settings of `python -m rpg_jax.study oracle`, with the flags of them. It imports nothing that is slow."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ WHOLE = {  # flags of a whole number each, and what they mean
     "stale": "responses of the behavior policy",
     "blocks": "independent parts of either, from which errors are estimated",
     "prompts": "distinct prompts",
+    "seed": "of parameters, prompts and responses",
     "parallel": "lengths and ages that are measured at a time",
 }
 LISTS = {  # flags of whole numbers with commas between them

@@ -1,4 +1,4 @@
-"""The work of `python -m rpg_jax.verify --tradeoff`: from its flags to a grid, tables, CSV files and figures."""
+"""The work of `python -m rpg_jax.study tradeoff`: from its flags to a grid, tables, CSV files and figures."""
 
 import json
 import math
@@ -16,24 +16,13 @@ from rpg_jax import InputError
 from rpg_jax.exact import contract_faults
 from rpg_jax.exact.verification import Case
 from rpg_jax.lab import verification
-from rpg_jax.lab.tradeoff import figures, measure, tables, words
+from rpg_jax.lab.tradeoff import figures, measure, tables
 from rpg_jax.lab.tradeoff.measure import Tradeoff
-from rpg_jax.lab.tradeoff.settings import LISTS, WHOLE, Grid
+from rpg_jax.lab.tradeoff.settings import WHOLE, Grid
 from rpg_jax.run.target import json_file, writable
 from rpg_jax.storage.logs import jsonable
 
 _OF_FORMS = ("epsilons", "ceilings", "betas", "divergences", "group")  # what an objective of one's own settles
-
-
-def asked(options: SimpleNamespace) -> bool:
-    """Whether --tradeoff was given; `InputError` for a flag of its own without it."""
-    if options.figures and options.tradeoff:
-        raise InputError("--figures and --tradeoff exclude each other; give one")
-    own = (*WHOLE, *LISTS) if options.figures else (*WHOLE, *LISTS, "out")
-    given = [name for name in own if name in options.given]
-    if given and not options.tradeoff:
-        raise InputError(f"--{given[0]} goes with --tradeoff")
-    return options.tradeoff
 
 
 def grid(options: SimpleNamespace) -> Grid:
@@ -69,7 +58,7 @@ def _bounds(word: str) -> tuple[float, float]:
 
 
 def main(options: SimpleNamespace) -> None:
-    """--tradeoff, of the built-in forms or of --objective."""
+    """Measures the built-in forms, or --objective."""
     started, output = time.monotonic(), json_file(options.json)
     case, faults = verification.chosen_case(options), []
     if case is None:
@@ -100,27 +89,39 @@ def measured(options: SimpleNamespace, case: Case | None = None) -> Tradeoff:
 
 
 def report(options: SimpleNamespace, result: Tradeoff, output: pathlib.Path | None = None) -> None:
-    """Prints tables and sentences; writes CSV files and figures into --out, and all of it into `output` as JSON."""
+    """Prints the clips; writes CSV files and figures into --out, and all tables into `output` as JSON."""
     frames, folder = tables.all_tables(result), pathlib.Path(options.out)
     print("Bias (of |∇J|), variance of one sample (of |∇J|²), and N*: with fewer samples the clip lowers the error.")
-    verification.print_rows(*words.clips(frames["tradeoff"]))
-    if "best_epsilon" in frames:
-        print("\nEpsilon (low/high) of least mean squared error:")
-        verification.print_rows(*words.best(frames["best_epsilon"]))
-    if "levels" in frames:
-        print("\nToken-level against sequence-level weights, unclipped, held against the sequence-level objective:")
-        verification.print_rows(*words.levels(frames["levels"]))
-    if "groups" in frames:
-        where = f"uphill, KL {max(result.grid.distances):g}, beta {max(result.grid.betas):g}"
-        print(f"\nAdvantages from a batch of one group of {result.grid.group}; {where}, token level, unclipped:")
-        verification.print_rows(*words.groups(frames["groups"]))
-    sentences = words.finding(frames)
-    print("\nWhat it says (medians over problems):", *sentences, sep="\n* ")
+    verification.print_rows(*clips(frames["tradeoff"]))
     names = _write(folder, result, frames)
     if output:
         rows = {name: frame.to_dict("records") for name, frame in frames.items()}
-        output.write_text(json.dumps(jsonable({"grid": result.grid._asdict(), **rows, "finding": sentences})))
+        output.write_text(json.dumps(jsonable({"grid": result.grid._asdict(), **rows})))
     print(f"\nIn {folder}: {', '.join(names)}")
+
+
+def clips(medians: pd.DataFrame) -> tuple[tuple, list[tuple]]:
+    """A table's header and rows: bias in percent of |∇J|, one sample's variance over |∇J|², and N*, by distance."""
+    at = tables.like_first(tables.shown(medians), ["samples"])  # none of the three depends on N
+    rows: dict[tuple, list[str]] = {}
+    for row in at.itertuples():
+        key = (row.level, row.label, row.direction)
+        star = "" if row.clip == "none" else f", {_star(row.n_star)}"
+        rows.setdefault(key, [*key]).append(f"{_root(row.bias_squared)}, {row.variance:.3g}{star}")
+    header = ("level", "clip", "direction", *(f"KL {kl:g}: bias, variance, N*" for kl in at.kl.unique()))
+    return header, [tuple(row) for row in rows.values()]
+
+
+def _star(n: float) -> str:
+    """An N*, in words at its ends."""
+    if n == 0 or math.isinf(n):
+        return "always" if n else "never"
+    return f"{n:,.0f}" if n >= 10 or n % 1 == 0 else f"{n:.1f}"
+
+
+def _root(square: float) -> str:
+    """The root of a relative square in percent; 0 where that is exact up to rounding."""
+    return f"{100 * math.sqrt(square):.3g} %" if square > tables.TINY else "0"
 
 
 def _write(folder: pathlib.Path, result: Tradeoff, frames: dict[str, pd.DataFrame]) -> list[str]:

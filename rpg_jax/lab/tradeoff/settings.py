@@ -1,4 +1,4 @@
-"""The settings of `python -m rpg_jax.verify --tradeoff`, with the flags of them. It imports nothing that is slow."""
+"""The settings of `python -m rpg_jax.study tradeoff`, with the flags of them. It imports nothing that is slow."""
 
 from typing import NamedTuple
 
