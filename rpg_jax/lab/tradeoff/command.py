@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import pathlib
-import tempfile
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,7 +18,7 @@ from rpg_jax.lab.tradeoff import figures, measure, tables
 from rpg_jax.lab.tradeoff.measure import Tradeoff
 from rpg_jax.lab.tradeoff.settings import WHOLE, Grid
 from rpg_jax.run.target import json_file, writable
-from rpg_jax.storage.logs import jsonable
+from rpg_jax.storage.logs import jsonable, write_text_atomic
 
 _OF_FORMS = ("epsilons", "ceilings", "betas", "divergences", "group")  # what an objective of one's own settles
 
@@ -127,11 +125,8 @@ def _root(square: float) -> str:
 def _write(folder: pathlib.Path, result: Tradeoff, frames: dict[str, pd.DataFrame]) -> list[str]:
     """Writes CSV files and figures, each whole or not at all; their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = [pathlib.Path(scratch) / f"{name}.csv" for name in frames]
-        for path, frame in zip(made, frames.values(), strict=True):
-            frame.to_csv(path, index=False, float_format="%.8g")
-        made += figures.draw(result, frames, pathlib.Path(scratch))
-        for path in made:
-            os.replace(path, folder / path.name)
-    return [path.name for path in made]
+    files = {f"{name}.csv": frame.to_csv(index=False, float_format="%.8g") for name, frame in frames.items()}
+    files |= {f"{name}.svg": svg + "\n" for name, svg in figures.draw(result, frames).items()}
+    for name, text in files.items():
+        write_text_atomic(folder / name, text)
+    return list(files)

@@ -193,11 +193,6 @@ def like_first(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     return table.merge(table[columns].head(1), on=columns)
 
 
-def first_clip(choices: pd.DataFrame) -> pd.DataFrame:
-    """Of the rows of `best_epsilon`, those of the first clip at the first divergence, beta and c."""
-    return like_first(choices, ["objective", "divergence", "clip", "beta", "clip_c"])
-
-
 def unclipped_levels(levels: pd.DataFrame) -> pd.DataFrame:
     """Of the rows of `levels`, those without a clip at the first divergence and beta."""
     return like_first(levels[(levels["clip"] == "none") & (levels.estimator == "reinforce")], ["divergence", "beta"])
