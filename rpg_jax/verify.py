@@ -24,6 +24,7 @@ if a function breaks the contract; 2 for a mistake in the call.
 
 from absl import flags
 
+from rpg_jax import InputError
 from rpg_jax.run import cli
 
 flags.DEFINE_string("objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones")
@@ -38,7 +39,7 @@ class _Moved(flags.BooleanParser):
     """Refuses flags that are commands now, with the line that says which."""
 
     def parse(self, argument):
-        raise ValueError("these are commands now: python -m rpg_jax.study tradeoff | oracle | figures")
+        raise InputError("these are commands now: python -m rpg_jax.study tradeoff | oracle | figures")
 
 
 for name in ("tradeoff", "oracle", "figures"):

@@ -53,8 +53,8 @@ def executables_of_one_file():
 
 
 @pytest.fixture
-def call(tmp_path, capsys, monkeypatch):
-    """`call(COMMAND, *arguments)` in tmp_path as cli.run does it; (exit status, stdout, stderr)."""
+def call_command(tmp_path, capsys, monkeypatch):
+    """`call_command(COMMAND, *arguments)` in tmp_path as cli.run does it; (exit status, stdout, stderr)."""
     from fuzzing import imported
 
     from rpg_jax.run import cli
@@ -71,6 +71,6 @@ def call(tmp_path, capsys, monkeypatch):
 
 
 @pytest.fixture
-def call_verify(call):
-    """`call` of `verify`."""
-    return lambda *arguments: call("verify", *arguments)
+def call_verify(call_command):
+    """`call_command` of `verify`."""
+    return lambda *arguments: call_command("verify", *arguments)

@@ -69,7 +69,7 @@ def faults(module: str, source: str) -> list[str]:
         )
     floor = rest.split("/")[0]
     if floor in COMMANDS:
-        allowed = {*FLOORS, "configs"}
+        allowed = {*FLOORS, "configs", floor}
     else:
         allowed = FLOORS.get(floor, set()) | {floor}
     bad = {name for name in ours if (name.split(".") + [""])[name.startswith("rpg_jax")] not in allowed}

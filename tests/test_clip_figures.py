@@ -24,8 +24,8 @@ def test_curves_are_those_of_the_paper(name):
     np.testing.assert_allclose(up.slope[up.slope != 0], -RATIOS[up.slope != 0], rtol=1e-12)
 
 
-def test_the_command_draws_both(call, tmp_path):
-    status, out, _ = call("study.figures", "--out=drawn")
+def test_the_command_draws_both(call_command, tmp_path):
+    status, out, _ = call_command("study.figures", "--out=drawn")
     assert status == 0 and "figure2.png, figure3.png" in out
     for name in clip_figures.figures():
         image = matplotlib.image.imread(tmp_path / "drawn" / f"{name}.png")

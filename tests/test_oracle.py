@@ -162,8 +162,8 @@ def test_what_is_kept_makes_tables_and_figures(tmp_path):
         (["--groups=5"], "5 does not divide"),
     ],
 )
-def test_flags_without_sense_are_one_line(flags, message, call):
-    status, _, err = call("study.oracle", *flags, "--out=out")
+def test_flags_without_sense_are_one_line(flags, message, call_command):
+    status, _, err = call_command("study.oracle", *flags, "--out=out")
     assert status == 2 and message in err and err.count("\n") == 1
 
 

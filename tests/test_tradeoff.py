@@ -364,10 +364,10 @@ def infinite(logp, behavior_logp, advantage, mask, reference_logp=None, weight=N
 
 
 @pytest.fixture
-def study(tmp_path, call):
+def study(tmp_path, call_command):
     """The command, in a folder with objectives of its own."""
     (tmp_path / "mine.py").write_text(MINE)
-    return lambda *arguments: call("study.tradeoff", *arguments)
+    return lambda *arguments: call_command("study.tradeoff", *arguments)
 
 
 def test_the_command_writes_tables_and_figures(study, tmp_path, monkeypatch):
