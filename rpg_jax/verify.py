@@ -9,8 +9,8 @@ the policy equal to the behavior policy or not, and the reference equal to it or
 gradient against −(wA − beta·r·kappa(u)) ∇log policy, and the expected gradient against the derivative of the exact
 objective. Of what is biased off policy, a second table says how far off it is at growing KL from the behavior policy.
 
-A function of your own takes (logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None),
-all [B, T] but the scalar denominator, and returns (loss, metrics); further keyword-only parameters are its settings.
+A function of your own names what it takes of log_ratio, advantage, logp, behavior_logp and reference_logp, arrays of
+one shape, and returns the loss of every entry, or (losses, dict of arrays to log). What else it takes are its settings.
 What it is held against comes from the flags, or from such settings or attributes of the function: `divergence` (None:
 reward only), `beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `declares`, or --declares, is what it
 claims: "exact per sample", "exact in expectation" or "biased", or a pair of them for on and off policy. Without it
@@ -19,7 +19,7 @@ the verdict says that nothing was declared. `train` and sweeps take the same FIL
 `python -m rpg_jax.study` goes further: bias, variance and error by the number of samples.
 
 Exit status: 0; 1 if something is not what it declares itself to be, if a divergence is not what its generator says, or
-if a function breaks the contract; 2 for a mistake in the call.
+if a gradient is not finite; 2 for a mistake in the call.
 """
 
 from absl import flags

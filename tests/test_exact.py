@@ -11,7 +11,6 @@ from rpg_jax.exact import (
     SPACES,
     VERDICTS,
     Target,
-    contract_faults,
     examine,
     level_gap,
     targets,
@@ -234,34 +233,6 @@ def test_levels_agree_on_the_reward_at_old_only():
     for condition, (reward, divergence) in gaps.items():
         assert (reward < 1e-12) == condition.on_policy
         assert (divergence < 1e-12) == (condition.on_policy and condition.reference_is_behavior)
-
-
-def test_contract_faults_are_found():
-    assert contract_faults(make("rpg", clip="rpg", beta=0.3)) == []
-    assert contract_faults(make("grpo")) == []
-
-    def careless(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
-        return jnp.sum(-jnp.exp(logp - behavior_logp) * advantage * mask), {}
-
-    faults = " ".join(contract_faults(careless))
-    for word in ("masked", "denominator", "weight", "behavior_logp", "advantage"):
-        assert word in faults
-
-    def coupled(logp, behavior_logp, advantage, mask, reference_logp=None, weight=1, denominator=None):
-        whitened = advantage / jnp.sqrt(jnp.mean(jnp.where(mask, advantage, 0) ** 2))
-        return jnp.sum(jnp.where(mask, -whitened * (logp - 0 * reference_logp) * weight, 0)) / denominator, {}
-
-    faults = contract_faults(coupled)
-    assert {"the losses of microbatches do not add up", "reference_logp=None is not the behavior policy"} < set(faults)
-    assert contract_faults(lambda *args, **kwargs: (0.0, {})) == ["no gradient reaches logp"]
-    assert contract_faults(lambda *args, **kwargs: (jnp.sum(0 * jnp.log(args[0])), {})) == [
-        "the loss is NaN for finite inputs"
-    ]
-    assert contract_faults(lambda *args, **kwargs: (jnp.sum(jnp.sqrt(jnp.abs(args[0] - args[1]))), {})) == [
-        "the gradient is infinite for finite inputs, on policy"
-    ]
-    with pytest.raises(TypeError, match="pair"):
-        contract_faults(lambda *args, **kwargs: args[0])
 
 
 def test_a_kl_over_the_vocabulary_is_exact_in_expectation():

@@ -28,7 +28,7 @@ FILES = {
 }
 WORK = [  # what is expensive, or does not end; in its place the line is "accepted"
     (train, "train"), (evaluate, "watch"), (evaluate, "evaluate"), (planning, "plan_in_process"), (planning, "plan"),
-    (verification, "find"), (verification, "contract_faults"), (clip_figures, "draw"), (tradeoff, "contract_faults"),
+    (verification, "find"), (clip_figures, "draw"),
     (tradeoff.measure, "_situations"), (oracle, "warm_start"), (sweeping, "Pool"), (warm_starts, "prepare"),
     (warm_starts, "train_in_process"),
 ]  # fmt: skip

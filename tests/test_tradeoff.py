@@ -354,12 +354,11 @@ from rpg_jax.objectives import make
 
 made = make("rpg", clip="rpg", beta=0.1)
 
-def weighted(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
-    ratio = jnp.exp(jnp.where(mask, logp - behavior_logp, 0))
-    return jnp.sum(jnp.where(mask, -ratio * advantage, 0)) / denominator, {}
+def weighted(log_ratio, advantage):
+    return -jnp.exp(log_ratio) * advantage
 
-def infinite(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
-    return jnp.sum(jnp.where(mask, jnp.sqrt(logp - logp) * advantage, 0)) / denominator, {}
+def infinite(logp, advantage):
+    return jnp.sqrt(logp - logp) * advantage
 """
 
 
@@ -390,7 +389,7 @@ def test_the_command_writes_tables_and_figures(study, tmp_path, monkeypatch):
 def test_the_command_measures_an_objective_of_ones_own(study, tmp_path):
     status, out, err = study("--objective=mine.py:weighted", "--out=out", *SMALL_FLAGS[:-1])
     assert status == 0, err
-    assert "mine.py:weighted" in out and "contract: gradients reach behavior_logp" in out
+    assert "mine.py:weighted" in out
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"tradeoff.csv", "error_token.svg"}
 
 

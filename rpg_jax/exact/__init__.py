@@ -1,11 +1,10 @@
 """Enumerated policies and exact objectives, and what they say of a loss.
 
-Reading order: enumeration, generators, targets, certify, contract, verification. What a clip costs and saves:
+Reading order: enumeration, generators, targets, certify, verification. What a clip costs and saves:
 `lab.tradeoff`.
 """
 
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, level_gap, worst
-from rpg_jax.exact.contract import contract_faults
 from rpg_jax.exact.enumeration import (
     CONDITIONS,
     MOVED,

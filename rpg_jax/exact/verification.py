@@ -1,5 +1,6 @@
 """What `verify` examines: every objective of ours, or a function of the user's, each with the target that it claims."""
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -58,7 +59,9 @@ class Finding(NamedTuple):
         }
 
     def holds(self) -> bool:
-        """Whether nothing falls short of what is declared."""
+        """Whether nothing falls short of what is declared, and all gradients are finite."""
+        if not all(math.isfinite(gap.per_sample) for gaps in self.gaps for each in gaps.values() for gap in each):
+            return False
         if self.case.declares is None:
             return True
         pairs = zip(self.case.declares, (self.verdict(True), self.verdict(False)), strict=True)
@@ -189,6 +192,5 @@ def user_case(spec: str, facts: Mapping[str, Any]) -> Case:
         raise InputError(
             f"{spec} has divergence {divergence} and beta {beta}: give both (--divergence, --beta) or neither"
         )
-    loss = getattr(made, "function", made)  # as it is, on inputs that nobody has cleaned
     target = Target(level, divergence, beta, complete["z_old"])
-    return Case(spec, divergence or "-", "-", "-", level, ((loss, target),), complete["declares"])
+    return Case(spec, divergence or "-", "-", "-", level, ((made, target),), complete["declares"])

@@ -1,7 +1,8 @@
-"""What every loss does around its surrogate, once: checks, promotion, masking, levels, reduction, metrics."""
+"""What every loss has around it, once: checks, promotion, masking, levels, weights, reduction, metrics."""
 
-import abc
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,18 +32,27 @@ class Claim(NamedTuple):
     off_policy: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Objective(abc.ABC):
-    """A loss with its settings resolved; made by `make`.
+INPUTS = ("log_ratio", "advantage", "logp", "behavior_logp", "reference_logp")  # of which a loss names what it takes
 
-    settings: all of them by name, `advantage` and `sampler_correction` among them. level, divergence, beta, z_old:
-    those of the objective whose gradient it estimates (divergence None: reward only). reward_beta: coefficient of the
-    KL to the reference that `advantages` takes out of the reward. declares: None if nothing is. full_kl: the divergence
-    over the whole vocabulary that a call wants for each token, None if it wants none. own_advantage: what
-    `own.advantage` makes of a user's function, where `advantage` names one.
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Objective:
+    """A loss of an entry with its settings resolved, and all that is done around it once; made by `make`.
+
+    loss: a function as in `baselines`: what it names of `INPUTS` -> the loss of every entry, alone or with where it was
+    clipped, or with a dict of arrays to be logged. units: Batch of tokens -> Batch of the entries (`as_tokens`,
+    `as_sequences`, `as_mean_tokens`). settings: all of them by name, `advantage` and `sampler_correction` among them.
+    level, divergence, beta, z_old: those of the objective whose gradient it estimates (divergence None: reward only).
+    reward_beta: coefficient of the KL to the reference that `advantages` takes out of the reward. declares: None if
+    nothing is. full_kl: the divergence over the whole vocabulary that a call wants for each token, None if it wants
+    none. control: (tokens, units) -> advantage of the units, where a control variate or KL-to-go is part of it.
+    region: (units, tokens) -> the weights of units and which are dead, where the clip is a `TrustRegion`.
+    own_advantage: what `own.advantage` makes of a user's function, where `advantage` names one.
     """
 
     name: str
+    loss: Callable[..., Any]
+    units: Callable[[Batch], Batch]
     settings: Mapping[str, Any]
     level: str
     reduction: str
@@ -52,6 +62,8 @@ class Objective(abc.ABC):
     reward_beta: float = 0.0
     declares: Claim | None
     full_kl: Divergence | None = None
+    control: Callable[[Batch, Batch], jax.Array] | None = None
+    region: Callable[[Batch, Batch], tuple[jax.Array, Clipped]] | None = None
     own_advantage: Callable[..., jax.Array] | None = None
 
     def __call__(
@@ -83,7 +95,17 @@ class Objective(abc.ABC):
           ValueError: a shape that does not fit, no denominator for reduction "constant", or no full_kl for kl="full".
         """
         tokens = prepare(logp, behavior_logp, advantage, mask, reference_logp, weight)
-        loss, metrics = self.measured_loss(tokens, denominator)
+        units = self.units(tokens)
+        if self.control is not None:
+            units = units._replace(advantage=self.control(*jax.lax.stop_gradient((tokens, units))))
+        if self.region is None:
+            losses, logged = of_entries(self.loss, units, self.name)
+        else:  # a dead unit's ratio may be too large for a float, so its loss is computed at the ratio 1
+            kept, logged = self.region(units, tokens)
+            alive = units._replace(logp=jnp.where(kept == 0, units.behavior_logp, units.logp))
+            losses = jnp.where(kept == 0, 0, kept * of_entries(self.loss, alive, self.name)[0])
+        loss = reductions.reduce(self.reduction, losses * units.weight, units.mask, denominator)
+        metrics = of_logged(logged, units) | measure(tokens, units)  # ours win: the reference schedule reads one
         if self.full_kl is None:
             return loss, metrics
         if full_kl is None or full_kl.shape != tokens.logp.shape:
@@ -107,10 +129,6 @@ class Objective(abc.ABC):
         """The cap of truncated importance sampling; None: no correction."""
         return self.settings["sampler_correction"]
 
-    @abc.abstractmethod
-    def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
-        """The loss and the metrics of what `prepare` returns."""
-
     def count(self, mask: jax.Array) -> jax.Array:
         """The reduction's own denominator for mask [B, T], i32[]; ValueError for "constant", which has none."""
         return reductions.count(self.reduction, mask)
@@ -133,6 +151,12 @@ class Objective(abc.ABC):
             return self.own_advantage(rewards, penalty, mask, step)
         return ADVANTAGES[self.advantage](rewards, penalty, mask)
 
+    def try_out(self, shape: tuple[int, int]) -> None:
+        """Traces loss and gradient at that shape, and computes nothing: a user's function raises what it raises."""
+        array, mask = (jax.ShapeDtypeStruct(shape, dtype) for dtype in ("float32", bool))
+        loss = jax.value_and_grad(functools.partial(self, denominator=1.0), has_aux=True)
+        jax.eval_shape(loss, array, array, array, mask)
+
     def corrections(
         self, behavior_logp: jax.Array, sampler_logp: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, metric.Metrics]:
@@ -150,40 +174,29 @@ class Objective(abc.ABC):
         }
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class SurrogateObjective(Objective):
-    """A reduction over per-entry losses: every objective of ours.
-
-    units: Batch of tokens -> Batch of what `surrogate` counts (`as_tokens`, `as_sequences`, `as_mean_tokens`).
-    surrogate: (logp, behavior_logp, reference_logp, advantage) -> per-entry losses, and where they were clipped.
-    control: (tokens, units) -> advantage of the units, where a control variate or KL-to-go is part of it.
-    region: (units, tokens) -> the weights of units and which are dead, where the clip is a `TrustRegion`.
-    """
-
-    units: Callable[[Batch], Batch]
-    surrogate: Callable[..., tuple[jax.Array, Clipped]]
-    control: Callable[[Batch, Batch], jax.Array] | None = None
-    region: Callable[[Batch, Batch], tuple[jax.Array, Clipped]] | None = None
-
-    def measured_loss(self, tokens: Batch, denominator: ArrayLike | None) -> tuple[jax.Array, metric.Metrics]:
-        units = self.units(tokens)
-        if self.control is not None:
-            units = units._replace(advantage=self.control(*jax.lax.stop_gradient((tokens, units))))
-        if self.region is None:
-            losses, clipped = self.surrogate(*units[:4])
-        else:  # a dead unit's ratio may be too large for a float, so its loss is computed at the ratio 1
-            kept, clipped = self.region(units, tokens)
-            alive = jnp.where(kept == 0, units.behavior_logp, units.logp)
-            losses = jnp.where(kept == 0, 0, kept * self.surrogate(alive, *units[1:4])[0])
-        loss = reductions.reduce(self.reduction, losses * units.weight, units.mask, denominator)
-        return loss, clip_fractions(clipped, units) | measure(tokens, units)
+def of_entries(loss: Callable[..., Any], units: Batch, name: str) -> tuple[jax.Array, Any]:
+    """(loss of every unit, what is to be logged), from what a loss names of `INPUTS`; ValueError if it is neither."""
+    inputs = {**units._asdict(), "log_ratio": units.logp - units.behavior_logp}
+    names = inspect.signature(loss).parameters
+    result = loss(**{key: inputs[key] for key in INPUTS if key in names})
+    losses, logged = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if jnp.shape(losses) != units.logp.shape or not isinstance(logged, Mapping | Clipped):
+        found = f"{jnp.shape(losses)} and a {type(logged).__name__}"
+        raise InputError(f"{name} returns {found}; expected the loss of every entry, {units.logp.shape}, and a dict")
+    return losses, logged
 
 
-def clip_fractions(clipped: Clipped, units: Batch) -> metric.Metrics:
-    """Metrics that say where the clip was: shares of units."""
-    fractions = {"clip_fraction": clipped.anywhere}
-    fractions |= {f"clip_fraction_{name}": where for name, where in clipped._asdict().items()}
-    return {name: metric.mean_of(x.astype(units.logp.dtype), units.mask) for name, x in fractions.items()}
+def of_logged(logged: Mapping[str, Any] | Clipped, units: Batch) -> metric.Metrics:
+    """Metrics of arrays: means over what the mask leaves of the units, of booleans their share."""
+    if isinstance(logged, Clipped):
+        clipped = {"clip_fraction": logged.anywhere} | {f"clip_fraction_{x}": y for x, y in logged._asdict().items()}
+        logged = {name: where.astype(units.logp.dtype) for name, where in clipped.items()}
+
+    def averaged(x: Any) -> metric.Metric:
+        mask = units.mask if jnp.shape(x) == units.mask.shape else None
+        return metric.mean_of(jax.lax.stop_gradient(x), mask)
+
+    return {name: x if metric.is_metric(x) else averaged(x) for name, x in logged.items()}
 
 
 def measure(tokens: Batch, units: Batch) -> metric.Metrics:

@@ -189,7 +189,7 @@ def build_objective(config: ConfigDict) -> objectives.Objective:
             "objective.control=optimal is estimated from the other responses of a microbatch, and "
             "learner.microbatch_rows=1 has no others; raise it, or set objective.control to a number"
         )
-    if isinstance(objective, objectives.own.OwnObjective):
+    if ":" in objective.name:
         objective.try_out((config.learner.microbatch_rows, config.rollout.max_prompt + config.rollout.max_new))
     return objective
 

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.exact import contract_faults
 from rpg_jax.exact.verification import Case
 from rpg_jax.lab import verification
 from rpg_jax.lab.tradeoff import figures, measure, tables
@@ -58,14 +57,8 @@ def _bounds(word: str) -> tuple[float, float]:
 def main(options: SimpleNamespace) -> None:
     """Measures the built-in forms, or --objective."""
     started, output = time.monotonic(), json_file(options.json)
-    case, faults = verification.chosen_case(options), []
-    if case is None:
-        result = measured(options)
-    else:
-        result, faults = measured(options, case), contract_faults(case.members[0][0])
+    result = measured(options, verification.chosen_case(options))
     report(options, result, output)
-    for fault in faults:
-        print(f"contract: {fault}")
     print(f"Forms: {len(result.forms)}, in {time.monotonic() - started:.0f} s.")
 
 

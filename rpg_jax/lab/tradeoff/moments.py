@@ -17,7 +17,7 @@ import numpy as np
 
 from rpg_jax.exact import targets
 from rpg_jax.exact.enumeration import Problem, Space, kl, move_to, token_logprobs
-from rpg_jax.objectives.objective import SurrogateObjective
+from rpg_jax.objectives import Objective
 
 DIRECTIONS = ("uphill", "random", "downhill")  # from the behavior policy along +∇E[R], anywhere, along −∇E[R]
 CHUNK = 1 << 20  # token gradients at once
@@ -135,12 +135,12 @@ def measurer(
     return measure
 
 
-def with_settings(objective: SurrogateObjective, settings: Mapping) -> SurrogateObjective:
+def with_settings(objective: Objective, settings: Mapping) -> Objective:
     """An objective of `make("rpg")` with other numbers (beta, clip_low, clip_high, clip_c), which may be traced."""
-    clip = objective.surrogate.keywords["clip"]
+    clip = objective.loss.keywords["clip"]
     bounds = {name: settings.get(name, value) for name, value in clip.bounds.items()}
-    surrogate = functools.partial(objective.surrogate, beta=settings["beta"], clip=clip._replace(bounds=bounds))
-    return dataclasses.replace(objective, surrogate=surrogate)
+    loss = functools.partial(objective.loss, beta=settings["beta"], clip=clip._replace(bounds=bounds))
+    return dataclasses.replace(objective, loss=loss)
 
 
 def coefficients(objective: Callable, space: Space, problem: Problem) -> jax.Array:
