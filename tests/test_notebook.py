@@ -33,6 +33,6 @@ def test_the_notebook_finds_what_it_says(monkeypatch):
     notebook.cells.append(nbformat.v4.new_code_cell(CHECKS))
     # A cell that raises, the last one too, ends this with a CellExecutionError.
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT / "docs")}}).execute()
-    exact = [i for i, cell in enumerate(stored) if "off policy:" in cell or "exit status" in cell]
+    exact = [i for i, cell in enumerate(stored) if "stopped_ratio  on policy" in cell or "exit status" in cell]
     assert len(exact) == 2
     assert [stored[i] for i in exact] == [printed(notebook)[i] for i in exact]
