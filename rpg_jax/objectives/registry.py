@@ -258,9 +258,7 @@ RECIPES = {
         level="sequence",
     ),
     "reinforce_pp": Recipe(
-        baselines.ppo_clip,
-        ALWAYS,
-        dict(beta=0.01, **_PPO, reduction="token_mean", advantage="whitened_return"),
+        baselines.ppo_clip, ALWAYS, dict(beta=0.01, **_PPO, reduction="token_mean", advantage="whitened_return")
     ),
     "reinforce_pp_baseline": Recipe(
         baselines.reinforce_pp_baseline,
@@ -275,10 +273,7 @@ RECIPES = {
         units=as_mean_tokens,
     ),
     "gpg": Recipe(
-        baselines.policy_gradient,
-        ON_POLICY,
-        dict(reduction="token_mean", advantage="rescaled_group_mean"),
-        ("none",),
+        baselines.policy_gradient, ON_POLICY, dict(reduction="token_mean", advantage="rescaled_group_mean"), ("none",)
     ),
     "cispo": Recipe(
         baselines.weighted_policy_gradient,
