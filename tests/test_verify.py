@@ -1,6 +1,7 @@
 """The command: what it says, what it writes, and how it leaves."""
 
 import json
+import sys
 import textwrap
 
 import processes
@@ -190,11 +191,12 @@ def test_what_a_users_function_raises_shows_its_lines(call):
 def test_a_table_folds_where_the_terminal_is_narrow_and_loses_nothing(monkeypatch, capsys):
     cells = ("docs/tempered.py:tempered", "urkl", "differentiable", "rpg", "sequence", "exact 0e+00", "biased", "NO")
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     verification.print_rows(verification.HEADER, [cells])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and "divergence" in lines[1] and "docs/tempered.py:tempered" not in lines[2]
     assert sorted("".join(lines[2:]).replace(" ", "")) == sorted("".join(cells).replace(" ", ""))
-    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     verification.print_rows(verification.HEADER, [cells])
     assert capsys.readouterr().out.splitlines()[1].split("  ")[0] == cells[0]
 

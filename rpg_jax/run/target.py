@@ -37,9 +37,8 @@ def json_file(value: str | None) -> pathlib.Path | None:
 
 
 def width() -> int | None:
-    """Columns of the terminal, or of the variable COLUMNS; None in a pipe, which takes lines of any length."""
-    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return shutil.get_terminal_size().columns if is_known else None
+    """Columns of the terminal; None in a pipe, which takes lines of any length, whatever a parent's COLUMNS says."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_table(table: Table) -> None:
