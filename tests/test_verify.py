@@ -1,7 +1,6 @@
 """The command: what it says, what it writes, and how it leaves."""
 
 import json
-import sys
 import textwrap
 
 import processes
@@ -9,6 +8,7 @@ import pytest
 
 from rpg_jax.lab import verification
 from rpg_jax.objectives import CLIPS, DIVERGENCES
+from rpg_jax.run import target
 
 MINE = """
 import jax.numpy as jnp
@@ -190,13 +190,13 @@ def test_what_a_users_function_raises_shows_its_lines(call):
 
 def test_a_table_folds_where_the_terminal_is_narrow_and_loses_nothing(monkeypatch, capsys):
     cells = ("docs/tempered.py:tempered", "urkl", "differentiable", "rpg", "sequence", "exact 0e+00", "biased", "NO")
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(target, "width", lambda: 80)
     verification.print_rows(verification.HEADER, [cells])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and "divergence" in lines[1] and "docs/tempered.py:tempered" not in lines[2]
     assert sorted("".join(lines[2:]).replace(" ", "")) == sorted("".join(cells).replace(" ", ""))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", "80")  # as a parent that loaded readline leaves it: nothing of a pipe
     verification.print_rows(verification.HEADER, [cells])
     assert capsys.readouterr().out.splitlines()[1].split("  ")[0] == cells[0]
 
