@@ -79,9 +79,7 @@ def main() -> int:
     kinds = options.kinds.split(",")
     if unknown := set(kinds) - FAMILIES.keys():
         parser.error(f"--kinds: {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
-    out = options.out.absolute()
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out / "jax_cache"))
-    trials = campaign(out, options.minutes, options.seed, kinds)
+    trials = campaign(options.out.absolute(), options.minutes, options.seed, kinds)
     print(table(trials))
     lost = [trial for trial in trials if trial.outcome == LOST]
     print(*lost, sep="\n")
