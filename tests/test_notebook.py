@@ -1,6 +1,7 @@
 """docs/surrogates.ipynb runs without an error and finds what its text says, and so do the outputs stored in it."""
 
 import pathlib
+import re
 
 import pytest
 
@@ -22,7 +23,9 @@ assert verify.returncode == 1 and "NO" in verify.stdout and not verify.stderr.st
 
 
 def printed(notebook) -> list[str]:
-    return ["".join(output.get("text", "") for output in cell.get("outputs", [])) for cell in notebook.cells]
+    """The text that each cell printed, without the colors that Jupyter asks of its subprocesses (FORCE_COLOR)."""
+    texts = ["".join(output.get("text", "") for output in cell.get("outputs", [])) for cell in notebook.cells]
+    return [re.sub(r" +\n", "\n", re.sub(r"\x1b\[[\d;]*m", "", text)) for text in texts]
 
 
 def test_the_notebook_finds_what_it_says(monkeypatch):
