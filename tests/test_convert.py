@@ -52,7 +52,7 @@ for arguments in json.loads(sys.argv[3]):
             cli.run(convert.main, ["convert", *arguments])
         except SystemExit as left:
             code = left.code
-    lines = [line for line in err.getvalue().splitlines() if not line.startswith(("loading", "writing"))]
+    lines = [line for line in err.getvalue().splitlines() if not line.startswith(("loading", "reading", "writing"))]
     found.append([code, out.getvalue(), lines])
 json.dump(found, sys.__stdout__)
 """
