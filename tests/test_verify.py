@@ -1,6 +1,7 @@
 """The command: what it says, what it writes, and how it leaves."""
 
 import json
+import pathlib
 import textwrap
 
 import processes
@@ -39,6 +40,9 @@ def bare(logp):
 
 def infinite(log_ratio):
     return jnp.sqrt(jnp.abs(log_ratio))
+
+def undefined(logp):
+    return 0 * jnp.log(logp)
 
 def listed(logp):
     return logp
@@ -120,7 +124,10 @@ def test_a_function_that_keeps_its_word(call):
     status, out, _ = call("--objective=mine.py:made")
     assert status == 0 and "js" in out
     status, out, _ = call("--objective=mine.py:infinite")  # on policy, and it declares nothing
-    assert status == 1 and "NO" in out and "nan" in out
+    assert (status, out) == (1, "mine.py:infinite: the gradient is infinite for finite inputs, on policy\n")
+    status, out, _ = call("--objective=mine.py:undefined", "--json=out.json")
+    assert (status, out) == (1, "mine.py:undefined: the loss is NaN for finite inputs\n")
+    assert json.loads(pathlib.Path("out.json").read_text())["ok"] is False
 
 
 def test_a_wrong_divergence_is_status_1(call, monkeypatch, tmp_path):

@@ -5,7 +5,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rpg_jax import InputError, objectives
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, worst
@@ -194,3 +196,21 @@ def user_case(spec: str, facts: Mapping[str, Any]) -> Case:
         )
     target = Target(level, divergence, beta, complete["z_old"])
     return Case(spec, divergence or "-", "-", "-", level, ((made, target),), complete["declares"])
+
+
+def unfinite(loss: Callable) -> str | None:
+    """Says whether a loss or its gradient is NaN or infinite for finite inputs, off policy or on it; else None.
+
+    Such a loss has no bias to measure. Call it with x64 enabled.
+    """
+    rng = np.random.default_rng(0)
+    logp, behavior_logp, reference_logp = -rng.exponential(size=(3, 3, 4))
+    advantage, one = rng.normal(size=logp.shape), np.ones_like(logp)
+    for where, behavior, reference in (("", behavior_logp, reference_logp), (", on policy", logp, logp)):
+        of_policy = jax.value_and_grad(
+            lambda x, *others: loss(x, others[0], advantage, one > 0, others[1], one, 3.0)[0]
+        )
+        for name, array in zip(("loss", "gradient"), of_policy(logp, behavior, reference), strict=True):
+            if not np.isfinite(array).all():
+                return f"the {name} is {'NaN' if np.isnan(array).any() else 'infinite'} for finite inputs{where}"
+    return None

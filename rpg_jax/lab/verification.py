@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import time
 
 import jax
@@ -12,7 +13,7 @@ from rpg_jax.exact import CONDITIONS, MOVED, SPACES, level_gap, worst
 from rpg_jax.exact.certify import TOLERANCE, full_vocabulary_gaps
 from rpg_jax.exact.generators import GENERATORS, divergence_faults
 from rpg_jax.exact.natural_gradient import natural_gradient_gaps, natural_gradient_holds
-from rpg_jax.exact.verification import BETA, PROBLEMS, Case, Finding, built_in_cases, find, user_case
+from rpg_jax.exact.verification import BETA, PROBLEMS, Case, Finding, built_in_cases, find, unfinite, user_case
 from rpg_jax.objectives import DIVERGENCES, make
 from rpg_jax.objectives.objective import BIASED
 from rpg_jax.run.target import json_file, print_table
@@ -35,6 +36,8 @@ def main(options) -> int:
             full = {str(condition): gap for condition, gap in full_vocabulary_gaps(whole, PROBLEMS).items()}
         else:
             names = [case.divergence] if case.divergence in DIVERGENCES else []
+            if fault := unfinite(case.members[0][0]):
+                return refuse(case.name, fault, output)
             findings = [find(case)]
     wrong = {name: faults for name in names if (faults := divergence_faults(name))}
     print_rows(HEADER, [row(finding) for finding in findings])
@@ -75,6 +78,14 @@ def main(options) -> int:
     if not_natural:
         print(f"Steps that are not natural policy gradient steps: {', '.join(not_natural)}.")
     return 0 if ok else 1
+
+
+def refuse(name: str, fault: str, output: pathlib.Path | None) -> int:
+    """Says why nothing of a loss was measured; the exit status."""
+    print(f"{name}: {fault}")
+    if output:
+        output.write_text(json.dumps({"ok": False, "objectives": [], "fault": fault}, indent=1))
+    return 1
 
 
 def find_all(cases: list[Case]) -> list[Finding]:
