@@ -200,11 +200,7 @@ def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(fol
 
 def test_a_run_that_applies_no_update_says_why_and_fails(folder):
     """The loss is NaN, and its gradient 0."""
-    (folder / "broken.py").write_text(
-        "import jax.numpy as jnp\n"
-        "def broken(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):\n"
-        "    return jnp.sum(jnp.where(mask, 0 * jnp.log(logp), 0)), {}\n"
-    )
+    (folder / "broken.py").write_text("import jax.numpy as jnp\ndef broken(logp):\n    return 0 * jnp.log(logp)\n")
     name = f"--config.objective.name={folder / 'broken.py'}:broken"
     flags = "--config.objective.clip=", "--config.warm_start.steps=0", "--config.steps=1"
     done = run("train", *train_arguments(folder / "broken", name, *flags))
