@@ -132,7 +132,7 @@ def test_scoring_is_seeded_too(monkeypatch):
     monkeypatch.setattr(gym_rule, "_item", lambda *_: (dataset, entry))
     record = dict(family="f", parameters={}, seed=3, index=1)
     record["digest"] = hashlib.blake2b(b"f\n?", digest_size=8).hexdigest()
-    scores = {gym_rule.gym("", "", json.dumps(record | {"index": index}), "gym:f") for index in (1, 1, 2)}
+    scores = {gym_rule.credit("", "", json.dumps(record | {"index": index}), "gym:f") for index in (1, 1, 2)}
     assert len(scores) == 2
 
 

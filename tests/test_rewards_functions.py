@@ -122,6 +122,9 @@ def text(response):
 def count(response):
     return len(response)
 
+def inverse(response):
+    return 1 / len(response)
+
 def divide(response):
     return helper(len(response))
 
@@ -222,7 +225,7 @@ def test_settings_that_make_no_sense(settings, says):
     ("name", "says"),
     [
         ("text", "returned '1.0' (str), not a number in 0..1"),
-        ("divide", "mine.py:24: ZeroDivisionError: division by zero"),
+        ("divide", "mine.py:27: ZeroDivisionError: division by zero"),
         ("picky", "its parameter 'difficulty' is neither prompt"),
         ("count", None),
     ],
@@ -244,3 +247,22 @@ def test_whether_a_rule_judges():
     assert has_rule(None) and has_rule("boxed") and has_rule("math_verify")
     assert not has_rule("a.py:f") and has_rule("a.py:f", evaluation="dapo")
     assert not has_rule(None, "x=a.py:f,b.py:g", "x") and has_rule(None, ["a.py:f", "boxed"])
+
+
+def test_what_is_submitted_is_scored_meanwhile_and_added_up(file):
+    items = [(PROBLEM, "2"), (PROBLEM, ""), (PROBLEM, "3")]
+    with Scorer(functions=[f"{file}:inverse", "dapo"], workers=2, max_failures=0.4) as scorer:
+        parts = [scorer.submit([item], [4]) for item in items]
+        whole = parts[0] + parts[1] + parts[2]
+        scores = whole.result()
+        assert scores.correct.tolist() == [1, 0, 1] and scores.rewards["dapo"].tolist() == [0, 0, 0]
+        assert len(scores.failures) == 1 and "ZeroDivisionError" in scores.failures[0]
+        assert whole.result().correct.tolist() == scores.correct.tolist() and parts[0].result().failures == []
+        with pytest.raises(ValueError, match="failed on 1 of 1 samples, more than max_failures=0.4"):
+            parts[1].result()
+
+
+def test_a_scorer_that_is_closed_does_not_wait_for_what_hangs(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ndef slow(response): time.sleep(1000)\n")
+    with Scorer(f"{tmp_path}/slow.py:slow", workers=1, timeout_seconds=600) as scorer:
+        scorer.submit([(PROBLEM, "2")] * 3)

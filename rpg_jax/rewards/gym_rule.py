@@ -19,7 +19,12 @@ except ImportError as error:
 _CHUNK = 500  # items of a dataset, as when the problem was drawn
 
 
-def gym(prompt: str, response: str, answer: str, task: str) -> float:
+def gym(prompt: str, response: str, answer: str, task: str) -> bool:
+    """Whether the family gives an extracted answer full credit."""
+    return np.float32(credit(prompt, response, answer, task)) == 1.0
+
+
+def credit(prompt: str, response: str, answer: str, task: str) -> float:
     """The family's `score_answer`, 0..1, of what was extracted from a response. Raises what that raises."""
     record = json.loads(answer)
     dataset, entry = _item(record["family"], json.dumps(record["parameters"]), record["seed"], record["index"])

@@ -10,11 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-
-import numpy as np
 
 _HERE = pathlib.Path(__file__).parent
 _START_SECONDS = 60.0  # to import the function's file
@@ -38,6 +36,9 @@ class Pool:
           Failure: the function cannot be loaded.
         """
         self._workers = [_Worker(where, name, timeout_seconds, memory_mb, network) for _ in range(workers)]
+        self._threads, self._free = ThreadPoolExecutor(workers), SimpleQueue()  # a thread waits for each worker
+        for worker in self._workers:
+            self._free.put(worker)
         try:
             for worker in self._workers:
                 worker.start()
@@ -49,30 +50,29 @@ class Pool:
             self.close()
             raise
 
-    def try_out(self, question: dict) -> None:
-        """Calls the function once; raises Failure where the call fails."""
-        self._workers[0].ask(question)
+    def submit(self, question: dict) -> Future[float]:
+        """The function's value of a question {name: value}; its result raises Failure where the call fails."""
+        return self._threads.submit(self._ask, question)
 
-    def map(self, questions: Sequence[dict]) -> tuple[np.ndarray, dict[int, str]]:
-        """The function's values f32[N] for N questions {name: value}, 0 for failures; {index: reason} of failures."""
-        values, failures = np.zeros(len(questions), np.float32), {}
-        queue = SimpleQueue()
-        for index in [*range(len(questions)), *[None] * len(self._workers)]:
-            queue.put(index)
+    def _ask(self, question: dict) -> float:
+        with self._free_worker() as worker:
+            return worker.ask(question)
 
-        def drain(worker):
-            while (index := queue.get()) is not None:
-                try:
-                    values[index] = worker.ask(questions[index])
-                except Failure as failure:
-                    failures[index] = str(failure)
-
-        with ThreadPoolExecutor(len(self._workers)) as threads:
-            list(threads.map(drain, self._workers))
-        return values, dict(sorted(failures.items()))
+    @contextlib.contextmanager
+    def _free_worker(self) -> Iterator["_Worker"]:
+        """A worker that nobody else asks meanwhile, so that it may keep an object from one question to the next."""
+        worker = self._free.get()
+        try:
+            yield worker
+        finally:
+            self._free.put(worker)
 
     def close(self) -> None:
-        """Ends the workers and every process that they started."""
+        """Ends the workers and every process that they started; questions that have no answer fail."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.end()
+        self._threads.shutdown()
         for worker in self._workers:
             worker.stop()
 
@@ -105,69 +105,71 @@ class _Worker:
             bufsize=0,
         )
         os.set_blocking(self._process.stdin.fileno(), False)
-        with contextlib.suppress(BrokenPipeError):  # it died; its last line gives the reason
-            os.write(self._process.stdin.fileno(), self._question(None))
 
     def wait_until_ready(self):
-        self._exchange(b"", _START_SECONDS)
-
-    def _question(self, values: dict | None) -> bytes:
-        """A line for the worker, with a new secret, which its answer must repeat."""
-        self._secret = secrets.token_hex(16)
-        return json.dumps([self._secret, values]).encode() + b"\n"
+        self.network = self._exchange(None, _START_SECONDS)["network"]
 
     def ask(self, question: dict) -> float:
         if self._process is None:
             self.start()
             self.wait_until_ready()
-        return self._exchange(self._question(question), self._timeout)
+        value = self._exchange(question, self._timeout)["value"]
+        if not 0 <= value <= 1:
+            raise Failure(f"answered {value}, not a number in 0..1")
+        return value
 
-    def _exchange(self, question: bytes, seconds: float) -> float:
-        """Writes a question and returns the value in the next line; a worker that gives no line in time is ended."""
-        deadline, reply = time.monotonic() + seconds, b""
-        stdin, stdout = self._process.stdin, self._process.stdout
+    def _exchange(self, question: dict | None, seconds: float) -> dict:
+        """The next line, in answer to a question; a worker that gives no answer of its own in time is ended."""
+        secret = secrets.token_hex(16)  # which the answer must repeat
+        reply = self._next_line(json.dumps([secret, question]).encode() + b"\n", seconds)
+        try:
+            message = json.loads(reply.splitlines()[0]) if reply else {"dead": "its output was closed"}
+        except ValueError:
+            message = None
+        if not isinstance(message, dict) or message.get("secret") != secret:  # of the warden, or of the function itself
+            self.stop()
+            reason = message.get("dead") if isinstance(message, dict) else None
+            raise Failure(f"ended its process ({reason or 'it wrote to our pipe'})")
+        if "error" in message:
+            raise Failure(message["error"])
+        return message
+
+    def _next_line(self, question: bytes, seconds: float) -> bytes:
+        """Writes a question, and reads to the end of a line or of the output; raises Failure when time is up."""
+        stdin, stdout, deadline, reply = self._process.stdin, self._process.stdout, time.monotonic() + seconds, b""
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
-            if question:
-                selector.register(stdin, selectors.EVENT_WRITE)
+            selector.register(stdin, selectors.EVENT_WRITE)
             while not reply.endswith(b"\n"):
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
                 if not ready:
                     self.stop()
                     raise Failure(f"took longer than {seconds:g} s")
-                for key, _ in ready:
-                    if key.fileobj is stdout:
-                        part = os.read(stdout.fileno(), 1 << 16)
-                        reply += part or b'{"dead": "its output was closed"}\n'
-                        continue
+                if stdout in ready:
+                    reply += (part := os.read(stdout.fileno(), 1 << 16))
+                    if not part:
+                        break
+                elif stdin in ready:
                     try:
                         question = question[os.write(stdin.fileno(), question[: 1 << 16]) :]
                     except BrokenPipeError:
                         question = b""  # it died; its last line gives the reason
                     if not question:
                         selector.unregister(stdin)
-        try:
-            message = json.loads(reply.splitlines()[0])
-            is_answer = message.get("secret") == self._secret
-        except (ValueError, AttributeError):
-            message, is_answer = {}, False
-        if not is_answer:  # from the warden, or from the function itself
-            self.stop()
-            raise Failure(f"ended its process ({message.get('dead', 'it wrote to our pipe')})")
-        if "value" not in message:
-            raise Failure(message["error"])
-        if not 0 <= message["value"] <= 1:
-            raise Failure(f"answered {message['value']}, not a number in 0..1")
-        self.network = message.get("network", self.network)
-        return message["value"]
+        return reply
+
+    def end(self):
+        """Tells the process to end, if it runs, and its descendants."""
+        if process := self._process:
+            process.terminate()
+            process.send_signal(signal.SIGCONT)  # a warden that somebody has stopped would leave its worker behind
 
     def stop(self):
-        """Ends the process, if it runs, and its descendants."""
+        """`end`, and waits until all have ended."""
+        self.end()
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        process.send_signal(signal.SIGCONT)  # a warden that somebody has stopped would leave its worker behind
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:

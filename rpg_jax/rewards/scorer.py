@@ -5,6 +5,7 @@ import math
 import pathlib
 import re
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from rpg_jax.rewards.verifiers import VERIFIERS
 from rpg_jax.rewards.worker import OURS
 
 _GYM = "gym"  # a problem of reasoning-gym has a task named gym:FAMILY
-_MODULES = {"math_verify": "rpg_jax.rewards.math_rule"}  # the project's own functions that need a worker
-_WORKERS = _MODULES | {_GYM: "rpg_jax.rewards.gym_rule"}
+# The project's own functions that need a worker, by module and name.
+_MODULES = {"math_verify": ("rpg_jax.rewards.math_rule", "math_verify")}
+_WORKERS = _MODULES | {_GYM: ("rpg_jax.rewards.gym_rule", "gym")}
 _IN_PROCESS = VERIFIERS | RULES
 
 
@@ -33,6 +35,41 @@ class Scores:
     failures: list[str]  # one line for each call that failed, naming the problem
     # f32[N] of each named reward, before scale and weight; empty where `correct` is the one reward.
     rewards: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Submitted:
+    """Responses that are being scored; what is begun by two calls of `Scorer.submit` is one after an addition."""
+
+    scorer: "Scorer"
+    problems: list  # of each response
+    verdicts: dict[str, list["float | Future[float]"]]  # of each function, a score of each response
+    named: dict[str, str]  # name of a reward -> its function
+
+    def __add__(self, other: "Submitted") -> "Submitted":
+        verdicts = {function: values + other.verdicts[function] for function, values in self.verdicts.items()}
+        return dataclasses.replace(self, problems=self.problems + other.problems, verdicts=verdicts)
+
+    def result(self) -> Scores:
+        """Waits for all; ValueError if a user's function failed on more than `max_failures` of them."""
+        scores, lines = {}, []
+        for function, verdicts in self.verdicts.items():
+            scores[function], failed = np.zeros(len(verdicts), np.float32), []
+            for index, (problem, verdict) in enumerate(zip(self.problems, verdicts, strict=True)):
+                try:
+                    scores[function][index] = verdict.result() if isinstance(verdict, Future) else verdict
+                except Failure as failure:
+                    name = _name(self.scorer.function_of(function, problem.task))
+                    failed.append((index, f"problem {problem.id} ({problem.task}): reward function {name}: {failure}"))
+            most = self.scorer.max_failures
+            if ".py:" in function and len(failed) > most * len(verdicts):
+                raise InputError(
+                    f"reward function {function!r} failed on {len(failed)} of {len(verdicts)} samples, more than "
+                    f"max_failures={most:g} of them; the first: {failed[0][1]}"
+                )
+            lines += failed
+        rewards = {name: scores[function] for name, function in self.named.items()}
+        return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards)
 
 
 class Scorer:
@@ -83,15 +120,15 @@ class Scorer:
             raise InputError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
         self._rewards = named_rewards(function, functions)
         self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
-        self._judge = judge_of(self._rewards, evaluation)
-        is_first = self._judge == next(iter(self._rewards.values()))
+        self.judge = judge_of(self._rewards, evaluation)
+        is_first = self.judge == next(iter(self._rewards.values()))
         self._is_one = not functions and is_first and set(self.weights.values()) == {1.0}
-        self._generated, self._max_failures = generated, max_failures
+        self._generated, self.max_failures = generated, max_failures
         self._extract, self._partial_credit = EXTRACTIONS[extraction], partial_credit
         self._limits = dict(workers=workers, timeout_seconds=timeout_seconds, memory_mb=memory_mb)
         self._network, self._pools = network, {}
-        functions = {*self._rewards.values(), self._judge}
-        needed = {self._function_of(name, task) for name in functions for task in tasks} | functions - {OWN}
+        functions = {*self._rewards.values(), self.judge}
+        needed = {self.function_of(name, task) for name in functions for task in tasks} | functions - {OWN}
         try:
             for name in sorted(needed - _IN_PROCESS.keys()):
                 self._pool(name)
@@ -100,59 +137,59 @@ class Scorer:
             raise
 
     def score(self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True) -> Scores:
-        """Scores N pairs (problem, response); a problem has `id`, `task`, `prompt`, `answer` and `columns`.
+        """`submit(items, lengths, rewards).result()`."""
+        return self.submit(items, lengths, rewards).result()
+
+    def submit(self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True) -> "Submitted":
+        """Begins to score N pairs (problem, response); a problem has `id`, `task`, `prompt`, `answer` and `columns`.
+
+        Rules judge at once, in this process; worker processes go on until `result()` of what is returned asks for them.
 
         Args:
           lengths: the tokens of each response.
           rewards: false for the accuracy alone.
 
         Raises:
-          ValueError: a user's function failed on more than `max_failures` of the samples, or the workers of
-            reasoning-gym cannot be started.
+          ValueError: the workers of reasoning-gym cannot be started.
         """
         lengths = [None] * len(items) if lengths is None else lengths
         named = self._rewards if rewards and not self._is_one else {}
-        scored = {name: self._score(name, items, lengths) for name in dict.fromkeys([self._judge, *named.values()])}
-        lines = sorted((index, line) for _, failures in scored.values() for index, line in failures.items())
-        values = {name: scored[function][0] for name, function in named.items()}
-        return Scores(scored[self._judge][0], [line for _, line in lines], values)
+        verdicts = {
+            function: [self._begin(function, *item, length) for item, length in zip(items, lengths, strict=True)]
+            for function in dict.fromkeys([self.judge, *named.values()])
+        }
+        return Submitted(self, [problem for problem, _ in items], verdicts, named)
+
+    def _begin(self, function: str, problem, response: str, length: int | None) -> "float | Future[float]":
+        """The score of a response where `function` is set; "verifier" is another function for each task."""
+        function = self.function_of(function, problem.task)
+        if rule := _IN_PROCESS.get(function):
+            return float(rule(response, problem.answer))
+        text = self._extract(response) if function == _GYM else response
+        return 0.0 if text is None else self._pool(function).submit(_question(problem, text, length))
 
     def try_out(self, problem, rewards: bool = True) -> None:
         """Calls each user's function once, with a problem's own answer as the response.
 
         With `rewards` false only that of the accuracy. Raises ValueError where a call fails.
         """
-        for function in dict.fromkeys([*(self._rewards.values() if rewards else ()), self._judge]):
+        for function in dict.fromkeys([*(self._rewards.values() if rewards else ()), self.judge]):
             if function == OWN or function in _IN_PROCESS or function in _MODULES:
                 continue
             try:
-                self._pool(function).try_out(_question(problem, problem.answer, 1))
+                self._pool(function).submit(_question(problem, problem.answer, 1)).result()
             except Failure as failure:
                 raise InputError(
                     f"reward function {function!r}, tried on problem {problem.id} ({problem.task}) with its answer "
                     f"{problem.answer!r:.60} as the response: {failure}"
                 ) from None
 
-    def _score(self, function: str, items: Sequence, lengths: Sequence) -> tuple[np.ndarray, dict[int, str]]:
-        """(scores f32[N], {index: line about a failure}) of a function; "verifier" is another one for each task."""
-        scores, failures = np.zeros(len(items), np.float32), {}
-        indices: dict[str, list[int]] = {}
-        for index, (problem, _) in enumerate(items):
-            indices.setdefault(self._function_of(function, problem.task), []).append(index)
-        for name, chosen in indices.items():
-            if rule := _IN_PROCESS.get(name):
-                scores[chosen] = [rule(items[index][1], items[index][0].answer) for index in chosen]
-            else:
-                scores[chosen], failed = self._ask(name, [(*items[index], lengths[index]) for index in chosen])
-                failures |= {chosen[place]: reason for place, reason in failed.items()}
-        return scores, failures
-
     def vote(self, problem, response: str) -> str | None:
         """A response's vote in maj@k: the answer that the problem's rule judges, normalized; None if it finds none.
 
         What a user's function looks at is not known, so its responses vote with their whole text.
         """
-        function = self._function_of(self._judge, problem.task)
+        function = self.function_of(self.judge, problem.task)
         if function in VERIFIERS:
             return voted_answer(response, final_answer)
         if function in JUDGED:
@@ -160,7 +197,7 @@ class Scorer:
         extracted = self._extract(response) if function == _GYM else response
         return " ".join((extracted or "").split()) or None
 
-    def _function_of(self, function: str, task: str) -> str:
+    def function_of(self, function: str, task: str) -> str:
         """The name of the rule, verifier or function that scores a task's problems where `function` is set."""
         is_ours = function == OWN or function in RULES or function in _MODULES
         if task.startswith(f"{_GYM}:") and is_ours:
@@ -169,30 +206,12 @@ class Scorer:
             return function
         return task if task in VERIFIERS and self._generated else "dapo"
 
-    def _ask(self, function: str, items: Sequence) -> tuple[np.ndarray, dict[int, str]]:
-        """(scores f32[N], {index: line about a failure}) of (problem, response, its tokens), from worker processes."""
-        texts = [self._extract(response) if function == _GYM else response for _, response, _ in items]
-        asked = [index for index, text in enumerate(texts) if text is not None]
-        correct = np.zeros(len(items), np.float32)
-        questions = [_question(items[index][0], texts[index], items[index][2]) for index in asked]
-        correct[asked], failed = self._pool(function).map(questions)
-        if function == _GYM and not self._partial_credit:
-            correct = (correct == 1.0).astype(np.float32)
-        lines = {}
-        for place, reason in failed.items():
-            problem = items[asked[place]][0]
-            lines[asked[place]] = f"problem {problem.id} ({problem.task}): reward function {_name(function)}: {reason}"
-        if function not in _WORKERS and len(lines) > self._max_failures * len(items):
-            raise InputError(
-                f"reward function {function!r} failed on {len(lines)} of {len(items)} samples, more than "
-                f"max_failures={self._max_failures:g} of them; the first: {next(iter(lines.values()))}"
-            )
-        return correct, lines
-
     def _pool(self, function: str) -> Pool:
         """The workers of a function, started when they are first asked for."""
         if function not in self._pools:
-            where, name = (_WORKERS[function], function) if function in _WORKERS else _parse(function)
+            where, name = _WORKERS[function] if function in _WORKERS else _parse(function)
+            if function == _GYM and self._partial_credit:
+                name = "credit"
             try:
                 network = self._network and function not in _WORKERS
                 self._pools[function] = Pool(where, name, network=network, **self._limits)
