@@ -1,11 +1,26 @@
 """Causal attention in plain JAX, with grouped queries: B rows, T tokens, H query heads, K KV heads of dimension D."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from rpg_jax.models import rope
+
 SAVED = "attention"  # the remat policy of that name saves what the backward pass reads, except q, k and v
 MIN_BLOCK, MAX_BLOCKS = 40, 8  # the fewest tokens in a query block, and the most blocks in a sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionKind:
+    """How a layer attends. Layers of one model may differ in it; hashable, so it can be a static argument."""
+
+    scale: float | None = None  # of scores; None is head_dim ** -0.5
+    soft_cap: float | None = None  # scores are cap * tanh(scores / cap); None leaves them
+    window: int | None = None  # tokens that a query sees, itself included; None is all before it
+    rope_theta: float = 10000.0  # base of the rotary positions
+    rope_scaling: rope.Scaling = None
 
 
 def causal_attention(

@@ -23,7 +23,7 @@ class ModelConfig:
     qkv_bias: bool = False  # Qwen2.5: biases on q, k and v
     tied_embeddings: bool = True
     max_length: int = 32768  # longest sequence, in tokens, that the positions support
-    rope_scaling: rope.Linear | rope.Llama3 | rope.Yarn | None = None
+    rope_scaling: rope.Scaling = None
 
     def __post_init__(self):
         for field in ("vocab_size", "hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_dim", "max_length"):

@@ -109,19 +109,18 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 
 
 SCALINGS = {"linear": Linear, "llama3": Llama3, "yarn": Yarn}
+Scaling = Linear | Llama3 | Yarn | None
 
 
 @functools.lru_cache
-def frequencies(head_dim: int, theta: float, scaling: Linear | Llama3 | Yarn | None) -> tuple[np.ndarray, float]:
+def frequencies(head_dim: int, theta: float, scaling: Scaling) -> tuple[np.ndarray, float]:
     """(f32[head_dim / 2], radians per position of each pair of a head's entries; the factor of cos and sin)."""
     frequency = 1 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
     frequency, factor = scaling.scaled(frequency, theta) if scaling else (frequency, 1.0)
     return frequency.astype(np.float32), factor
 
 
-def turns(
-    positions: jax.Array, head_dim: int, theta: float, scaling: Linear | Llama3 | Yarn | None
-) -> tuple[jax.Array, jax.Array]:
+def turns(positions: jax.Array, head_dim: int, theta: float, scaling: Scaling) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines, f32[B, T, head_dim / 2] each, by which positions i32[B, T] turn pairs of a head's entries."""
     frequency, factor = frequencies(head_dim, theta, scaling)
     angle = positions[..., None].astype(jnp.float32) * frequency

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from rpg_jax import InputError
 from rpg_jax.models import rope
-from rpg_jax.models.attention import SAVED, causal_attention
+from rpg_jax.models.attention import SAVED, AttentionKind, causal_attention
 from rpg_jax.models.config import ModelConfig
 from rpg_jax.models.lora import LoRA
 from rpg_jax.models.quantization import dequantized, table_rows
@@ -182,9 +182,14 @@ class Model:
     def block(self) -> Block:
         return Block(self.config, self.dtype, self.constrain)
 
-    def turns(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`rope.turns` of this model for positions i32[B, T]."""
-        return rope.turns(positions, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling)
+    def attention_kind(self, layer: int) -> AttentionKind:
+        """How a layer attends."""
+        return AttentionKind(rope_theta=self.config.rope_theta, rope_scaling=self.config.rope_scaling)
+
+    def turns(self, positions: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+        """`rope.turns` of positions i32[B, T], for each kind of attention that the model's layers have."""
+        kinds = dict.fromkeys(map(self.attention_kind, range(self.config.layers)))
+        return tuple(rope.turns(positions, self.config.head_dim, kind.rope_theta, kind.rope_scaling) for kind in kinds)
 
     def embed(self, params: dict, tokens: jax.Array) -> jax.Array:
         """[B, T] token ids to [B, T, hidden] in the compute dtype."""
@@ -205,7 +210,7 @@ class Model:
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None]  # [1, T]: one table of angles for all rows
 
-        turns = self.turns(positions)
+        (turns,) = self.turns(positions)
         attention = self.attention if segment_ids is None else partial(self.attention, segment_ids=segment_ids)
 
         def layer(x, layer_params):
@@ -228,13 +233,13 @@ class Model:
 
         Args:
           params: the tree of `unstack_layers`, its matrices `Quantized` or not.
-          tokens: i32[B, T]; turns: of their positions.
+          tokens: i32[B, T]; turns: those of their positions, as the method of this name gives them.
           attend: (layer index, q, k, v) -> (out, kept); reads and writes the KV cache.
 
         Returns:
           final hidden states [B, T, hidden], and a list of what `attend` kept in each layer.
         """
-        x, kept = self.embed(params, tokens), []
+        x, kept, (turns,) = self.embed(params, tokens), [], turns
         for index, layer_params in enumerate(params["layers"]):
             layer_params = dequantized(layer_params, self.dtype)
             x, keep = self.block.apply({"params": layer_params}, x, turns, partial(attend, index))

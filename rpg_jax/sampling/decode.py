@@ -124,7 +124,7 @@ class Inputs:
     model_temperature: jax.Array  # f32[]
     until: jax.Array  # i32[], prompts over all shards whose requests are to be complete; the rollout ends with them
     must: jax.Array  # bool[P], prompts that have to be among them
-    turns: tuple[jax.Array, ...] = ()  # `rope.turns` of all positions, which `prepared` adds
+    turns: Any = ()  # `Model.turns` of all positions, which `prepared` adds
 
 
 def start(
@@ -167,7 +167,7 @@ def start(
 def prepared(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Inputs:
     """The inputs with what every step needs alike, to be called outside of loops."""
     positions = jnp.arange(state.table.shape[1] * sampler.page_size)
-    turns = tuple(x[0] for x in sampler.model.turns(positions[None]))  # [positions, head_dim / 2] each
+    turns = jax.tree.map(lambda x: x[0], sampler.model.turns(positions[None]))  # [positions, head_dim / 2] each
     return dataclasses.replace(inputs, turns=turns)
 
 
@@ -200,7 +200,7 @@ def extend(
         pool = sampler.kernel.write(pools[layer], k, v, page, offset)
         return sampler.kernel.attend(q, pool, table, start, page_size), pool
 
-    turns = tuple(jnp.take(x, position, axis=0, mode="clip") for x in inputs.turns)  # [R, C, head_dim / 2] each
+    turns = jax.tree.map(lambda x: jnp.take(x, position, axis=0, mode="clip"), inputs.turns)  # [R, C, head_dim / 2]
     return sampler.model.cached(inputs.params, tokens, turns, write_and_attend)
 
 
