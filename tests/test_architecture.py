@@ -29,7 +29,7 @@ FLOORS = {
     "sampling": MATHEMATICS | {"models", "parallel"},
     "training": STEP,
     "storage": STEP | {"training"},
-    "run": STEP | {"training", "storage", "exact", "lacking"},  # a function of rpg_jax/__init__.py
+    "run": STEP | {"training", "storage", "exact", "lacking", "configs"},  # lacking is of __init__.py
     "lab": STEP | {"training", "storage", "exact", "run"},
 }
 # Commands may import every floor, in functions: flags are parsed before anything slow is imported.
@@ -275,6 +275,7 @@ def test_reward_workers_do_not_load_jax():
         ("types.py", "from rpg_jax import objectives"),
         ("run/a.py", "from rpg_jax.lab.planning import chips"),
         ("run/a.py", "from rpg_jax import evaluate"),
+        ("training/a.py", "from configs import base"),
         ("lab/tradeoff/a.py", "from rpg_jax import verify"),
         ("lab/reporting/a.py", "from configs import paper"),
         ("evaluate.py", "from rpg_jax import train"),

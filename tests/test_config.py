@@ -5,7 +5,6 @@ import importlib.util
 import inspect
 import io
 import math
-import numbers
 import os
 import pathlib
 import re
@@ -18,12 +17,11 @@ from functools import partial
 
 import pytest
 from fuzzing import call
-from ml_collections import ConfigDict
 
 from configs import base
 from rpg_jax.objectives import RECIPES, clips
 from rpg_jax.rewards import Scorer
-from rpg_jax.run import bounds, build, cli, states, train
+from rpg_jax.run import build, cli, states, train
 from rpg_jax.storage import workdir
 from rpg_jax.storage.settings import flatten
 
@@ -109,7 +107,7 @@ def without_unit(source: str) -> list[str]:
         keyword.arg
         for keyword in keywords
         if not re.match(r"# \[[^\]]+\]", comments.get(keyword.end_lineno, ""))
-        and not (isinstance(keyword.value, ast.Call) and keyword.value.keywords)
+        and not ast.unparse(keyword.value).startswith("dict(")
         and ast.unparse(keyword.value) != keyword.arg
     ]
 
@@ -313,28 +311,12 @@ def test_the_quickstart_takes_every_objective_by_flags(name):
     assert build.build_objective(config).name == name
 
 
-def unset(config, prefix=""):
-    """The keys that have no value until an experiment sets one."""
-    for key in config:
-        if isinstance(config.get_ref(key).get(), ConfigDict):
-            yield from unset(config[key], f"{prefix}{key}.")
-        elif config[key] is None:
-            yield f"{prefix}{key}"
-
-
-def test_every_key_has_bounds_but_those_that_the_registry_and_the_tasks_check():
-    config = quickstart()
-    config.data = base.prepared_sets(train="data/mine")
-    both = {*flatten(quickstart().to_dict()), *flatten(config.to_dict())}
-    keys = {key for key in both if not key.startswith("data.tasks.")} | {
-        "data.tasks",
-        "data.template_options",
-        "reward.weights",
-    }
-    numbers_of_the_objective = {"alpha", "beta", "control", "z_old", "sampler_correction", *clips.BOUNDS}
-    assert keys - {f"objective.{name}" for name in numbers_of_the_objective} == bounds.BOUNDS.keys()
-    optional = set(unset(base.get_config(base.prepared_sets(train="data/mine"), **REQUIRED)))
-    assert optional & bounds.BOUNDS.keys() == bounds.MAY_BE_UNSET - {"data.train"}  # evaluation unsets it
+def defined(keys=base.KEYS, prefix=""):
+    """{"section.key": `base.Key`} of the quickstart's config."""
+    found = {}
+    for name, key in (keys | {"data": base.GENERATED} if keys is base.KEYS else keys).items():
+        found |= defined(key, f"{prefix}{name}.") if isinstance(key, dict) else {f"{prefix}{name}": key}
+    return found
 
 
 REQUIRED = {  # keys without a default
@@ -352,12 +334,20 @@ REQUIRED = {  # keys without a default
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -2, "1", None, [], 1e40])
 def test_numbers_outside_of_their_bounds_are_refused(value):
-    for key, bound in bounds.BOUNDS.items():
-        if bound.kind not in (numbers.Real, numbers.Integral) or (value is None and key in bounds.MAY_BE_UNSET):
+    for name, key in defined().items():
+        if key.bound.kinds[-1] not in (int, float) or not key.bound.must_be or (value is None and key.default is None):
             continue
         shown = "unset" if value is None else rf"{re.escape(repr(value))}(\.0)?"
-        with pytest.raises(ValueError, match=rf"^{key} is {shown}; it must be "):
-            build.build_settings(changed(key, value))
+        with pytest.raises(ValueError, match=rf"^{name} is {shown}; it must be "):
+            build.build_settings(changed(name, value))
+
+
+def test_every_default_is_within_its_bounds_and_only_the_registrys_numbers_have_none():
+    keys = defined() | {f"data.{name}": key for name, key in base.PREPARED.items()}
+    given = {name: key for name, key in keys.items() if key.default not in (None, base.Required, {})}
+    assert not [name for name, key in given.items() if key.bound.refuses(key.default)]
+    unbound = {name.removeprefix("objective.") for name, key in keys.items() if not key.bound.must_be}
+    assert unbound == {"alpha", "beta", "control", "z_old", "sampler_correction", *clips.BOUNDS}
 
 
 @pytest.mark.parametrize(
@@ -388,12 +378,16 @@ def changed(key, value):
 
 
 @pytest.mark.parametrize(
-    "name", ["optimizer.beta1=0.0", "optimizer.beta2=1.0", "learner.logprob_chunk=0", "steps=2**31"]
+    "name",
+    """
+    optimizer.beta1=0.0 optimizer.beta2=1.0 learner.logprob_chunk=0 steps=2**31 reference.decay=0.0 seed=2**32
+    reward.workers=1025 reward.memory_mb=63 reward.max_failures=1.5 rollout.oversample=0.5 rollout.temperature=0.0
+    """.split(),
 )
 def test_bounds_exclude_what_their_keys_cannot_be(name):
     config = quickstart()
     key, value = name.split("=")
-    config.update_from_flattened_dict({key: ast.literal_eval(value) if "*" not in value else 2**31})
+    config.update_from_flattened_dict({key: eval(value)})
     with pytest.raises(ValueError, match=rf"^{key} is "):
         build.build_settings(config)
 

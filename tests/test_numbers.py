@@ -10,13 +10,13 @@ import pytest
 
 from configs import quickstart
 from rpg_jax.objectives import RECIPES, make
-from rpg_jax.run import bounds, build
+from rpg_jax.run import build
 from rpg_jax.sampling import draw as drawing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.types import Reference, TrainState
 
-LAST = bounds.LARGEST - 1  # the count of updates before the last that a run may take
+LAST = build.MOST_UPDATES - 1  # the count of updates before the last that a run may take
 SHAPE = (4, 5)
 SETTINGS = {"cispo": dict(clip_high=3.0)}  # without a default
 
@@ -90,20 +90,20 @@ def test_logits_that_are_not_numbers_draw_a_token_whose_log_prob_says_so():
 
 def test_more_updates_than_a_counter_holds_are_refused():
     config = quickstart.get_config()
-    config.steps = bounds.LARGEST
+    config.steps = build.MOST_UPDATES
     with pytest.raises(ValueError, match=r"^steps=2147483647 of 4 optimizer updates .* lower steps"):
         build.build_settings(config)
 
 
 @pytest.mark.parametrize(("name", "decay"), [("adamw", "cosine"), ("adamw", None), ("schedule_free_adamw", None)])
 def test_the_last_update_that_a_counter_holds(name, decay):
-    optimizer = make_optimizer(name, learning_rate=0.1, warmup_steps=10, decay=decay, total_steps=bounds.LARGEST)
+    optimizer = make_optimizer(name, learning_rate=0.1, warmup_steps=10, decay=decay, total_steps=build.MOST_UPDATES)
     params = {"kernel": np.ones(3, np.float32)}
     state = jax.jit(optimizer.transformation.init)(params)
     late = jax.tree.map(lambda leaf: np.full_like(leaf, LAST) if leaf.dtype == jnp.int32 else leaf, state)
     steps, after = jax.jit(optimizer.transformation.update)(params, late, params)
     assert np.isfinite(steps["kernel"]).all() and (steps["kernel"] <= 0).all()
-    assert {int(leaf) for leaf in jax.tree.leaves(after) if leaf.dtype == jnp.int32} == {bounds.LARGEST}
+    assert {int(leaf) for leaf in jax.tree.leaves(after) if leaf.dtype == jnp.int32} == {build.MOST_UPDATES}
 
 
 def test_the_reference_and_the_noise_of_late_steps():

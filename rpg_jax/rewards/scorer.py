@@ -1,7 +1,6 @@
 """Scoring responses: rules run in this process, functions that may hang or die in worker processes."""
 
 import dataclasses
-import math
 import pathlib
 import re
 from collections.abc import Sequence
@@ -110,12 +109,6 @@ class Scorer:
         Raises:
           ValueError: when a function cannot be loaded, or for a setting out of range.
         """
-        if workers < 1:
-            raise InputError(f"reward workers={workers} must be at least 1")
-        if not 0 < timeout_seconds < math.inf or memory_mb < 64:
-            raise InputError(f"reward {timeout_seconds=} must be positive and {memory_mb=} at least 64")
-        if not 0 <= max_failures <= 1:
-            raise InputError(f"reward {max_failures=} is a share of the samples and must be in 0..1")
         if extraction not in EXTRACTIONS:
             raise InputError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
         self._rewards = named_rewards(function, functions)

@@ -16,7 +16,6 @@ from rpg_jax.models import LoRA, Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import has_rule
-from rpg_jax.run import bounds
 from rpg_jax.sampling import check_cache
 from rpg_jax.training import carry_over
 from rpg_jax.training.delay import make_recall, make_remember
@@ -30,6 +29,12 @@ from rpg_jax.training.rollout import RolloutSettings, make_collect
 from rpg_jax.training.update import make_update
 from rpg_jax.types import TrainState
 
+try:
+    from configs import base
+except ImportError:  # the package alone, without the repository, reads the configs of finished runs
+    base = None
+
+MOST_UPDATES = 2**31 - 1  # counters on the device are int32
 DTYPES = ("bfloat16", "float16", "float32")  # of activations
 
 
@@ -53,9 +58,15 @@ class Run:
     loop: LoopSettings
 
 
+def check_values(config: ConfigDict) -> None:
+    """Raises ValueError for a value that its key may not hold; what depends on several keys is checked below."""
+    if base is not None:
+        base.check(config)
+
+
 def build_settings(config: ConfigDict) -> dict:
     """The fields of a `Run` that need neither devices nor data. Raises ValueError for settings that make no sense."""
-    bounds.check(config)
+    check_values(config)
     if config.log.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise InputError(
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
@@ -74,10 +85,10 @@ def build_settings(config: ConfigDict) -> dict:
     check_behavior(config.behavior.source, objective)
     carry_over.check(rollout, config.behavior.source, loop.updates, loop.delay)
     total_steps = config.steps * loop.updates
-    if total_steps > bounds.LARGEST:
+    if total_steps > MOST_UPDATES:
         raise InputError(
             f"steps={config.steps} of {loop.updates} optimizer updates are more updates than a counter holds "
-            f"({bounds.LARGEST}); lower steps"
+            f"({MOST_UPDATES}); lower steps"
         )
     optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=total_steps)
     reference = ReferenceSchedule(**set_keys(config.reference))

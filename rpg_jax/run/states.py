@@ -61,7 +61,8 @@ def read_run(
     """
     config = for_inference(workdir.read_config(folder))
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
-        config.data.update(train=None, heldout=heldout or config.data.heldout)
+        config.data.update(heldout=heldout or config.data.heldout)
+        del config.data["train"]
     section, evaluation = config.reward, config.evaluation.get("function")
     judge = reward or judge_of(named_rewards(section.function, section.get("functions")), evaluation)
     section.function, section.functions = "dapo" if heldout and judge == OWN else judge, None

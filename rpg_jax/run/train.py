@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from rpg_jax import InputError
 from rpg_jax.data import ProblemStream
 from rpg_jax.parallel import multihost
-from rpg_jax.run import bounds, build, cli, job, profile, states, warm_start
+from rpg_jax.run import build, cli, job, profile, states, warm_start
 from rpg_jax.run.summary import write_summary
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import Checkpoints
@@ -30,7 +30,7 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
     """
     if options.config is None or options.workdir is None:
         raise InputError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
-    bounds.check(options.config)  # first: a config cannot be locked, or compared, while a key lacks its value
+    build.check_values(options.config)  # first: a config cannot be locked, or compared, while a key lacks its value
     config = options.config.lock()
     joined = job.joined(options.multihost, options.coordinator_timeout, options.watchdog_seconds)
     with joined as should_stop, contextlib.ExitStack() as locks:

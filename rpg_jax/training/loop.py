@@ -49,13 +49,6 @@ class LoopSettings:
     delay: int = 0  # optimizer updates, how old the policy is that responses are drawn from
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if field.name == "seed" and not 0 <= self.seed < 2**32:  # noise has keys of 32 bits
-                raise InputError(f"seed is {self.seed}; it must be in 0..2**32 - 1")
-            if field.name not in ("seed", "packed_columns", "delay") and getattr(self, field.name) < 1:
-                raise InputError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1")
-        if self.delay < 0:
-            raise InputError(f"rollout.delay is {self.delay}; it must be at least 0, the current policy")
         rows = self.minibatch_prompts * self.samples
         if self.prompts % self.minibatch_prompts:
             raise InputError(

@@ -37,10 +37,6 @@ class ReferenceSchedule:
             if (value is not None) != (self.mode == mode):
                 needs = "must be given" if value is None else "cannot matter and must be left unset"
                 raise InputError(f"reference.{name} {needs} with reference.mode={self.mode}")
-            if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"reference.{name} is {value}; it must be above 0 and finite")
-        if self.decay is not None and not self.decay < 1:
-            raise InputError(f"reference.decay is {self.decay}; it must be below 1, or the reference never moves")
 
     def is_due(self, state: TrainState) -> bool:
         """Whether the coming rollout gets a new reference; reads scalars from the device."""
