@@ -1,7 +1,6 @@
 """reasoning-gym: how its problems are named, that no question is in both splits, and how its families score answers."""
 
 import hashlib
-import importlib
 import json
 import random
 import types
@@ -13,22 +12,22 @@ import test_prepare
 from test_datasets import Words
 from test_prepare import written
 
-from rpg_jax.data import datasets, gym_problems, gym_worker
+from rpg_jax import gym
+from rpg_jax.data import datasets
 from rpg_jax.data.folding import fold
-from rpg_jax.data.gym_problems import Part, open_gym, parse
-from rpg_jax.data.sources import listed
+from rpg_jax.data.sources import listed, open_gym
 from rpg_jax.data.templates import TEMPLATES
+from rpg_jax.gym import Part, parse
 from rpg_jax.rewards import Scorer
 from rpg_jax.rewards.answer import EXTRACTIONS
 
 pytest.importorskip("reasoning_gym")
-gym_rule = importlib.import_module("rpg_jax.rewards.gym_rule")
 call = test_prepare.call
 SUMS = "chain_sum(min_terms=2, max_terms=2, max_digits=1"
 
 
 # Draws in this process, where `open_gym` starts another.
-here = mock.patch.object(gym_problems, "_replies", lambda request, title: gym_worker.problems(**request))
+here = mock.patch.object(gym, "_replies", lambda request, title: gym.problems(**request))
 
 
 @here
@@ -129,10 +128,10 @@ def test_families_that_use_the_global_random_numbers_draw_the_same_problems_agai
 def test_scoring_is_seeded_too(monkeypatch):
     entry = {"question": "?"}
     dataset = types.SimpleNamespace(score_answer=lambda response, entry: random.random() + np.random.random())
-    monkeypatch.setattr(gym_rule, "_item", lambda *_: (dataset, entry))
+    monkeypatch.setattr(gym, "_item", lambda *_: (dataset, entry))
     record = dict(family="f", parameters={}, seed=3, index=1)
     record["digest"] = hashlib.blake2b(b"f\n?", digest_size=8).hexdigest()
-    scores = {gym_rule.credit("", "", json.dumps(record | {"index": index}), "gym:f") for index in (1, 1, 2)}
+    scores = {gym.credit("", "", json.dumps(record | {"index": index}), "gym:f") for index in (1, 1, 2)}
     assert len(scores) == 2
 
 
@@ -255,6 +254,7 @@ def test_an_item_that_a_family_cannot_draw_is_named():
         def __getitem__(self, index):
             raise IndexError("no such board")
 
-    with mock.patch.object(gym_worker, "_dataset", lambda *_: Broken()):
+    gym._item.cache_clear()
+    with mock.patch.object(gym, "_dataset", lambda *_: Broken()):
         with pytest.raises(ValueError, match="gcd fails to draw item 0 of seed 0: no such board"):
             draw("gym:gcd(size=1)")

@@ -12,11 +12,11 @@ import numpy as np
 from rpg_jax import InputError
 from rpg_jax.data import problems
 from rpg_jax.data.folding import fold, refuse_unjudged
-from rpg_jax.data.gym_problems import PREFIX, open_gym
 from rpg_jax.data.problems import Problem
-from rpg_jax.data.sources import listed, open_source
+from rpg_jax.data.sources import listed, open_gym, open_source
 from rpg_jax.data.templates import TEMPLATES
 from rpg_jax.data.tokenizer import Tokenizer
+from rpg_jax.gym import PREFIX
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from rpg_jax import InputError
-from rpg_jax.data.gym_problems import PREFIX
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import Source, lacking, pick
 from rpg_jax.data.templates import paper
+from rpg_jax.gym import PREFIX
 
 _SHOWN = 40  # characters of an answer in an error
 _LONGEST = 300  # characters of an answer that the rules can find: they read the last 300 of a response

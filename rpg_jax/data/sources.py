@@ -6,6 +6,7 @@ Dotted paths name columns: `reward_model.ground_truth` is a key of a struct, `fi
 import codecs
 import dataclasses
 import difflib
+import itertools
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rpg_jax import InputError
+from rpg_jax import InputError, gym
 
 # Field -> columns that may hold it, of which the first that exists is read: the paper's format, then common ones.
 FIELDS = {
@@ -69,6 +70,28 @@ def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS, data_di
     if not path.is_file():
         raise InputError(f"{title}: there is no such file")
     return openers[path.suffix.lower()](path, title, fields)
+
+
+def open_gym(titles: list[str], split: str) -> list[Source]:
+    """One source for each family of reasoning-gym that is named, in order; to be read one after another.
+
+    Raises ValueError for a title that is not of the form that `gym.parse` reads; reading the sources raises as
+    `gym.drawn` does.
+    """
+    parts = [(title, part) for title in titles for part in gym.parse(title)]
+    replies = gym.drawn([part for _, part in parts], split, ", ".join(titles))
+    columns = {"problem": ("question",), "answer": ("answer",), "solution": ()}
+    return [
+        Source(
+            title,
+            f"{gym.PREFIX}{part.family}",
+            "item",
+            part.size,
+            columns,
+            enumerate(itertools.islice(replies, part.size)),
+        )
+        for title, part in parts
+    ]
 
 
 def pick(record: dict, paths: Sequence[str]) -> tuple[str | None, Any]:

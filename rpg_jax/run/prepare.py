@@ -8,9 +8,9 @@ import numpy as np
 from rpg_jax import InputError, data
 from rpg_jax.data import datasets, problems
 from rpg_jax.data.folding import Folded, fold, refuse_unjudged
-from rpg_jax.data.gym_problems import PREFIX, families, open_gym
-from rpg_jax.data.sources import FIELDS, listed, open_source
+from rpg_jax.data.sources import FIELDS, listed, open_gym, open_source
 from rpg_jax.data.templates import TEMPLATES
+from rpg_jax.gym import PREFIX, families
 from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage.logs import Progress
 
