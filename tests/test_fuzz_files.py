@@ -160,7 +160,7 @@ PARTS = [
     "{{ messages }}", "{{ x.y.z }}", "{% for m in messages %}", "{% endfor %}", "{% if x %}", "{% else %}",
     "{% endif %}", "{% set x = ", " %}", "{{ ", " }}", "messages[0]", ".content", "['role']", " | ", "tojson",
     "length", "join", " ~ ", "{% macro f() %}", "{% endmacro %}", "f()", "self", "__class__", "namespace(a=1)",
-    "range(10**9)", "'x' * 10**10", "10 ** 10 ** 9", "{% generation %}", "{% endgeneration %}",
+    "range(10**9)", "{% generation %}", "{% endgeneration %}",
     "raise_exception('x')", "strftime_now('%Y')", "dict()", "{% include 'x' %}", "loop.index", "{% break %}", "\0",
     "é\ud83d\ude00", "{#", "#}", "lipsum(9999)", "cycler('a')",
 ]  # fmt: skip
