@@ -14,9 +14,9 @@ Params: TypeAlias = Any  # a tree of parameters as `Model.init` makes it; "layer
 Class = TypeVar("Class")
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def pytree(cls: type[Class]) -> type[Class]:
-    """A frozen dataclass that JAX sees as a pytree with one child per field."""
+    """A frozen dataclass that JAX sees as a pytree with one child per field that is not static."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
@@ -68,42 +68,32 @@ class TrainBatch:
 
 
 @pytree
-class Reference:
-    """State of the reference policy; `params` is None when the reference is the behaviour policy itself."""
-
-    params: Params | None  # same tree as TrainState.params
-    refreshed_at: jax.Array  # i32[], optimizer step of the last refresh
-    kl_average: jax.Array  # f32[], moving average of the token mean of w * k3(ref / policy)
-
-
-@pytree
-class Base:
-    """The frozen weights of a model whose adapters are trained. Checkpoints hold the checksums only."""
-
-    params: Params | None  # the training tree of the model, in its dtype
-    checksums: jax.Array  # u32[leaves], in the tree's order
-
-
-@pytree
 class Policy:
-    """The policy as it was after some updates, in the sampler's dtype."""
+    """A model and its parameters after some optimizer updates: what draws tokens, or what they are scored by."""
 
-    version: jax.Array  # i32[], optimizer updates that had been taken
-    params: Params
+    model: Any = dataclasses.field(metadata=dict(static=True))  # a `models.Model`, no part of the pytree's arrays
+    params: Params  # laid out as for training; with `model.lora` the adapters alone, beside the frozen policy "base"
+    version: jax.Array  # i32[], the updates
 
 
 @pytree
 class TrainState:
-    """Everything that an RL step reads and writes, arrays only."""
+    """Everything that an update reads and writes, arrays only."""
 
     step: jax.Array  # i32[], optimizer steps taken
     params: Params  # float32, what is trained; under schedule-free the point y where gradients are taken
     opt_state: Any  # optax's
-    reference: Reference
     skipped: jax.Array  # i32[2], updates skipped as non-finite: in total, and consecutively until now
-    # With rollout.delay, the policies that coming rollouts are drawn from, in that order, in the hosts' memory. Only
-    # checkpoints hold them here: the loop takes them out, so that no jitted function of a step sees them.
-    past: tuple[Policy, ...] = ()
-    # With rollout.carry_over, what the next step goes on with. The loop takes it out, too.
-    pending: Pending | None = None
-    base: Base | None = None  # None where all weights are trained
+    kl_average: jax.Array  # f32[], since the reference is what it is, of the token mean of w * k3(ref / policy)
+
+
+@pytree
+class Checkpoint:
+    """Everything that a run goes on from. `frozen` is read from its folders again, and the rest is saved."""
+
+    state: TrainState
+    reference: Policy | None = None  # None where it is the behavior policy itself
+    past: tuple[Policy, ...] = ()  # rollout.delay: what coming rollouts are drawn from, in that order, on the hosts
+    pending: Pending | None = None  # rollout.carry_over: what the next step goes on with
+    frozen: dict[str, Policy] = dataclasses.field(default_factory=dict)  # "base": the weights that have adapters
+    checksums: dict[str, jax.Array] = dataclasses.field(default_factory=dict)  # u32[leaves] of each frozen policy

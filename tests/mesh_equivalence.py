@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+from stepping import make_experienced
 
 from rpg_jax import objectives, parallel
 from rpg_jax.data import Problem, ProblemStream
@@ -16,12 +17,13 @@ from rpg_jax.models.lora import TARGETS
 from rpg_jax.rewards import Scores
 from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training.carry_over import make_collect, nothing_pending
-from rpg_jax.training.delay import make_recall, make_remember
-from rpg_jax.training.experience import make_experience, make_sampling_params, take_rows
+from rpg_jax.training.experience import take_rows
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.packing import Plan
+from rpg_jax.training.policies import make_policies
 from rpg_jax.training.rollout import RolloutSettings
 from rpg_jax.training.update import init_params, init_state, make_update
-from rpg_jax.types import Base, Prompts, TrainBatch
+from rpg_jax.types import Policy, Prompts, TrainBatch
 
 CONFIG = ModelConfig(264, 32, 64, 2, 8, 4, 8, qk_norm=True, max_length=64)
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 2, 4), (2, 2, 2))
@@ -54,9 +56,10 @@ def rl_step(mesh, initial) -> dict:
     prompts, limits = parallel.to_global(
         mesh, parallel.ROWS, (Prompts(tokens, mask, np.arange(PROMPTS, dtype=np.int32)), np.arange(PROMPTS) + 3)
     )
+    policies = make_policies(model, optimizer, mesh, state)
     # 32 requests of different lengths: at least two slots a shard, and every shard refills them.
     rollout = generate(
-        model, make_sampling_params(model, optimizer, mesh, state)(state), prompts, key=KEY, step=0, samples=SAMPLES,
+        model, policies.sampling_params(policies.current(state), {}), prompts, key=KEY, step=0, samples=SAMPLES,
         max_new=NEW, limits=limits, sampling=Sampling.make(stop_ids=range(8)), slots=8, segment=4,
     )  # fmt: skip
     found = dict(tokens=parallel.local_rows(rollout.tokens), mask=parallel.local_rows(rollout.response_mask))
@@ -64,22 +67,23 @@ def rl_step(mesh, initial) -> dict:
     objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="rpg", beta=0.01)
     scoring = dict(rows=8, temperature=1.0, logprob_chunk=5)
     reward = np.cos(np.arange(PROMPTS * SAMPLES, dtype=np.float32)).reshape(PROMPTS, SAMPLES)
-    batch, _ = make_experience(model, objective, optimizer, mesh, **scoring)(state, rollout, reward)
+    batch, _ = make_experienced(model, objective, optimizer, mesh, state, **scoring)(state, rollout, reward)
     found["logp"] = parallel.local_rows(batch.behavior_logp)
-    policy = make_remember(model, optimizer, mesh, state)(state)
+    policy = policies.past(policies.current(state))
     found["remembered"] = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(policy))
-    found["recalled"] = jax.device_get(make_recall(mesh, state.params)(policy))
+    found["recalled"] = jax.device_get(policies.sampling_params(policy, {}))
     update = make_update(model, objective, optimizer, mesh, state, clip_norm=1e9, **scoring)
     batch = take_rows(batch, np.arange(PROMPTS * SAMPLES)[::-1])
-    compiled = update.lower(state, batch, jnp.int32(4)).compile()
+    compiled = update.lower(state, batch, Plan(jnp.int32(4), None), {}).compile()
     gathered = [math.prod(shape) for kind, shape in collectives(compiled.as_text())[0] if kind == "all-gather"]
     found["gathered"] = sorted(gathered)[::-1][:2]
     bytes_of_state = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     found["donated"] = compiled.memory_analysis().alias_size_in_bytes / bytes_of_state
-    state, metrics = compiled(state, batch, jnp.int32(4))
+    state, metrics = compiled(state, batch, Plan(jnp.int32(4), None), {})
     found |= {"loss": np.asarray(metrics["loss"].value()), "gradient": jax.device_get(state.opt_state[0].mu)}
     found["params"] = jax.device_get(state.params)
-    state, metrics = compiled(state, batch, jnp.int32(2))  # what was compiled serves any number of microbatches
+    # What was compiled serves any number of microbatches.
+    state, metrics = compiled(state, batch, Plan(jnp.int32(2), None), {})
     found["loss_of_half"] = np.asarray(metrics["loss"].value())
     return found
 
@@ -126,11 +130,10 @@ def adapted(mesh, initial) -> dict:
     """Adapters of the same weights after an update on a mesh, and the weights to sample with."""
     lora = LoRA(4, 8.0, TARGETS)
     model, optimizer = on(mesh, lora=lora), make_optimizer("adamw", learning_rate=1e-2, epsilon=1e-3)
-    checksums = parallel.to_global(mesh, parallel.REPLICATED, np.zeros(1, np.uint32))
-    base = Base(jax.device_put(initial, parallel.shardings(mesh, initial)), checksums)
+    base = Policy(on(mesh), jax.device_put(initial, parallel.shardings(mesh, initial)), jnp.int32(0))
     adapters = lora.init(initial, KEY)
     adapters = jax.device_put(adapters, parallel.shardings(mesh, adapters))
-    state = dataclasses.replace(init_state(optimizer, mesh, adapters), base=base)
+    state, frozen = init_state(optimizer, mesh, adapters), {"base": base}
     rng, ones = np.random.default_rng(1), np.ones((16, 12), np.float32)
     tokens, advantage = rng.integers(0, CONFIG.vocab_size, ones.shape), rng.normal(size=(16, 1)).astype(np.float32)
     batch = TrainBatch(tokens.astype(np.int32), ones > 0, -ones, -ones, advantage, ones)
@@ -139,8 +142,9 @@ def adapted(mesh, initial) -> dict:
         logprob_chunk=5,
     )  # fmt: skip
     for _ in range(2):  # the first update changes B only, because B is zero
-        state, _ = update(state, parallel.to_global(mesh, parallel.ROWS, batch), jnp.int32(2))
-    return jax.device_get((state.params, make_sampling_params(model, optimizer, mesh, state)(state)))
+        state, _ = update(state, parallel.to_global(mesh, parallel.ROWS, batch), Plan(jnp.int32(2), None), frozen)
+    policies = make_policies(model, optimizer, mesh, state)
+    return jax.device_get((state.params, policies.sampling_params(policies.current(state), frozen)))
 
 
 def distance(one, other) -> float:

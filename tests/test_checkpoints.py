@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import pathlib
 import resource
@@ -23,7 +24,7 @@ from rpg_jax.parallel import make_mesh
 from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum
 from rpg_jax.storage.orbax_io import wait_when_closed
 from rpg_jax.training.phases import CompilationCounter
-from rpg_jax.types import Reference, TrainState
+from rpg_jax.types import TrainState
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8", "bool")
 
@@ -34,9 +35,7 @@ def make_state(seed):
     odd = jnp.array([0x80000000, 0x7FC00001, 0xFFC12345, 0x7F800000, 1], jnp.uint32)  # -0, two NaNs, inf, a subnormal
     params = {"layer": {"kernel": normal, "bias": normal[0].astype(jnp.bfloat16)}, "odd": odd.view(jnp.float32)}
     opt_state = (jnp.int32(seed), {"flags": normal[0] > 0}, jax.random.key(seed))
-    return TrainState(
-        jnp.int32(seed), params, opt_state, Reference(None, jnp.int32(0), jnp.float32(0.5)), jnp.arange(2)
-    )
+    return TrainState(jnp.int32(seed), params, opt_state, jnp.arange(2), jnp.float32(0.5))
 
 
 LIKE = jax.eval_shape(lambda: make_state(0))
@@ -345,7 +344,7 @@ def test_when_all_are_damaged_nothing_is_lost_and_it_says_so(folder):
 )
 def test_another_structure_is_the_users_mistake(saved, change, message):
     state = make_state(2)
-    like = TrainState(state.step, change(state.params), state.opt_state, state.reference, state.skipped)
+    like = dataclasses.replace(state, params=change(state.params))
     with Checkpoints(saved) as checkpoints, pytest.raises(ValueError, match=message) as caught:
         checkpoints.restore(like)
     assert not isinstance(caught.value, DamagedCheckpoint)

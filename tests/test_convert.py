@@ -35,10 +35,11 @@ def make_run(path):
     config.data.directory = path + "-data"
     workdir.open_workdir(path, config, False)
     run = build.build_run(config, log=lambda _: None)
-    state = states.build_state(run, init_params(run.model, run.mesh, 0))
+    fresh = states.build_state(run, init_params(run.model, run.mesh, 0))
+    state = fresh.state
     state.opt_state.z["embed"]["embedding"] = state.opt_state.z["embed"]["embedding"] + 0.5
     with Checkpoints(path + "/checkpoints") as checkpoints:
-        checkpoints.save(7, state, {}, wait=True)
+        checkpoints.save(7, fresh, {}, wait=True)
     np.savez(path + "/points.npz", y=state.params["embed"]["embedding"], z=state.opt_state.z["embed"]["embedding"])
     run.scorer.close()
 

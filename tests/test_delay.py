@@ -1,19 +1,19 @@
 """Whose log-probs the behavior policy's are, which earlier policy a rollout is drawn from, and how old it was."""
 
 import dataclasses
-from collections import deque
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stepping import make_experienced
 from test_rollout import loop_settings
 from test_update import LENGTH, MODEL, ROWS, make_batch
 
 from rpg_jax import objectives, parallel
-from rpg_jax.training.delay import make_recall, make_remember
-from rpg_jax.training.experience import make_experience, make_sampling_params
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import init_params, init_state, policy_age
 from rpg_jax.types import Rollout
 
@@ -28,13 +28,13 @@ def test_every_rollout_is_drawn_from_the_policy_of_so_many_updates_ago(prompts, 
     settings = loop_settings(
         prompts=prompts, minibatch_prompts=minibatch_prompts, epochs=epochs, microbatch_rows=4, delay=delay
     )
-    past, taken = deque([0] * settings.policies_kept, maxlen=settings.policies_kept), 0
+    past, taken = (0,) * settings.policies_kept, 0
     for step in range(40):
         assert (past[0] if past else taken) == max(0, taken - delay)
         for number, _ in enumerate(settings.minibatches(step), 1):
             taken += 1
             if settings.is_kept(number):
-                past.append(taken)
+                past = *past[1:], taken
     assert taken == 40 * settings.updates
 
 
@@ -53,26 +53,25 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def states(mesh):
-    """Two states of other parameters, without and with a reference of its own."""
+    """Two states of other parameters, and those of a reference."""
     optimizer = make_optimizer("adamw", learning_rate=1e-2)
     first, second = (init_state(optimizer, mesh, init_params(MODEL, mesh, seed)) for seed in (0, 1))
     scale = jax.jit(lambda params: jax.tree.map(lambda x: 1.5 * x, params))
-    reference = dataclasses.replace(second.reference, params=scale(first.params))
-    return optimizer, first, dataclasses.replace(second, reference=reference, step=second.step + 5)
+    return optimizer, first, dataclasses.replace(second, step=second.step + 5), scale(first.params)
 
 
 def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):
     """No forward pass of the behavior policy is made: what would need one is not logged, and a reference is scored."""
-    optimizer, first, second = states
-    make = lambda source: make_experience(MODEL, OBJECTIVE, optimizer, mesh, source=source, **SETTINGS)  # noqa: E731
+    optimizer, first, second, reference = states
+    make = partial(make_experienced, MODEL, OBJECTIVE, optimizer, mesh, first, **SETTINGS)
     reward = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS // 4, 4)).astype(np.float32))
-    sampler, trainer = make("sampler"), make("trainer")
+    sampler, trainer = make(source="sampler"), make(source="trainer")
     batch, metrics = sampler(first, recorded(), reward)
     np.testing.assert_array_equal(batch.behavior_logp, recorded().sampler_logp)
     np.testing.assert_array_equal(batch.reference_logp, recorded().sampler_logp)
     assert (batch.weight == 1).all() and metrics.keys() == {"response_length", "finished"}
-    assert "dot_general" not in str(jax.make_jaxpr(sampler)(first, recorded(), reward))
-    (theirs, _), (ours, more) = sampler(second, recorded(), reward), trainer(second, recorded(), reward)
+    theirs, _ = sampler(second, recorded(), reward, reference=reference)
+    ours, more = trainer(second, recorded(), reward, reference=reference)
     np.testing.assert_array_equal(theirs.reference_logp, ours.reference_logp)
     assert np.abs(theirs.behavior_logp - ours.behavior_logp).max() > 0.1
     assert more.keys() == {*metrics, "entropy", "sampler_logp_gap", "sampler_logp_gap_max"}
@@ -83,28 +82,29 @@ def test_an_advantage_of_ones_own_sees_lengths_and_the_updates_so_far(mesh, stat
     """A state's step is an argument of the program: no step of a run compiles another one."""
     file = tmp_path / "mine.py"
     file.write_text("def counted(rewards, lengths, step):\n    return rewards + lengths + 100.0 * step\n")
-    optimizer, first, second = states
+    optimizer, first, second, _ = states
     objective = objectives.make("rpg", advantage=f"{file}:counted")
-    experience = make_experience(MODEL, objective, optimizer, mesh, source="sampler", **SETTINGS)
+    experience = make_experienced(MODEL, objective, optimizer, mesh, first, source="sampler", **SETTINGS)
     reward = np.random.default_rng(0).normal(size=(ROWS // 4, 4)).astype(np.float32)
     for state in (first, dataclasses.replace(first, step=first.step + 1), dataclasses.replace(first, step=second.step)):
         step, lengths = int(state.step), recorded().response_mask.sum(1)
         batch, _ = experience(state, recorded(), jnp.asarray(reward))
         np.testing.assert_allclose(batch.advantage[:, 0], reward.reshape(-1) + lengths + 100 * step, rtol=1e-6)
-    assert step == 5 and experience._cache_size() == 1
+    assert step == 5 and experience.programs[1]._cache_size() == 1
 
 
 def test_an_earlier_policy_draws_and_is_scored_as_it_was(mesh, states):
-    optimizer, first, second = states
-    earlier = make_remember(MODEL, optimizer, mesh, first)(first)
+    optimizer, first, second, _ = states
+    policies = make_policies(MODEL, optimizer, mesh, first)
+    earlier = policies.past(policies.current(first))
     assert {x.sharding.memory_kind for x in jax.tree.leaves(earlier.params)} == {"pinned_host"}
-    drawn = make_recall(mesh, first.params)(earlier)
-    jax.tree.map(np.testing.assert_array_equal, drawn, make_sampling_params(MODEL, optimizer, mesh, first)(first))
+    drawn = policies.sampling_params(earlier, {})
+    jax.tree.map(np.testing.assert_array_equal, drawn, policies.sampling_params(policies.current(first), {}))
     assert {x.sharding.memory_kind for x in jax.tree.leaves(drawn)} != {"pinned_host"}
-    experience = make_experience(MODEL, OBJECTIVE, optimizer, mesh, **SETTINGS)
+    experience = make_experienced(MODEL, OBJECTIVE, optimizer, mesh, first, **SETTINGS)
     reward = jnp.zeros((ROWS // 4, 4))
     expected, then = experience(first, recorded(), reward)
-    batch, metrics = experience(second, recorded(), reward, None, None, earlier)
+    batch, metrics = experience(second, recorded(), reward, behavior=earlier)
     np.testing.assert_allclose(batch.behavior_logp, expected.behavior_logp, atol=1e-6)
     np.testing.assert_allclose(metrics["entropy"].value(), then["entropy"].value(), rtol=1e-6)
     assert batch.version.tolist() == [[0]] * ROWS

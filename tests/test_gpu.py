@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stepping import make_experienced
 
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig
@@ -17,8 +18,8 @@ from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.sampling import Sampling, generate
 from rpg_jax.training import packing
-from rpg_jax.training.experience import make_experience, make_sampling_params
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import Prompts
 
@@ -72,7 +73,8 @@ def setup():
     mask = np.arange(COLUMNS) < rng.integers(1, COLUMNS + 1, (PROMPTS, 1))
     tokens = np.where(mask, rng.integers(8, CONFIG.vocab_size, mask.shape), 0).astype(np.int32)
     prompts = parallel.to_global(mesh, parallel.ROWS, Prompts(tokens, mask, np.arange(PROMPTS, dtype=np.int32)))
-    policy = make_sampling_params(model, optimizer, mesh, state)(state)
+    policies = make_policies(model, optimizer, mesh, state)
+    policy = policies.sampling_params(policies.current(state), {})
     key = jax.random.key(0, impl="threefry2x32")
     rollout = generate(
         model, policy, prompts, key=key, step=0, samples=SAMPLES, max_new=NEW,
@@ -90,10 +92,10 @@ def rl_step(setup, columns=None):
     reward = np.cos(np.arange(PROMPTS * SAMPLES, dtype=np.float32)).reshape(PROMPTS, SAMPLES)
     plan = packing.plan(packing.lengths_on_host(rollout.response_mask), ROWS, columns)
     scoring = dict(rows=ROWS, temperature=1.0, logprob_chunk=32, packed_columns=columns)
-    batch, before = make_experience(model, objective, optimizer, mesh, **scoring)(state, rollout, reward, *plan)
+    batch, before = make_experienced(model, objective, optimizer, mesh, state, **scoring)(state, rollout, reward, plan)
     batch = jax.device_get(batch)
     update = make_update(model, objective, optimizer, mesh, state, clip_norm=1.0, **scoring)
-    state, during = update(state, parallel.to_global(mesh, parallel.ROWS, batch), *plan)
+    state, during = update(state, parallel.to_global(mesh, parallel.ROWS, batch), plan, {})
     metrics = {name: float(metric.value()) for name, metric in (before | during).items()}
     return batch, metrics, jax.device_get(state.params), int(plan[0])
 

@@ -1,6 +1,5 @@
 """Low-rank adapters: what they compute, what is trained and saved, resuming, exports, and what is refused."""
 
-import dataclasses
 import json
 import shutil
 
@@ -15,8 +14,9 @@ from processes import run
 from rpg_jax import objectives, parallel
 from rpg_jax.models import LoRA, Model, ModelConfig, join, merge
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.packing import Plan
 from rpg_jax.training.update import init_state, make_update
-from rpg_jax.types import Base, TrainBatch
+from rpg_jax.types import Policy, TrainBatch
 
 SHAPE = ModelConfig(64, 16, 32, 2, 4, 2, 8, qk_norm=True, max_length=64)
 KEY = jax.random.key(0, impl="threefry2x32")
@@ -80,15 +80,15 @@ def test_an_update_takes_the_gradient_of_the_adapters_and_leaves_the_base(scan):
     gradient = jax.jit(jax.grad(loss))(adapters)
     frozen = jax.device_get(params)
     state = init_state(optimizer, mesh, adapters)
-    state = dataclasses.replace(state, base=Base(params, jnp.zeros(1, jnp.uint32)))
+    base = Policy(Model(SHAPE), params, jnp.int32(0))
     update = make_update(
         model, objectives.make("reinforce"), optimizer, mesh, state, rows=2, temperature=1.0, clip_norm=1e9,
         logprob_chunk=4,
     )  # fmt: skip
-    state, _ = update(state, batch, jnp.int32(2))
+    state, _ = update(state, batch, Plan(jnp.int32(2), None), {"base": base})
     first_moment = jax.tree.map(lambda x: x / (1 - 0.9), state.opt_state[0].mu)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), first_moment, gradient)
-    jax.tree.map(np.testing.assert_array_equal, state.base.params, frozen)
+    jax.tree.map(np.testing.assert_array_equal, base.params, frozen)
     trained = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.params)}
     assert len(trained) == 6 and jax.tree.structure(state.opt_state[0].mu) == jax.tree.structure(state.params)
 
@@ -129,8 +129,8 @@ def metrics(path):
 def test_checkpoints_hold_adapters_only_and_a_run_resumes_bit_for_bit(folder, finished):
     saved = sorted((finished / "checkpoints").glob("*/record/metadata"))[-1]
     leaves = json.loads(saved.read_text())["leaves"]
-    assert all("lora_" in name for name in leaves if name.startswith(("params/", "reference/params/")))
-    assert [name for name in leaves if name.startswith("base")] == ["base/checksums"]
+    assert all("lora_" in name for name in leaves if name.startswith(("state/params/", "reference/params/")))
+    assert [name for name in leaves if "base" in name] == ["checksums/base"]
     shutil.copytree(finished, folder / "resumed")
     shutil.rmtree(folder / "resumed" / "checkpoints" / "2")
     done = run("train", *arguments(folder, "resumed"))

@@ -14,7 +14,7 @@ from rpg_jax.run import build
 from rpg_jax.sampling import draw as drawing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.reference import ReferenceSchedule
-from rpg_jax.types import Reference, TrainState
+from rpg_jax.types import Checkpoint, Policy, TrainState
 
 LAST = build.MOST_UPDATES - 1  # the count of updates before the last that a run may take
 SHAPE = (4, 5)
@@ -107,11 +107,12 @@ def test_the_last_update_that_a_counter_holds(name, decay):
 
 
 def test_the_reference_and_the_noise_of_late_steps():
-    reference = Reference(None, jnp.int32(LAST - 1), jnp.zeros(()))
-    state = TrainState(jnp.int32(LAST), {}, (), reference, jnp.zeros(2, jnp.int32))
+    state = TrainState(jnp.int32(LAST), {}, (), jnp.zeros(2, jnp.int32), jnp.zeros(()))
+    last = Checkpoint(state, Policy(None, {}, jnp.int32(LAST - 1)))
     schedule = ReferenceSchedule(mode="every", every=3)
-    assert schedule.age(state) == 1 and schedule.is_due(state) == (LAST // 3 > (LAST - 1) // 3)
-    assert not schedule.is_due(dataclasses.replace(state, step=jnp.int32(LAST - 1)))
+    assert schedule.age(last) == 1 and schedule.is_due(last) == (LAST // 3 > (LAST - 1) // 3)
+    earlier = dataclasses.replace(state, step=jnp.int32(LAST - 1))
+    assert not schedule.is_due(dataclasses.replace(last, state=earlier))
     key = jax.random.key(0, impl="threefry2x32")
     noise = [drawing.request_key(key, jnp.int32(step), jnp.int32(LAST), jnp.int32(LAST)) for step in (0, LAST)]
     assert (noise[0] != noise[1]).any()

@@ -1,17 +1,18 @@
 """Every baseline against its formula entry by entry, against numbers worked by hand, and its advantages and weights."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stepping import make_experienced
 from test_objectives import BETA, LOW, ppo_bound, run, sample
 
 from rpg_jax import parallel
 from rpg_jax.models import Model, ModelConfig
 from rpg_jax.objectives import RECIPES, make
-from rpg_jax.training.experience import make_experience
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_params, init_state
 from rpg_jax.types import Rollout
@@ -183,12 +184,12 @@ def test_a_training_batch_carries_the_objectives_advantages_and_weights(name):
     model, optimizer = Model(ModelConfig(24, 16, 32, 2, 2, 1, 8)), make_optimizer("adamw", learning_rate=1e-3)
     state = init_state(optimizer, mesh, init_params(model, mesh, 0))
     other = jax.jit(lambda tree: jax.tree.map(lambda x: 1.5 * x, tree))(state.params)
-    state = state.__class__(**{**vars(state), "reference": state.reference.__class__(other, *map(jnp.int32, (0, 0)))})
     mask = (np.arange(7) >= 2) & (np.arange(7) < np.array([[7], [4], [5], [6]]))
     zeros, ids = np.zeros((4, 7), np.float32), np.zeros(4, np.int32)
     rollout = Rollout(rng.integers(0, 24, (4, 7)).astype(np.int32), mask, zeros, zeros, ids, ids, ids == 0)
     objective = make(name, beta=0.3, sampler_correction=2.0)
-    build = make_experience(model, objective, optimizer, mesh, rows=2, temperature=1.0, logprob_chunk=4)
+    settings = dict(rows=2, temperature=1.0, logprob_chunk=4)
+    build = partial(make_experienced(model, objective, optimizer, mesh, state, **settings), reference=other)
     rewards = jnp.asarray(rng.normal(size=(2, 2)).astype(np.float32))
     behavior = build(state, rollout, rewards)[0].behavior_logp
     sampled = np.asarray(behavior) - np.where(np.arange(7) == 3, math.log(3), 0).astype(np.float32)

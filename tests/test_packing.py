@@ -11,12 +11,12 @@ import processes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import make_experienced
 from test_models import randomized
 
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig, token_logprobs
 from rpg_jax.training import packing
-from rpg_jax.training.experience import make_experience
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_state, make_update
 from rpg_jax.types import Rollout
@@ -112,7 +112,7 @@ def step(mesh, objective, *, columns, scoring_rows=ROWS, dtype=jnp.float32, step
     params = jax.device_put(params, parallel.shardings(mesh, params), may_alias=False)  # `init_state` donates them
     state = init_state(optimizer, mesh, params)
     settings = dict(temperature=0.8, logprob_chunk=5, packed_columns=columns)
-    experience = make_experience(model, objective, optimizer, mesh, rows=scoring_rows, **settings)
+    experience = make_experienced(model, objective, optimizer, mesh, state, rows=scoring_rows, **settings)
     update = make_update(model, objective, optimizer, mesh, state, rows=ROWS, clip_norm=1e9, **settings)
     counts = []
     for number in range(steps):
@@ -121,12 +121,12 @@ def step(mesh, objective, *, columns, scoring_rows=ROWS, dtype=jnp.float32, step
         lengths = packing.lengths_on_host(rollout.response_mask)
         scoring, plan = (packing.plan(lengths, rows, columns) for rows in (scoring_rows, ROWS))
         counts.append(int(plan[0]))
-        batch, metrics = experience(state, rollout, reward, *scoring)
+        batch, metrics = experience(state, rollout, reward, scoring)
         batch = dataclasses.replace(batch, reference_logp=batch.behavior_logp - 0.1 * batch.response_mask)
-        state, more = update(state, batch, *plan)
+        state, more = update(state, batch, plan, {})
     found = dict(logp=parallel.local_rows(batch.behavior_logp), gradient=state.opt_state[0].mu, params=state.params)
     found |= {name: metric.value() for name, metric in (metrics | more).items()}
-    found |= dict(microbatches=counts, programs=(experience._cache_size(), update._cache_size()))
+    found |= dict(microbatches=counts, programs={program._cache_size() for program in (*experience.programs, update)})
     return jax.tree.map(np.asarray, found)
 
 
@@ -143,7 +143,7 @@ def test_packed_steps_equal_unpacked_ones():
     assert np.abs(one["gradient"]["layers"]["q"]["kernel"]).max() > 1e-4 and {"loss", "entropy"} <= one.keys()
     counts = [result.pop("microbatches") for result in (one, two, wide)]
     assert counts == [[2, 2, 2], [1, 2, 1], [1, 1, 1]]
-    assert all(result.pop("programs") == (1, 1) for result in (one, two, wide))
+    assert all(result.pop("programs") == {1} for result in (one, two, wide))
     for other in (two, wide):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), one, other)
 

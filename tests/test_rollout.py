@@ -21,7 +21,7 @@ from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
 from rpg_jax.training.skipped import SKIPPED, NothingLearned
-from rpg_jax.types import Prompts, TrainState
+from rpg_jax.types import Checkpoint, Prompts, TrainState
 
 MODEL = Model(ModelConfig(32, 16, 32, 1, 2, 1, 8, max_length=64))
 PROBLEMS = [Problem(i, "task", f"prompt {i}", "", str(i)) for i in range(12)]
@@ -216,17 +216,18 @@ def test_minibatches_cover_each_epoch_once_in_whole_groups():
 def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, capsys):
     """Step 1 is fine but for its entropy; after step 2 a parameter is NaN."""
     zero, saved = jnp.zeros((), jnp.int32), []
-    first = TrainState(zero, {"a": jnp.ones(3)}, None, None, jnp.zeros(2, jnp.int32))
-    collected = types.SimpleNamespace(failures=[], tokens=0, examples=[], pending=None)
+    first = Checkpoint(TrainState(zero, {"a": jnp.ones(3)}, None, jnp.zeros(2, jnp.int32), jnp.zeros(())))
+    collected = types.SimpleNamespace(failures=[], tokens=0, examples=[])
 
-    def step(parts, settings, state, number, past, pending):
-        row = {"train/entropy": 0.0}
-        return dataclasses.replace(state, params={"a": state.params["a"] / (1 - number)}), collected, row, ["skipped"]
+    def step(parts, settings, checkpoint, number):
+        row, params = {"train/entropy": 0.0}, {"a": checkpoint.state.params["a"] / (1 - number)}
+        return Checkpoint(dataclasses.replace(checkpoint.state, params=params)), collected, row, ["skipped"]
 
     monkeypatch.setattr(loop, "rl_step", step)
     names = [field.name for field in dataclasses.fields(loop.Parts)]
     parts = loop.Parts(**dict.fromkeys(names) | dict(
-        should_stop=lambda: False, traced=lambda steps: (i for i in steps), sampling_params=lambda state: None,
+        should_stop=lambda: False, traced=lambda steps: (i for i in steps),
+        policies=types.SimpleNamespace(current=lambda state: None, sampling_params=lambda policy, frozen: None),
         evaluate=lambda params, should_stop, progress: [], stream=types.SimpleNamespace(get_state=lambda: 0),
         checkpoints=types.SimpleNamespace(save=lambda step, *_, **__: saved.append(step)),
         log=types.SimpleNamespace(
@@ -289,8 +290,8 @@ def test_votes_of_ones_own_function_are_whole_texts_and_partial_credit_is_no_pas
 
 
 def state_of(step, refreshed_at, kl):
-    reference = types.SimpleNamespace(refreshed_at=refreshed_at, kl_average=kl)
-    return types.SimpleNamespace(step=step, reference=reference)
+    state = types.SimpleNamespace(step=step, kl_average=kl)
+    return types.SimpleNamespace(state=state, reference=types.SimpleNamespace(version=refreshed_at))
 
 
 def test_reference_schedules():

@@ -14,9 +14,10 @@ import pytest
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig
 from rpg_jax.storage.checkpoints import Checkpoints
-from rpg_jax.training.experience import make_sampling_params, merge_rows, take_rows
+from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.training.optimizer import check_offload, layout, make_optimizer
-from rpg_jax.training.reference import make_refresh
+from rpg_jax.training.packing import Plan
+from rpg_jax.training.policies import make_policies
 from rpg_jax.training.skipped import split_finiteness
 from rpg_jax.training.update import check_finite, init_params, init_state, make_update
 from rpg_jax.types import TrainBatch
@@ -79,7 +80,7 @@ def updated(objective, *, count=None, batch=None, times=1, rows=4, name="adamw",
     state, place, update = compiled(objective, rows=rows, name=name, **settings)
     state = jax.device_put(state, place, may_alias=False)  # updates donate it
     for _ in range(times):
-        state, metrics = update(state, batch or make_batch(), np.int32(count or ROWS // rows))
+        state, metrics = update(state, batch or make_batch(), Plan(np.int32(count or ROWS // rows), None), {})
     return state, metrics, update
 
 
@@ -138,19 +139,19 @@ def test_count_is_traced_and_leaves_the_rest_out():
     expected, same, _ = updated(objective, batch=half, **settings)
     assert_close((state.params, metrics["grad_norm"]), (expected.params, same["grad_norm"]), rtol=1e-6)
     for count in (1, 2, 3, 4):
-        state, _ = update(state, batch, np.int32(count))
+        state, _ = update(state, batch, Plan(np.int32(count), None), {})
     # Two: the first call's state came from another program and carries no donated layout.
     assert update._cache_size() <= 2
 
 
 @pytest.mark.parametrize("name", ["adamw", "schedule_free_adamw"])
 def test_a_non_finite_update_changes_nothing_and_is_counted(name):
-    good, count = make_batch(), np.int32(2)
+    good, count = make_batch(), Plan(np.int32(2), None)
     bad = dataclasses.replace(good, advantage=np.full((ROWS, 1), np.inf, np.float32))
     state, _, update = updated(ANY, name=name)
     before = jax.tree.map(np.array, state)
-    state, metrics = update(state, bad, count)
-    state, _ = update(state, bad, count)
+    state, metrics = update(state, bad, count, {})
+    state, _ = update(state, bad, count, {})
     logged, reason = split_finiteness(metrics)
     assert not np.isfinite(metrics["loss"].value()) and re.match(
         "the loss is (NaN|-?inf): of its inputs, advantages are not", reason
@@ -159,11 +160,11 @@ def test_a_non_finite_update_changes_nothing_and_is_counted(name):
     assert state.skipped.tolist() == [2, 2]
     assert int(state.step) == 1
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
-    state, metrics = update(state, good, count)
+    state, metrics = update(state, good, count, {})
     assert state.skipped.tolist() == [2, 0] and int(state.step) == 2 and split_finiteness(metrics)[1] is None
     broken = jax.tree.map(lambda x: np.full_like(x, np.nan if x.dtype == np.float32 else x), state.opt_state)
     broken = jax.device_put(broken, jax.tree.map(lambda x: x.sharding, state.opt_state))
-    state, metrics = update(dataclasses.replace(state, opt_state=broken), good, count)
+    state, metrics = update(dataclasses.replace(state, opt_state=broken), good, count, {})
     assert np.isfinite(metrics["loss"].value()) and np.isfinite(metrics["grad_norm"].value())
     assert state.skipped.tolist() == [3, 1], "a step that is not a number is not taken"
     assert split_finiteness(metrics)[1].startswith("the optimizer's step is not finite")
@@ -182,20 +183,24 @@ def test_parameters_that_are_not_finite_are_named():
 def test_schedule_free_samples_at_x_and_trains_at_y_and_ema_follows_x(mesh):
     optimizer = make_optimizer("schedule_free_adamw", learning_rate=1e-2, warmup_steps=2, weight_decay=0.1)
     state = init_state(optimizer, mesh, initial())
-    state = make_refresh(optimizer, mesh, state)(state)
+    policies = make_policies(MODEL, optimizer, mesh, state, decay=0.75)
+    reference = policies.reference(policies.current(state))
     update = make_update(
         MODEL, objectives.make("rpg", kl="full", divergence="rkl", beta=0.1), optimizer, mesh, state, rows=4,
-        temperature=0.8, clip_norm=1.0, logprob_chunk=5, reference_decay=0.75,
+        temperature=0.8, clip_norm=1.0, logprob_chunk=5,
     )  # fmt: skip
-    expected = jax.tree.map(np.asarray, state.reference.params)
+    expected = jax.tree.map(np.array, reference.params)
     for _ in range(3):
-        state, metrics = update(state, make_batch(), np.int32(2))
+        state, metrics = update(state, make_batch(), Plan(np.int32(2), None), {"reference": reference})
+        reference = policies.moved(reference, policies.current(state))
         y, z = jax.device_get((state.params, state.opt_state.z))
         x = jax.tree.map(lambda y, z: (y - 0.1 * z) / 0.9, y, z)  # y = 0.9 x + 0.1 z
         expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, expected, x)
     assert 0 < metrics["kl_reference_full"].value() < 1  # the first update's would be 0, the reference its own policy
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), state.reference.params, expected)
-    sampled = make_sampling_params(MODEL, optimizer, mesh, state)(state)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), reference.params, expected)
+    unmoved = jax.tree.map(np.array, reference.params)  # by an update that was skipped
+    jax.tree.map(np.testing.assert_array_equal, policies.moved(reference, policies.current(state)).params, unmoved)
+    sampled = policies.sampling_params(policies.current(state), {})
     np.testing.assert_allclose(sampled["embed"]["embedding"], x["embed"]["embedding"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(sampled["layers"][1]["q"]["kernel"], x["layers"]["q"]["kernel"][1], rtol=1e-5, atol=1e-6)
     assert np.abs(x["embed"]["embedding"] - state.params["embed"]["embedding"]).max() > 1e-4
@@ -214,8 +219,12 @@ def test_an_offloaded_optimizer_takes_the_same_steps(mesh, name, tmp_path):
     assert_close((plain, metrics), (state, same), rtol=1e-6)
     assert update._cache_size() <= 2
     optimizer = make_optimizer(name, learning_rate=1e-2, offload=True)
-    sampled = make_sampling_params(MODEL, optimizer, mesh, state)(state)
-    expected = make_sampling_params(MODEL, make_optimizer(name, learning_rate=1e-2), mesh, plain)(plain)
+    there, here = (
+        make_policies(MODEL, make_optimizer(name, learning_rate=1e-2, offload=offload), mesh, state)
+        for offload in (True, False)
+    )
+    sampled = there.sampling_params(there.current(state), {})
+    expected = here.sampling_params(here.current(plain), {})
     assert_close(sampled, expected, rtol=1e-6)
     shapes = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, layout(optimizer, mesh, state)
@@ -224,7 +233,7 @@ def test_an_offloaded_optimizer_takes_the_same_steps(mesh, name, tmp_path):
         assert checkpoints.restore(shapes) is None
         checkpoints.save(2, state, {})
         saved = jax.tree.map(np.array, state)
-        state, _ = update(state, make_batch(), np.int32(2))  # donates what is being saved
+        state, _ = update(state, make_batch(), Plan(np.int32(2), None), {})  # donates what is being saved
         _, restored, _ = checkpoints.restore(shapes)
     assert kinds(restored.opt_state) == {"pinned_host"}
     jax.tree.map(np.testing.assert_array_equal, saved, restored)
@@ -246,7 +255,7 @@ def test_reference_average_follows_the_weighted_k3():
     state, metrics, _ = updated(ANY)
     assert float(metrics["kl_reference_weighted"].value()) > 0
     expected = 0.1 * float(metrics["kl_reference_weighted"].value())
-    np.testing.assert_allclose(state.reference.kl_average, expected, rtol=1e-5)
+    np.testing.assert_allclose(state.kl_average, expected, rtol=1e-5)
 
 
 def test_merging_rows():

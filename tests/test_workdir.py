@@ -1,6 +1,7 @@
 """Where a run's checkpoints are, who finds them, and what a run says when memory runs out; the window of a profile."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import types
-from collections import deque
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from rpg_jax.run import job, profile, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint
 from rpg_jax.training import loop, phases
+from rpg_jax.types import Checkpoint, Policy, TrainState
 
 
 @pytest.fixture
@@ -190,9 +191,9 @@ def out_of_memory(*_, **__):
 
 PARTS = {
     "rollout": ("collect", "rollout.slots"),
-    "experience": ("experience", "learner.microbatch_rows"),
+    "experience": ("score", "learner.microbatch_rows"),
     "update": ("update", "model.remat"),
-    "reference": ("refresh", "reference.mode=iterative"),
+    "reference": ("policies", "reference.mode=iterative"),
     "evaluation": ("evaluate", "rollout.slots"),
 }
 
@@ -203,34 +204,31 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     part, remedy = PARTS[name]
     rollout = types.SimpleNamespace(tokens=jnp.zeros((4, 3), int), response_mask=jnp.ones((4, 3), bool))
     collected = types.SimpleNamespace(rollout=rollout, reward=np.zeros((2, 2)), seconds={"rollout": 1.0, "reward": 0.0})
-    parts = dict(
-        reference=types.SimpleNamespace(is_due=lambda state: name == "reference"),
-        sampling_params=lambda state: None,
-        stream=None,
+    state = TrainState(jnp.int32(0), {}, None, jnp.zeros(2, int), jnp.float32(0))
+    policies = types.SimpleNamespace(
+        current=lambda state: Policy(None, {}, state.step), reference=out_of_memory, sampling_params=lambda *_: None
+    )
+    parts = dict.fromkeys(field.name for field in dataclasses.fields(loop.Parts)) | dict(
+        reference=types.SimpleNamespace(is_due=lambda checkpoint: name == "reference"),
+        policies=policies,
         should_stop=lambda: False,
         collect=lambda *_: collected,
+        score=lambda *_: {},
         experience=lambda *_: (jnp.zeros(4), {}),
-        update=None,
-        refresh=None,
-        remember=None,
-        recall=None,
-        evaluate=None,
+        source="sampler",
         heldout=0,
-        vote=None,
-        checkpoints=None,
         log=types.SimpleNamespace(progress=lambda *_: contextlib.nullcontext()),
-        traced=None,
     )
-    parts = loop.Parts(**parts | {part: out_of_memory})
+    parts = loop.Parts(**parts | ({} if part == "policies" else {part: out_of_memory}))
     settings = loop.LoopSettings(
         steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, packed_columns=None,
         scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=1,
     )  # fmt: skip
     with pytest.raises(InputError) as caught:
         if name == "evaluation":
-            loop.evaluated(parts, None)
+            loop.evaluated(parts, Checkpoint(state))
         else:
-            loop.rl_step(parts, settings, None, 0, deque(), None)
+            loop.rl_step(parts, settings, Checkpoint(state), 0)
     text = str(caught.value)
     assert repr(name) in text and remedy in text and "RESOURCE_EXHAUSTED" in text and "rpg_jax.plan" in text
     assert "\n" not in text

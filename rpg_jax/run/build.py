@@ -18,13 +18,13 @@ from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.sampling import check_cache
 from rpg_jax.training import carry_over
-from rpg_jax.training.delay import make_recall, make_remember
 from rpg_jax.training.evaluation import make_evaluate
-from rpg_jax.training.experience import SOURCES, make_experience, make_sampling_params
+from rpg_jax.training.experience import SOURCES, make_experience, make_score
 from rpg_jax.training.loop import LoopSettings, Parts
 from rpg_jax.training.optimizer import Optimizer, check_offload, make_optimizer
 from rpg_jax.training.phases import say
-from rpg_jax.training.reference import ReferenceSchedule, make_refresh
+from rpg_jax.training.policies import make_policies
+from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import RolloutSettings, make_collect
 from rpg_jax.training.update import make_update
 from rpg_jax.types import TrainState
@@ -293,10 +293,9 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
     """The functions of an RL step.
 
     Args:
-      shapes: the abstract state, with or without `past` policies and `pending` responses.
+      shapes: the abstract state.
       services: the other fields of `Parts`: stream, checkpoints, log, traced.
     """
-    shapes = dataclasses.replace(shapes, past=(), pending=None)
     logprobs = dict(
         temperature=run.rollout.temperature,
         logprob_chunk=config.learner.logprob_chunk,
@@ -315,23 +314,18 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         **run.rollout.decoding,
     )  # fmt: skip
     return Parts(
-        sampling_params=make_sampling_params(run.model, run.optimizer, run.mesh, shapes),
+        policies=make_policies(run.model, run.optimizer, run.mesh, shapes, run.reference.decay),
         collect=collector(
             run.model, run.data.tokenizer, run.scorer, run.mesh, run.rollout, noise_key(config.seed, ROLLOUT),
             should_stop, scale=scale_named(config.reward.scale), weights=run.scorer.weights,
         ),
-        experience=make_experience(
-            run.model, run.objective, run.optimizer, run.mesh,
-            rows=run.loop.scoring_rows, source=config.behavior.source, **logprobs,
-        ),
+        score=make_score(run.mesh, rows=run.loop.scoring_rows, **logprobs),
+        source=config.behavior.source,
+        experience=make_experience(run.objective, run.mesh),
         update=make_update(
             run.model, run.objective, run.optimizer, run.mesh, shapes, rows=run.loop.microbatch_rows,
-            clip_norm=config.optimizer.clip_norm, denominator=denominator, reference_decay=run.reference.decay,
-            **logprobs,
+            clip_norm=config.optimizer.clip_norm, denominator=denominator, **logprobs,
         ),
-        refresh=make_refresh(run.optimizer, run.mesh, shapes),
-        remember=make_remember(run.model, run.optimizer, run.mesh, shapes),
-        recall=make_recall(run.mesh, shapes.base.params if shapes.base else shapes.params),
         evaluate=partial(evaluate, problems=run.data.problems("heldout")),
         heldout=config.evaluation.k * len(run.data.problems("heldout")),
         vote=run.scorer.vote,

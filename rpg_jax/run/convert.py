@@ -19,8 +19,9 @@ from rpg_jax.models import Model, ModelConfig, huggingface
 from rpg_jax.run import states
 from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage import gguf_files, weights, workdir
-from rpg_jax.training.experience import policy_params
+from rpg_jax.training.policies import merged
 from rpg_jax.training.update import check_finite
+from rpg_jax.types import Policy
 
 # Copied beside the weights if the source has them.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
@@ -117,16 +118,14 @@ def of_run(options) -> Source:
     if options.to == PEFT and lora is None:
         raise InputError(f"--to={PEFT} writes adapters, and {folder} is a run without any (its model.lora.rank is 0)")
     with run.scorer:
-        step, state = states.restore_state(folder, run, options.which or "best", states.load_base(config, run))
+        step, found = states.restore_state(folder, run, options.which or "best", states.load_frozen(config, run))
     place = folder / "checkpoints" / str(step)
     dtype = jnp.float32 if options.dtype == "keep" else options.dtype
 
-    def policy(state):
-        if options.to == PEFT:
-            return run.optimizer.evaluation_params(state.opt_state, state.params)
-        return policy_params(run.model, run.optimizer, state)
-
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), jax.jit(policy)(state))
+    params = run.optimizer.evaluation_params(found.state.opt_state, found.state.params)
+    if options.to != PEFT:
+        params = jax.jit(merged)(Policy(run.model, params, found.state.step), found.frozen)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     check_finite(params, f"{folder}, step {step}", "they are not exported; name another checkpoint with --which")
     if options.to == PEFT:
         return Source(place, params, {"adapter_config.json": huggingface.adapter_config(lora, source)}, {})

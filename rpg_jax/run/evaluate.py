@@ -27,8 +27,8 @@ from rpg_jax.storage.checkpoints import DamagedCheckpoint, saved_steps
 from rpg_jax.storage.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
 from rpg_jax.storage.responses import ResponseLog
 from rpg_jax.training import evaluation
-from rpg_jax.training.experience import make_sampling_params
 from rpg_jax.training.phases import phase
+from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import check_finite
 from rpg_jax.types import Params
 
@@ -95,13 +95,15 @@ def of_run(options, place: epath.Path) -> Subject:
         wording = config.data.get("wording", "paper")
         sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.reward.function, wording)
     shapes = states.abstract(run, partial(states.build_state, run))
-    policy = make_sampling_params(run.model, run.optimizer, run.mesh, shapes)
-    base = states.load_base(config, run)
+    policies = make_policies(run.model, run.optimizer, run.mesh, shapes.state)
+    frozen = states.load_frozen(config, run)
 
     def find(which):
         with phase("state"):
-            step, state = states.restore_state(place, run, which, base)
-        return dict(checkpoint="step", step=step), lambda: policy(state)
+            step, found = states.restore_state(place, run, which, frozen)
+        return dict(checkpoint="step", step=step), lambda: policies.sampling_params(
+            policies.current(found.state), found.frozen
+        )
 
     problems = list(sets.problems("heldout"))
     return Subject(run.model, run.mesh, run.data.tokenizer, problems, run.scorer, settings, find)

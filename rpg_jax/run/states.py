@@ -20,12 +20,11 @@ from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum, saved_steps
 from rpg_jax.training.carry_over import nothing_pending
-from rpg_jax.training.delay import make_remember
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.phases import say
-from rpg_jax.training.reference import make_refresh
-from rpg_jax.training.update import init_params, init_state, without_base
-from rpg_jax.types import Base, Params, TrainState
+from rpg_jax.training.policies import BASE, make_policies
+from rpg_jax.training.update import init_params, init_state
+from rpg_jax.types import Checkpoint, Params, Policy
 
 DELETION_SECONDS = 1.0  # in which a checkpoint that is being deleted goes out of the list of steps
 
@@ -74,30 +73,33 @@ def read_run(
     return config, build_run(config)
 
 
-def build_state(run: Run, params: Params, base: Base | None = None) -> TrainState:
-    """A fresh RL state around trained parameters, and frozen ones if those are adapters; with a reference tree if the
-    run's schedule needs one, with the policies that the first rollouts are drawn from if `rollout.delay` is set, the
-    initial one, and with room for what is pending if `rollout.carry_over` is set."""
-    state = dataclasses.replace(init_state(run.optimizer, run.mesh, params), base=base)
+def build_state(run: Run, params: Params, **frozen: Any) -> Checkpoint:
+    """What a run begins with: a fresh state around trained parameters, the `frozen` weights of `load_frozen` beside
+    them, a reference if its schedule needs one, with `rollout.delay` the policies that the first rollouts are drawn
+    from, the initial one, and with `rollout.carry_over` room for what is pending."""
+    state = init_state(run.optimizer, run.mesh, params)
+    reference, past, pending = None, (), None
+    policies = make_policies(run.model, run.optimizer, run.mesh, state)
     if run.reference.mode != "iterative":
-        state = make_refresh(run.optimizer, run.mesh, state)(state)
-    if run.rollout.carry_over:
-        state = dataclasses.replace(state, pending=nothing_pending(run.rollout, run.optimizer, run.mesh))
+        reference = policies.reference(policies.current(state))
     if run.loop.delay:
-        initial = make_remember(run.model, run.optimizer, run.mesh, state)(state)
-        state = dataclasses.replace(state, past=(initial,) * run.loop.policies_kept)
-    return state
+        past = (policies.past(policies.current(state)),) * run.loop.policies_kept
+    if run.rollout.carry_over:
+        pending = nothing_pending(run.rollout, run.optimizer, run.mesh)
+    return Checkpoint(state, reference, past, pending, **frozen)
 
 
-def abstract(run: Run, build: Callable[[Params, Base | None], Any]) -> Any:
-    """The tree that `build(params, base)` makes, as shapes with shardings and without memory: what is restored."""
+def abstract(run: Run, build: Callable[..., Any]) -> Any:
+    """The tree that `build(params, **frozen)` makes, as shapes with shardings and without memory: what is restored."""
     key, model = jax.random.key(0, impl="threefry2x32"), run.model
 
     def build_shapes(params):
         if model.lora is None:
-            return build(params, None)
-        frozen = jax.tree.map(lambda x: x.astype(model.dtype), params)
-        return build(model.lora.init(params, key), Base(frozen, jnp.zeros(len(jax.tree.leaves(params)), jnp.uint32)))
+            return build(params)
+        weights = jax.tree.map(lambda x: x.astype(model.dtype), params)
+        base = Policy(dataclasses.replace(model, lora=None), weights, jnp.zeros((), jnp.int32))
+        checksums = jnp.zeros(len(jax.tree.leaves(params)), jnp.uint32)
+        return build(model.lora.init(params, key), frozen={BASE: base}, checksums={BASE: checksums})
 
     shapes = jax.eval_shape(build_shapes, model.shapes)
     return jax.tree.map(
@@ -108,34 +110,35 @@ def abstract(run: Run, build: Callable[[Params, Base | None], Any]) -> Any:
 
 
 def restore(
-    checkpoints: Checkpoints, shapes: TrainState, load: Callable[[], Base | None], step: int | None = None
-) -> tuple[int, TrainState, dict] | None:
-    """As `Checkpoints.restore`, of a state around the frozen weights that `load()` gives, if there are any.
+    checkpoints: Checkpoints, shapes: Checkpoint, load: Callable[[], dict], step: int | None = None
+) -> tuple[int, Checkpoint, dict] | None:
+    """As `Checkpoints.restore`, with the frozen policies that `load()` gives as `load_frozen` does.
 
-    Raises ValueError when those are not the weights whose adapters were saved.
+    Raises ValueError when those do not have the weights that they had when the checkpoint was saved.
     """
     if (newest := checkpoints.latest_step()) is not None:
         say(f"loading checkpoint {newest if step is None else step}")
-    restored = checkpoints.restore(without_base(shapes), step)
-    if restored is None or (base := load()) is None:
-        return restored
-    step, state, extra = restored
-    changed = np.flatnonzero(np.asarray(state.base.checksums) != np.asarray(base.checksums))
-    if len(changed):
-        names = [parallel.leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(base.params)]
-        raise InputError(
-            f"checkpoint {step} in {checkpoints.directory} holds adapters of other weights than model.checkpoint has "
-            f"now: {len(changed)} of {len(names)} arrays differ, {names[changed[0]]} among them; restore the folder "
-            f"that the run began with"
-        )
-    return step, dataclasses.replace(state, base=base), extra
+    restored = checkpoints.restore(dataclasses.replace(shapes, frozen={}), step)
+    if restored is None:
+        return None
+    (step, checkpoint, extra), loaded = restored, load()
+    for name, policy in loaded["frozen"].items():
+        changed = np.flatnonzero(np.asarray(checkpoint.checksums[name]) != np.asarray(loaded["checksums"][name]))
+        if len(changed):
+            names = [parallel.leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(policy.params)]
+            raise InputError(
+                f"checkpoint {step} in {checkpoints.directory} holds adapters of other weights than model.checkpoint "
+                f"has now: {len(changed)} of {len(names)} arrays differ, {names[changed[0]]} among them; restore the "
+                f"folder that the run began with"
+            )
+    return step, dataclasses.replace(checkpoint, frozen=loaded["frozen"]), extra
 
 
-def restore_state(folder: epath.Path, run: Run, which: str, base: Base | None) -> tuple[int, TrainState]:
-    """(step, state) of a checkpoint in `folder`/checkpoints: "best" by held-out accuracy, "last", or a step's number.
+def restore_state(folder: epath.Path, run: Run, which: str, frozen: dict) -> tuple[int, Checkpoint]:
+    """(step, what was saved) of a checkpoint in `folder`/checkpoints: "best" by held-out accuracy, "last", or a step.
 
-    `base` is that of `load_base`. Raises ValueError for another `which`, a step that is not there, or a run without
-    checkpoints.
+    `frozen` is what `load_frozen` gives. Raises ValueError for another `which`, a step that is not there, or a run
+    without checkpoints.
     """
     folder = folder / "checkpoints"
     if which not in ("best", "last") and not which.isdigit():
@@ -148,7 +151,7 @@ def restore_state(folder: epath.Path, run: Run, which: str, base: Base | None) -
         try:
             with Checkpoints(folder) as checkpoints:
                 step = checkpoints.best_step() if which == "best" else None if which == "last" else int(which)
-                restored = restore(checkpoints, shapes, lambda: base, step)
+                restored = restore(checkpoints, shapes, lambda: frozen, step)
             break
         except DamagedCheckpoint:  # or a run that trains was deleting it
             time.sleep(DELETION_SECONDS)
@@ -156,28 +159,30 @@ def restore_state(folder: epath.Path, run: Run, which: str, base: Base | None) -
                 raise
     if restored is None:
         raise InputError(f"{folder} holds no checkpoint yet; train first")
-    step, state, _ = restored
-    return step, state
+    return restored[:2]
 
 
-def load_base(config: ConfigDict, run: Run) -> Base | None:
-    """The weights of `model.checkpoint` in the model's dtype, frozen, where adapters are trained; None elsewhere."""
+def load_frozen(config: ConfigDict, run: Run) -> dict:
+    """The fields `frozen` and `checksums` of a `Checkpoint`: where adapters are trained, the weights of
+    `model.checkpoint` in the model's dtype."""
     if run.model.lora is None:
-        return None
-    params = weights.load(config.model.checkpoint, abstract(run, lambda _, base: base.params))
-    checksums = np.array([int(checksum(leaf)) for leaf in jax.tree.leaves(params)], np.uint32)  # one by one
-    return Base(params, parallel.to_global(run.mesh, parallel.REPLICATED, checksums))
+        return dict(frozen={}, checksums={})
+    shapes = abstract(run, lambda _, frozen, checksums: frozen[BASE])
+    params = weights.load(config.model.checkpoint, shapes.params)
+    sums = np.array([int(checksum(leaf)) for leaf in jax.tree.leaves(params)], np.uint32)  # one by one
+    version, sums = parallel.to_global(run.mesh, parallel.REPLICATED, (np.int32(0), sums))
+    return dict(frozen={BASE: Policy(shapes.model, params, version)}, checksums={BASE: sums})
 
 
 def initial_params(config: ConfigDict, run: Run) -> Params:
     """What is trained, float32 and laid out for it: the weights of `model.checkpoint`, or random ones, or adapters."""
     if run.model.lora:
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract(run, lambda params, _: params))
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract(run, lambda params, **_: params))
         adapters = partial(run.model.lora.init, run.model.shapes)
         return jax.jit(adapters, out_shardings=shardings)(jax.random.key(config.seed, impl="threefry2x32"))
     if config.model.checkpoint is None:
         return init_params(run.model, run.mesh, config.seed)
-    return weights.load(config.model.checkpoint, abstract(run, lambda params, _: params))
+    return weights.load(config.model.checkpoint, abstract(run, lambda params, **_: params))
 
 
 def checkpoint_params(folder, model: Model, mesh: Mesh) -> Params:

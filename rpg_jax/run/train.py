@@ -87,16 +87,16 @@ def train(
     stream = ProblemStream(run.data.problems("train"), config.seed)
     with Checkpoints(folder / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
         with phase("state"):
-            restored = states.restore(checkpoints, shapes, partial(states.load_base, config, run))
+            restored = states.restore(checkpoints, shapes, partial(states.load_frozen, config, run))
         if restored is None:
             with phase("warm start"):
                 params, seconds = warm_start.warm_started(config, run, folder / "warm_start", should_stop)
             if params is None:
                 return None
             with phase("state"):
-                state = jax.block_until_ready(states.build_state(run, params, states.load_base(config, run)))
-            restored = 0, state, {"cursor": 0, "totals": loop.new_totals(seconds)}
-        start, state, extra = restored
+                fresh = jax.block_until_ready(states.build_state(run, params, **states.load_frozen(config, run)))
+            restored = 0, fresh, {"cursor": 0, "totals": loop.new_totals(seconds)}
+        start, checkpoint, extra = restored
         if start >= config.steps and extra["totals"]["evaluated"] == start:
             say("finished before; nothing to do")
         elif start:
@@ -104,11 +104,11 @@ def train(
         stream.set_state(extra["cursor"])
         with RunLog(path, start, config=config.to_dict(), rows=extra.get("rows"), **config.log) as log:
             parts = build.build_parts(
-                config, run, shapes, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
+                config, run, shapes.state, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
                 traced=partial(profile.traced, window=window, folder=path / "profile"),
             )  # fmt: skip
-            state, _, finished = loop.run(parts, run.loop, state, start, extra["totals"])
-    return (extra["totals"], int(state.step)) if finished else None
+            checkpoint, _, finished = loop.run(parts, run.loop, checkpoint, start, extra["totals"])
+    return (extra["totals"], int(checkpoint.state.step)) if finished else None
 
 
 def finish(path, folder, totals, draw) -> None:

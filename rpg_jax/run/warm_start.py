@@ -1,6 +1,5 @@
 """The supervised warm start of a run: its own optimizer, update, order of problems and checkpoints."""
 
-import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,14 +11,14 @@ from ml_collections import ConfigDict
 from rpg_jax import data, objectives, parallel
 from rpg_jax.parallel import multihost
 from rpg_jax.run.build import Run
-from rpg_jax.run.states import abstract, initial_params, load_base, restore
+from rpg_jax.run.states import abstract, initial_params, load_frozen, restore
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
 from rpg_jax.training import packing, warm_start
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.phases import say
-from rpg_jax.training.update import init_state, make_update, without_base
-from rpg_jax.types import Params
+from rpg_jax.training.update import init_state, make_update
+from rpg_jax.types import Checkpoint, Params
 
 
 def warm_started(
@@ -41,12 +40,12 @@ def warm_started(
         offload=config.optimizer.offload,
     )
 
-    def build_state(params, base):
-        return dataclasses.replace(init_state(optimizer, run.mesh, params), base=base)
+    def build_state(params, **frozen):
+        return Checkpoint(init_state(optimizer, run.mesh, params), **frozen)
 
     shapes = abstract(run, build_state)
     update = make_update(
-        run.model, objectives.make("reinforce"), optimizer, run.mesh, shapes,
+        run.model, objectives.make("reinforce"), optimizer, run.mesh, shapes.state,
         rows=settings.microbatch_rows, temperature=settings.temperature,
         clip_norm=config.optimizer.clip_norm, logprob_chunk=config.learner.logprob_chunk,
         packed_columns=run.loop.packed_columns,
@@ -54,11 +53,11 @@ def warm_started(
     stream = data.ProblemStream(run.data.problems("train"), config.seed)
     length = run.rollout.max_prompt + run.rollout.max_new
     with Checkpoints(path, keep_last=config.checkpoint.keep_last) as checkpoints:
-        restored = restore(checkpoints, shapes, partial(load_base, config, run))
+        restored = restore(checkpoints, shapes, partial(load_frozen, config, run))
         if restored is None:
-            fresh = build_state(initial_params(config, run), load_base(config, run))
+            fresh = build_state(initial_params(config, run), **load_frozen(config, run))
             restored = 0, fresh, {"cursor": 0, "seconds": 0.0}
-        start, state, extra = restored
+        start, checkpoint, extra = restored
         if start:
             say(f"goes on at update {start} of the warm start")
         stream.set_state(extra["cursor"])
@@ -69,18 +68,19 @@ def warm_started(
         def save(step, state, wait):
             if checkpoints.latest_step() != step:  # else told to stop just after it was saved
                 extra = {"cursor": stream.get_state(), "seconds": seconds()}
-                checkpoints.save(step, without_base(state), extra, wait=wait)
+                checkpoints.save(step, Checkpoint(state, checksums=checkpoint.checksums), extra, wait=wait)
 
         def next_batch():
             problems = stream.next(settings.batch, multihost.row_indices(run.mesh, settings.batch))
             batch = warm_start.supervised_batch(run.mesh, problems, run.data.tokenizer, length)
             lengths = packing.lengths_on_host(batch.response_mask)
-            return batch, *packing.plan(lengths, settings.microbatch_rows, run.loop.packed_columns)
+            return batch, packing.plan(lengths, settings.microbatch_rows, run.loop.packed_columns), checkpoint.frozen
 
         with Progress("warm start", start, settings.steps) as progress:
             state, finished = warm_start.run(
-                state, start, settings.steps, update=update, next_batch=next_batch, save=save, progress=progress,
-                save_every=settings.save_every, should_stop=should_stop, most_skipped=config.checkpoint.most_skipped,
+                checkpoint.state, start, settings.steps, update=update, next_batch=next_batch, save=save,
+                progress=progress, save_every=settings.save_every, should_stop=should_stop,
+                most_skipped=config.checkpoint.most_skipped,
             )  # fmt: skip
     if not finished:
         return None, seconds()

@@ -227,6 +227,11 @@ class Checkpoints:
 
     def _check_fit(self, step, saved, wanted):
         """Raises ValueError, naming the leaf, when an undamaged checkpoint has other leaves than `wanted`."""
+        if "step" in saved and "state/step" in wanted:
+            raise InputError(
+                f"checkpoint {step} in {self.directory} was written by version 0.2, whose state is laid out otherwise; "
+                f"go on with that version, or start anew in another folder"
+            )
         for name in sorted(saved.keys() | wanted.keys()):
             on_disk = saved[name][0] if name in saved else "absent"
             expected = _describe(wanted[name]) if name in wanted else "absent"

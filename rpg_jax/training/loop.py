@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -16,13 +15,15 @@ from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.training import evaluation, packing
 from rpg_jax.training.evaluation import Answered
-from rpg_jax.training.experience import Experience, take_rows
+from rpg_jax.training.experience import Experience, Score, take_rows
+from rpg_jax.training.packing import Plan
 from rpg_jax.training.phases import Clock, CompilationCounter, phase, say
+from rpg_jax.training.policies import BEHAVIOR, Policies, held
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Collect, Collected, Preempted
 from rpg_jax.training.skipped import split_finiteness
-from rpg_jax.training.update import Update, check_finite, without_base
-from rpg_jax.types import Params, Pending, Policy, TrainState
+from rpg_jax.training.update import Update, check_finite
+from rpg_jax.types import Checkpoint, Params, Policy
 
 WARNINGS = 3  # failed rewards of a step, or of an evaluation, that are printed
 SHOWN = ("accuracy", "reward", "entropy")  # metrics beside the progress of a run
@@ -72,7 +73,7 @@ class LoopSettings:
 
     @property
     def policies_kept(self) -> int:
-        """Policies of earlier updates that are kept for coming rollouts (`training.delay`)."""
+        """Policies of earlier updates that are kept for coming rollouts (`training.policies`)."""
         return self.delay // self.updates + 1 if self.delay else 0
 
     def is_kept(self, update: int) -> bool:
@@ -86,11 +87,11 @@ class LoopSettings:
             for chosen in groups.reshape(-1, self.minibatch_prompts):
                 yield (chosen[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
 
-    def plan(self, lengths: np.ndarray) -> tuple[np.int32, np.ndarray | None]:
+    def plan(self, lengths: np.ndarray) -> Plan:
         """`packing.plan` of rows with these lengths, in the microbatches of an update."""
         return packing.plan(lengths, self.microbatch_rows, self.packed_columns)
 
-    def score_plan(self, lengths: np.ndarray) -> tuple[np.int32, np.ndarray | None]:
+    def score_plan(self, lengths: np.ndarray) -> Plan:
         """`packing.plan` of rows with these lengths, in the microbatches of a log-prob pass."""
         return packing.plan(lengths, self.scoring_rows, self.packed_columns)
 
@@ -106,7 +107,7 @@ class EvaluateHeldOut(Protocol):
 class Checkpoints(Protocol):
     """What the loop needs of `storage.checkpoints.Checkpoints`."""
 
-    def save(self, step: int, state: TrainState, extra: dict, metric: float | None, wait: bool) -> None: ...
+    def save(self, step: int, state: Checkpoint, extra: dict, metric: float | None, wait: bool) -> None: ...
 
     def latest_step(self) -> int | None: ...
 
@@ -127,13 +128,12 @@ class Log(Protocol):
 class Parts:
     """The jitted and host functions of a step, built by `run.build.build_parts`."""
 
-    sampling_params: Callable[[TrainState], Params]
+    policies: Policies
     collect: Collect
+    score: Score
+    source: str  # of the behavior policy's log-probs, of `experience.SOURCES`
     experience: Experience
     update: Update
-    refresh: Callable[[TrainState], TrainState]  # the state with a new reference
-    remember: Callable[[TrainState], Policy]  # the policy that samples, in the hosts' memory
-    recall: Callable[[Policy], Params]  # as `sampling_params`, of a policy that was remembered
     evaluate: EvaluateHeldOut
     heldout: int  # responses of an evaluation
     vote: Callable[[Problem, str], str | None]  # the answer of a response to a problem, which is counted in maj@k
@@ -150,42 +150,74 @@ def host(metrics: metric.Metrics) -> dict[str, float]:
     return {f"train/{name}": float(value) for name, value in metric.values(jax.device_get(metrics)).items()}
 
 
-def rl_step(
-    parts: Parts, settings: LoopSettings, state: TrainState, step: int, past: deque[Policy], pending: Pending | None
-) -> tuple[TrainState, Collected, dict[str, float], list[str]]:
-    """One RL step; returns the new state, what was collected, the step's log row, and a line for each skipped update.
+def renewed(parts: Parts, checkpoint: Checkpoint) -> Checkpoint:
+    """With a new reference, a copy of the current policy, if the schedule says so."""
+    if not parts.reference.is_due(checkpoint):
+        return checkpoint
+    with phase("reference"):
+        reference = jax.block_until_ready(parts.policies.reference(parts.policies.current(checkpoint.state)))
+    state = dataclasses.replace(checkpoint.state, kl_average=jnp.zeros_like(checkpoint.state.kl_average))
+    return dataclasses.replace(checkpoint, state=state, reference=reference)
 
-    With `rollout.delay`, responses are drawn from the first of the `past` policies, which this step's updates replace.
-    With `rollout.carry_over`, `pending` responses go on; those of the next step are in what was collected.
+
+def followed(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, number: int) -> Checkpoint:
+    """With the policies that an RL step's update of this number (1 is the first) renews: see `LoopSettings.is_kept`."""
+    reference, past = checkpoint.reference, checkpoint.past
+    if parts.reference.decay is not None:
+        reference = parts.policies.moved(reference, parts.policies.current(checkpoint.state))
+    if settings.is_kept(number):
+        past = *past[1:], parts.policies.past(parts.policies.current(checkpoint.state))
+    return dataclasses.replace(checkpoint, reference=reference, past=jax.block_until_ready(past))
+
+
+def drawing(parts: Parts, checkpoint: Checkpoint) -> Policy:
+    """The policy that draws the coming responses: with `rollout.delay` an earlier one."""
+    return checkpoint.past[0] if checkpoint.past else parts.policies.current(checkpoint.state)
+
+
+def scored(parts: Parts, checkpoint: Checkpoint) -> dict[str, Policy]:
+    """The policies whose log-probs an update needs, and their base."""
+    behavior = {BEHAVIOR: drawing(parts, checkpoint)} if parts.source == "trainer" else {}
+    return held(checkpoint) | behavior
+
+
+def rl_step(
+    parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: int
+) -> tuple[Checkpoint, Collected, dict[str, float], list[str]]:
+    """One RL step; returns what the next one goes on from, what was collected, the step's log row, and a line for each
+    skipped update.
+
+    With `rollout.carry_over`, the pending responses go on in it.
     """
-    if parts.reference.is_due(state):
-        with phase("reference"):
-            state = jax.block_until_ready(parts.refresh(state))
-    old = past[0] if past else None  # the policy to draw from, in place of the current one
+    checkpoint = renewed(parts, checkpoint)
     with phase("rollout"):
-        carried = () if pending is None else (pending, old.version if old else state.step)
-        params = parts.recall(old) if old else parts.sampling_params(state)
+        behavior = drawing(parts, checkpoint)
+        version = jnp.copy(behavior.version)
+        params = parts.policies.sampling_params(behavior, checkpoint.frozen)
+        del behavior  # under schedule-free a tree of its own
+        carried = () if checkpoint.pending is None else (checkpoint.pending, version)
         collected = parts.collect(params, parts.stream, step, *carried)
+        del params
     clock = Clock(**collected.seconds)
     with phase("experience"):
         lengths = packing.lengths_on_host(collected.rollout.response_mask)
+        scores = parts.score(scored(parts, checkpoint), collected.rollout, settings.score_plan(lengths))
         reward = jnp.asarray(collected.reward)
-        batch, before = parts.experience(state, collected.rollout, reward, *settings.score_plan(lengths), old)
+        batch, before = parts.experience(collected.rollout, reward, scores, version, checkpoint.state.step)
         jax.block_until_ready(batch)
     clock.lap("experience")
     during: metric.Metrics = {}
     microbatches, skipped = 0, []
     with phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):
-            count, start = settings.plan(lengths[rows])
-            state, metrics = parts.update(state, take_rows(batch, rows), count, start)
-            microbatches += int(count)
+            plan = settings.plan(lengths[rows])
+            state, metrics = parts.update(checkpoint.state, take_rows(batch, rows), plan, held(checkpoint))
+            microbatches += int(plan.count)
             metrics = jax.device_get(metrics)  # waits: XLA's CPU client hangs when many programs are under way
             metrics, reason = split_finiteness(metrics)
             skipped += [f"update {number} of {settings.updates} was skipped: {reason}"] * bool(reason)
             during = metric.merge(during, metrics) if during else metrics
-            if settings.is_kept(number):
-                past.append(jax.block_until_ready(parts.remember(state)))
+            checkpoint = followed(parts, settings, dataclasses.replace(checkpoint, state=state), number)
         row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
     clock.lap("update")
     trained = float(batch.response_mask.sum()) * settings.epochs
@@ -195,16 +227,16 @@ def rl_step(
     tokens = microbatches * settings.microbatch_rows * (settings.packed_columns or batch.tokens.shape[1])
     row["train/padding_waste"] = 1.0 - settings.epochs * int(lengths.sum()) / tokens
     row["train/updates"], row["train/skipped_updates"] = int(state.step), int(state.skipped[0])
-    if parts.reference.mode != "iterative":
-        row["train/reference_age"] = parts.reference.age(state)
-    return state, collected, row, skipped
+    if checkpoint.reference is not None:
+        row["train/reference_age"] = parts.reference.age(checkpoint)
+    return dataclasses.replace(checkpoint, pending=collected.pending), collected, row, skipped
 
 
-def evaluated(parts: Parts, state: TrainState) -> tuple[dict[str, float], list[dict]] | None:
+def evaluated(parts: Parts, checkpoint: Checkpoint) -> tuple[dict[str, float], list[dict]] | None:
     """An evaluation's log row and example responses; None if it was told to stop, and part of the problems is left."""
     clock = Clock()
     with phase("evaluation"), parts.log.progress("responses of the evaluation", 0, parts.heldout) as progress:
-        params = parts.sampling_params(state)
+        params = parts.policies.sampling_params(parts.policies.current(checkpoint.state), checkpoint.frozen)
         answered = list(parts.evaluate(params, should_stop=parts.should_stop, progress=progress))
     if parts.should_stop():
         return None
@@ -220,42 +252,43 @@ def new_totals(seconds: float = 0.0) -> dict[str, Any]:
 
 
 def run(
-    parts: Parts, settings: LoopSettings, state: TrainState, start: int, totals: dict[str, Any]
-) -> tuple[TrainState, int, bool]:
+    parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, start: int, totals: dict[str, Any]
+) -> tuple[Checkpoint, int, bool]:
     """Trains from `start` to the last step, writing logs and checkpoints.
 
     Args:
       totals: those of `new_totals`, updated in place.
 
     Returns:
-      (state, steps done, whether it came to its end). Raises ValueError after too many non-finite updates in a row.
+      (what it ended with, steps done, whether it came to its end). Raises ValueError after too many non-finite updates
+      in a row.
     """
     begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
-    for params in (state.params, state.base and state.base.params):
+    for params in (checkpoint.state.params, *(policy.params for policy in checkpoint.frozen.values())):
         check_finite(params, f"step {start}", "training cannot begin with them; start from other weights")
-    past, pending = deque(state.past, maxlen=len(state.past)), state.pending
-    state, collapsed, has_skipped = dataclasses.replace(state, past=(), pending=None), False, False
+    collapsed, has_skipped = False, False
 
-    def save(step: int, state: TrainState, score: float | None = None, wait: bool = False) -> None:
-        check_finite(state.params, f"step {step}", "it is not saved, and earlier checkpoints stay as they are")
+    def save(step: int, checkpoint: Checkpoint, score: float | None = None, wait: bool = False) -> None:
+        mend = "it is not saved, and earlier checkpoints stay as they are"
+        check_finite(checkpoint.state.params, f"step {step}", mend)
         totals["seconds"] = seconds_before + time.perf_counter() - begin
         extra = {"cursor": parts.stream.get_state(), "totals": totals, "rows": parts.log.rows()}
-        whole = dataclasses.replace(without_base(state), past=tuple(past), pending=pending)
-        parts.checkpoints.save(step, whole, extra, metric=score, wait=wait)
+        saved = dataclasses.replace(checkpoint, frozen={})
+        parts.checkpoints.save(step, saved, extra, metric=score, wait=wait)
 
-    def evaluate_if_due(step: int, state: TrainState) -> tuple[dict[str, float], list[dict]] | None:
+    def evaluate_if_due(step: int, checkpoint: Checkpoint) -> tuple[dict[str, float], list[dict]] | None:
         """The evaluation's log row and examples: both empty when none is due; None when it was told to stop."""
         due = step % settings.evaluate_every == 0 or step == settings.steps
         if not due or totals["evaluated"] == step:
             return {}, []
-        outcome = evaluated(parts, state)
+        outcome = evaluated(parts, checkpoint)
         totals["evaluated"] = step if outcome else totals["evaluated"]
         return outcome
 
-    outcome = evaluate_if_due(start, state)  # before the first step, or cut short by the SIGTERM before this resume
+    outcome = evaluate_if_due(start, checkpoint)  # before the first step, or cut short by a SIGTERM before this resume
     if outcome is None:
         say(f"stopped in the evaluation of step {start}; the same command goes on")
-        return state, start, False
+        return checkpoint, start, False
     row, heldout = outcome
     if row:
         parts.log.write({"step": start, **row}, heldout=heldout)
@@ -266,14 +299,13 @@ def run(
             try:
                 if parts.should_stop():
                     raise Preempted
-                state, collected, row, skipped = rl_step(parts, settings, state, step, past, pending)
+                checkpoint, collected, row, skipped = rl_step(parts, settings, checkpoint, step)
             except Preempted:
                 if parts.checkpoints.latest_step() != step:
                     parts.stream.set_state(cursor)
-                    save(step, state, wait=True)
+                    save(step, checkpoint, wait=True)
                 say(f"saved step {step}; the same command goes on")
-                return state, step, False
-            pending = collected.pending
+                return checkpoint, step, False
             warn_of(collected.failures)
             if skipped and not has_skipped:
                 has_skipped = True
@@ -288,23 +320,23 @@ def run(
             if step >= start + WARMUP_STEPS:
                 totals["compilations_after_warmup"] += row["compilations"]
             done, last = step + 1, step + 1 == settings.steps
-            outcome = evaluate_if_due(done, state)
+            outcome = evaluate_if_due(done, checkpoint)
             heldout_row, heldout = outcome or ({}, [])
             row |= heldout_row
             parts.log.write({"step": done, **row}, samples=collected.examples, heldout=heldout)
             progress(done, **{name: row[f"train/{name}"] for name in SHOWN if f"train/{name}" in row})
-            if int(state.skipped[1]) >= settings.most_skipped:
+            if (in_a_row := int(checkpoint.state.skipped[1])) >= settings.most_skipped:
                 raise InputError(
-                    f"step {done}: the last {int(state.skipped[1])} updates had a non-finite loss, gradient or step "
+                    f"step {done}: the last {in_a_row} updates had a non-finite loss, gradient or step "
                     f"and were skipped, so parameters are unchanged; lower optimizer.learning_rate, or look at "
                     f"train/ratio_max"
                 )
             if outcome is None or heldout_row or done % settings.save_every == 0:
-                save(done, state, accuracy(row), wait=last or outcome is None)
+                save(done, checkpoint, accuracy(row), wait=last or outcome is None)
             if outcome is None:
                 say(f"saved step {done}; the same command goes on")
-                return state, done, False
-    return state, settings.steps, True
+                return checkpoint, done, False
+    return checkpoint, settings.steps, True
 
 
 def accuracy(row: dict[str, float]) -> float | None:

@@ -24,24 +24,25 @@ HOST = "pinned_host"  # JAX's name for the memory that devices copy from
 
 class Optimizer(NamedTuple):
     transformation: optax.GradientTransformation
-    evaluation_params: Callable[[optax.OptState, Params], Params]  # to sample, evaluate and export; for use inside jit
+    # To sample, evaluate and export, inside and outside of jit: the parameters themselves, or x of schedule-free
+    evaluation_params: Callable[[optax.OptState, Params], Params]
     offload: bool = False
 
 
-def fetched(opt_state: optax.OptState) -> optax.OptState:
-    """The state in the devices' memory, whatever its layout; for use inside jit."""
-    return jax.device_put(opt_state, jax.memory.Space.Device)
+def fetched(tree: Any) -> Any:
+    """A tree in the devices' memory, whatever its layout; for use inside jit."""
+    return jax.device_put(tree, jax.memory.Space.Device)
 
 
 def layout(optimizer: Optimizer, mesh: Mesh, tree: Any) -> Any:
-    """The NamedSharding of every leaf of a TrainState or a part of it, of arrays or shapes."""
-    hosted = ("past/", "opt_state/") if optimizer.offload else ("past/",)
+    """The NamedSharding of every leaf of a Checkpoint or a part of it, of arrays or shapes."""
+    hosted = {"past", "opt_state"} if optimizer.offload else {"past"}
 
     def place(path, leaf, sharding):
-        name = parallel.leaf_name(path)
-        if name.startswith("pending/rollout/") and leaf.shape[0] % parallel.row_shards(mesh) == 0:
+        names = parallel.leaf_name(path).split("/")
+        if "rollout" in names and leaf.shape[0] % parallel.row_shards(mesh) == 0:
             return NamedSharding(mesh, parallel.ROWS)
-        return sharding.with_memory_kind(HOST) if leaf.ndim and name.startswith(hosted) else sharding
+        return sharding.with_memory_kind(HOST) if leaf.ndim and hosted & {*names} else sharding
 
     return jax.tree_util.tree_map_with_path(place, tree, parallel.shardings(mesh, tree))
 
@@ -124,5 +125,5 @@ def make_optimizer(
         )
         transformation = optax.contrib.schedule_free(base, schedule, b1=beta1)
         at_x = optax.contrib.schedule_free_eval_params
-        return Optimizer(transformation, lambda state, params: at_x(fetched(state), params), offload)
+        return Optimizer(transformation, jax.jit(lambda state, params: at_x(fetched(state), params)), offload)
     raise InputError(f"unknown optimizer {name!r}; known: adamw, schedule_free_adamw")

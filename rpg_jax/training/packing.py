@@ -11,7 +11,7 @@ The objective never sees packed rows: log-probs are computed on them and gathere
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,18 +26,22 @@ Rows = Callable[[ArrayLike], dict[str, jax.Array]]  # microbatch index i32[] -> 
 Microbatch = tuple[dict[str, jax.Array], TrainBatch, Callable[[jax.Array], jax.Array]]
 
 
-def plan(lengths: np.ndarray, rows: int, columns: int | None) -> tuple[np.int32, np.ndarray | None]:
+class Plan(NamedTuple):
+    """How a batch goes into microbatches."""
+
+    count: ArrayLike  # i32[], of the microbatches
+    start: ArrayLike | None  # i32[B] of `first_fit`; None where each sequence has a row
+
+
+def plan(lengths: np.ndarray, rows: int, columns: int | None) -> Plan:
     """How a batch goes into microbatches, decided on the host.
 
     Args:
       lengths: i32[B], tokens of each sequence that a gradient may depend on, from its first to its last trained one.
       rows: of a microbatch, a divisor of B; columns: W, of a packed row; None is one sequence a row.
-
-    Returns:
-      (number of microbatches i32[], start i32[B] of `first_fit` or None when not packed): arguments of `Update`.
     """
     start, used = (None, len(lengths)) if columns is None else first_fit(lengths, columns)
-    return np.int32(-(-used // rows)), start
+    return Plan(np.int32(-(-used // rows)), start)
 
 
 def first_fit(lengths: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
@@ -166,17 +170,17 @@ def microbatches(
 
 
 def map_rows(
-    function: Callable[..., tuple[jax.Array, ...]], mesh: Mesh, start: jax.Array | None, count: ArrayLike,
-    tokens: jax.Array, mask: jax.Array, rows: int, columns: int | None = None,
+    function: Callable[..., tuple[jax.Array, ...]], mesh: Mesh, plan: Plan, tokens: jax.Array, mask: jax.Array,
+    rows: int, columns: int | None = None,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
-    """`function(**rows for the model) -> tuple of [rows, W]` over the first `count` (i32[]) microbatches.
+    """`function(**rows for the model) -> tuple of [rows, W]` over the microbatches of a plan.
 
     W is the `columns` of a packed row; None is the T of the batch.
 
     Returns:
       the tuple, each [B, T], one sequence a row; zeros off the mask and in sequences of other microbatches.
     """
-    length = tokens.shape[1]
+    (count, start), length = plan, tokens.shape[1]
     columns = columns or length
     take, size = model_rows(mesh, start, tokens, mask, rows, columns), rows * columns
     # Rows as they are give values of one microbatch after another, spread over the mesh as its rows are.

@@ -6,14 +6,13 @@ exceptions, because they estimate something from the responses that a loss is ca
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
-from jax.typing import ArrayLike
 
 from rpg_jax import InputError, parallel
 from rpg_jax.models import (
@@ -28,29 +27,23 @@ from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives.divergences import full_vocabulary
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
-from rpg_jax.training.packing import microbatches
-from rpg_jax.training.reference import moved
+from rpg_jax.training.packing import Plan, microbatches
+from rpg_jax.training.policies import REFERENCE, frozen_params, joined
 from rpg_jax.training.skipped import SKIPPED, finiteness
-from rpg_jax.types import Params, Reference, TrainBatch, TrainState
+from rpg_jax.types import Params, Policy, TrainBatch, TrainState
 
 KL_AVERAGE_DECAY = 0.9  # of the moving average that the `kl_target` reference schedule watches
 
 
-class Update(Protocol):
-    """One optimizer update; `state` is donated."""
-
-    def __call__(
-        self, state: TrainState, batch: TrainBatch, count: ArrayLike, start: ArrayLike | None = None
-    ) -> tuple[TrainState, metric.Metrics]: ...
+Update = Callable[[TrainState, TrainBatch, Plan, Mapping[str, Policy]], tuple[TrainState, metric.Metrics]]
 
 
 def init_state(optimizer: Optimizer, mesh: Mesh, params: Params) -> TrainState:
-    """A state at step 0, without a reference policy of its own. The parameters are donated to it."""
+    """A state at step 0. The parameters are donated to it."""
 
     def build(params):
-        zero = jnp.zeros((), jnp.int32)
-        reference = Reference(None, zero, jnp.zeros(()))
-        return TrainState(zero, params, optimizer.transformation.init(params), reference, jnp.zeros(2, jnp.int32))
+        step, skipped = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32)
+        return TrainState(step, params, optimizer.transformation.init(params), skipped, kl_average=jnp.zeros(()))
 
     shapes = jax.eval_shape(build, params)
     return jax.jit(build, donate_argnums=0, out_shardings=layout(optimizer, mesh, shapes))(params)
@@ -60,11 +53,6 @@ def init_params(model: Model, mesh: Mesh, seed: int) -> Params:
     """Random parameters, of which each device makes its shards only."""
     key = jax.random.key(seed, impl="threefry2x32")
     return jax.jit(model.init, out_shardings=parallel.shardings(mesh, model.shapes))(key)
-
-
-def without_base(state: TrainState) -> TrainState:
-    """The state as checkpoints hold it: of the frozen weights of a model with adapters, the checksums only."""
-    return dataclasses.replace(state, base=state.base and dataclasses.replace(state.base, params=None))
 
 
 @jax.jit
@@ -106,44 +94,44 @@ def sample_sizes(logp: jax.Array, batch: TrainBatch) -> metric.Metrics:
 def make_update(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, *,
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
-    reference_decay: float | None = None, packed_columns: int | None = None,
+    packed_columns: int | None = None,
 ) -> Update:  # fmt: skip
-    """Builds the jitted `Update`. An update whose loss, gradient or step is not finite is skipped, counted in the
-    state, and explained in the metrics (`skipped.split_finiteness`).
+    """Builds the jitted `update(state, batch, plan, policies) -> (state, metrics)`, which donates the state.
+
+    Of the policies it reads `base`, if the model has adapters, and `reference`, if the objective has kl="full". An
+    update whose loss, gradient or step is not finite is skipped, counted in the state, and explained in the metrics
+    (`skipped.split_finiteness`).
 
     Args:
       shapes: the state or its shapes, for its shardings.
-      rows: the size of a microbatch, which must divide the batch. An update uses the first `count` microbatches
-        (i32[]), of rows packed at `start` (i32[B], see `packing.plan`), or of rows as they are without it.
+      rows: the size of a microbatch, which must divide the batch; those of the plan are learned from.
       clip_norm: largest norm of the gradient; logprob_chunk: columns whose logits are computed at a time.
       denominator: the number that reduction="constant" divides by.
-      reference_decay: that of reference mode `ema`, whose reference follows the policy that samples; None: it stays.
       packed_columns: W, of a packed row, at least T; None is T.
     """
     state_shardings = layout(optimizer, mesh, shapes)
 
-    def policy(joined, params, held, rows, undo):
+    def policy(params, held, rows, undo):
         """Log-probs of the sequences' tokens, and with kl="full" each token's divergence from the reference."""
         if objective.full_kl is None:
-            logp = token_logprobs(model, joined(params), **rows, temperature=temperature, chunk=logprob_chunk)
+            logp = token_logprobs(model, params, **rows, temperature=temperature, chunk=logprob_chunk)
             return undo(logp), None
         pair = token_logprobs_and_divergence(
-            model, joined(params), joined(held), partial(full_vocabulary, objective.full_kl), **rows,
+            model, params, held, partial(full_vocabulary, objective.full_kl), **rows,
             temperature=temperature, chunk=logprob_chunk,
         )  # fmt: skip
         return tuple(map(undo, pair))
 
-    def update(state, batch, count, start=None):
+    def update(state, batch, plan, policies):
         state = jax.lax.with_sharding_constraint(state, state_shardings)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
-        base, state = state.base, dataclasses.replace(state, base=None)
-        micro = microbatches(mesh, start, batch, rows, packed_columns)
+        micro = microbatches(mesh, plan.start, batch, rows, packed_columns)
         total = objective.count(batch.response_mask) if denominator is None else denominator  # of the whole minibatch
 
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
             with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
-                logp, full_kl = policy(partial(join, model.lora, frozen), params, held, model_rows, undo)
+                logp, full_kl = policy(join(model.lora, base, params), held, model_rows, undo)
             value, metrics = objective(
                 logp,
                 sequences.behavior_logp,
@@ -158,20 +146,19 @@ def make_update(
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         # Unrolled layers are cut out of the stack once, and not in every microbatch.
-        params, frozen = state.params, base and base.params
-        held = None if objective.full_kl is None else state.reference.params
+        params, base = state.params, frozen_params(policies)
+        held = None if objective.full_kl is None else joined(policies, REFERENCE)
         if not model.scan:
-            params, frozen = unstack_layers(params), frozen and unstack_layers(frozen)
-            held = held and unstack_layers(held)
+            params, base, held = (tree and unstack_layers(tree) for tree in (params, base, held))
 
         def body(index, carry):
             value, metrics, grads = carry
             (more, more_metrics), more_grads = gradient(params, index)
             return value + more, metric.merge(metrics, more_metrics), jax.tree.map(jnp.add, grads, more_grads)
 
-        value, metrics = jax.eval_shape(loss, params, count)
+        value, metrics = jax.eval_shape(loss, params, plan.count)
         nothing = jnp.zeros(value.shape, value.dtype), metric.empty(metrics), jax.tree.map(jnp.zeros_like, params)
-        value, metrics, grads = jax.lax.fori_loop(0, count, body, nothing)
+        value, metrics, grads = jax.lax.fori_loop(0, plan.count, body, nothing)
         grads = grads if model.scan else stack_layers(grads)
 
         with jax.named_scope("optimizer"):
@@ -185,25 +172,20 @@ def make_update(
             change = optax.tree.norm(steps)
             finite &= jnp.isfinite(change)  # else the new parameters were not
         metrics |= policy_age(state.step, batch)
-        average = state.reference.kl_average
-        average += (1 - KL_AVERAGE_DECAY) * (metrics["kl_reference_weighted"].value() - average)
-        reference = state.reference.params
-        if reference_decay is not None:
-            reference = moved(reference, optimizer.evaluation_params(opt_state, params), reference_decay)
-        taken = dataclasses.replace(
-            state,
+        average = metrics["kl_reference_weighted"].value() - state.kl_average
+        taken = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            reference=Reference(reference, state.reference.refreshed_at, average),
             skipped=state.skipped * jnp.array([1, 0], state.skipped.dtype),
+            kl_average=state.kl_average + (1 - KL_AVERAGE_DECAY) * average,
         )
         not_taken = dataclasses.replace(state, opt_state=before, skipped=state.skipped + 1)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), taken, not_taken)
         metrics = {**metrics, "loss": metric.mean_of(value), "grad_norm": metric.mean_of(norm)}
         metrics["update_norm"] = metric.mean_of(jnp.where(finite, change, 0.0))
         metrics[SKIPPED] = metric.mean_of(1 - finite.astype(jnp.float32))
-        return dataclasses.replace(state, base=base), metrics
+        return state, metrics
 
     replicated = NamedSharding(mesh, parallel.REPLICATED)
     return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings, replicated))

@@ -30,7 +30,7 @@ def run(
 ) -> tuple[TrainState, bool]:  # fmt: skip
     """Trains from update `start` to `steps`; returns (state, whether it came to its end).
 
-    `next_batch()` gives what `update` takes beside the state: a TrainBatch and its `packing.plan`.
+    `next_batch()` gives what `update` takes beside the state: a TrainBatch, its `packing.plan` and the frozen policies.
     `save(step, state, wait)` is called every `save_every` updates and at the end. Raises InputError after
     `most_skipped` non-finite updates in a row, and NothingLearned when none of all updates was finite.
     """

@@ -12,7 +12,6 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections import deque
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
@@ -49,16 +48,17 @@ def make_step(folder, carry_over, prompts):
     config.behavior.source = "sampler"
     config.learner.update(dict(minibatch_prompts=prompts, microbatch_rows=2, pack=True))
     run = build.build_run(config, log=lambda line: None)
-    state = states.build_state(run, states.initial_params(config, run))
+    checkpoint = states.build_state(run, states.initial_params(config, run))
+    shapes = jax.eval_shape(lambda: checkpoint.state)
     services = dict(stream=ProblemStream(run.data.problems("train"), 0), checkpoints=None, log=None, traced=None)
-    parts = build.build_parts(config, run, jax.eval_shape(lambda: state), should_stop=lambda: False, **services)
-    pending, state, number = state.pending, dataclasses.replace(state, pending=None), 0
+    parts = build.build_parts(config, run, shapes, should_stop=lambda: False, **services)
+    number = 0
 
     def step():
-        nonlocal pending, state, number
+        nonlocal checkpoint, number
         begin = time.perf_counter()
-        state, collected, row = loop.rl_step(parts, run.loop, state, number, deque(), pending)
-        pending, number = collected.pending, number + 1
+        checkpoint, collected, row, _ = loop.rl_step(parts, run.loop, checkpoint, number)
+        number += 1
         seconds = time.perf_counter() - begin
         return seconds, collected.tokens, row["time/rollout"]
 

@@ -13,8 +13,10 @@ import numpy as np
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig, unstack_layers
 from rpg_jax.sampling import Sampling, generate
-from rpg_jax.training.experience import make_experience, make_sampling_params
+from rpg_jax.training.experience import make_experience, make_score
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.packing import Plan
+from rpg_jax.training.policies import BEHAVIOR, make_policies
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import Prompts, TrainBatch
 
@@ -70,7 +72,7 @@ def update(shape, task):
 
     def step():
         nonlocal state
-        state, _ = jax.block_until_ready(run(state, batch, jnp.int32(rows // LEARNER["rows"])))
+        state, _ = jax.block_until_ready(run(state, batch, Plan(jnp.int32(rows // LEARNER["rows"]), None), {}))
 
     return step
 
@@ -81,9 +83,9 @@ def rl_step(shape, task):
     optimizer = make_optimizer("adamw", learning_rate=1e-6)
     state = init_state(optimizer, mesh, init_params(model, mesh, 0))
     shapes = jax.eval_shape(lambda: state)
-    policy = make_sampling_params(model, optimizer, mesh, state)
+    policies = make_policies(model, optimizer, mesh, state)
     objective = objectives.make("grpo", beta=0.0)
-    experience = make_experience(model, objective, optimizer, mesh, **LEARNER)
+    score, experience = make_score(mesh, **LEARNER), make_experience(objective, mesh)
     run = make_update(model, objective, optimizer, mesh, shapes, clip_norm=1.0, **LEARNER)
     rows, samples = task["rows"], task["samples"]
     prompts = random_prompts(shape, rows // samples, task["prompt"])
@@ -92,11 +94,14 @@ def rl_step(shape, task):
     def step():
         nonlocal state
         settings = dict(samples=samples, max_new=task["new"], sampling=Sampling.make(), slots=rows)
-        rollout = generate(model, policy(state), prompts, key=key, step=jnp.int32(next(steps)), **settings)
+        behavior = policies.current(state)
+        params = policies.sampling_params(behavior, {})
+        rollout = generate(model, params, prompts, key=key, step=jnp.int32(next(steps)), **settings)
         responses = np.asarray(rollout.tokens)[:, task["prompt"] :]
         reward = (responses % 2 == 0).mean(-1, dtype=np.float32).reshape(-1, samples)
-        batch, _ = experience(state, rollout, jnp.asarray(reward))
-        state, _ = jax.block_until_ready(run(state, batch, jnp.int32(rows // LEARNER["rows"])))
+        scores = score({BEHAVIOR: behavior}, rollout, Plan(jnp.int32(rows // LEARNER["rows"]), None))
+        batch, _ = experience(rollout, jnp.asarray(reward), scores, state.step, state.step)
+        state, _ = jax.block_until_ready(run(state, batch, Plan(jnp.int32(rows // LEARNER["rows"]), None), {}))
 
     return step
 

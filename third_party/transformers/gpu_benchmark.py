@@ -73,8 +73,9 @@ def ours(shape, task) -> dict:
     from rpg_jax.models import Model, ModelConfig
     from rpg_jax.models.attention_kernels import make_attention
     from rpg_jax.sampling import Sampling, generate
-    from rpg_jax.training.experience import make_sampling_params
     from rpg_jax.training.optimizer import make_optimizer
+    from rpg_jax.training.packing import Plan
+    from rpg_jax.training.policies import make_policies
     from rpg_jax.training.update import init_params, init_state, make_update
     from rpg_jax.types import Prompts, TrainBatch
 
@@ -97,7 +98,8 @@ def ours(shape, task) -> dict:
     numbers = square = None  # their memory is free for the model
 
     state = init_state(optimizer, mesh, init_params(model, mesh, 0))
-    policy = make_sampling_params(model, optimizer, mesh, state)(state)
+    policies = make_policies(model, optimizer, mesh, state)
+    policy = policies.sampling_params(policies.current(state), {})
     tokens = rng.integers(1, shape["vocab"], (task["batch"], task["prompt"])).astype(np.int32)
     prompts = Prompts(tokens, np.ones(tokens.shape, bool), np.arange(task["batch"], dtype=np.int32))
     prompts = parallel.to_global(mesh, parallel.ROWS, prompts)
@@ -129,7 +131,7 @@ def ours(shape, task) -> dict:
 
     def update():
         nonlocal state
-        state, _ = jax.block_until_ready(run(state, batch, np.int32(task["rows"] // task["micro"])))
+        state, _ = jax.block_until_ready(run(state, batch, Plan(np.int32(task["rows"] // task["micro"]), None), {}))
 
     return found | {"update": median_seconds(update, task["rounds"])}
 

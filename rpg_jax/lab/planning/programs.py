@@ -14,7 +14,9 @@ from rpg_jax.lab.planning import estimates
 from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import quantize_params
-from rpg_jax.types import Rollout
+from rpg_jax.training.packing import Plan
+from rpg_jax.training.policies import BEHAVIOR, held
+from rpg_jax.types import Policy, Rollout
 
 SEGMENT = 256  # decode steps between two returns to the host; a segment takes about a second
 
@@ -43,7 +45,7 @@ def device_bytes(tree: Any) -> float:
 
 def programs(sketch: Sketch) -> dict[str, Program]:
     """The programs of an RL step by phase, in the order of `estimates.COSTS`."""
-    parts, state, workload = sketch.parts, sketch.state, sketch.workload
+    parts, checkpoint, workload = sketch.parts, sketch.checkpoint, sketch.workload
     mesh, rollout, loop = sketch.run.mesh, workload.rollout, workload.loop
 
     def by_rows(count, dtype, *columns):
@@ -54,9 +56,11 @@ def programs(sketch: Sketch) -> dict[str, Program]:
 
     def packing_plan(rows):
         """As `loop.plan` gives it: the number of microbatches, and where the sequences of packed rows start."""
-        return replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.packed_columns else None
+        return Plan(replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.packed_columns else None)
 
-    weights = jax.eval_shape(parts.sampling_params, state)
+    state = checkpoint.state
+    behavior, policies = Policy(sketch.run.model, state.params, state.step), held(checkpoint)
+    weights = jax.eval_shape(parts.policies.sampling_params, behavior, checkpoint.frozen)
     if rollout.weights_dtype:
         weights = jax.eval_shape(partial(quantize_params, dtype=rollout.weights_dtype), weights)
     layout = parallel.shardings(mesh, weights, parallel.SAMPLING)
@@ -71,12 +75,14 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     columns = [by_rows(rows, dtype, workload.length) for dtype in (jnp.int32, bool, jnp.float32, jnp.float32)]
     responses = Rollout(*columns, by_rows(rows, jnp.int32), by_rows(rows, jnp.int32), by_rows(rows, bool))
     reward = replicated((loop.prompts, loop.samples), jnp.float32)
-    experience = state, responses, reward, *packing_plan(rows)
-    batch, _ = jax.eval_shape(parts.experience, *experience)
+    scored = policies | ({BEHAVIOR: behavior} if parts.source == "trainer" else {})
+    score = scored, responses, packing_plan(rows)
+    scores = jax.eval_shape(parts.score, *score)
+    batch, _ = jax.eval_shape(parts.experience, responses, reward, scores, state.step, state.step)
     batch = jax.tree.map(lambda x: by_rows(x.shape[0], x.dtype, *x.shape[1:]), batch)
     minibatch = jax.tree.map(lambda x: by_rows(workload.minibatch_rows, x.dtype, *x.shape[1:]), batch)
-    update = state, minibatch, *packing_plan(workload.minibatch_rows)
-    state_bytes = device_bytes(state)
+    update = state, minibatch, packing_plan(workload.minibatch_rows), policies
+    state_bytes = device_bytes(checkpoint)
     return {
         "prefill": Program(*sampler["prefill"], beside=state_bytes, turns=estimates.prefill_passes(workload)),
         # Training draws without filters, so that decoding never takes their branches.
@@ -89,9 +95,9 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             outside=1 / SEGMENT,
         ),
         "experience": Program(
-            parts.experience,
-            experience,
-            beside=0,
+            parts.score,
+            score,
+            beside=device_bytes(state.opt_state),
             turns=estimates.microbatches(workload, rows, loop.scoring_rows),
         ),
         "update": Program(

@@ -16,7 +16,7 @@ from rpg_jax.lab.planning.estimates import Workload
 from rpg_jax.models import SIZES, huggingface, named
 from rpg_jax.run import build, states
 from rpg_jax.training.loop import Parts
-from rpg_jax.types import TrainState
+from rpg_jax.types import Checkpoint
 
 
 class Sketch(NamedTuple):
@@ -24,7 +24,7 @@ class Sketch(NamedTuple):
 
     run: build.Run
     parts: Parts  # the jitted functions of an RL step
-    state: TrainState  # abstract, with shardings
+    checkpoint: Checkpoint  # abstract, with shardings
     workload: Workload
 
 
@@ -44,8 +44,9 @@ def sketch(
     problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None], tasks=())
     run = build.build_run(config, devices=devices, problems=problems)
     build.check_rows(config, run)
-    # No program of a step has in its state what rollout.delay and rollout.carry_over keep.
-    state = dataclasses.replace(states.abstract(run, partial(states.build_state, run)), past=(), pending=None)
+    # No program of a step has in its arguments what rollout.carry_over keeps, and earlier policies are on the hosts.
+    checkpoint = states.abstract(run, partial(states.build_state, run))
+    checkpoint, state = dataclasses.replace(checkpoint, past=(), pending=None), checkpoint.state
     unused = dict.fromkeys(("stream", "checkpoints", "log", "should_stop", "traced"))
     parameters, moments = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.opt_state))
     workload = Workload(
@@ -57,10 +58,10 @@ def sketch(
         prompt_length=prompt_length,
         logprob_chunk=config.learner.logprob_chunk,
         moments=round(moments / parameters),
-        separate_reference=state.reference.params is not None,
+        separate_reference=checkpoint.reference is not None,
         offload=run.optimizer.offload,
     )
-    return Sketch(run, build.build_parts(config, run, state, **unused), state, workload)
+    return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, workload)
 
 
 def planned_size(config: ConfigDict) -> str | None:

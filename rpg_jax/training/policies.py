@@ -1,0 +1,95 @@
+"""The policies of a run: the one that is trained, and those that are held beside it.
+
+Each is a `Policy`, laid out as for training. Held are the reference (`training.reference`), the policies that
+`rollout.delay` draws from, and the frozen weights that adapters are trained beside. With adapters, all others hold
+adapters only, so that the weights are there once.
+
+An RL step of U updates with `rollout.delay` = k draws from the policy of k updates ago, to study stale data
+(docs/method.md 9.4). Kept are only those that some coming rollout is drawn from: one of each step, after the same one
+of its updates, and so k // U + 1 at a time. They lie in the hosts' memory, in the sampler's dtype.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from rpg_jax import parallel
+from rpg_jax.models import Model, join, merge, unstack_layers
+from rpg_jax.training.optimizer import Optimizer, fetched, layout
+from rpg_jax.types import Checkpoint, Params, Policy, TrainState
+
+BASE, BEHAVIOR, REFERENCE = "base", "behavior", "reference"  # names of policies; what is scored is all but the base
+
+
+class Policies(NamedTuple):
+    """The functions that make policies, of `make_policies`; none donates its arguments but `moved`."""
+
+    current: Callable[[TrainState], Policy]  # what samples; its arrays may be the state's, which an update donates
+    reference: Callable[[Policy], Policy]  # a copy that stays
+    past: Callable[[Policy], Policy]  # a copy in the hosts' memory, in the sampler's dtype
+    moved: Callable[[Policy, Policy], Policy]  # the reference of mode `ema` and the current policy -> the new reference
+    sampling_params: Callable[[Policy, Mapping[str, Policy]], Params]  # of a policy and the frozen ones
+
+
+def frozen_params(policies: Mapping[str, Policy]) -> Params | None:
+    """The weights that adapters stand beside; None where all are trained."""
+    return policies[BASE].params if BASE in policies else None
+
+
+def joined(policies: Mapping[str, Policy], name: str) -> Params:
+    """The tree of a policy that training computes with; for use inside jit."""
+    policy = policies[name]
+    return join(policy.model.lora, frozen_params(policies), fetched(policy.params))
+
+
+def merged(policy: Policy, frozen: Mapping[str, Policy]) -> Params:
+    """The whole tree of a policy, adapters merged; for use inside jit."""
+    return merge(policy.model.lora, frozen_params(frozen), fetched(policy.params))
+
+
+def make_policies(
+    model: Model, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, decay: float | None = None
+) -> Policies:
+    """Builds `Policies`; `shapes` is the state or its shapes, and `decay` that of reference mode `ema`.
+
+    The policy that samples is x of schedule-free. Parameters to sample from are those of the merged tree in the model's
+    dtype, unstacked and laid out for sampling.
+    """
+
+    def current(state):
+        return Policy(model, optimizer.evaluation_params(state.opt_state, state.params), state.step)
+
+    def copied(policy):
+        return jax.tree.map(jnp.copy, policy)
+
+    def narrowed(policy):  # adapters are few, and are merged in float32
+        dtype = model.dtype if model.lora is None else jnp.float32
+        return copied(Policy(model, jax.tree.map(lambda x: x.astype(dtype), policy.params), policy.version))
+
+    def moved(reference, policy):
+        params = jax.tree.map(lambda r, p: decay * r + (1 - decay) * p.astype(r.dtype), reference.params, policy.params)
+        was_taken = policy.version > reference.version
+        params = jax.tree.map(lambda old, new: jnp.where(was_taken, new, old), reference.params, params)
+        return Policy(model, params, policy.version)
+
+    def sampling_params(policy, frozen):
+        return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), merged(policy, frozen)))
+
+    held = jax.eval_shape(current, shapes)
+    on_device, on_host = layout(optimizer, mesh, held), layout(optimizer, mesh, {"past": held})["past"]
+    unstacked = parallel.shardings(mesh, jax.eval_shape(unstack_layers, model.shapes), parallel.SAMPLING)
+    return Policies(
+        current,
+        reference=jax.jit(copied, out_shardings=on_device),
+        past=jax.jit(narrowed, out_shardings=on_host),
+        moved=jax.jit(moved, out_shardings=on_device, donate_argnums=0),
+        sampling_params=jax.jit(sampling_params, out_shardings=unstacked),
+    )
+
+
+def held(checkpoint: Checkpoint) -> dict[str, Policy]:
+    """The policies beside the one that is trained which a loss may read whole, by name."""
+    return checkpoint.frozen | ({} if checkpoint.reference is None else {REFERENCE: checkpoint.reference})

@@ -1,0 +1,31 @@
+"""An RL step's log-prob pass and what follows from it, in one call."""
+
+import dataclasses
+
+from rpg_jax.training import packing
+from rpg_jax.training.experience import make_experience, make_score
+from rpg_jax.training.policies import BEHAVIOR, REFERENCE, make_policies
+
+
+def rows_as_they_are(rollout, rows):
+    """The plan of a batch that is not packed, `rows` at a time."""
+    return packing.plan([1] * len(rollout.tokens), rows, None)
+
+
+def make_experienced(model, objective, optimizer, mesh, shapes, *, rows, source="trainer", **settings):
+    """Builds `experienced(state, rollout, reward, plan=None, behavior=None, reference=None) -> (batch, metrics)`.
+
+    The behavior policy is the state's if it is not given. `programs` are its jitted functions.
+    """
+    policies = make_policies(model, optimizer, mesh, shapes)
+    score, experience = make_score(mesh, rows=rows, **settings), make_experience(objective, mesh)
+
+    def experienced(state, rollout, reward, plan=None, behavior=None, reference=None):
+        behavior = behavior or policies.current(state)
+        named = {BEHAVIOR: behavior} if source == "trainer" else {}
+        named |= {REFERENCE: dataclasses.replace(behavior, params=reference)} if reference is not None else {}
+        scores = score(named, rollout, plan or rows_as_they_are(rollout, rows))
+        return experience(rollout, reward, scores, behavior.version, state.step)
+
+    experienced.programs = score, experience
+    return experienced
