@@ -26,11 +26,12 @@ def largest_collective(mesh, batch: int, length: int) -> int:
     rows = jax.sharding.NamedSharding(mesh, parallel.ROWS)
     tokens, mask = (jax.ShapeDtypeStruct((batch, length), dtype, sharding=rows) for dtype in (jnp.int32, bool))
 
-    def read(tokens, mask, start, count):
+    def read(tokens, mask, plan):
         count_tokens = lambda tokens, mask, positions, segment_ids: (tokens + positions + segment_ids,)  # noqa: E731
-        return packing.map_rows(count_tokens, mesh, start, count, tokens, mask, 8)
+        return packing.map_rows(count_tokens, mesh, plan, tokens, mask, 8)
 
-    text = jax.jit(read).lower(tokens, mask, np.zeros(batch, np.int32), np.int32(1)).compile().as_text()
+    plan = packing.Plan(np.int32(1), np.zeros(batch, np.int32))
+    text = jax.jit(read).lower(tokens, mask, plan).compile().as_text()
     found = re.findall(rf"= \(?\w+\[([\d,]*)\]\S* (?:{KINDS})(?:-start)?\(", text)
     return max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in found)
 

@@ -164,7 +164,7 @@ def followed(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, numbe
     """With the policies that an RL step's update of this number (1 is the first) renews: see `LoopSettings.is_kept`."""
     reference, past = checkpoint.reference, checkpoint.past
     if parts.reference.decay is not None:
-        reference = parts.policies.moved(reference, parts.policies.current(checkpoint.state))
+        reference = parts.policies.moved(reference, checkpoint.state)
     if settings.is_kept(number):
         past = *past[1:], parts.policies.past(parts.policies.current(checkpoint.state))
     return dataclasses.replace(checkpoint, reference=reference, past=jax.block_until_ready(past))

@@ -25,12 +25,12 @@ BASE, BEHAVIOR, REFERENCE = "base", "behavior", "reference"  # names of policies
 
 
 class Policies(NamedTuple):
-    """The functions that make policies, of `make_policies`; none donates its arguments but `moved`."""
+    """The functions that make policies, of `make_policies`; none donates the state."""
 
     current: Callable[[TrainState], Policy]  # what samples; its arrays may be the state's, which an update donates
     reference: Callable[[Policy], Policy]  # a copy that stays
     past: Callable[[Policy], Policy]  # a copy in the hosts' memory, in the sampler's dtype
-    moved: Callable[[Policy, Policy], Policy]  # the reference of mode `ema` and the current policy -> the new reference
+    moved: Callable[[Policy, TrainState], Policy]  # the reference of mode `ema`, donated, after an update
     sampling_params: Callable[[Policy, Mapping[str, Policy]], Params]  # of a policy and the frozen ones
 
 
@@ -69,11 +69,12 @@ def make_policies(
         dtype = model.dtype if model.lora is None else jnp.float32
         return copied(Policy(model, jax.tree.map(lambda x: x.astype(dtype), policy.params), policy.version))
 
-    def moved(reference, policy):
-        params = jax.tree.map(lambda r, p: decay * r + (1 - decay) * p.astype(r.dtype), reference.params, policy.params)
-        was_taken = policy.version > reference.version
-        params = jax.tree.map(lambda old, new: jnp.where(was_taken, new, old), reference.params, params)
-        return Policy(model, params, policy.version)
+    def moved(reference, state):  # unless the update was skipped
+        def leaf(old, new):
+            mean = decay * old + (1 - decay) * new.astype(old.dtype)
+            return jnp.where(state.step > reference.version, mean, old)
+
+        return Policy(model, jax.tree.map(leaf, reference.params, current(state).params), state.step)
 
     def sampling_params(policy, frozen):
         return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), merged(policy, frozen)))
