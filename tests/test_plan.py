@@ -17,21 +17,22 @@ import pytest
 
 from configs import paper, quickstart
 from rpg_jax.lab.planning import (
-    cache,
+    calibration,
     chips,
     command,
     decoding,
-    estimates,
+    floor,
     hlo,
     measure,
-    needs,
     programs,
     report,
     search,
     sketch,
 )
+from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.run import compiler
+from rpg_jax.run.cli import read_config
 from rpg_jax.sampling.generate import segment_on
 from rpg_jax.sampling.paged_attention import BLOCKS
 from rpg_jax.training.loop import LoopSettings
@@ -43,12 +44,12 @@ ROWS = ("--config.rollout.slots=16", "--config.rollout.prompts=8", "--config.lea
 
 def workload(
     shape, remat="none", dtype=jnp.float32, mesh=None, loop=(), rollout=(), lengths="fixed:5", **facts
-) -> estimates.Workload:
+) -> Workload:
     sizes = dict(prompts=4, samples=2, max_prompt=6, max_new=10, slots=4, temperature=1.0, dynamic_sampling=True)
     sizes |= dict(oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0)
     learning = dict(steps=1, seed=0, prompts=4, samples=2, minibatch_prompts=2, microbatch_rows=2, scoring_rows=2)
     learning |= dict(epochs=1, packed_columns=None, evaluate_every=1, save_every=1, most_skipped=1)
-    return estimates.Workload(
+    return Workload(
         model=Model(shape, dtype=dtype, remat=remat),
         mesh=mesh or dict(data=1, fsdp=1, tensor=1),
         rollout=RolloutSettings(**sizes | dict(rollout)),
@@ -152,27 +153,29 @@ HLO = HLO.replace("OPERANDS", "operand_layout_constraints={s8[1,9,9]{2,1,0}, bf1
 
 def test_work_of_a_program_counts_as_often_as_it_is_done():
     found = hlo.work(HLO, traced=3)
-    assert found.collectives == {
+    sent = {
         "collective-permute": (4, 4 * 128),  # 0, 2, 4, 6; 8 x 4 float32 are 128 bytes
         "all-reduce": (3 + 5, 8 * 2 * 128 * 3 / 4),
         "all-gather": (1, 64 * 3 / 4),
         "reduce-scatter": (1, 16 * 7),
     }
-    assert found.cycles == 4 * 70 + 9  # the largest int64 stands for unknown
+    assert {kind: (found[f"{kind} times"], found[f"{kind} sent"]) for kind in sent} == sent
+    assert found["sent"] == sum(size for _, size in sent.values())
+    assert found["cycles"] == 4 * 70 + 9  # the largest int64 stands for unknown
     # Half of 8 x 8 pairs for each of 2 heads, three products of 16 multiplications and additions.
-    assert found.kernels == {"splash_mha_dq": (8, 8 * 2 * 32 * 3 * 2 * 16), "other_kernel": (8, 0)}
+    assert found["kernels"] == 16 and found["kernel_flops"] == 8 * 2 * 32 * 3 * 2 * 16
 
 
 def test_work_outside_of_loops_counts_by_its_share():
     found = hlo.work(HLO, traced=3, outside=0.25)
-    assert found.cycles == 4 * 70 + 9 / 4 and found.collectives["reduce-scatter"] == (1 / 4, 16 * 7 / 4)
-    assert found.collectives["all-reduce"].count == 3 + 5
+    assert found["cycles"] == 4 * 70 + 9 / 4 and found["reduce-scatter times"] == 1 / 4
+    assert found["reduce-scatter sent"] == 16 * 7 / 4 and found["all-reduce times"] == 3 + 5
 
 
 def test_work_leaves_out_what_is_apart():
     rest = hlo.work(HLO, traced=3, apart=("prefill", "filters"))
-    assert rest.collectives["all-reduce"].count == 5 and "reduce-scatter" not in rest.collectives
-    assert rest.kernels["other_kernel"].count == 5 and rest.cycles == 4 * 70 + 9
+    assert rest["all-reduce times"] == 5 and "reduce-scatter times" not in rest
+    assert rest["kernels"] == 10 and rest["cycles"] == 4 * 70 + 9
 
 
 ON_EIGHT = """
@@ -191,7 +194,7 @@ def f(x, turns):
 
 x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=NamedSharding(mesh, P("a", "b")))
 program = jax.jit(f).lower(x, jax.ShapeDtypeStruct((), jnp.int32)).compile()
-print(json.dumps({kind: one for kind, one in hlo.work(program.as_text(), 10).collectives.items()}))
+print(json.dumps(hlo.work(program.as_text(), 10)))
 """
 
 
@@ -204,8 +207,9 @@ def child(*arguments, **environment):
 def test_collectives_of_a_program_that_xla_compiled():
     done = processes.execute("-c", ON_EIGHT, JAX_NUM_CPU_DEVICES="8")
     assert done.returncode == 0, done.stderr
-    count, sent = json.loads(done.stdout)["all-reduce"]
-    assert (count, sent) == (16, 16 * 2 * 3 / 4 * 8 * 16 * 4)  # a device's part of x is [8, 16] float32
+    found = json.loads(done.stdout)
+    assert found["all-reduce times"] == 16
+    assert found["sent"] == found["all-reduce sent"] == 16 * 2 * 3 / 4 * 8 * 16 * 4  # its part of x is f32[8, 16]
 
 
 def operations(jaxpr) -> float:
@@ -238,7 +242,7 @@ def test_operations_of_an_update_are_those_of_the_model(size, remat):
         return token_logprobs(model, params, tokens, tokens > 0, chunk=8).sum()
 
     counted = operations(jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr)
-    cost = estimates.update(workload(shape, remat))
+    cost = floor.costs(workload(shape, remat))["update"]
     # Half of all pairs of 16 tokens, two products forward and five backward, and forward again where it is not kept.
     passes = 3.5 + {"none": 0, "dots": 1, "full": 1}[remat]
     attention = passes * 2 * shape.heads * shape.head_dim * 16**2 * 4 * shape.layers
@@ -249,45 +253,43 @@ def test_memory_that_weights_and_caches_must_take():
     shape = SIZES["tiny"]
     pool = jax.eval_shape(lambda: BLOCKS.empty(shape, jnp.bfloat16, 4, 16))  # of 4 slots with a page of 16 tokens each
     held = shape.layers * sum(leaf.size * leaf.dtype.itemsize for leaf in pool)
-    assert estimates.kv_bytes(workload(shape, dtype=jnp.bfloat16)) * 4 * 16 == held
-    sizes = functools.partial(workload, shape, dtype=jnp.bfloat16)
-    alone, spread = (needs.update_needs(sizes("full", mesh=mesh)) for mesh in (
-        dict(data=1, fsdp=1, tensor=1), dict(data=1, fsdp=2, tensor=1)))  # fmt: skip
-    assert alone["gradient so far"] == 4 * parameter_count(shape) == 2 * spread["gradient so far"]
-    kept = "activations saved (remat full)"
-    assert alone[kept] == 2 * 16 * shape.layers * shape.hidden_size * 2 == 2 * spread[kept]
-    gradient = alone["gradient so far"]
-    tiny = needs.update_needs(sizes(rollout=dict(max_new=1, max_prompt=1), moments=9, offload=True))
-    assert tiny["arrays of the optimizer, fetched"] == 9 * gradient and tiny["sum"] == 11 * gradient
-    for remat in ("dots", "none"):
-        more = needs.update_needs(sizes(remat))
-        assert more["sum"] > alone["sum"] == sum(list(alone.values())[:-1])
+    assert floor.kv_bytes(workload(shape, dtype=jnp.bfloat16)) * 4 * 16 == held
+    gradient = 4 * parameter_count(shape)
+
+    def update(remat="full", mesh=None, **facts):
+        return floor.temporaries(workload(shape, remat, jnp.bfloat16, mesh, **facts))["update"]
+
+    least = 2 * gradient + 2 * 16 * shape.layers * shape.hidden_size * 2  # and the input of each layer, 16-bit
+    assert least < update() < update("dots") < update("none")
+    assert update() > update(mesh=dict(data=1, fsdp=2, tensor=1)) > update() / 2  # both gather the same weights
+    fetched = update(rollout=dict(max_new=1, max_prompt=1), moments=9, offload=True)
+    assert fetched == 11 * gradient
 
 
 def test_a_phase_takes_as_long_as_its_slowest_resource():
     chip = chips.Chip(1e9, 2e9, 4e9, None, 8e9, 1e9, 8, None, "")
-    cost = estimates.Cost(flops=8e9, bytes=6e9, sent=8e9)
+    cost = floor.Cost(flops=8e9, bytes=6e9, sent=8e9)
     assert cost.seconds(chips.Topology("near", chip, 8)) == dict(compute=2.0, memory=3.0, interconnect=1.0)
     assert cost.seconds(chips.Topology("far", chip, 16))["interconnect"] == 8.0
     tiny = SIZES["tiny"]
     # 16 responses in 4 slots; 4 groups of 2 in minibatches of 4 rows, which are full or, packed, as long as their rows.
-    assert estimates.times(workload(tiny)) == dict(prefill=1, decode=20, experience=1, update=2)
-    assert estimates.times(workload(tiny, rollout=dict(carry_over=True)))["decode"] == 8 * 5 / 4
-    packed = estimates.times(workload(tiny, loop=dict(packed_columns=16), lengths="fixed:2"))
+    assert workload(tiny).times() == dict(prefill=1, decode=20, experience=1, update=2)
+    assert workload(tiny, rollout=dict(carry_over=True)).times()["decode"] == 8 * 5 / 4
+    packed = workload(tiny, loop=dict(packed_columns=16), lengths="fixed:2").times()
     assert packed == dict(prefill=1, decode=8, experience=0.5, update=1)
     narrow, wide = (workload(tiny, loop=dict(packed_columns=columns)) for columns in (16, 64))
-    assert [estimates.microbatches(w, 8, 2) for w in (narrow, wide)] == [4, 1]
+    assert [w.microbatches(8, 2) for w in (narrow, wide)] == [4, 1]
     for phase in ("experience", "update"):  # the same work in fewer microbatches, which read the weights less often
-        one, other = estimates.COSTS[phase](narrow), estimates.COSTS[phase](wide)
+        one, other = floor.costs(narrow)[phase], floor.costs(wide)[phase]
         assert one.flops == other.flops and one.bytes > other.bytes
 
 
 def test_work_is_shared_by_the_devices_of_a_mesh():
     sizes = dict(rollout=dict(slots=8), loop=dict(microbatch_rows=4))
-    whole, parts = (workload(SIZES["m1"], mesh=mesh, **sizes) for mesh in (
+    whole, parts = (floor.costs(workload(SIZES["m1"], mesh=mesh, **sizes)) for mesh in (
         dict(data=1, fsdp=1, tensor=1), dict(data=2, fsdp=2, tensor=2)))  # fmt: skip
-    for phase, cost in estimates.COSTS.items():
-        one, eighth = cost(whole), cost(parts)
+    for phase in PHASES:
+        one, eighth = whole[phase], parts[phase]
         assert one.flops == pytest.approx(8 * eighth.flops) and one.sent == 0 < eighth.sent, phase
         assert one.bytes / 8 < eighth.bytes < one.bytes, phase  # weights are read by several
 
@@ -296,18 +298,16 @@ def test_the_largest_cache_fills_the_memory_that_is_left():
     [topology] = chips.parse("h100:8")
     sizes = dict(prompts=4096, slots=64, page_size=4)
     w = workload(SIZES["m1"], lengths="uniform", rollout=sizes, mesh=dict(data=8, fsdp=1, tensor=1))
-    page, found = estimates.kv_bytes(w) * 4, []
+    page, found = floor.kv_bytes(w) * 4, []
     for memory in (2e6, 4e6):
         small = topology._replace(chip=topology.chip._replace(memory=memory))
-        found.append(cache.largest_cache(small, w, peak=1.2e6, cache=1e6))
+        found.append(measure.largest_cache(small, w, peak=1.2e6, cache=1e6))
         slots, pages = found[-1]["slots"] // 8, found[-1]["pages"] // 8
-        logits = needs.decode_needs(w)["sum"] / 8
-        others = 0.2e6 + (slots - 8) * logits
-        assert slots % 8 == 0 and abs(others + pages * page - 0.95 * memory) < page + 8 * logits
+        assert slots % 8 == 0 and abs(0.2e6 + pages * page - 0.95 * memory) < page
         assert slots <= decoding.slots_that_fit(w.lengths, w.prompt_length, pages, 4) < slots + 8
     assert found[0]["slots"] < found[1]["slots"] and found[0]["seconds"] > found[1]["seconds"]
     full = topology._replace(chip=topology.chip._replace(memory=1e6))
-    assert cache.largest_cache(full, w, peak=1.2e6, cache=0.0)["slots"] == 0
+    assert measure.largest_cache(full, w, peak=1.2e6, cache=0.0)["slots"] == 0
 
 
 @pytest.fixture(scope="module")
@@ -327,13 +327,13 @@ def test_a_plan_as_text(modelled):
     # Float32 parameters, the averaged iterate and the second moment.
     assert 3 < found["phases"]["update"]["arguments"] / (4 * weights) < 3.1
     text = report.text(found)
-    for says in ("modelled", "nothing is compiled", "gradient so far", "7 + 9 tokens a response", "h100:1: it fits"):
+    for says in ("modelled", "nothing is compiled", "at least s", "7 + 9 tokens a response", "h100:1: it fits"):
         assert says in text, says
-    assert "the compiled" not in text and "collectives" not in text
+    assert "estimate s" not in text and "collectives" not in text
     tight = found | {"fits": False, "phases": {name: one | {"fits": False} for name, one in found["phases"].items()}}
     assert "h100:1: it does NOT fit: prefill" in report.text(tight)
     rows = report.comparison([found, tight]).splitlines()
-    assert [row.split()[-3] for row in rows[-2:]] == ["yes", "NO"]
+    assert [row.split()[-4] for row in rows[-2:]] == ["yes", "NO"] and rows[-1].split()[-2:] == ["?", "modelled"]
 
 
 def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
@@ -390,7 +390,7 @@ def test_the_command_plans_for_gpus(tmp_path):
     assert done.returncode == 0, done.stderr
     [found] = json.loads(path.read_text())
     assert found["mesh"] == dict(data=8, fsdp=1, tensor=1) and found["parameters"] == parameter_count(SIZES["tiny"])
-    assert found["fits"] and not found["compiled"] and list(found["phases"]) == list(estimates.COSTS)
+    assert found["fits"] and not found["compiled"] and tuple(found["phases"]) == PHASES
     assert "h100:8: it fits" in done.stdout and [file.name for file in tmp_path.iterdir()] == ["out.json"]
 
 
@@ -525,8 +525,9 @@ def test_distributions_of_lengths():
 # One layer of Qwen3-4B, forward, without attention: products with weights that are divided over 16 chips.
 LAYER = """
 import dataclasses, os
-from rpg_jax.lab.planning import chips, command, estimates, hlo
+from rpg_jax.lab.planning import chips, command, floor, hlo
 from rpg_jax.run import compiler
+from rpg_jax.run.cli import read_config
 
 os.environ |= command.ENVIRONMENT | compiler.libtpu_arguments({})
 import jax, jax.numpy as jnp
@@ -544,8 +545,8 @@ of = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardin
 params = jax.tree.map(of, params, parallel.shardings(mesh, params))
 tokens = of(jax.ShapeDtypeStruct((16, 4096), jnp.int32), NamedSharding(mesh, parallel.ROWS))
 text = jax.jit(lambda params, tokens: model.hidden(params, tokens).sum()).lower(params, tokens).compile().as_text()
-limit = 2 * estimates.layer_weights(shape) * 4096 / topology.chip.flops
-print(limit / (hlo.work(text, 1).cycles / topology.chip.clock))
+limit = 2 * floor.layer_weights(shape) * 4096 / topology.chip.flops
+print(limit / (hlo.work(text, 1)["cycles"] / topology.chip.clock))
 """
 
 
@@ -555,6 +556,28 @@ def test_the_estimate_of_a_layer_stays_near_the_limit_of_the_chip():
     done = child("-c", LAYER)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0.7
+
+
+def test_the_calibration_is_of_the_measured_shape():
+    """362.4 tokens a response and 5,368 tokens/s are published beside the seconds of a batch."""
+    spec, [topology] = read_config(str(calibration.CONFIG), "--config"), chips.parse(calibration.TOPOLOGY)
+    lengths = decoding.parse(calibration.LENGTHS, spec.rollout.max_new)
+    assert decoding.mean(lengths) == pytest.approx(362.4, abs=0.5) and spec.rollout.max_new == 1024
+    responses = spec.rollout.prompts * spec.rollout.samples
+    assert responses == 1024 and responses * 362.4 / calibration.SECONDS == pytest.approx(5368, rel=0.03)
+    shape = SIZES[spec.model.size]
+    w = dataclasses.replace(
+        workload(shape, dtype=jnp.bfloat16, mesh=dict(data=1, fsdp=1, tensor=topology.devices)),
+        rollout=RolloutSettings(**{
+            field.name: spec.rollout[field.name] for field in dataclasses.fields(RolloutSettings)
+        }),
+        lengths=lengths, prompt_length=128,
+    )  # fmt: skip
+    at_least = {phase: max(cost.seconds(topology).values()) for phase, cost in floor.costs(w).items()}
+    seconds = {phase: w.times()[phase] * at_least[phase] for phase in ("prefill", "decode")}
+    assert 5 < sum(seconds.values()) < calibration.SECONDS
+    plan = dict(step=dict(seconds=seconds, estimated=dict(prefill=5.25, decode=30.0)))
+    assert "70.5 s" in calibration.text(plan) and "35.2 s: 0.50 of the measured time" in calibration.text(plan)
 
 
 def test_options_of_the_compiler_give_way_to_those_of_the_environment():
@@ -572,7 +595,7 @@ def test_a_compiler_that_crashes_is_reported_with_its_last_words(status, monkeyp
     monkeypatch.setattr(command.subprocess, "run", lambda *_, **__: crashed)
     (topology,) = chips.parse("v5p:2x2x4")
     with pytest.raises(RuntimeError, match=f"planning for v5p:2x2x4 ended with status {status}:\nfirst\ntrace"):
-        command.plan_in_process(topology)
+        command.plan_in_process(topology, [])
 
 
 def test_programs_for_tpus_tell_nothing_of_the_frames_that_traced_them():

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
-from rpg_jax.lab.planning import chips, decoding, measure, report, search
+from rpg_jax.lab.planning import calibration, chips, decoding, measure, report, search
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.sketch import planned_size, sketch
 from rpg_jax.run.target import json_file
@@ -36,6 +37,9 @@ ENVIRONMENT = {  # libtpu without a TPU: it asks no metadata server and logs not
 
 def main(options) -> None:
     """Plans what the flags of `rpg_jax.plan` name."""
+    if options.calibrate and not options.given & {"config", "topology"}:
+        print(calibration.text(calibrated()))
+        return
     if options.config is None or options.topology is None:
         raise InputError("--config=FILE.py and --topology=CHIP:SHAPE are needed; see --help")
     topologies, rollout = chips.parse(options.topology), options.config.rollout
@@ -44,30 +48,42 @@ def main(options) -> None:
     if not 0 < prompt <= rollout.max_prompt:
         raise InputError(f"--prompt_length={prompt}: expected above 0 and at most {rollout.max_prompt}")
     output = json_file(options.json)
-    if any(topology.compiled for topology in topologies):
+    if options.calibrate or any(topology.compiled for topology in topologies):
         check_libtpu()
     plans = []
     for topology in topologies:
         if options.alone:
             plans.append(plan(options.config, topology, lengths, prompt, options.search))
         else:
-            plans.append(plan_in_process(topology))
+            plans.append(plan_in_process(topology, sys.argv[1:]))
             print(report.text(plans[-1]), end="\n\n", flush=True)
     if len(plans) > 1:
         print(report.comparison(plans))
+    if options.calibrate and not options.alone:
+        print(calibration.text(calibrated()))
     if output:
         write_text_atomic(output, json.dumps(plans, indent=1) + "\n")
 
 
-def plan_in_process(topology: Topology) -> dict:
-    """The plan of one topology, made by a process with the environment that libtpu or simulated devices need."""
+def calibrated() -> dict:
+    """The plan of the shape that was measured elsewhere."""
+    check_libtpu()
+    [topology] = chips.parse(calibration.TOPOLOGY)
+    return plan_in_process(topology, calibration.FLAGS)
+
+
+def plan_in_process(topology: Topology, flags: Sequence[str]) -> dict:
+    """The plan of one topology, made by a process with the environment that libtpu or simulated devices need.
+
+    `flags` are those of the command; that of the topology comes on top.
+    """
     devices = 1 if topology.compiled else topology.devices
     environment = os.environ | ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": str(devices)}
     environment.pop("XLA_FLAGS", None)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "plan.json")
-        flags = [*sys.argv[1:], f"--topology={topology.name}", f"--json={file}", "--alone"]
-        command = [sys.executable, "-m", "rpg_jax.plan", *flags]
+        command = [sys.executable, "-m", "rpg_jax.plan", *flags, f"--topology={topology.name}"]
+        command += [f"--json={file}", "--alone"]
         worker = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
         if worker.returncode == 2:
             raise InputError(f"{topology.name}: {worker.stderr.strip().splitlines()[-1].removeprefix('error: ')}")

@@ -3,30 +3,19 @@
 import functools
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 _ITEM_BITS = re.compile(r"(?:pred|bf|f|s|u|c)(\d*)")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
-_KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 # Splash attention: matrix products over all visible pairs of tokens in each of its kernels.
 _PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 
-
-class Traffic(NamedTuple):
-    """What one kind of collective does on one device."""
-
-    count: float  # times that it runs
-    sent: float  # bytes that the device sends
-
-
-class Kernel(NamedTuple):
-    """Calls of one custom kernel on one device."""
-
-    count: float
-    flops: float  # of all calls together; 0 where they do not follow from shapes alone
+Work = Mapping[str, float]
 
 
 class _Instruction(NamedTuple):
@@ -50,38 +39,6 @@ class _Instruction(NamedTuple):
         return float(stated[1]) if stated and int(stated[1]) < 2**63 - 1 else 0.0
 
 
-class Work(NamedTuple):
-    """What one device does in a program."""
-
-    collectives: dict[str, Traffic]  # kind (all-gather, all-reduce, ...) -> traffic
-    cycles: float  # XLA's estimate, without waiting for collectives and without custom calls
-    kernels: dict[str, Kernel]  # name of a Pallas kernel -> its calls
-
-    @staticmethod
-    def of(collectives=(), cycles=0.0, kernels=()) -> "Work":
-        return Work(dict(collectives), cycles, dict(kernels))
-
-    def plus(self, other: "Work", times: float = 1) -> "Work":
-        """This work and `times` the other."""
-        return Work(
-            _added(self.collectives, other.collectives, times),
-            self.cycles + times * other.cycles,
-            _added(self.kernels, other.kernels, times),
-        )
-
-    def sent(self) -> float:
-        return sum(traffic.sent for traffic in self.collectives.values())
-
-
-def _added(left: dict, right: dict, times: float) -> dict:
-    """The sums of two dicts of tuples of numbers, the right one's `times` over."""
-    total = dict(left)
-    for name, numbers in right.items():
-        before = total.get(name, (0,) * len(numbers))
-        total[name] = type(numbers)(*(old + times * new for old, new in zip(before, numbers, strict=True)))
-    return total
-
-
 def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float = 1) -> Work:
     """The work of a partitioned program on one device; what is in a loop counts once for every iteration.
 
@@ -92,10 +49,12 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
       outside: the share that counts of what is outside of all loops.
 
     Returns:
-      Bytes of collectives are those of ring algorithms: of n devices each sends (n-1)/n of the larger side of an
-      all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce. Cycles are the sum of the
-      `estimated_cycles` that XLA for TPUs writes on every fusion. Of a conditional the branch that takes the most
-      cycles counts; where none has any, the one that sends the most.
+      cycles: the sum of the `estimated_cycles` that XLA for TPUs writes on every fusion, without custom calls and
+      without waiting; kernels and kernel_flops: calls of Pallas kernels, and their FLOPs where they follow from shapes;
+      sent: bytes to other devices; and for each kind of collective, KIND times and KIND sent. Bytes are those of ring
+      algorithms: of n devices each sends (n-1)/n of the larger side of an all-gather, a reduce-scatter or an
+      all-to-all, and twice that for an all-reduce. Of a conditional the branch that takes the most cycles counts; where
+      none has any, the one that sends the most.
     """
     computations, entry = _parse(text)
     partitions = re.search(r"num_partitions=(\d+)", text.partition("\n")[0])
@@ -104,37 +63,37 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
     @functools.cache
     def work_of(computation: str, share: float = 1) -> Work:
         """The work of one computation and of all that it calls; `share` counts of what is outside of its loops."""
-        total = Work.of()
+        total = {}
+
+        def add(part: Work, times: float = 1) -> None:
+            for name, number in part.items():
+                total[name] = total.get(name, 0.0) + times * number
+
         for name, instruction in computations[computation].items():
             kind = instruction.opcode.removesuffix("-start")  # of the asynchronous form, which also has a -done
             stated = instruction.cycles()
             if kind in ("while", "conditional") and any(f"/{scope}/" in instruction.rest for scope in apart):
                 continue
-            if kind in _KINDS:
-                total = total.plus(Work.of({kind: Traffic(1, _sent(kind, instruction, devices))}), share)
+            if kind in KINDS:
+                sent = _sent(kind, instruction, devices)
+                add({f"{kind} times": 1, f"{kind} sent": sent, "sent": sent}, share)
             elif kind == "while":
-                body = work_of(instruction.computation("body"))
-                total = total.plus(body, _trip_count(instruction, computations, traced))
+                add(work_of(instruction.computation("body")), _trip_count(instruction, computations, traced))
             elif kind == "conditional":
-                branches = (work_of(branch, share) for branch in _branches(instruction))
-                total = total.plus(max(branches, key=lambda branch: (branch.cycles, branch.sent())))
+                branches = [work_of(branch, share) for branch in _branches(instruction)]
+                add(max(branches, key=lambda branch: (branch.get("cycles", 0), branch.get("sent", 0))))
             elif kind in ("fusion", "call", "async"):
                 called = work_of(instruction.computation("calls|to_apply"), share)
                 # A fusion's own estimate covers what is fused in it.
-                total = total.plus(called._replace(cycles=share * stated) if stated else called)
+                add({**called, "cycles": share * stated} if stated else called)
             elif _KERNEL in instruction.rest:
-                kernel = Kernel(1, _kernel_flops(name, instruction))
-                total = total.plus(Work.of(kernels={_stem(name): kernel}), share)
+                add({"kernels": 1, "kernel_flops": _kernel_flops(name, instruction)}, share)
             else:
-                total = total.plus(Work.of(cycles=stated), share)
+                add({"cycles": stated}, share)
         return total
 
-    return work_of(entry, outside)
-
-
-def _stem(name: str) -> str:
-    """An instruction's name without the number that tells it from others of its name."""
-    return re.sub(r"[.\d]+$", "", name)
+    nothing = dict.fromkeys(("cycles", "kernels", "kernel_flops", "sent"), 0.0)
+    return nothing | work_of(entry, outside)
 
 
 def _kernel_flops(name: str, call: _Instruction) -> float:

@@ -1,46 +1,40 @@
-"""A plan as numbers: memory of each phase, compiled or modelled, and the roofline time of an RL step."""
+"""A plan as numbers: the memory of each phase, compiled where there is a compiler, and the time of an RL step."""
 
+import dataclasses
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from rpg_jax.lab.planning import decoding, estimates, hlo
-from rpg_jax.lab.planning.cache import largest_cache
+from rpg_jax.lab.planning import decoding, floor, hlo
 from rpg_jax.lab.planning.chips import GIB, Topology
-from rpg_jax.lab.planning.estimates import Workload
-from rpg_jax.lab.planning.needs import NEEDS
 from rpg_jax.lab.planning.programs import Program, programs
 from rpg_jax.lab.planning.sketch import Sketch
+from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import parameter_count
+
+FILLED = 0.95  # of a device's memory by the largest KV cache; the rest is for what a slot takes beside its pages
+ROWS = 8  # slots of a shard are a multiple of it: a register of a TPU has so many rows
 
 
 def measure(topology: Topology, sketch: Sketch) -> dict:
     """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
 
     Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, trained (of them,
-    or of adapters), remat, rows, length, needs (temporaries of each phase), phases (memory and cost of each), step (an
-    RL step), cache (the largest KV cache), fits.
+    or of adapters), rows, length, phases (memory and cost of each), step (an RL step), cache (the largest KV cache),
+    fits.
     """
     made, workload = programs(sketch), sketch.workload
     with ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
-        memories = list(pool.map(lambda phase: memory(topology, phase, made[phase], workload), made))
-    phases = {}
-    for phase, phase_memory in zip(made, memories, strict=True):
-        cost = estimates.COSTS[phase](workload)
-        if phase_memory["sent"] is not None:
-            cost = cost._replace(sent=phase_memory["sent"])
+        memories = list(pool.map(lambda phase: memory(topology, phase, made[phase], workload), PHASES))
+    phases, costs = {}, floor.costs(workload)
+    for phase, measured in zip(PHASES, memories, strict=True):
+        cost = costs[phase] if measured["sent"] is None else costs[phase]._replace(sent=measured["sent"])
         limits = cost.seconds(topology)
-        phases[phase] = (
-            phase_memory
-            | cost._asdict()
-            | {
-                "limits": limits,
-                "roofline_seconds": max(limits.values()),
-                "estimate": estimate(topology, phase, phase_memory, workload),
-            }
-        )
+        times = dict(limits=limits, roofline_seconds=max(limits.values()))
+        times["estimate"] = estimate(topology, measured, cost, floor.attention(workload)[phase])
+        phases[phase] = measured | cost._asdict() | times
     return {
         "topology": topology.name,
         "compiled": topology.compiled,
@@ -50,14 +44,12 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         "source": topology.chip.source,
         "parameters": parameter_count(workload.shape),
         "trained": workload.trained,
-        "remat": workload.model.remat,
         "rows": {
             "microbatch": workload.loop.microbatch_rows,
             "minibatch": workload.minibatch_rows,
             "slots": workload.rollout.slots,
         },
         "length": workload.length,
-        "needs": {phase: needs(workload) for phase, needs in NEEDS.items()},
         "phases": phases,
         "step": step(workload, phases),
         "cache": largest_cache(topology, workload, phases["decode"]["peak"], made["decode"].cache),
@@ -65,32 +57,26 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
     }
 
 
-def estimate(topology: Topology, phase: str, measured: dict, workload: Workload) -> dict | None:
-    """What the compiler estimates a phase to take, beside the chip's limit; None where it made no estimate.
+def estimate(topology: Topology, measured: dict, cost: floor.Cost, attention: floor.Cost) -> dict | None:
+    """What the compiler estimates a phase to take; None where it made no estimate.
 
     Returns:
-      limit: seconds at the limit of the chip for what the compiler estimates, which is all but custom kernels and
-      waiting for collectives; xla: its estimate of that; share: their ratio; kernels: seconds of the custom kernels at
-      the chip's peak; seconds: xla and kernels, or what collectives take if that is more.
+      xla: seconds for all but custom kernels and waiting for collectives; kernels: seconds of the custom kernels at the
+      chip's peak; seconds: both, or what collectives take if that is more.
     """
     if measured["cycles"] is None:
         return None
-    chip, cost, kernels = topology.chip, estimates.COSTS[phase](workload), measured["kernels"]
-    attention = estimates.ATTENTION[phase](workload) if kernels else estimates.Cost(0, 0, 0)
-    flops = sum(kernel["flops"] for kernel in kernels.values()) or attention.flops
-    within = cost._replace(flops=cost.flops - attention.flops, bytes=cost.bytes - attention.bytes, sent=0)
-    limit, xla = max(within.seconds(topology).values()), measured["cycles"] / chip.clock
-    at_peak = max(attention._replace(flops=flops).seconds(topology).values())
-    sending = cost._replace(sent=measured["sent"]).seconds(topology)["interconnect"]
-    seconds = max(xla + at_peak, sending)
-    return {"limit": limit, "xla": xla, "share": limit / xla, "kernels": at_peak, "seconds": seconds}
+    xla, kernels = measured["cycles"] / topology.chip.clock, 0.0
+    if measured["kernels"]:
+        work = attention._replace(flops=measured["kernel_flops"] or attention.flops)
+        kernels = max(work.seconds(topology).values())
+    return {"xla": xla, "kernels": kernels, "seconds": max(xla + kernels, cost.seconds(topology)["interconnect"])}
 
 
 def step(workload: Workload, phases: dict) -> dict:
     """How often each phase runs in an RL step, and the seconds that it takes: at least, and by the estimate."""
-    times = estimates.times(workload)
+    times, estimated = workload.times(), {}
     seconds = {phase: times[phase] * phases[phase]["roofline_seconds"] for phase in phases}
-    estimated = {}
     if all(phase["estimate"] for phase in phases.values()):
         estimated = {phase: times[phase] * phases[phase]["estimate"]["seconds"] for phase in phases}
         estimated["sum"] = sum(estimated.values())
@@ -105,15 +91,38 @@ def step(workload: Workload, phases: dict) -> dict:
     }
 
 
+def largest_cache(topology: Topology, w: Workload, peak: float, cache: float) -> dict[str, float]:
+    """The KV cache that fills the memory which decoding leaves, and the slots that it rarely preempts.
+
+    Args:
+      peak: bytes of a device while decoding as configured; cache: those of them that are the KV cache.
+
+    Returns:
+      slots and pages over all shards, for rollout.slots and rollout.cache_pages, and seconds: what decoding for one RL
+      step then takes at least. Responses do not depend on either.
+    """
+    page_size, requests = w.rollout.page_size, w.generated_rows // w.row_shards
+    pages = max(int((FILLED * topology.chip.memory - (peak - cache)) / (floor.kv_bytes(w) * page_size)), 0)
+    slots = min(decoding.slots_that_fit(w.lengths, w.prompt_length, pages, page_size), requests)
+    slots -= slots % ROWS if slots > ROWS else 0
+    if not slots:
+        return {"slots": 0, "pages": 0, "seconds": math.inf}
+    slots, pages = slots * w.row_shards, pages * w.row_shards
+    changed = dataclasses.replace(w, rollout=dataclasses.replace(w.rollout, slots=slots, cache_pages=None))
+    a_step = max(floor.costs(changed)["decode"].seconds(topology).values())
+    return {"slots": slots, "pages": pages, "seconds": changed.times()["decode"] * a_step}
+
+
 def memory(topology: Topology, phase: str, program: Program, workload: Workload) -> dict:
-    """Memory and collectives of one phase, and whether it fits.
+    """Memory and work of one phase, and whether it fits.
 
     Returns:
       arguments, output (without what is written over arguments), temporaries (held at once in addition), code, beside
       and peak: bytes of a device, None where the compiler gave no number; collectives: kind -> {count, sent}; sent:
-      bytes to other devices; fits; and `refused`, the compiler's words, if it said no.
+      bytes to other devices; cycles, kernels and kernel_flops as in `hlo.work`; fits; and `refused`, the compiler's
+      words, if it said no.
     """
-    measured = compiled(program) if topology.compiled else modelled(program, phase, workload)
+    measured = compiled(program) if topology.compiled else modelled(program, floor.temporaries(workload)[phase])
     return measured | {"fits": "refused" not in measured and measured["peak"] <= topology.chip.memory}
 
 
@@ -126,7 +135,7 @@ def compiled(program: Program) -> dict:
             raise
         return _refused(str(error), program)
     analysis = executable.memory_analysis()
-    work = hlo.work(executable.as_text(), program.turns, program.apart, program.outside)
+    work = dict(hlo.work(executable.as_text(), program.turns, program.apart, program.outside))
     arguments = analysis.argument_size_in_bytes
     output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     sizes = {
@@ -138,13 +147,12 @@ def compiled(program: Program) -> dict:
         # The compiler drops arguments that the program never reads, but they stay in memory.
         "beside": program.beside + max(program.argument_bytes() - arguments, 0),
     }
-    return sizes | {
-        "peak": sum(sizes.values()),
-        "collectives": {kind: traffic._asdict() for kind, traffic in work.collectives.items()},
-        "sent": work.sent(),
-        "cycles": work.cycles,
-        "kernels": {name: kernel._asdict() for name, kernel in work.kernels.items()},
+    collectives = {
+        kind: {"count": work.pop(f"{kind} times"), "sent": work.pop(f"{kind} sent")}
+        for kind in hlo.KINDS
+        if f"{kind} times" in work
     }
+    return sizes | work | {"peak": sum(sizes.values()), "collectives": collectives}
 
 
 def _refused(message: str, program: Program) -> dict:
@@ -153,17 +161,13 @@ def _refused(message: str, program: Program) -> dict:
     sizes = [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([KMGT])\b", message)]
     arguments = program.argument_bytes()
     peak = max(max(sizes, default=math.inf), arguments) + program.beside
-    unknown = dict.fromkeys(("temporaries", "output", "code", "sent", "cycles"))
-    refused = " ".join(message.split())[:200]
+    unknown = dict.fromkeys(("temporaries", "output", "code", "sent", "cycles", "kernels", "kernel_flops"))
     sizes = dict(arguments=arguments, beside=program.beside, peak=peak)
-    return unknown | sizes | dict(collectives={}, kernels={}, refused=refused)
+    return unknown | sizes | dict(collectives={}, refused=" ".join(message.split())[:200])
 
 
-def modelled(program: Program, phase: str, workload: Workload) -> dict:
-    """The same numbers from shapes alone."""
-    arguments, temporaries = program.argument_bytes(), NEEDS[phase](workload)["sum"]
-    return {
-        "arguments": arguments, "temporaries": temporaries, "output": 0, "code": 0, "beside": program.beside,
-        "peak": arguments + temporaries + program.beside, "collectives": {}, "kernels": {},
-        "cycles": None, "sent": estimates.COSTS[phase](workload).sent,
-    }  # fmt: skip
+def modelled(program: Program, temporaries: float) -> dict:
+    """The same numbers from shapes alone; None where only a compiler knows."""
+    sizes = dict(arguments=program.argument_bytes(), temporaries=temporaries, beside=program.beside)
+    unknown = dict.fromkeys(("sent", "cycles", "kernels", "kernel_flops"))
+    return unknown | sizes | dict(output=0, code=0, peak=sum(sizes.values()), collectives={})

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from rpg_jax import parallel
-from rpg_jax.lab.planning import estimates
 from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import quantize_params
@@ -27,7 +26,7 @@ class Program(NamedTuple):
     function: Callable
     arguments: tuple
     beside: float  # bytes of a device that arrays take which the program does not read
-    turns: float  # of its loops whose trip count is not a constant, in the work that `estimates` counts as one
+    turns: float  # of its loops whose trip count is not a constant, in the work that `floor.costs` counts as one
     cache: float = 0.0  # bytes of the KV cache on a device
     apart: tuple[str, ...] = ()  # named scopes whose loops and conditionals are no part of that work
     outside: float = 1.0  # share of what is outside of its loops, in that work
@@ -44,7 +43,7 @@ def device_bytes(tree: Any) -> float:
 
 
 def programs(sketch: Sketch) -> dict[str, Program]:
-    """The programs of an RL step by phase, in the order of `estimates.COSTS`."""
+    """The programs of an RL step by phase, in the order of `workload.PHASES`."""
     parts, checkpoint, workload = sketch.parts, sketch.checkpoint, sketch.workload
     mesh, rollout, loop = sketch.run.mesh, workload.rollout, workload.loop
 
@@ -84,7 +83,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     update = state, minibatch, packing_plan(workload.minibatch_rows), policies
     state_bytes = device_bytes(checkpoint)
     return {
-        "prefill": Program(*sampler["prefill"], beside=state_bytes, turns=estimates.prefill_passes(workload)),
+        "prefill": Program(*sampler["prefill"], beside=state_bytes, turns=workload.prefill_passes()),
         # Training draws without filters, so that decoding never takes their branches.
         "decode": Program(
             *sampler["decode"],
@@ -98,12 +97,12 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             parts.score,
             score,
             beside=device_bytes(state.opt_state),
-            turns=estimates.microbatches(workload, rows, loop.scoring_rows),
+            turns=workload.microbatches(rows, loop.scoring_rows),
         ),
         "update": Program(
             parts.update,
             update,
             beside=device_bytes((batch, responses)),
-            turns=estimates.microbatches(workload, workload.minibatch_rows, loop.microbatch_rows),
+            turns=workload.microbatches(workload.minibatch_rows, loop.microbatch_rows),
         ),
     }

@@ -1,5 +1,6 @@
 """A plan as text."""
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -9,7 +10,6 @@ from rpg_jax.run.target import width
 
 MEMORY = ["arguments", "temporaries", "output", "code", "beside", "peak"]
 UNITS_OF_WORK = dict(prefill="generation batch", decode="token of every slot", experience="RL step", update="update")
-ESTIMATE = dict(limit="limit s", xla="XLA s", share="limit / XLA", kernels="kernels at peak s", seconds="sum s")
 FITS = {True: "yes", False: "NO"}
 SAMPLER_KEYS = "rollout.slots or rollout.oversample"
 LOWER = {  # what to lower when a phase does not fit
@@ -41,31 +41,7 @@ def text(plan: dict) -> str:
     if not is_compiled:
         lines.append("of a GPU's memory JAX takes three quarters unless XLA_PYTHON_CLIENT_MEM_FRACTION says more")
     lines += [f"{name}: {phase['refused']}" for name, phase in plan["phases"].items() if "refused" in phase]
-    needs, measured = plan["needs"]["update"], plan["phases"]["update"]["temporaries"]
-    lines += ["", "temporaries of the update that must be held at once, from shapes"]
-    lines.append(table((pd.Series(needs) / GIB).to_frame("GiB")))
-    if is_compiled and measured is not None:
-        lines.append(f"the compiled update takes {measured / GIB:.4g}: {measured / needs['sum']:.2f} x the sum")
-    sent = "compiled where a program was" if is_compiled else "modelled"
-    lines += ["", f"work of a device; FLOPs, HBM bytes and times are modelled, bytes sent to other devices {sent}"]
-    work = {"TFLOP": phases["flops"] / 1e12, "HBM GB": phases["bytes"] / 1e9, "sent GB": phases["sent"] / 1e9}
-    limits = pd.DataFrame(phases["limits"].to_dict()).T.add_suffix(" s")
-    last = {"at least s": phases["roofline_seconds"], "per": pd.Series(UNITS_OF_WORK)}
-    lines.append(table(pd.DataFrame(work).join(limits).assign(**last)))
-    made = {name: phase["estimate"] for name, phase in plan["phases"].items() if phase["estimate"]}
-    if made:
-        lines += ["", "the compiler's own estimate beside the chip's limit, seconds of a device for the same work"]
-        lines.append(table(pd.DataFrame.from_dict(made, orient="index").rename(columns=ESTIMATE)))
-        lines.append(
-            "XLA estimates no kernels: theirs is their work at the peak. Waiting for collectives is in neither"
-        )
-    collectives = {
-        f"{name} {kind}": {"times": f"{traffic['count']:.0f}", "GB sent": traffic["sent"] / 1e9}
-        for name, phase in plan["phases"].items()
-        for kind, traffic in phase["collectives"].items()
-    }
-    if collectives:
-        lines += ["", "collectives", table(pd.DataFrame.from_dict(collectives, orient="index"))]
+    lines += ["", *times(phases, is_compiled)]
     products = [f"{name} {times:.6g} x = {step['seconds'][name]:.4g}" for name, times in step["times"].items()]
     lines += [
         "",
@@ -88,6 +64,30 @@ def text(plan: dict) -> str:
     return "\n".join([*lines, verdict(plan)])
 
 
+def times(phases: pd.DataFrame, is_compiled: bool) -> list[str]:
+    """Work and seconds of each phase: at the limits of the chip, and by the compiler's estimate; collectives."""
+    work = {"TFLOP": phases["flops"] / 1e12, "HBM GB": phases["bytes"] / 1e9, "sent GB": phases["sent"] / 1e9}
+    frame = pd.DataFrame(work).join(pd.DataFrame(list(phases["limits"]), phases.index).add_suffix(" s"))
+    frame["at least s"] = phases["roofline_seconds"]
+    lines = [f"work of a device; FLOPs and HBM bytes are modelled, bytes sent {'compiled' if is_compiled else 'too'}"]
+    if phases["estimate"].notna().any():
+        frame["estimate s"] = [made["seconds"] if made else None for made in phases["estimate"]]
+        frame["kernels"] = [made["kernels"] if made else None for made in phases["estimate"]]
+        lines.append(
+            "estimate: of the TPU compiler, without waiting for collectives; kernels, of it: at their peak, for XLA "
+            "estimates none"
+        )
+    lines.insert(1, table(frame.assign(per=pd.Series(UNITS_OF_WORK))))
+    collectives = {
+        f"{name} {kind}": {"times": f"{traffic['count']:.0f}", "GB sent": traffic["sent"] / 1e9}
+        for name, found in phases["collectives"].items()
+        for kind, traffic in found.items()
+    }
+    if collectives:
+        lines += ["", "collectives", table(pd.DataFrame.from_dict(collectives, orient="index"))]
+    return lines
+
+
 def verdict(plan: dict) -> str:
     """Whether the run fits; if not, which phases do not and what to lower."""
     if plan["fits"]:
@@ -107,13 +107,14 @@ def comparison(plans: Sequence[dict]) -> str:
             "usable": plan["memory"] / GIB,
             **{name: phase["peak"] / GIB for name, phase in plan["phases"].items()},
             "fits": FITS[plan["fits"]],
-            "step s": plan["step"]["seconds"]["sum"],
+            "at least s": plan["step"]["seconds"]["sum"],
+            "estimate s": plan["step"]["estimated"].get("sum", math.nan),
             "how": "compiled" if plan["compiled"] else "modelled",
         }
         for plan in plans
     ]
     frame = pd.DataFrame(rows, index=[plan["topology"] for plan in plans])
-    title = "peak memory of a device in GiB, and the least seconds of an RL step"
+    title = "peak memory of a device in GiB, and the seconds of an RL step: at least, and by the compiler's estimate"
     return f"{title}\n{table(frame)}"
 
 

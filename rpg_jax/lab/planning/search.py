@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
-from rpg_jax.lab.planning import measure
+from rpg_jax.lab.planning import floor, measure
 from rpg_jax.lab.planning.chips import Topology
-from rpg_jax.lab.planning.estimates import Workload
-from rpg_jax.lab.planning.needs import NEEDS
 from rpg_jax.lab.planning.programs import programs
 from rpg_jax.lab.planning.sketch import Sketch
+from rpg_jax.lab.planning.workload import Workload
 
 # Config key -> phases whose memory depends on it.
 KEYS = {
@@ -47,13 +46,16 @@ def largest(config: ConfigDict, topology: Topology, sketch: Callable[[ConfigDict
     Args:
       sketch: makes the shapes of a config; plan: `measure.measure` of the config as it stands.
     """
-    values = candidates(sketch(config).workload)
-    return {key: _largest(config, topology, sketch, key, values[key], plan) for key in values}
+    workload = sketch(config).workload
+    predicted, excess = floor.temporaries(workload), {}
+    for phase, found in plan["phases"].items():  # the compiler gives no number for a program that it refuses
+        known = found["temporaries"] is not None
+        excess[phase] = found["temporaries"] + found["output"] + found["code"] - predicted[phase] if known else 0.0
+    values = candidates(workload)
+    return {key: _largest(config, topology, sketch, key, values[key], excess) for key in values}
 
 
-def _largest(config, topology, sketch, key: str, values: Sequence, plan: dict) -> dict:
-    excess = {phase: _excess(plan, phase) for phase in KEYS[key]}
-
+def _largest(config, topology, sketch, key: str, values: Sequence, excess: dict[str, float]) -> dict:
     @functools.cache
     def at(value):
         changed = config.copy_and_resolve_references()
@@ -64,25 +66,15 @@ def _largest(config, topology, sketch, key: str, values: Sequence, plan: dict) -
 
     def predicted(value) -> float:
         made, workload = at(value)
-        return max(
-            made[phase].argument_bytes() + made[phase].beside + NEEDS[phase](workload)["sum"] + extra
-            for phase, extra in excess.items()
-        )
+        needs = floor.temporaries(workload)
+        return max(made[one].argument_bytes() + made[one].beside + needs[one] + excess[one] for one in KEYS[key])
 
     how = "compiled" if topology.compiled else "modelled"
     for value in reversed(values[: bisect.bisect_right(values, topology.chip.memory, key=predicted)]):
         if not topology.compiled:
             return {"value": value, "peak": predicted(value), "how": how}
         made, workload = at(value)
-        memories = [measure.memory(topology, phase, made[phase], workload) for phase in excess]
+        memories = [measure.memory(topology, phase, made[phase], workload) for phase in KEYS[key]]
         if all(memory["fits"] for memory in memories):
             return {"value": value, "peak": max(memory["peak"] for memory in memories), "how": how}
     return {"value": None, "peak": None, "how": how}
-
-
-def _excess(plan: dict, phase: str) -> float:
-    """Bytes measured beyond the prediction, at the configured value; 0 where the compiler gave no number."""
-    memory = plan["phases"][phase]
-    if memory["temporaries"] is None:
-        return 0.0
-    return memory["temporaries"] + memory["output"] + memory["code"] - plan["needs"][phase]["sum"]

@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
-from rpg_jax.lab.planning.estimates import Workload
+from rpg_jax.lab.planning.workload import Workload
 from rpg_jax.models import SIZES, huggingface, named
 from rpg_jax.run import build, states
 from rpg_jax.training.loop import Parts

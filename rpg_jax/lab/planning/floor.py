@@ -1,0 +1,149 @@
+"""The least that a phase of an RL step takes of one device, from shapes alone: FLOPs, bytes moved, bytes held.
+
+Nothing here is compiled. What a good program may avoid is left out, such as activations that go through HBM. Rows of
+updates and log-prob passes count as max_prompt + max_new tokens long; how full packed ones are is in `Workload.times`.
+Prefill and decoding count the tokens that are there on average. D, M, Q and K are the widths of the residual stream,
+the MLP, all query heads and all key heads; one pass over a product of [D, M] takes 2 D M FLOPs a token.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from rpg_jax.lab.planning import decoding
+from rpg_jax.lab.planning.chips import Topology
+from rpg_jax.lab.planning.workload import PHASES, Workload
+from rpg_jax.models import ModelConfig, parameter_count
+from rpg_jax.sampling.generate import PREFILL_TOKENS
+
+MASTER = 4  # bytes of a float32: parameters, gradients, moments, logits
+# Remat policy -> (share of a layer's matrix products, the last one excepted, share of its attention) that the backward
+# pass computes again.
+RECOMPUTED = {"none": (0, 0), "dots": (0, 1), "offload": (0, 1), "attention": (1, 0), "full": (1, 1)}
+
+
+class Cost(NamedTuple):
+    """Work of one device."""
+
+    flops: float = 0.0
+    bytes: float = 0.0  # between HBM and the cores
+    sent: float = 0.0  # bytes to other devices
+
+    def seconds(self, topology: Topology) -> dict[str, float]:
+        """Time at the limit of each resource; a phase takes at least the largest."""
+        chip = topology.chip
+        return dict(
+            compute=self.flops / chip.flops,
+            memory=self.bytes / chip.bandwidth,
+            interconnect=self.sent / topology.wire(),
+        )
+
+
+def widths(shape: ModelConfig) -> tuple[int, int, int, int]:
+    """(D, M, Q, K)."""
+    return shape.hidden_size, shape.mlp_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+
+
+def layer_weights(shape: ModelConfig) -> int:
+    """Weights of the matrix products of one layer."""
+    d, m, q, k = widths(shape)
+    return d * (2 * q + 2 * k) + 3 * d * m
+
+
+def kv_bytes(w: Workload) -> float:
+    """Keys and values of one token on one of the devices that share its heads; scales of 8-bit ones are left out."""
+    itemsize = jnp.dtype(w.rollout.cache_dtype or w.model.dtype).itemsize
+    return 2 * w.shape.layers * widths(w.shape)[3] * itemsize / w.tensor
+
+
+def attention(w: Workload) -> dict[str, Cost]:
+    """The part of `costs` that attention takes. A token attends to those before it: half of all pairs of a row."""
+    pair = 4 * widths(w.shape)[2] * w.shape.layers / (w.row_shards * w.tensor)  # FLOPs of a token that attends to one
+    causal = pair * w.length**2 / 2  # of a row
+    cached = w.rollout.slots * (w.prompt_length + decoding.age(w.lengths))  # tokens, whose keys a decode step reads
+    passes = 3.5 + RECOMPUTED[w.model.remat][1]  # the backward pass is of 2.5 times as many products as the forward
+    policies = 1 + w.separate_reference
+    return {
+        "prefill": Cost(pair * w.rollout.fresh_prompts * w.prompt_length**2 / 2),
+        "decode": Cost(pair * cached, kv_bytes(w) * cached / w.row_shards),
+        "experience": Cost(policies * causal * w.step_rows),
+        "update": Cost(passes * causal * w.minibatch_rows),
+    }
+
+
+def costs(w: Workload) -> dict[str, Cost]:
+    """The work of each phase: of one generation batch, one token of every slot, an RL step's log-probs, one update."""
+    shape, fsdp, data = w.shape, w.mesh["fsdp"], w.mesh["data"]
+    devices, kernels = w.row_shards * w.tensor, attention(w)
+    products = 2 * layer_weights(shape) * shape.layers / devices  # FLOPs of a token, forward
+    vocabulary = 2 * shape.hidden_size * shape.vocab_size / devices
+    weights = parameter_count(shape) * w.itemsize / w.tensor  # bytes that a pass reads
+    drawn_from = parameter_count(shape) * jnp.dtype(w.rollout.weights_dtype or w.model.dtype).itemsize / w.tensor
+    gathered = weights * (fsdp - 1) / fsdp  # bytes that a pass sends so that every device has all weights
+    # Bytes that the two all-reduces of a layer send for a token, over the tensor axis.
+    summed = 4 * (w.tensor - 1) / w.tensor * shape.layers * shape.hidden_size * w.itemsize / w.row_shards
+
+    prompts, slots = w.rollout.fresh_prompts * w.prompt_length, w.rollout.slots
+    prefill = Cost(products * prompts, w.prefill_passes() * drawn_from, summed * prompts)
+    logits = 4 * slots / w.row_shards * shape.vocab_size / w.tensor * MASTER  # they and their weights: written, read
+    decode = Cost((products + vocabulary) * slots, drawn_from + logits, summed * slots)
+
+    tokens, policies = w.step_rows * w.length, 1 + w.separate_reference
+    count = policies * w.microbatches(w.step_rows, w.loop.scoring_rows)
+    flops = policies * (products + vocabulary) * tokens
+    experience = Cost(flops, count * weights, count * gathered + policies * summed * tokens)
+
+    # A product has three passes: forward, and the gradients of its input and, if it is trained, of its kernel.
+    passes, tokens = 3 if w.model.lora is None else 2, w.minibatch_rows * w.length
+    again, _ = RECOMPUTED[w.model.remat]
+    computed_again = again * (1 - shape.hidden_size * shape.mlp_size / layer_weights(shape))
+    flops = ((passes + computed_again) * products + (passes + 1) * vocabulary) * tokens
+    count, shard = w.microbatches(w.minibatch_rows, w.loop.microbatch_rows), master_shard(w)
+    moved = count * ((passes + again) * weights + 3 * shard) + (2 * (1 + w.moments) + 2) * shard
+    sent = count * ((2 + again) * gathered + 2 * (data - 1) / data * shard) + (2 + again) * summed * tokens
+    update = Cost(flops, moved, sent)
+
+    rest = dict(zip(PHASES, (prefill, decode, experience, update), strict=True))
+    return {phase: Cost(*(sum(parts) for parts in zip(rest[phase], kernels[phase], strict=True))) for phase in PHASES}
+
+
+def master_shard(w: Workload) -> float:
+    """Bytes of a device's shard of the float32 parameters that are trained."""
+    return w.trained * MASTER / (w.mesh["fsdp"] * w.tensor)
+
+
+def saved(shape: ModelConfig, remat: str, tensor: int) -> float:
+    """Numbers that a layer saves for its backward pass for each token: its input, and what the remat policy keeps."""
+    d, m, q, k = widths(shape)
+    split = dict(none=5 * m + 5 * q + 4 * k, dots=2 * m + q + 2 * k, attention=q + 2 * shape.heads)
+    whole = dict(none=8 * d, dots=2 * d)
+    return d + whole.get(remat, 0) + split.get(remat, 0) / tensor
+
+
+def temporaries(w: Workload) -> dict[str, float]:
+    """Bytes that each phase holds at once beside its arguments; the KV cache is an argument, updated in place."""
+    (d, m, q, k), vocabulary = widths(w.shape), w.shape.vocab_size / w.tensor
+    chunk = min(w.logprob_chunk, w.columns)
+    layer = (4 * d + (3 * m + 2 * q + 3 * k) / w.tensor) * w.itemsize  # of a token, forward
+    two_layers = 2 * layer_weights(w.shape) * w.itemsize / w.tensor  # gathered, one ahead of the other
+    matrix = vocabulary * d * w.itemsize  # of the vocabulary, gathered
+
+    rows = w.loop.scoring_rows / w.row_shards
+    logits = 2 * rows * chunk * vocabulary * MASTER
+    scored = matrix + logits + d * w.itemsize * rows * w.columns
+    experience = max(layer * rows * w.columns + two_layers, scored)
+
+    # With the gradient so far and the saved activations, either a layer's backward pass or the loss is held, and the
+    # gradient of the microbatch. The optimizer's step comes after that.
+    rows, shard = w.loop.microbatch_rows / w.row_shards, master_shard(w)
+    tokens = rows * w.columns
+    kept = shard + saved(w.shape, w.model.remat, w.tensor) * w.itemsize * tokens * w.shape.layers
+    backward = shard + two_layers + (8 * d + (7 * m + 6 * q + 6 * k) / w.tensor) * w.itemsize * tokens
+    logits = 2 * rows * chunk * vocabulary * MASTER
+    loss = matrix + logits + 2 * d * w.itemsize * tokens
+    loss += 0 if w.model.lora else vocabulary * d * MASTER  # the matrix's gradient
+    step = (2 + w.offload * w.moments) * shard
+    update = max(kept + backward, kept + loss, step)
+
+    drawn = 2 * w.rollout.slots / w.row_shards * vocabulary * MASTER  # logits and their weights
+    return dict(zip(PHASES, (layer * PREFILL_TOKENS, drawn, experience, update), strict=True))
