@@ -9,9 +9,9 @@ A run is `rpg_jax.train` in OUT/VARIANT/seedN, with its output in log.txt there;
 All runs start from one warm start, trained once with the base config's seed and kept beside OUT, in warm_starts/, for
 other sweeps of the same settings.
 
-Without --parallel each run gets one core, or more where there are more cores than runs, and they share the memory: the
-first runs alone until its memory use is known. On a GPU or TPU one runs at a time. The same command goes on after a
-kill at any time, leaves out what is done and tries again what failed. On SIGTERM and Ctrl-C the runs save first.
+Without --parallel each run gets one core, or more where there are more cores than runs, and a GiB of memory. On a GPU
+or TPU one runs at a time. The same command goes on after a kill at any time, leaves out what is done and tries again
+what failed. On SIGTERM and Ctrl-C the runs save first.
 
 Exit statuses: 0 all is done, 1 a run failed, 2 a mistake in the input, 75 stopped after saving.
 """

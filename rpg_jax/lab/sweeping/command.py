@@ -51,8 +51,7 @@ def main(options) -> int:
             own_command += [f"--prepare={left[0].name}", f"--seeds={left[0].seed}"]
             if status := warm_starts.train_in_process(own_command, stop):
                 return stopped() if status == cli.PREEMPTED else status
-        by_memory = options.parallel is None
-        failed = Pool([task(out, run) for run in left], at_once, by_memory, stop.is_set).run()
+        failed = Pool([task(out, run) for run in left], at_once, stop.is_set).run()
     print(results.table(out, sweep, failed))
     print(f"curves, intervals and what is significant: python -m rpg_jax.report {out}")
     if stop.is_set() and not all(run.name in failed or variants.is_done(out, run) for run in left):

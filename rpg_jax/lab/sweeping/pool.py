@@ -42,15 +42,14 @@ class Pool:
 
     Args:
       at_once: the most that run at once; each gets its share of the cores.
-      by_memory: whether memory limits that further.
       should_stop: once true, commands are sent SIGTERM and waited for.
     """
 
-    def __init__(self, tasks: Sequence[Task], at_once: int, by_memory: bool, should_stop: Callable[[], bool]):
+    def __init__(self, tasks: Sequence[Task], at_once: int, should_stop: Callable[[], bool]):
         self.waiting, self.running, self.failed, self.elsewhere = list(tasks), [], {}, set()
-        self.total, self.by_memory, self.should_stop = len(self.waiting), by_memory, should_stop
+        self.total, self.should_stop = len(self.waiting), should_stop
         self.cores = machine.share_cores(min(at_once, self.total))
-        self.peak_memory, self.seconds, self.last_report, self.stopped = 0.0, [], time.monotonic(), False
+        self.seconds, self.last_report, self.stopped = [], time.monotonic(), False
 
     def run(self) -> dict[str, int]:
         """Returns {name: exit status} of the tasks that failed; prints a line whenever a task ends."""
@@ -67,7 +66,6 @@ class Pool:
         """Starts tasks and waits for them until none is left, or until it was asked to stop and none runs."""
         while self.running or (self.waiting and not self.should_stop()):
             for run in list(self.running):
-                self.peak_memory = max(self.peak_memory, machine.resident_memory(run.process.pid)[1])
                 if run.process.poll() is not None:
                     self.running.remove(run)
                     self.ended(run)
@@ -85,7 +83,7 @@ class Pool:
     def start(self) -> None:
         """Starts as many waiting tasks as fit; those that another pool runs go to the end of the queue."""
         for _ in range(len(self.waiting)):
-            if len(self.running) == len(self.cores) or not self.fits():
+            if len(self.running) == len(self.cores):
                 return
             task = self.waiting.pop(0)
             try:
@@ -93,14 +91,6 @@ class Pool:
             except OSError as error:  # a disk that is full, or may not be written
                 self.failed[task.name] = 1
                 self.report(f"{task.name} cannot be started: {error}", sys.stderr)
-
-    def fits(self) -> bool:
-        """Whether memory allows another task. How much one takes is known once the first has made a step."""
-        if not self.by_memory or not self.running:
-            return True
-        memory_is_known = self.seconds or any(run.task.steps() > 0 for run in self.running)
-        pids = [run.process.pid for run in self.running]
-        return bool(memory_is_known) and machine.room(pids, max(1.1 * self.peak_memory, machine.FIRST_GUESS))
 
     def begin(self, task: Task) -> None:
         """Starts a task unless it is done by now; puts it back into the queue while another process runs it."""
