@@ -26,12 +26,9 @@ from absl import flags
 
 from rpg_jax import InputError
 from rpg_jax.run import cli
+from rpg_jax.run.flags import define_objective
 
-flags.DEFINE_string("objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones")
-flags.DEFINE_string("divergence", None, "with --objective: the divergence of its target; default none")
-flags.DEFINE_float("beta", None, "with --objective: its coefficient; default 0")
-flags.DEFINE_string("level", None, "with --objective: token or sequence; default token")
-flags.DEFINE_string("declares", None, "with --objective: what it claims to be; with a comma, on and off policy")
+define_objective()
 flags.DEFINE_string("json", None, "file to write every measurement to")
 
 

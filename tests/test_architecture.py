@@ -125,7 +125,8 @@ def test_imports_point_downward(module):
 def test_only_commands_define_flags(module):
     names = {node.attr for node in ast.walk(ast.parse((ROOT / module).read_text())) if isinstance(node, ast.Attribute)}
     is_command = module.removeprefix("rpg_jax/").removesuffix(".py").split("/")[0] in COMMANDS
-    assert is_command or not {name for name in names if name.startswith("DEFINE_")}
+    is_shared = module == "rpg_jax/run/flags.py"  # whose functions the commands call
+    assert is_command or is_shared or not {name for name in names if name.startswith("DEFINE_")}
 
 
 def test_no_imports_go_in_a_circle():

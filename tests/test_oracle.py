@@ -157,7 +157,7 @@ def test_what_is_kept_makes_tables_and_figures(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--ages=4,x"], "--ages=4,x: expected whole numbers"),
+        (["--ages=4,x"], "--ages: 'x' is not a whole number"),
         (["--prompts=7"], "must divide the task's 128 prompts"),
         (["--groups=5"], "5 does not divide"),
     ],

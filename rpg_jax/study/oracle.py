@@ -9,13 +9,11 @@ figures of what is there.
 
 from absl import flags
 
-from rpg_jax.lab.oracle import settings
+from rpg_jax.lab.settings import SAMPLED, written
+from rpg_jax.run.flags import define_settings
 
 flags.DEFINE_string("out", "runs/oracle", "folder of moments, tables and figures")
-for name, text in settings.WHOLE.items():
-    flags.DEFINE_integer(name, settings.default(name), text)
-for name, text in settings.LISTS.items():
-    flags.DEFINE_list(name, settings.default(name), text)
+define_settings({name: (written(default), meaning) for name, (default, meaning) in SAMPLED.items()})
 
 
 def main(options):

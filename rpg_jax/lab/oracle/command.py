@@ -9,7 +9,7 @@ import pandas as pd
 
 from rpg_jax import InputError
 from rpg_jax.lab.oracle import figures, measure, tables
-from rpg_jax.lab.oracle.settings import LISTS, WHOLE, Settings
+from rpg_jax.lab.settings import Sampled, parsed
 from rpg_jax.run.target import writable
 from rpg_jax.storage.logs import write_text_atomic
 
@@ -17,20 +17,9 @@ MOMENTS = "oracle.parquet"
 GROUP = 8  # responses to a prompt in tables and figures of one group size
 
 
-def settings(options: SimpleNamespace) -> Settings:
-    """What the flags ask for; `InputError` for what is no whole number, or cannot be measured."""
-    numbers = {}
-    for name in LISTS:
-        words = getattr(options, name)
-        if not all(word.strip().isdecimal() for word in words) or not words:
-            raise InputError(f"--{name}={','.join(words)}: expected whole numbers with commas between them")
-        numbers[name] = tuple(map(int, words))
-    return Settings(**numbers, **{name: getattr(options, name) for name in WHOLE})
-
-
 def main(options: SimpleNamespace) -> None:
     """Measures the lengths and ages that OUT/oracle.parquet lacks, and writes tables.md and the figures of all."""
-    folder, wanted = writable("out", options.out), settings(options)
+    folder, wanted = writable("out", options.out), parsed(Sampled, options)
     measure.check(wanted)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / MOMENTS

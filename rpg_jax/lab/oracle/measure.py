@@ -17,29 +17,34 @@ from rpg_jax.lab.oracle import task
 from rpg_jax.lab.oracle.estimators import ESTIMATORS
 from rpg_jax.lab.oracle.gradients import fresh_block, stale_block
 from rpg_jax.lab.oracle.policies import DEMONSTRATIONS, TRAINING, logprobs, respond, training, transformer, warm_start
-from rpg_jax.lab.oracle.settings import Settings
+from rpg_jax.lab.settings import Sampled
 from rpg_jax.models import Model
 from rpg_jax.types import Params
 
 KEYS = ("length", "updates", "group", "estimator")
 
 
-def check(settings: Settings) -> None:
+def samples(settings: Sampled, responses: int) -> int:
+    """Responses to each prompt in a block."""
+    return responses // (settings.blocks * settings.prompts)
+
+
+def check(settings: Sampled) -> None:
     """Raises ValueError for settings that the moments cannot be computed with."""
     if settings.prompts < 1 or len(task.prompts().tokens) % settings.prompts:
         raise InputError(f"--prompts={settings.prompts} must divide the task's {len(task.prompts().tokens)} prompts")
     if settings.blocks < 3:
         raise InputError(f"--blocks={settings.blocks}: errors are estimated from at least 3 blocks")
-    if settings.samples(settings.fresh) < 2:
+    if samples(settings, settings.fresh) < 2:
         least = 2 * settings.blocks * settings.prompts
         raise InputError(f"--fresh={settings.fresh} leaves a prompt of a block without a second response; give {least}")
     for group in settings.groups:
-        if group < 2 or settings.samples(settings.stale) % group or not settings.samples(settings.stale):
-            count = settings.samples(settings.stale)
+        if group < 2 or samples(settings, settings.stale) % group or not samples(settings, settings.stale):
+            count = samples(settings, settings.stale)
             raise InputError(f"--groups: {group} does not divide the {count} stale responses to a prompt in a block")
 
 
-def measured(settings: Settings, done: set[tuple[int, int]], log: Callable[[str], None]) -> Iterator[pd.DataFrame]:
+def measured(settings: Sampled, done: set[tuple[int, int]], log: Callable[[str], None]) -> Iterator[pd.DataFrame]:
     """The rows of each length and age that is not among `done`, as they are measured; columns are those of `rows`."""
     wanted = [(length, age) for length in settings.lengths for age in settings.ages if (length, age) not in done]
     if not wanted:
@@ -53,7 +58,7 @@ def measured(settings: Settings, done: set[tuple[int, int]], log: Callable[[str]
     stale = {}
     for length in {length for length, _ in wanted}:
         drawn = [
-            respond(model, begun, prompts, settings.samples(settings.stale), length, settings.seed + 2, block)
+            respond(model, begun, prompts, samples(settings, settings.stale), length, settings.seed + 2, block)
             for block in range(settings.blocks)
         ]
         stale[length] = drawn, [batched_logprobs(model, begun, tokens) for tokens in drawn]
@@ -77,17 +82,17 @@ def batched_logprobs(model: Model, params: Params, tokens: jax.Array, rows: int 
 
 def point(
     model: Model, params: Params, prompts: np.ndarray, drawn: list[jax.Array], behavior: list[jax.Array],
-    length: int, age: int, settings: Settings,
+    length: int, age: int, settings: Sampled,
 ) -> pd.DataFrame:  # fmt: skip
     """The rows of one length and age, from the stale responses in blocks and their behavior log-probs."""
-    samples, fresh_samples = settings.samples(settings.stale), settings.samples(settings.fresh)
+    each, fresh_samples = samples(settings, settings.stale), samples(settings, settings.fresh)
     fresh, reward = [], []
     for block in range(settings.blocks):
         tokens = respond(model, params, prompts, fresh_samples, length, settings.seed + 3 + age, block)
         fresh.append(fresh_block(model, params, tokens, fresh_samples))
         reward.append(float(task.rewards(tokens).mean()))
     blocks = [
-        stale_block(model, params, tokens, logp, samples, settings.groups)
+        stale_block(model, params, tokens, logp, each, settings.groups)
         for tokens, logp in zip(drawn, behavior, strict=True)
     ]
     log_ratio = np.concatenate([block.log_ratio for block in blocks]).astype(np.float64)

@@ -4,7 +4,6 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,45 +12,13 @@ import pandas as pd
 from rpg_jax import InputError
 from rpg_jax.exact.verification import Case
 from rpg_jax.lab import verification
+from rpg_jax.lab.settings import Grid, parsed
 from rpg_jax.lab.tradeoff import figures, measure, tables
 from rpg_jax.lab.tradeoff.measure import Tradeoff
-from rpg_jax.lab.tradeoff.settings import WHOLE, Grid
 from rpg_jax.run.target import json_file, writable
 from rpg_jax.storage.logs import jsonable, write_text_atomic
 
 _OF_FORMS = ("epsilons", "ceilings", "betas", "divergences", "group")  # what an objective of one's own settles
-
-
-def grid(options: SimpleNamespace) -> Grid:
-    """The grid that the flags describe; `InputError` for a value that is not a number."""
-    numbers = {
-        name: tuple(_number(name, kind, word) for word in getattr(options, name))
-        for name, kind in (("distances", float), ("samples", int), ("ceilings", float), ("betas", float))
-    }
-    return Grid(
-        **{name: getattr(options, name) for name in WHOLE},
-        **numbers,
-        epsilons=tuple(_bounds(word) for word in options.epsilons),
-        divergences=tuple(options.divergences),
-    )
-
-
-def _number(flag: str, kind: Callable, word: str):
-    try:
-        value = kind(word)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise InputError(f"--{flag}: {word!r} is not {'a whole number' if kind is int else 'a number'}")
-    return value
-
-
-def _bounds(word: str) -> tuple[float, float]:
-    """EPSILON, which bounds the ratio below too as far as it can (1 − EPSILON >= 0), or LOW:HIGH."""
-    low, colon, high = word.partition(":")
-    if colon:
-        return _number("epsilons", float, low), _number("epsilons", float, high)
-    return min(_number("epsilons", float, low), 1.0), _number("epsilons", float, low)
 
 
 def main(options: SimpleNamespace) -> None:
@@ -64,7 +31,7 @@ def main(options: SimpleNamespace) -> None:
 
 def measured(options: SimpleNamespace, case: Case | None = None) -> Tradeoff:
     """The trade-off of the built-in forms, or of an objective of the user's; `InputError` for flags without sense."""
-    what = grid(options)
+    what = parsed(Grid, options)
     writable("out", options.out)
     if case is None:
         return measure.measure(what)

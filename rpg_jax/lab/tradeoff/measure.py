@@ -12,9 +12,9 @@ import pandas as pd
 from rpg_jax import InputError
 from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
+from rpg_jax.lab.settings import Grid
 from rpg_jax.lab.tradeoff.groups import measure_groups
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, Situations, measurer, situations, with_settings
-from rpg_jax.lab.tradeoff.settings import Grid
 from rpg_jax.objectives import CLIPS, TrustRegion, make
 from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.registry import RPG_FORMS
@@ -105,8 +105,11 @@ def built_in_forms(grid: Grid) -> list[Form]:
     return forms
 
 
-def check(grid: Grid, forms: int) -> None:
-    """Raises ValueError if the grid is empty, has values out of range, or is too large to enumerate."""
+def check(grid: Grid, forms: int, groups: bool = False) -> None:
+    """Raises InputError if the grid is empty, has values out of range, or is too large to enumerate.
+
+    `forms` are measured and, with `groups`, every group baseline.
+    """
     for name in ("distances", "samples", "epsilons", "ceilings", "betas", "divergences"):
         if not getattr(grid, name):
             raise InputError(f"{name} is empty; expected at least one value")
@@ -115,43 +118,28 @@ def check(grid: Grid, forms: int) -> None:
     for name, least in (("vocab", 2), ("length", 1), ("problems", 1), ("group", 2), ("seed", 0)):
         if getattr(grid, name) < least:
             raise InputError(f"{name} is {getattr(grid, name)}; expected at least {least}")
-    for distance in grid.distances:
-        if not 0 <= distance <= 10:
-            raise InputError(f"distance {distance}; expected a KL of 0 to 10 nats")
-    for count in grid.samples:
-        if not 1 <= count <= MOST_SAMPLES:
-            raise InputError(f"samples {count}; expected 1 to {MOST_SAMPLES:g}")
+    for name, least, most in (("distances", 0, 10), ("samples", 1, MOST_SAMPLES)):
+        for value in getattr(grid, name):
+            if not least <= value <= most:
+                raise InputError(f"{name} {value}; expected {least} to {most:g}")
     cells = grid.problems * len(grid.distances) * len(DIRECTIONS)
     try:
         size = float(grid.vocab) ** grid.length * grid.length * cells
     except OverflowError:
         size = math.inf
     spelled = f"{grid.vocab}^{grid.length} sequences of {grid.length} tokens in {cells:,} situations"
-    if size > SEQUENCE_LIMIT:
-        tokens = f"{size:.3g}" if math.isfinite(size) else "over 1e+308"
-        raise InputError(
-            f"a grid too large to enumerate: {spelled} have {tokens} tokens; the limit is "
-            f"{SEQUENCE_LIMIT:.3g}: lower --vocab, --length, --problems or the number of --distances"
-        )
-    if size * forms > WORK_LIMIT:
-        raise InputError(
-            f"a grid too large to enumerate: {spelled} for {forms} forms are {size * forms:.3g} token gradients; "
-            f"the limit is {WORK_LIMIT:.3g}: lower --length, --problems or the number of --epsilons, --ceilings, "
-            "--betas or --distances"
-        )
-
-
-def check_groups(grid: Grid) -> None:
-    """Raises ValueError if groups are too many to enumerate; `check` has already limited the sequences."""
-    cells = grid.problems * len(grid.distances) * len(DIRECTIONS)
-    sequences = grid.vocab**grid.length
-    size = (grid.group + 1) * sequences * grid.length * cells * len(ADVANTAGES) * len(_group_betas(grid))
-    if size > WORK_LIMIT:
-        raise InputError(
-            f"a grid too large to enumerate: {sequences:,} sequences in the {grid.group + 1:,} kinds of groups of "
-            f"{grid.group:,}, in {cells:,} situations for {len(ADVANTAGES)} advantages are {size:.3g} token gradients, "
-            f"the limit {WORK_LIMIT:.3g}: lower --group, --length, --problems or the number of --distances"
-        )
+    work = {"": (size, SEQUENCE_LIMIT, "tokens"), f" for {forms} forms": (size * forms, WORK_LIMIT, "token gradients")}
+    if groups:
+        count = len(ADVANTAGES) * len(_group_betas(grid)) * (grid.group + 1)
+        what = f" for {len(ADVANTAGES)} advantages in groups of {grid.group:,}"
+        work[what] = size * count, WORK_LIMIT, "token gradients"
+    for what, (found, limit, unit) in work.items():
+        if found > limit:
+            amount = f"{found:.3g}" if math.isfinite(found) else "over 1e+308"
+            raise InputError(
+                f"a grid too large to enumerate: {spelled}{what} are {amount} {unit}; the limit is {limit:.3g}: lower "
+                "--vocab, --length, --problems, --group or the number of --distances, --epsilons, --ceilings or --betas"
+            )
 
 
 def measure(grid: Grid) -> Tradeoff:
@@ -161,8 +149,7 @@ def measure(grid: Grid) -> Tradeoff:
       ValueError: see `check`; or a setting that `make` refuses.
     """
     forms = built_in_forms(grid)
-    check(grid, len(forms))
-    check_groups(grid)
+    check(grid, len(forms), groups=True)
     losses = [make(reduction="constant", **_settings(form)) for form in forms]  # all are checked before any is measured
     with jax.enable_x64():
         where = _situations(grid)
