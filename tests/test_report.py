@@ -1,4 +1,4 @@
-"""Reports: estimates against enumeration and rliable, and pages of runs that are whole, unfinished or damaged."""
+"""Reports: estimates against enumeration and scipy, and pages of runs that are whole, unfinished or damaged."""
 
 import itertools
 import json
@@ -68,26 +68,12 @@ def test_intervals_are_those_of_all_resamples_of_whole_runs():
     np.testing.assert_allclose(np.transpose(steps)[1], np.array(iqm_estimate(x)) + 1)
 
 
-def test_point_estimates_are_those_that_rliable_gave():
-    """rliable 1.2.0 of these scores. Its intervals resample each task on its own and are narrower."""
-    random = np.random.RandomState(0)
-    x, y = random.beta(4, 3, (5, 3)), random.beta(5, 3, (4, 3))
-    for found, expected in zip((iqm_estimate(x), improvement_estimate(x, y)), (0.6203732992279767, 0.45), strict=True):
-        np.testing.assert_allclose(found[0], expected, rtol=1e-12)
-
-
-def test_intervals_of_runs_whose_tasks_go_together_cover_the_truth():
-    """Ten runs whose three tasks rise and fall with the run; the t interval of the mean covers as often as it says."""
-    random, covered = np.random.default_rng(0), np.zeros(2)
-    for _ in range(60):
-        scores = random.normal(0, 1, (10, 1)) + random.normal(0, 0.5, (10, 3))
-        for n, found in enumerate((iqm_estimate(scores), mean_estimate(scores))):
-            covered[n] += found.low <= 0 <= found.high
-    assert (covered >= 0.85 * 60).all()
-    one = mean_estimate(np.array([[0.2, 0.4]]))
-    assert one.value == pytest.approx(0.3) and np.isnan(one.low)
+def test_the_interval_of_a_mean_is_the_t_interval_over_runs():
+    scores = np.random.default_rng(0).normal(size=(10, 3))
     expected = scipy.stats.ttest_1samp(scores.mean(1), 0).confidence_interval(0.95)
     np.testing.assert_allclose(mean_estimate(scores)[1:], expected, rtol=1e-12)
+    one = mean_estimate(np.array([[0.2, 0.4]]))
+    assert one.value == pytest.approx(0.3) and np.isnan(one.low)
 
 
 @settings(max_examples=20, deadline=None)
@@ -100,13 +86,6 @@ def test_the_permutation_test_counts_every_division(x, y):
     splits = [list(chosen) for chosen in itertools.combinations(range(len(both)), len(x))]
     gaps = [abs(both[chosen].mean() - np.delete(both, chosen).mean()) for chosen in splits]
     expected = np.mean(np.array(gaps) >= gaps[0] - 1e-12)
-    scipys = scipy.stats.permutation_test(
-        (x.mean(1), y.mean(1)),
-        lambda a, b: round(abs(a.mean() - b.mean()), 12),  # equal gaps summed in another order differ in the last bits
-        alternative="greater",
-        n_resamples=np.inf,
-    ).pvalue
-    assert scipys == pytest.approx(expected)
     assert permutation_p(x, y) == pytest.approx(expected)
     assert permutation_p(x, y) >= least_p(len(x), len(y)) - 1e-12
 
@@ -122,9 +101,6 @@ def test_the_least_p_is_that_of_separated_runs():
     for n, m in ((2, 2), (3, 3), (5, 5), (3, 5)):
         apart = np.arange(n)[:, None] * 1.01, 100 + np.arange(m)[:, None] ** 1.5
         assert permutation_p(*apart) == pytest.approx(least_p(n, m))
-    many = np.random.default_rng(0).normal(size=(20, 1)), np.random.default_rng(1).normal(0.9, size=(20, 1))
-    exact = scipy.stats.ttest_ind(*many).pvalue[0]
-    assert permutation_p(*many) == pytest.approx(exact, abs=0.01)
 
 
 def write_run(folder, scores, seed=0, steps=4, cut="", **changed):
@@ -270,7 +246,7 @@ def test_a_run_that_is_there_twice_counts_once(tmp_path):
     write_run(tmp_path / "x" / "other" / "seed0", {0: 0.1, 4: 0.3}, objective__beta=1.0)
     write_run(tmp_path / "z" / "rpg" / "seed0", {0: 0.1, 4: 0.3}, objective__beta=2.0)
     found, repeated = read(tmp_path, tmp_path / "x")
-    assert {variant.name: len(variant.runs) for variant in found} == {"other": 1, "x/rpg+y/rpg": 2, "z/rpg": 1}
+    assert {variant.name: len(variant.runs) for variant in found} == {"x/other": 1, "x/rpg+y/rpg": 2, "z/rpg": 1}
     ((second, first),) = repeated.items()
     assert (second.parent.parent.name, first.path.parent.parent.name) == ("y", "x")
     assert re.search(r"x/rpg/seed0, also in \S+y/rpg/seed0 \|", page_of(tmp_path))

@@ -1,4 +1,4 @@
-"""Bias and variance by enumeration: held against brute force, against draws, and as a command."""
+"""Bias and variance by enumeration: held against brute force, and as a command."""
 
 import csv
 import functools
@@ -14,10 +14,10 @@ import pytest
 
 from rpg_jax.exact import Target, every_sequence, targets
 from rpg_jax.exact.enumeration import Problem, token_logprobs
+from rpg_jax.lab.settings import Grid
 from rpg_jax.lab.tradeoff import figures, tables
 from rpg_jax.lab.tradeoff import measure as tradeoff
-from rpg_jax.lab.tradeoff.groups import measure_groups
-from rpg_jax.lab.tradeoff.measure import Form, Grid
+from rpg_jax.lab.tradeoff.measure import Form
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, kl, measurer, situations, with_settings
 from rpg_jax.objectives import make
 
@@ -33,9 +33,8 @@ SMALL = Grid(
     epsilons=((0.2, 0.28), (0.05, 0.05), (1.0, 2.0)),
     ceilings=(3.0,),
     betas=(0.1,),
-    group=2,
 )
-SMALL_FLAGS = ("--vocab=2", "--length=3", "--problems=5", "--distances=0.01,1", "--samples=1,100", "--group=2")
+SMALL_FLAGS = ("--vocab=2", "--length=3", "--problems=5", "--distances=0.01,1", "--samples=1,100")
 SMALL_FORMS = ("--epsilons=0.2:0.28,0.05,2", "--ceilings=3", "--betas=0.1")
 measure_once = functools.cache(tradeoff.measure)
 CLIPPED = dict(clip="rpg", beta=0.3)
@@ -133,20 +132,6 @@ def test_moments_are_those_of_every_sample(where, measured, level):
         assert moments.dead_mass.ravel()[index] == pytest.approx(dead) and 0 < dead < 1
 
 
-def test_draws_agree_with_the_error_of_n_samples(where, measured):
-    n, draws = 20, 4000
-    moments = measured("token", **CLIPPED)
-    index = FAR
-    with jax.enable_x64():
-        problem = one(where, index)
-        probability, gradients = jax.device_get(sample_gradients(problem, "token"))
-        target = np.asarray(ascent(problem, "token", "urkl", 0.3))
-    counts = np.random.default_rng(0).multinomial(n, probability / probability.sum(), size=draws)
-    errors = ((counts @ gradients / n + target) ** 2).sum(axis=1) / (target @ target)
-    expected = tables.error(moments, n).ravel()[index]
-    assert abs(errors.mean() - expected) < 4 * errors.std() / math.sqrt(draws) and errors.std() < expected
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_clips_are_unbiased_at_old_and_pay_beyond(measured, level):
     exact = measured(level, beta=0.3)
@@ -176,67 +161,54 @@ def test_traced_numbers_are_the_objective_of_those_numbers(where, measured):
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-25)
 
 
-@pytest.fixture(scope="module")
-def where_of_groups():
-    with jax.enable_x64():
-        return situations(SPACE, 2, (0.5,), seed=3)
+GROUP = 3
 
 
-@pytest.fixture(scope="module")
-def triples(where_of_groups):
-    with jax.enable_x64():
-        return measure_groups(where_of_groups, 3, (0.2,))
-
-
-def test_each_advantage_is_as_published(where_of_groups):
-    where = where_of_groups
-    with jax.enable_x64():
-        results = measure_groups(where, 2, (0.2, 0.0))
-    for beta in (0.2, 0.0):
-        alone = results["leave_one_out", False, beta]
-        assert alone.bias_squared == pytest.approx(np.zeros(where.shape), abs=1e-24)
-    mean = results["group_mean", False, 0.0]  # scaled by (G − 1) / G, turned nowhere
-    assert mean.scale == pytest.approx(np.full(where.shape, 2.0))
-    assert mean.bias_squared == pytest.approx(np.full(where.shape, 1 / 4))
-    # GPG divides by the share of groups that tell: as dynamic sampling does, but for the KL part.
-    rescaled, dynamic = (results[(*key, 0.0)] for key in (("rescaled_group_mean", False), ("group_mean", True)))
-    assert (dynamic.scale < 1.9).all() and rescaled.scale == pytest.approx(dynamic.scale)
-    assert (results["rescaled_group_mean", False, 0.2].residual != results["group_mean", False, 0.2].residual).all()
-    assert results["group_mean", True, 0.0].residual == pytest.approx(np.zeros(where.shape), abs=1e-9)
-    assert (results["group_mean", True, 0.2].residual > 1e-6).all()  # dynamic sampling turns the KL part
-    assert (results["group_mean_std", False, 0.2].residual > 1e-6).all()
-
-
-@pytest.mark.parametrize("name", ["group_mean_std", "leave_one_out", "whitened_return"])
-def test_a_group_s_moments_are_those_of_every_ordered_draw(where_of_groups, triples, name):
-    group, beta = 3, 0.2
+def group_moments(problem, name, beta):
+    """{dynamic sampling or not: the mean gradient of a group}, from every ordered draw; and ∇J of the token level."""
     objective = make("rpg", advantage=name, reduction="constant", beta=beta)
     with jax.enable_x64():
-        problem = one(where_of_groups, 3)
         behavior, mask = jax.jit(token_logprobs, static_argnums=0)(SPACE, problem.behavior), jnp.asarray(SPACE.mask)
         rewards = np.sign(problem.advantage[:, 0])
         total = np.exp(np.asarray(behavior).sum(1))
-        rows = np.array(list(itertools.product(range(len(total)), repeat=group)))
+        rows = np.array(list(itertools.product(range(len(total)), repeat=GROUP)))
 
         def loss(policy, row):
             advantage = objective.advantages(jnp.asarray(rewards)[row][None], behavior[row], behavior[row], mask[row])
             logp = token_logprobs(SPACE, policy)[row]
-            return objective(logp, behavior[row], advantage, mask[row], denominator=float(group))[0]
+            return objective(logp, behavior[row], advantage, mask[row], denominator=float(GROUP))[0]
 
         gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(problem.policy, rows)
         gradients = np.asarray(gradients).reshape(len(rows), -1)
         target = np.asarray(ascent(problem, "token", "urkl", beta))
-    size = target @ target
+    found = {}
     for dynamic in (False, True):
         probability = total[rows].prod(axis=1)
         if dynamic:
             probability = probability * (rewards[rows] != rewards[rows[:, :1]]).any(axis=1)
             probability /= probability.sum()
-        mean = probability @ gradients
-        moments = triples[name, dynamic, beta]
-        spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
-        assert moments.variance.ravel()[3] == pytest.approx(group * spread / size, rel=1e-9)
-        assert moments.bias_squared.ravel()[3] == pytest.approx(np.sum((mean + target) ** 2) / size, rel=1e-9)
+        found[dynamic] = probability @ gradients
+    return found, target
+
+
+def turned(mean, target):
+    """How far −mean points away from the target, whatever its length: 0 where it does not."""
+    return np.linalg.norm(target + mean * (-(mean @ target) / (mean @ mean))) / np.linalg.norm(target)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.2])
+def test_each_advantage_is_as_published(where, beta):
+    """docs/method.md 6.2 and 6.3, from every group of three draws."""
+    problem = one(where, FAR)
+    alone, target = group_moments(problem, "leave_one_out", beta)
+    assert alone[False] == pytest.approx(-target, rel=1e-9, abs=1e-12)
+    mean, _ = group_moments(problem, "group_mean", beta)
+    deviation, _ = group_moments(problem, "group_mean_std", beta)
+    if beta:  # the divergence part keeps its length, and dynamic sampling turns it
+        assert min(turned(mean[False], target), turned(mean[True], target), turned(deviation[False], target)) > 1e-6
+    else:  # scaled by (G − 1) / G, turned nowhere; of the groups that are kept, by 1 / p more
+        assert mean[False] == pytest.approx(-target * (GROUP - 1) / GROUP, rel=1e-9, abs=1e-12)
+        assert turned(mean[True], target) < 1e-9 and np.linalg.norm(mean[True]) > 1.05 * np.linalg.norm(mean[False])
 
 
 def interval(values):
@@ -264,39 +236,13 @@ def result():
 
 
 def test_rows_are_whole_and_add_up(result):
-    medians = tables.tradeoff(result)
+    medians = tables.tradeoff(result, SMALL.samples)
     # levels × (2 unclipped + 3 rpg + 3 truncate + 3 dual) × directions × distances × samples
     assert len(medians) == 2 * 11 * 3 * 2 * 2
     assert not medians.duplicated([*Form._fields, "direction", "kl", "samples"]).any()
     assert ((medians.mse_low <= medians.mse) & (medians.mse <= medians.mse_high) & (medians.variance > 0)).all()
     unclipped = medians[medians["clip"] == "none"]
     assert (unclipped.bias_squared < 1e-24).all() and unclipped.n_star.isna().all()
-
-
-def test_without_a_divergence_algorithm_2_is_the_dual_clip(measured):
-    ours, theirs = (measured("token", clip=clip, beta=0.0) for clip in ("rpg", "dual"))
-    assert ours.bias_squared[2].min() > 0 and ours.variance == pytest.approx(theirs.variance, rel=1e-9)
-
-
-def test_best_epsilon_is_the_least_and_ties_go_to_no_clip(result):
-    medians = tables.tradeoff(result)
-    best = tables.best_epsilon(medians)
-    assert len(best) == 2 * 3 * 3 * 2 * 2  # levels × clips × directions × distances × samples
-    for line in best.to_dict("records"):
-        keys = ("level", "beta", "direction", "kl", "samples")
-        others = medians[(medians[[*keys]] == [line[k] for k in keys]).all(axis=1)]
-        others = others[others["clip"].isin([line["clip"], "none"])]
-        assert line["mse"] == pytest.approx(others.mse.min(), rel=1e-8) and line["mse"] <= line["mse_unclipped"]
-        if line["mse"] == line["mse_unclipped"]:
-            assert math.isnan(line["epsilon_high"])
-
-
-def test_token_weights_vary_less_and_are_biased_for_sequences(result):
-    pairs = tables.levels(result)
-    pairs = pairs[(pairs["clip"] == "none") & (pairs.kl == 1.0)]
-    assert len(pairs)
-    assert (pairs.token_effective_sample_size > pairs.sequence_effective_sample_size).all()
-    assert (pairs.token_bias_squared > 1e-6).all() and (pairs.sequence_bias_squared < 1e-24).all()
 
 
 def test_figures_of_the_least_grid():
@@ -306,20 +252,22 @@ def test_figures_of_the_least_grid():
     with jax.enable_x64():
         where = situations(every_sequence("", 2, 1), 1, (0.0,))
     moments = [measure_at(where, f.level, clip=f.clip, beta=0.0) for f in forms]
-    result = tradeoff.Tradeoff(least, tradeoff.of_forms(least, where, zip(forms, moments, strict=True)))
-    assert list(figures.draw(result, tables.all_tables(result))) == ["error_token", "error_sequence"]
+    table = tradeoff.long_table(least, where, zip(forms, moments, strict=True))
+    drawn = figures.draw(table, tables.tradeoff(table, least.samples), least.samples)
+    assert list(drawn) == ["error_token", "error_sequence"]
 
 
 def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
     mine = make("rpg", clip="rpg", beta=0.1, reduction="constant")
     ours = tradeoff.measure_objective(SMALL, "_a$b$_{.py:mine", mine, Target("token", "urkl", 0.1))
-    built_in = result.table[(result.table["clip"] == "rpg") & (result.table.level == "token")]
+    built_in = result[(result["clip"] == "rpg") & (result.level == "token")]
     built_in = built_in[(built_in.beta == 0.1) & (built_in.clip_low == SMALL.epsilons[0][0])]
-    own = ours.table[ours.table["clip"] == "-"]
+    own = ours[ours["clip"] == "-"]
     assert len(own) == len(built_in)
     for name in Moments._fields:
         assert own[name].to_numpy() == pytest.approx(built_in[name].to_numpy(), rel=1e-9, abs=1e-25)
-    assert "_a$b$_{.py:mine" in figures.draw(ours, tables.all_tables(ours))["error_token"]  # its name is no formula
+    drawn = figures.draw(ours, tables.tradeoff(ours, SMALL.samples), SMALL.samples)
+    assert "_a$b$_{.py:mine" in drawn["error_token"]  # its name is no formula
 
 
 @pytest.mark.parametrize(
@@ -329,12 +277,11 @@ def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
         (dict(vocab=50, length=40), ["50^40", "limit"]),
         (dict(vocab=10, length=10**9), ["10^1000000000", "over 1e+308", "limit"]),
         (dict(epsilons=tuple((x / 1000, x / 1000) for x in range(1, 900))), ["forms", "1e+09", "--epsilons"]),
-        (dict(group=10**4), ["groups of 10,000", "limit", "--group"]),
         (dict(problems=0), ["problems", "0", "at least 1"]),
         (dict(samples=(0,)), ["samples 0"]),
         (dict(samples=(10**30,)), ["samples 1000", "1e+15"]),
-        (dict(distances=(-1.0,)), ["-1"]),
-        (dict(distances=(math.inf,)), ["inf"]),
+        (dict(distances=(-1.0,)), ["distances -1"]),
+        (dict(distances=(math.inf,)), ["distances inf"]),
         (dict(betas=(0.1, 0.1)), ["betas", "twice"]),
         (dict(ceilings=()), ["ceilings", "empty"]),
         (dict(ceilings=(0.5,)), ["clip_c", "0.5"]),
@@ -378,7 +325,7 @@ def test_the_command_writes_tables_and_figures(study, tmp_path, monkeypatch):
     assert all(f"token     {label}" in out for label in ("no clip", "rpg 0.2/0.28, c 3", "truncate 0.2/0.28"))
     names = {path.name for path in (tmp_path / "deep/out").iterdir()}
     figures = {f"{x}.svg" for x in ("error_token", "error_sequence", "levels")}
-    assert names == figures | {f"{x}.csv" for x in ("tradeoff", "best_epsilon", "levels", "groups")}
+    assert names == figures | {"tradeoff.csv"}
     with (tmp_path / "deep/out/tradeoff.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {(r["clip_low"], r["clip_high"]) for r in rows} == {("", ""), ("0.05", "0.05"), ("0.2", "0.28"), ("1", "2")}
@@ -387,7 +334,7 @@ def test_the_command_writes_tables_and_figures(study, tmp_path, monkeypatch):
 
 
 def test_the_command_measures_an_objective_of_ones_own(study, tmp_path):
-    status, out, err = study("--objective=mine.py:weighted", "--out=out", *SMALL_FLAGS[:-1])
+    status, out, err = study("--objective=mine.py:weighted", "--out=out", *SMALL_FLAGS)
     assert status == 0, err
     assert "mine.py:weighted" in out
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"tradeoff.csv", "error_token.svg"}
@@ -404,7 +351,7 @@ def test_the_command_measures_an_objective_of_ones_own(study, tmp_path):
         (["--out=mine.py/deep"], ["mine.py", "no folder"]),
         (["--divergence=rkl"], ["--divergence", "--objective"]),
         (["--objective=mine.py:made", "--epsilons=0.1"], ["--epsilons", "cannot matter"]),
-        (["--objective=mine.py:infinite", *SMALL_FLAGS[:-1]], ["mine.py:infinite", "not finite", "30"]),
+        (["--objective=mine.py:infinite", *SMALL_FLAGS], ["mine.py:infinite", "not finite", "30"]),
         (["--objective=mine.py:made", "--length=30"], ["3^30", "limit"]),
     ],
 )

@@ -17,7 +17,6 @@ GRID = {  # of `study tradeoff`: name -> default and meaning; tables and figures
     "ceilings": ((3.0, 10.0), "clip_c; the first is that of tables and figures"),
     "betas": ((0.01, 0.1, 0.0), "coefficients of the divergence; the first is that of tables and figures"),
     "divergences": (("urkl",), "divergences to the behavior policy"),
-    "group": (4, "draws that share a baseline, in the table of group baselines"),
     "seed": (0, "of the problems"),
 }
 SAMPLED = {  # of `study oracle`; responses are counted over all blocks, and each block has as many of every prompt

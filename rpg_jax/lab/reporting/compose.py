@@ -4,7 +4,7 @@ import pathlib
 import urllib.parse
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting import equivalence, figures, frontier, runs, tables
+from rpg_jax.lab.reporting import equivalence, figures, runs, tables
 from rpg_jax.lab.reporting.comparison import compare, verdict
 from rpg_jax.lab.reporting.page import Figure, plain
 from rpg_jax.run.target import writable
@@ -58,7 +58,6 @@ def document(title: str, found: list[runs.Run], margin: float | None = None) -> 
         text = plain(verdict(comparison))
         blocks += ["## What is significant", text, tables.pairs(comparison), plain(tables.PAIRS)]
         blocks += equivalence.section(comparison, variants, margin) if margin else []
-    blocks += frontier.section(comparison, variants)
     blocks += ["## Training curves", Figure("curves", figures.curves(comparison), tables.CURVES)]
     blocks += ["## Last and best", tables.last_and_best(comparison), plain(tables.LAST_AND_BEST)]
     if several_variants or max(comparison.runs.values()) > 1:

@@ -72,13 +72,6 @@ class Run:
         return float(timed.prod(axis=1, skipna=False).sum())
 
 
-def metrics_table(rows: list[dict]) -> pd.DataFrame:
-    """Rows of `metrics.jsonl` as float64: index step, a column a logged key; NaN where it is missing or not finite."""
-    numbers = [{key: finite(value) for key, value in row.items() if key != "step"} for row in rows]
-    steps = pd.Index([row["step"] for row in rows], dtype="int64", name="step")
-    return pd.DataFrame(numbers, index=steps, dtype="float64")
-
-
 def find(folders) -> list[pathlib.Path]:
     """The folders of runs at or beneath each of `folders`, in order, each once.
 
@@ -116,7 +109,9 @@ def _natural(name) -> list:
 def read(path) -> Run:
     """A run from its folder; what is missing or cut short is counted, not raised."""
     config, (rows, lost) = read_json(path / "config.json"), read_rows(path / LOG)
-    settings, metrics = None if config is None else flatten(config), metrics_table(list(rows.values()))
+    settings = None if config is None else flatten(config)
+    numbers = [{key: finite(value) for key, value in row.items() if key != "step"} for row in rows.values()]
+    metrics = pd.DataFrame(numbers, index=pd.Index(list(rows), dtype="int64", name="step"), dtype="float64")
     return Run(path, settings, metrics, lost, read_json(path / "summary.json"))
 
 
@@ -141,9 +136,9 @@ def relevant(settings) -> dict:
 def variants(runs) -> tuple[list[Variant], dict]:
     """Groups runs of the same settings; of a run that is there twice, {path of the shorter copy: the longest}.
 
-    A variant is named by the folder of its runs, or by the folder above where folders are named `seedN`; where two
-    variants would have the same name, by as much of their paths as tells them apart. Runs of one such folder that
-    differ only in their number of steps belong to one variant. Runs without a config.json stand alone.
+    A variant is named by the folder of its runs, or by the folder above where folders are named `seedN`, as seen from
+    the folder that holds all of them. Runs of one such folder that differ only in their number of steps belong to one
+    variant. Runs without a config.json stand alone.
     """
     copies, groups, lengths, repeated = {}, {}, {}, {}
     for run in runs:
@@ -156,26 +151,16 @@ def variants(runs) -> tuple[list[Variant], dict]:
         longest = max(same, key=lambda run: run.last)  # the first of the longest
         groups.setdefault(key, []).append(longest)
         repeated |= {run.path: longest for run in same if run is not longest}
-    folders = [tuple(dict.fromkeys(_above_seeds(run.path) for run in group)) for group in groups.values()]
-    names = [_distinct(own, [*folders[:number], *folders[number + 1 :]]) for number, own in enumerate(folders)]
+    folders = [list(dict.fromkeys(_above_seeds(run.path) for run in group)) for group in groups.values()]
+    root = os.path.commonpath([folder.parent for group in folders for folder in group])
+    names = ["+".join(folder.relative_to(root).as_posix() for folder in group) for group in folders]
     return [
         Variant(f"{name} ({', '.join(run.path.name for run in group)})" if names.count(name) > 1 else name, group)
         for name, group in zip(names, groups.values(), strict=True)
     ], repeated
 
 
-def _above_seeds(path) -> tuple:
-    """The parts of a run's path, without a last one that names a seed."""
-    parts = path.resolve().parts
-    return parts[:-1] if SEED.fullmatch(parts[-1]) else parts
-
-
-def _distinct(folders, others) -> str:
-    """The shortest ends of the folders' paths, joined by +, that no other variant's folders have."""
-    taken, names = {path for group in others for path in group if path not in folders}, []
-    for path in folders:
-        depth = 1
-        while depth < len(path) and any(path[-depth:] == other[-depth:] for other in taken):
-            depth += 1
-        names.append("/".join(path[-depth:]))
-    return "+".join(dict.fromkeys(names))
+def _above_seeds(path: pathlib.Path) -> pathlib.Path:
+    """The folder of a run, or the one above it where its name is that of a seed."""
+    path = path.resolve()
+    return path.parent if SEED.fullmatch(path.name) else path

@@ -1,26 +1,28 @@
 """Figures of a grid's trade-off: the error against the number of samples, and of both levels against the distance."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from rpg_jax.lab.reporting.figures import DASHES, MARKERS, svg_figure
 from rpg_jax.lab.reporting.style import COLORS, INK, frame, logarithmic
 from rpg_jax.lab.tradeoff import tables
-from rpg_jax.lab.tradeoff.measure import Tradeoff
 
 
-def draw(result: Tradeoff, frames: dict[str, pd.DataFrame]) -> dict[str, str]:
-    """{name: SVG} of what the grid has data for.
+def draw(table: pd.DataFrame, medians: pd.DataFrame, samples: Sequence[int]) -> dict[str, str]:
+    """{name: SVG} of what there is data for.
 
     Args:
-      frames: of `tables.all_tables`.
+      table: of `measure.measure`; medians: of `tables.tradeoff`.
     """
     figures = {}
     for level in ("token", "sequence"):
-        if len(table := tables.shown(result.table, (level,))):
-            figures[f"error_{level}"] = _errors(result, table, f"error_{level}")
-    if "levels" in frames and (frames["levels"].kl > 0).any():
-        figures["levels"] = _levels(frames["levels"])
+        if len(of_level := tables.shown(table, (level,))):
+            figures[f"error_{level}"] = _errors(of_level, samples, f"error_{level}")
+    unclipped = medians[(medians["clip"] == "none") & (medians.estimator == "reinforce") & (medians.kl > 0)]
+    if unclipped.level.nunique() == 2:
+        figures["levels"] = _levels(tables.like_first(unclipped, ["divergence", "beta"]))
     return figures
 
 
@@ -49,9 +51,9 @@ def _panels(name: str, points: pd.DataFrame, xlabel: str, columns: int) -> str:
     return svg_figure(name, len(panels), panel, height=2.8, columns=columns)
 
 
-def _errors(result: Tradeoff, table: pd.DataFrame, name: str) -> str:
+def _errors(table: pd.DataFrame, samples: Sequence[int], name: str) -> str:
     """Mean squared error of N samples' mean gradient: medians with their intervals, a row for each direction."""
-    counts = np.geomspace(1, max(1000, 10 * max(result.grid.samples)), 41)
+    counts = np.geomspace(1, max(1000, 10 * max(samples)), 41)
     points = table.merge(pd.DataFrame({"x": counts}), how="cross")
     points["y"] = tables.error(points, points.x)
     curves = tables.summary(points[["label", *tables.WHERE, "x", "y"]], ["label", *tables.WHERE, "x"])
@@ -59,14 +61,13 @@ def _errors(result: Tradeoff, table: pd.DataFrame, name: str) -> str:
     return _panels(name, curves.rename(columns={"y_low": "low", "y_high": "high"}), "N, samples", curves.kl.nunique())
 
 
-def _levels(levels: pd.DataFrame) -> str:
-    """Unclipped token-level and sequence-level weights against the distance, at a few N; a panel a direction."""
-    levels = tables.unclipped_levels(levels)
-    samples = list(levels.samples.unique())
-    points = pd.concat(
-        at.assign(x=at.kl, y=at[f"{level}_mse"], label=f"{level} level, N = {count:,}", panel=at.direction)
-        for count in sorted({samples[0], samples[len(samples) // 2], samples[-1]})
-        for at in [levels[(levels.samples == count) & (levels.kl > 0)]]
-        for level in ("token", "sequence")
-    )
+def _levels(unclipped: pd.DataFrame) -> str:
+    """Token-level and sequence-level weights against the distance, at a few N; a panel a direction.
+
+    Both errors are against the sequence-level J.
+    """
+    samples = list(unclipped.samples.unique())
+    chosen = unclipped[unclipped.samples.isin([samples[0], samples[len(samples) // 2], samples[-1]])]
+    label = chosen.level.astype(str) + chosen.samples.map(" level, N = {:,}".format)
+    points = chosen.assign(x=chosen.kl, y=chosen.sequence_mse, label=label, panel=chosen.direction)
     return _panels("levels", points, "KL(old‖new), nats", points.panel.nunique())

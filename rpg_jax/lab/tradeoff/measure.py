@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -13,10 +13,8 @@ from rpg_jax import InputError
 from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
 from rpg_jax.lab.settings import Grid
-from rpg_jax.lab.tradeoff.groups import measure_groups
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, Situations, measurer, situations, with_settings
 from rpg_jax.objectives import CLIPS, TrustRegion, make
-from rpg_jax.objectives.advantages import ADVANTAGES
 from rpg_jax.objectives.registry import RPG_FORMS
 from rpg_jax.storage.logs import Progress
 
@@ -48,44 +46,6 @@ class Form(NamedTuple):
         return (*self[:5], self.beta == 0)
 
 
-class Tradeoff(NamedTuple):
-    """Everything measured.
-
-    table: a row for each form, direction, distance and problem. Columns: the fields of `Form` (NaN for None),
-      `direction`, `kl` (behavior || policy), `problem`, `kl_back` (policy || behavior), and the fields of `Moments`.
-    groups: a row for each advantage, use of dynamic sampling, beta, direction, distance and problem, with the fields
-      of `GroupMoments`; None for an objective of the user's.
-    """
-
-    grid: Grid
-    table: pd.DataFrame
-    groups: pd.DataFrame | None = None
-
-    @property
-    def forms(self) -> pd.DataFrame:
-        """A row for each form that was measured."""
-        return self.table[list(Form._fields)].drop_duplicates()
-
-
-def long_table(grid: Grid, measured: Iterable[tuple[Mapping, Mapping]]) -> pd.DataFrame:
-    """A row for each pair in `measured`, direction, distance and problem.
-
-    measured: pairs of labels (column -> value) and numbers (column -> f64[distances, directions, problems]).
-    """
-    names = ("direction", "kl", "problem")
-    situation = pd.MultiIndex.from_product((DIRECTIONS, grid.distances, range(grid.problems)), names=names)
-    frames = [
-        situation.to_frame(index=False).assign(
-            **{name: math.nan if value is None else value for name, value in labels.items()},
-            **{name: np.swapaxes(values, 0, 1).ravel() for name, values in numbers.items()},
-        )
-        for labels, numbers in measured
-    ]
-    table = pd.concat(frames, ignore_index=True)
-    text = table.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes]]
-    return table.astype(dict.fromkeys(text, "category"))  # groupby and merge take a fifth of the time
-
-
 def built_in_forms(grid: Grid) -> list[Form]:
     """Every level × divergence × clip and estimator × beta × bounds that the clip has."""
     forms = []
@@ -105,17 +65,14 @@ def built_in_forms(grid: Grid) -> list[Form]:
     return forms
 
 
-def check(grid: Grid, forms: int, groups: bool = False) -> None:
-    """Raises InputError if the grid is empty, has values out of range, or is too large to enumerate.
-
-    `forms` are measured and, with `groups`, every group baseline.
-    """
+def check(grid: Grid, forms: int) -> None:
+    """Raises InputError if the grid is empty, has values out of range, or is too large to enumerate."""
     for name in ("distances", "samples", "epsilons", "ceilings", "betas", "divergences"):
         if not getattr(grid, name):
             raise InputError(f"{name} is empty; expected at least one value")
         if len(set(getattr(grid, name))) < len(getattr(grid, name)):
             raise InputError(f"{name} has a value twice: {getattr(grid, name)}")
-    for name, least in (("vocab", 2), ("length", 1), ("problems", 1), ("group", 2), ("seed", 0)):
+    for name, least in (("vocab", 2), ("length", 1), ("problems", 1), ("seed", 0)):
         if getattr(grid, name) < least:
             raise InputError(f"{name} is {getattr(grid, name)}; expected at least {least}")
     for name, least, most in (("distances", 0, 10), ("samples", 1, MOST_SAMPLES)):
@@ -129,31 +86,26 @@ def check(grid: Grid, forms: int, groups: bool = False) -> None:
         size = math.inf
     spelled = f"{grid.vocab}^{grid.length} sequences of {grid.length} tokens in {cells:,} situations"
     work = {"": (size, SEQUENCE_LIMIT, "tokens"), f" for {forms} forms": (size * forms, WORK_LIMIT, "token gradients")}
-    if groups:
-        count = len(ADVANTAGES) * len(_group_betas(grid)) * (grid.group + 1)
-        what = f" for {len(ADVANTAGES)} advantages in groups of {grid.group:,}"
-        work[what] = size * count, WORK_LIMIT, "token gradients"
     for what, (found, limit, unit) in work.items():
         if found > limit:
             amount = f"{found:.3g}" if math.isfinite(found) else "over 1e+308"
             raise InputError(
                 f"a grid too large to enumerate: {spelled}{what} are {amount} {unit}; the limit is {limit:.3g}: lower "
-                "--vocab, --length, --problems, --group or the number of --distances, --epsilons, --ceilings or --betas"
+                "--vocab, --length, --problems or the number of --distances, --epsilons, --ceilings or --betas"
             )
 
 
-def measure(grid: Grid) -> Tradeoff:
-    """The built-in forms, and every group baseline; in float64, with progress on stderr.
+def measure(grid: Grid) -> pd.DataFrame:
+    """The moments of the built-in forms, as `long_table`; in float64, with progress on stderr.
 
     Raises:
       ValueError: see `check`; or a setting that `make` refuses.
     """
     forms = built_in_forms(grid)
-    check(grid, len(forms), groups=True)
+    check(grid, len(forms))
     losses = [make(reduction="constant", **_settings(form)) for form in forms]  # all are checked before any is measured
     with jax.enable_x64():
         where = _situations(grid)
-        groups = measure_groups(where, grid.group, _group_betas(grid))
         measurers, measured = {}, []
         with Progress("forms", 0, len(forms), process_index=0) as progress:
             for form, loss in zip(forms, losses, strict=True):
@@ -163,14 +115,10 @@ def measure(grid: Grid) -> Tradeoff:
                 numbers = {name: value for name in NUMBERS if (value := getattr(form, name)) is not None}
                 measured.append((form, measurers[form.family](numbers, form.beta)))
                 progress(len(measured))
-    by_group = [
-        (dict(advantage=name, dynamic_sampling=dynamic, group=grid.group, beta=beta), moments._asdict())
-        for (name, dynamic, beta), moments in groups.items()
-    ]
-    return Tradeoff(grid, of_forms(grid, where, measured), long_table(grid, by_group))
+    return long_table(grid, where, measured)
 
 
-def measure_objective(grid: Grid, name: str, objective: Callable, target: Target) -> Tradeoff:
+def measure_objective(grid: Grid, name: str, objective: Callable, target: Target) -> pd.DataFrame:
     """A user's objective, and beside it the unclipped loss of the same target; in float64.
 
     Raises:
@@ -187,13 +135,28 @@ def measure_objective(grid: Grid, name: str, objective: Callable, target: Target
         for form, loss in zip((user, exact), losses, strict=True):
             measure = measurer(where, lambda _, loss=loss: loss, target.level, divergence, target.z)
             measured.append((form, measure({}, target.beta)))
-    return Tradeoff(grid, of_forms(grid, where, measured))
+    return long_table(grid, where, measured)
 
 
-def of_forms(grid: Grid, where: Situations, measured: Iterable[tuple[Form, Moments]]) -> pd.DataFrame:
-    """`Tradeoff.table` of the moments of forms."""
+def long_table(grid: Grid, where: Situations, measured: Iterable[tuple[Form, Moments]]) -> pd.DataFrame:
+    """A row for each form, direction, distance and problem.
+
+    Columns: the fields of `Form` (NaN for None), `direction`, `kl` (behavior || policy), `problem`, `kl_back`
+    (policy || behavior), and the fields of `Moments`.
+    """
+    names = ("direction", "kl", "problem")
+    situation = pd.MultiIndex.from_product((DIRECTIONS, grid.distances, range(grid.problems)), names=names)
     kl_back = np.asarray(where.kl_back).reshape(where.shape)
-    return long_table(grid, ((f._asdict(), {"kl_back": kl_back, **m._asdict()}) for f, m in measured))
+    frames = [
+        situation.to_frame(index=False).assign(
+            **{name: math.nan if value is None else value for name, value in form._asdict().items()},
+            **{name: np.swapaxes(x, 0, 1).ravel() for name, x in dict(kl_back=kl_back, **moments._asdict()).items()},
+        )
+        for form, moments in measured
+    ]
+    table = pd.concat(frames, ignore_index=True)
+    text = table.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes]]
+    return table.astype(dict.fromkeys(text, "category"))  # groupby and merge take a fifth of the time
 
 
 def _settings(form: Form) -> dict:
@@ -205,8 +168,3 @@ def _settings(form: Form) -> dict:
 def _situations(grid: Grid) -> Situations:
     space = every_sequence(f"{grid.vocab} tokens, length {grid.length}", grid.vocab, grid.length)
     return situations(space, grid.problems, grid.distances, grid.seed)
-
-
-def _group_betas(grid: Grid) -> tuple[float, ...]:
-    """The largest, at which the scale of rewards matters most, and 0."""
-    return tuple(dict.fromkeys((max(grid.betas), 0.0)))
