@@ -14,7 +14,6 @@ import functools
 import json
 import pathlib
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,9 +87,7 @@ def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
     seeds = _seeds(names["SEEDS"] if seeds is None else seeds, file)
     pairs = _pairs(names["VARIANTS"], file)
     configs = {name: _config(f"variant {name!r} of {file}", base, config, settings) for name, settings in pairs}
-    settings_by_name = {name: of_config(variant_config) for name, variant_config in configs.items()}
-    _refuse_equal(file, settings_by_name)
-    _refuse_other_warm_starts(file, settings_by_name)
+    _check_together(file, {name: of_config(variant_config) for name, variant_config in configs.items()})
     flags = {name: [f"--config.{key}={value}" for key, value in settings.items()] for name, settings in pairs}
     return Sweep(file, [
         Run(name, seed, (f"--config={base}", f"--config.seed={seed}", *flags[name]), config)
@@ -112,13 +109,12 @@ def check_begun(out: pathlib.Path, runs: Sequence[Run]) -> dict[str, list[str]]:
     outdated = {}
     for run in runs:
         begun = read_json(out / run.name / "config.json")
-        if begun is None:
-            continue
-        changed, files = (compare(flatten(begun), run.settings) for compare in (changes, edited))
-        if is_done(out, run):
-            for file in files:
-                outdated.setdefault(file, []).append(run.name)
-        else:
+        changed, files = (
+            compare(flatten(begun), run.settings) if begun is not None else [] for compare in (changes, edited)
+        )
+        for file in files if is_done(out, run) else []:
+            outdated.setdefault(file, []).append(run.name)
+        if not is_done(out, run):
             changed += files
         if changed:
             raise InputError(
@@ -132,11 +128,9 @@ def _seeds(seeds: Any, file: str) -> list[int]:
     seeds = list(seeds) if isinstance(seeds, (list, tuple, range)) else [seeds]
     if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):  # PRNG keys are of 32 bits
         raise InputError(f"the seeds of {file} are {seeds}; expected whole numbers in 0..2**32 - 1, such as 0,1,2")
-    repeated = [seed for seed, count in Counter(seeds).items() if count > 1]
-    if repeated:
-        raise InputError(
-            f"the seeds of {file} hold {repeated[0]} more than once: those runs would be the same; drop one"
-        )
+    for seed in seeds:
+        if seeds.count(seed) > 1:
+            raise InputError(f"the seeds of {file} hold {seed} more than once: those runs would be the same; drop one")
     return seeds
 
 
@@ -196,14 +190,6 @@ def _type(config: ConfigDict, key: str) -> type:
     return functools.reduce(lambda section, name: section[name], sections, config).get_type(last)
 
 
-def _refuse_equal(file: str, settings_by_name: Mapping[str, dict]) -> None:
-    first_with = {}
-    for name, settings in settings_by_name.items():
-        first = first_with.setdefault(json.dumps(settings, sort_keys=True), name)
-        if first != name:
-            raise InputError(f"variants {first!r} and {name!r} of {file} have the same settings; drop one")
-
-
 def warm_start_settings(settings: Mapping[str, Any]) -> dict:
     """The flat settings on which a warm start depends, its seed among them; empty where there is none."""
     if not settings.get("warm_start.steps"):
@@ -211,9 +197,14 @@ def warm_start_settings(settings: Mapping[str, Any]) -> dict:
     return {key: value for key, value in sorted(settings.items()) if f"{key}.".startswith(OF_WARM_START)}
 
 
-def _refuse_other_warm_starts(file: str, settings_by_name: Mapping[str, dict]) -> None:
-    (first, expected), *others = settings_by_name.items()
-    for name, found in others:
+def _check_together(file: str, settings_by_name: Mapping[str, dict]) -> None:
+    """Raises InputError for two variants of the same settings, or of another warm start than the first one's."""
+    first, expected = next(iter(settings_by_name.items()))
+    with_same: dict[str, str] = {}
+    for name, found in settings_by_name.items():
+        same = with_same.setdefault(json.dumps(found, sort_keys=True), name)
+        if same != name:
+            raise InputError(f"variants {same!r} and {name!r} of {file} have the same settings; drop one")
         keys = [key for key in found if f"{key}.".startswith(OF_WARM_START) and found[key] != expected.get(key)]
         if keys and (found.get("warm_start.steps") or expected.get("warm_start.steps")):
             raise InputError(
