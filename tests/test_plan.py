@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -38,6 +39,7 @@ from rpg_jax.sampling.paged_attention import BLOCKS
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.rollout import RolloutSettings
 
+ROOT = pathlib.Path(__file__).parents[1]
 SMOKE = "--config=configs/quickstart.py:smoke"
 ROWS = ("--config.rollout.slots=16", "--config.rollout.prompts=8", "--config.learner.microbatch_rows=8")
 
@@ -166,13 +168,10 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
     assert found["kernels"] == 16 and found["kernel_flops"] == 8 * 2 * 32 * 3 * 2 * 16
 
 
-def test_work_outside_of_loops_counts_by_its_share():
+def test_work_outside_of_loops_counts_by_its_share_and_what_is_apart_does_not():
     found = hlo.work(HLO, traced=3, outside=0.25)
     assert found["cycles"] == 4 * 70 + 9 / 4 and found["reduce-scatter times"] == 1 / 4
     assert found["reduce-scatter sent"] == 16 * 7 / 4 and found["all-reduce times"] == 3 + 5
-
-
-def test_work_leaves_out_what_is_apart():
     rest = hlo.work(HLO, traced=3, apart=("prefill", "filters"))
     assert rest["all-reduce times"] == 5 and "reduce-scatter times" not in rest
     assert rest["kernels"] == 10 and rest["cycles"] == 4 * 70 + 9
@@ -414,30 +413,14 @@ MISTAKES = {
     ): "expected a file in a folder that is there",
     ("--config=configs/paper.py:qwen3-4b", "--topology=h100:8"): "MODEL,OBJECTIVE,CONTEXT",
 }
-# absl keeps one set of flags a process, and commands share names: not in that of the tests.
-CALLS = """
-import contextlib, io, json, sys
-from absl.testing import flagsaver
-from rpg_jax.run import cli
-from rpg_jax import plan
-for arguments in json.loads(sys.argv.pop()):
-    out, err = io.StringIO(), io.StringIO()
-    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = cli.run(plan.main, ["plan", *arguments])
-        except SystemExit as left:
-            status = left.code
-    print(json.dumps([status, out.getvalue(), err.getvalue()]))
-"""
 
 
-def test_mistakes_are_one_line():
-    done = processes.execute("-c", CALLS, json.dumps(list(MISTAKES)))
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    for (arguments, says), (status, out, err) in zip(MISTAKES.items(), answers, strict=True):
-        assert status == 2 and not out and err.startswith("error: ") and err.count("\n") == 1, (arguments, err)
-        assert says in err, arguments
+@pytest.mark.parametrize(("arguments", "says"), MISTAKES.items())
+def test_mistakes_are_one_line(call_command, arguments, says):
+    here = [word.replace("--config=configs", f"--config={ROOT}/configs") for word in arguments]
+    status, out, err = call_command("plan", *here)
+    assert status == 2 and not out and err.startswith("error: ") and err.count("\n") == 1, err
+    assert says in err
 
 
 def test_libtpu_must_be_there_and_be_the_one_of_this_jax(monkeypatch):
