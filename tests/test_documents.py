@@ -46,7 +46,7 @@ SMALLER = {
     "--config.learner.microbatch_rows=2 --config.evaluation.k=2 "
     "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
     "\"--config.data.heldout=('{0}/data/aime24',)\"",
-    "study tradeoff --out": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100 --group=2 "
+    "study tradeoff --out": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100 "
     "--epsilons=0.2:0.28,2 --betas=0.01 --ceilings=3",
     "tradeoff --objective=tests/": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100",
     "configs/my_data.py": "--config.data.train={0}/data/mine/train.jsonl "

@@ -9,7 +9,7 @@ import pathlib
 
 import rpg_jax
 
-SOURCE = "https://github.com/marin-community/marin, .agents/logbook/benchmark_vllm_fork_claude.md"
+SOURCE = "https://github.com/marin-community/marin/blob/main/.agents/logbook/benchmark_vllm_fork_claude.md"
 TOPOLOGY = "v6e:2x2"
 CONFIG = pathlib.Path(rpg_jax.__file__).parents[1] / "configs/measured.py"
 LENGTHS = "lognormal:368.5,0.6"  # of which no more than 1,024 tokens: 362 on average
