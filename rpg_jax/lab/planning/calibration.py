@@ -7,11 +7,9 @@ lengths is not published either, only their mean and the most: a logarithmic nor
 
 import pathlib
 
-import rpg_jax
-
 SOURCE = "https://github.com/marin-community/marin/blob/main/.agents/logbook/benchmark_vllm_fork_claude.md"
 TOPOLOGY = "v6e:2x2"
-CONFIG = pathlib.Path(rpg_jax.__file__).parents[1] / "configs/measured.py"
+CONFIG = pathlib.Path(__file__).parents[3] / "configs/measured.py"
 LENGTHS = "lognormal:368.5,0.6"  # of which no more than 1,024 tokens: 362 on average
 FLAGS = (f"--config={CONFIG}", f"--lengths={LENGTHS}", "--prompt_length=128")
 SECONDS = 70.5  # a batch of 64 prompts x 16 responses
