@@ -346,7 +346,7 @@ def test_the_command_measures_an_objective_of_ones_own(study, tmp_path):
         (["--length=30"], ["3^30", "limit", "--length"]),
         (["--betas=x"], ["--betas", "'x'"]),
         (["--samples=1.5"], ["--samples", "whole"]),
-        (["--epsilons=0.2:"], ["--epsilons", "''"]),
+        (["--epsilons=0.2:"], ["--epsilons", "'0.2:'"]),
         (["--distances=nan"], ["--distances", "nan"]),
         (["--out=mine.py/deep"], ["mine.py", "no folder"]),
         (["--divergence=rkl"], ["--divergence", "--objective"]),
