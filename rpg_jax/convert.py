@@ -13,6 +13,7 @@ either. A run is exported at its evaluation parameters, such that transformers l
 
 from absl import flags
 
+from rpg_jax import InputError
 from rpg_jax.run import cli
 
 flags.DEFINE_string("source", None, "Folder of weights to convert, or a GGUF file.")
@@ -26,6 +27,8 @@ flags.DEFINE_float("max_shard_gb", None, "Most gigabytes of a safetensors file; 
 
 
 def main(options):
+    if (options.source is None) == (options.workdir is None) or not options.target:
+        raise InputError("give --target=FOLDER, and one of --source=FOLDER and --workdir=FOLDER; see --help")
     from rpg_jax.run import convert
 
     return convert.main(options)

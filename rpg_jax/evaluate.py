@@ -15,6 +15,7 @@ row to OUT/history.jsonl; it ends when the run does. SIGTERM ends it with status
 
 from absl import flags
 
+from rpg_jax import InputError
 from rpg_jax.run import cli
 
 flags.DEFINE_string("workdir", None, "Folder of a run to evaluate.")
@@ -57,7 +58,25 @@ flags.DEFINE_integer(
 )
 
 
+def check_flags(options) -> None:
+    """Raises ValueError for flags that make no sense together."""
+    if (options.workdir is None) == (options.checkpoint is None):
+        raise InputError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
+    if options.checkpoint and not (options.data or "").strip(", "):
+        raise InputError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
+    if options.tensor > 1 and not options.checkpoint:
+        raise InputError("--tensor is for a --checkpoint: a run is evaluated on the mesh of its config")
+    for name in ("which", "checkpoint_dir", "watch"):
+        if getattr(options, name) and not options.workdir:
+            raise InputError(f"--{name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
+    if options.watch and options.which:
+        raise InputError(f"--watch evaluates every checkpoint, --which={options.which} one: give one of them")
+    if options.watch_timeout is not None and not options.watch:
+        raise InputError("--watch_timeout is for --watch")
+
+
 def main(options):
+    check_flags(options)
     from rpg_jax.run import evaluate
 
     return evaluate.main(options)

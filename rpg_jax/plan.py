@@ -30,6 +30,8 @@ flags.DEFINE_bool("alone", False, "Plan in this process; set by the command itse
 
 
 def main(options):
+    if not options.calibrate or options.given & {"config", "topology"}:
+        cli.need(options, config="FILE.py", topology="CHIP:SHAPE")
     from rpg_jax.lab.planning import command
 
     return command.main(options)

@@ -45,6 +45,8 @@ flags.DEFINE_string("data_dir", None, "Where TFDS datasets lie; TFDS's own defau
 
 
 def main(options):
+    if not options.list_gym:
+        cli.need(options, source="FILE", target="FOLDER")
     from rpg_jax.run import prepare
 
     return prepare.main(options)

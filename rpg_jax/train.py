@@ -30,6 +30,7 @@ flags.DEFINE_float(
 
 
 def main(options):
+    cli.need(options, config="FILE.py", workdir="FOLDER")
     from rpg_jax.lab.reporting.training_curves import training_figure
     from rpg_jax.run import train
 

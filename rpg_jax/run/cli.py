@@ -6,7 +6,6 @@ bug of somebody's code, with its traceback.
 
 import contextlib
 import difflib
-import errno
 import inspect
 import itertools
 import math
@@ -26,13 +25,10 @@ from ml_collections.config_dict import RequiredValueError
 
 from rpg_jax import InputError, lacking
 from rpg_jax.run import compiler
+from rpg_jax.storage.disk import storage_errno
 from rpg_jax.storage.settings import flatten
 
 PREEMPTED = 75
-_STORAGE_ERRORS = (
-    errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE,
-    errno.EISDIR,
-)  # fmt: skip
 
 
 def stop_event() -> threading.Event:
@@ -50,17 +46,6 @@ def stop_event() -> threading.Event:
     signal.signal(signal.SIGTERM, told)
     signal.signal(signal.SIGINT, told)
     return stop
-
-
-def _is_of_storage(error) -> bool:
-    """Whether a disk is full, read-only or broken, or a file on it is not what it should be."""
-    return _disk_error(error) is not None or (isinstance(error, OSError) and error.errno in _STORAGE_ERRORS)
-
-
-def _disk_error(error) -> str | None:
-    """What is wrong with a disk that takes no more, as libraries in C++ mention it in their own errors."""
-    reasons = map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
-    return next((reason for reason in reasons if reason.lower() in str(error).lower()), None)
 
 
 def names_of(file: str, title: str) -> dict:
@@ -186,16 +171,22 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     except Exception as error:
         if line := lacking(error):
             sys.exit(_refused(line))
-        if _is_of_storage(error):
-            reason = getattr(error, "strerror", None) or _disk_error(error) or str(error)
+        if code := storage_errno(error, causes=False):
             where = getattr(error, "filename", None) or "while writing"
-            status = _refused(f"{reason}: {where}; what was saved before is intact")
+            status = _refused(f"{os.strerror(code)}: {where}; what was saved before is intact")
         else:
             traceback.print_exc()
             status = 1
     if status in (0, PREEMPTED):
         sys.exit(status)
     leave(status)
+
+
+def need(options, **flags: str) -> None:
+    """Raises InputError unless all of these flags are given, each with its form; before anything slow is imported."""
+    if not all(getattr(options, name) for name in flags):
+        forms = " and ".join(f"--{name}={form}" for name, form in flags.items())
+        raise InputError(f"{forms} are needed; see --help")
 
 
 def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types.SimpleNamespace:

@@ -72,8 +72,6 @@ def main(options) -> None:
 
 def check_flags(options) -> str:
     """The format to write. Raises ValueError for flags that make no sense together."""
-    if (options.source is None) == (options.workdir is None) or not options.target:
-        raise InputError("give --target=FOLDER, and one of --source=FOLDER and --workdir=FOLDER; see --help")
     for name in ("which", "checkpoint_dir"):
         if getattr(options, name) is not None and options.workdir is None:
             raise InputError(f"--{name}={getattr(options, name)} is for the checkpoints of a --workdir")

@@ -51,7 +51,6 @@ def main(options) -> int:
     """Evaluates as the flags of `rpg_jax.evaluate` say; returns the exit status."""
     stop = cli.stop_event()
     options.data = listed(options.data or "") or None
-    check_flags(options)
     place = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir) if options.workdir else None
     subject = of_run(options, place) if place else of_checkpoint(options)
     subject.scorer.try_out(subject.problems[0], rewards=False)
@@ -61,23 +60,6 @@ def main(options) -> int:
         else:
             done = evaluate(options, subject, options.which or "best", stop.is_set) is not None
     return 0 if done else cli.PREEMPTED
-
-
-def check_flags(options) -> None:
-    """Raises ValueError for flags that make no sense together."""
-    if (options.workdir is None) == (options.checkpoint is None):
-        raise InputError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
-    if options.checkpoint and not options.data:
-        raise InputError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
-    if options.tensor > 1 and not options.checkpoint:
-        raise InputError("--tensor is for a --checkpoint: a run is evaluated on the mesh of its config")
-    for name in ("which", "checkpoint_dir", "watch"):
-        if getattr(options, name) and not options.workdir:
-            raise InputError(f"--{name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
-    if options.watch and options.which:
-        raise InputError(f"--watch evaluates every checkpoint, --which={options.which} one: give one of them")
-    if options.watch_timeout is not None and not options.watch:
-        raise InputError("--watch_timeout is for --watch")
 
 
 def of_run(options, place: epath.Path) -> Subject:

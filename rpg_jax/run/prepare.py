@@ -60,8 +60,6 @@ def print_families() -> None:
 
 def check_flags(options) -> None:
     """Raises ValueError for flags that make no sense together."""
-    if not options.source or not options.target:
-        raise InputError("--source=FILE and --target=FOLDER are needed; see --help")
     if options.max_prompt is not None and options.tokenizer is None:
         raise InputError("--max_prompt counts tokens: give the model's --tokenizer=FOLDER")
     if options.chat_template is not None and options.tokenizer is None:

@@ -9,7 +9,6 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from rpg_jax import InputError
 from rpg_jax.data import ProblemStream
 from rpg_jax.parallel import multihost
 from rpg_jax.run import build, cli, job, profile, states, warm_start
@@ -28,8 +27,6 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
 
     `draw(rows, file)` draws the figure of a finished run from the rows of its `metrics.jsonl`.
     """
-    if options.config is None or options.workdir is None:
-        raise InputError("--config=FILE.py and --workdir=FOLDER are needed; see --help")
     build.check_values(options.config)  # first: a config cannot be locked, or compared, while a key lacks its value
     config = options.config.lock()
     joined = job.joined(options.multihost, options.coordinator_timeout, options.watchdog_seconds)

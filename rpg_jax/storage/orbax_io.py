@@ -1,36 +1,21 @@
 """How `checkpoints` has Orbax read and write, and what it makes of Orbax's failures."""
 
 import asyncio
-import copy
-import errno
 import logging
 import math
-import os
 
 import jax
 import orbax.checkpoint as ocp
 
-_STORAGE_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
+from rpg_jax.storage.disk import storage_errno  # noqa: F401
 
 # A failure in one of Orbax's threads reaches the caller as an exception. Orbax also logs it, as pages of tracebacks.
 for _name in ("absl", "asyncio"):
     logging.getLogger(_name).addFilter(lambda record: "orbax" not in record.pathname + record.getMessage())
 
 
-def wait_when_closed(loop: asyncio.AbstractEventLoop) -> None:
-    """Has an event loop, when it is closed, first wait for the tasks that a failure has left."""
-    close = loop.close
-
-    def patiently():
-        while tasks := asyncio.all_tasks(loop):
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        close()
-
-    loop.close = patiently
-
-
 class _PatientHandler(ocp.type_handlers.ArrayHandler):
-    """Reads and writes leaves side by side as Orbax does; when one fails, waits for the others.
+    """Reads leaves side by side as Orbax does; when one is damaged, waits for the others.
 
     Orbax closes its event loop at the first failure. Each of TensorStore's threads that then reports on another leaf
     to the closed loop would print a traceback.
@@ -44,24 +29,10 @@ class _PatientHandler(ocp.type_handlers.ArrayHandler):
             while unfinished := asyncio.all_tasks() - earlier:
                 await asyncio.gather(*unfinished, return_exceptions=True)
 
-    async def serialize(self, values, infos, args=None):
-        first = copy.copy(infos[0])
-        create = first.await_path_creation
-
-        async def await_path_creation():  # Orbax awaits it in the loops of the save, before anything is written
-            wait_when_closed(asyncio.get_running_loop())
-            return await create()
-
-        first.await_path_creation = await_path_creation
-        return await super().serialize(values, [first, *infos[1:]], args)
-
 
 def writer() -> ocp.PyTreeCheckpointHandler:
     """Orbax's writer of {leaf name: array}; the files are those of `ocp.args.StandardSave`."""
-    handler = _PatientHandler()
-    vars(handler).update(vars(ocp.type_handlers.get_type_handler(jax.Array)))  # Orbax's settings
-    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, handler))
-    return ocp.PyTreeCheckpointHandler(save_concurrent_gb=96, type_handler_registry=registry)  # 96 as StandardSave
+    return ocp.PyTreeCheckpointHandler(save_concurrent_gb=96)  # 96 as StandardSave
 
 
 def reader(like: dict) -> ocp.Checkpointer:
@@ -78,13 +49,3 @@ def reader(like: dict) -> ocp.Checkpointer:
         type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, _PatientHandler())),
     )
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
-
-
-def storage_errno(error) -> int | None:
-    """The errno of a storage failure among an exception's causes; TensorStore and gRPC mention it as text only."""
-    while error is not None:
-        for code in _STORAGE_ERRORS:
-            if getattr(error, "errno", None) == code or os.strerror(code).lower() in str(error).lower():
-                return code
-        error = error.__cause__ or error.__context__
-    return None

@@ -40,8 +40,6 @@ def main(options) -> None:
     if options.calibrate and not options.given & {"config", "topology"}:
         print(calibration.text(calibrated()))
         return
-    if options.config is None or options.topology is None:
-        raise InputError("--config=FILE.py and --topology=CHIP:SHAPE are needed; see --help")
     topologies, rollout = chips.parse(options.topology), options.config.rollout
     lengths = decoding.parse(options.lengths, rollout.max_new)
     prompt = rollout.max_prompt if options.prompt_length is None else options.prompt_length
