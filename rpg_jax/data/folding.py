@@ -111,28 +111,23 @@ def columns_of(record: dict) -> dict[str, Any]:
     columns = {}
     for name, value in record.items():
         with contextlib.suppress(TypeError, ValueError):
-            columns[str(name)] = _json(value)
+            text = json.dumps(value, default=_plain, ensure_ascii=False)
+            text.encode()  # raises for half of a surrogate pair, which cannot be stored
+            columns[str(name)] = json.loads(text)
     return columns
 
 
-def _json(value):
-    """A value as JSON holds it; raises TypeError or ValueError for one that it cannot hold."""
-    if isinstance(value, dict):
-        return {str(key): _json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json(item) for item in value]
+def _plain(value):
+    """A value that JSON lacks as one that it has; raises TypeError or ValueError if there is none."""
     if isinstance(value, (np.ndarray, np.generic)):
-        return _json(value.tolist())
+        return value.tolist()
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
-    if value is not None and not isinstance(value, (str, int, float)):
-        raise TypeError(type(value).__name__)
-    json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair cannot be stored
-    return value
+    raise TypeError(type(value).__name__)
 
 
 def _column(source, number, record, kind, convert):

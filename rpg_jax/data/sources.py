@@ -35,7 +35,7 @@ class Source:
     name: str  # name of the set: the file's stem, or the TFDS name
     unit: str  # "row", counted from 0, or "line", counted from 1
     total: int  # number of units
-    fields: dict[str, tuple[str, ...]]  # FIELDS or the user's choice, without columns that no record has
+    fields: dict[str, tuple[str, ...]]  # FIELDS or the user's choice
     records: Iterator[tuple[int, dict]]  # (row or line number, record)
 
     def where(self, number: int) -> str:
@@ -161,12 +161,6 @@ def _open_parquet(path, title, fields):
         )  # the default keeps all that was read in memory
     except broken as error:
         raise InputError(f"{title}: not a whole parquet file ({error})") from error
-    tree = {field.name: _tree(field.type) for field in file.schema_arrow}
-    stored = {kind: {path: _stored(tree, path) for path in paths} for kind, paths in fields.items()}
-    present = {kind: tuple(filter(paths.get, paths)) for kind, paths in stored.items()}
-    for kind in ("problem", "answer"):
-        if not present[kind]:
-            raise lacking(title, kind, fields[kind], tree)
 
     def records():
         number = 0
@@ -181,29 +175,7 @@ def _open_parquet(path, title, fields):
             yield from enumerate(rows, number)
             number += len(rows)
 
-    return Source(title, _name(path), "row", file.metadata.num_rows, present, records())
-
-
-def _tree(kind):
-    """The structure of an Arrow type's values: a dict for a struct, an empty list for a list, None for a leaf."""
-    import pyarrow as pa
-
-    if pa.types.is_struct(kind):
-        return {field.name: _tree(field.type) for field in kind}
-    return [] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
-
-
-def _stored(tree, path):
-    """The parquet column with `path`, a whole list for an item of a list; None if the path does not exist."""
-    if path in tree:
-        return path
-    head, _, rest = path.partition(".")
-    if isinstance(tree.get(head), dict):
-        below = _stored(tree[head], rest)
-        return below and f"{head}.{below}"
-    if head in tree and tree[head] is None:
-        return head  # a text, which may be JSON
-    return head if tree.get(head) == [] and rest.split(".")[0].isdigit() else None
+    return Source(title, _name(path), "row", file.metadata.num_rows, fields, records())
 
 
 def _open_jsonl(path, title, fields):

@@ -4,18 +4,20 @@ Each is `(response, answer) -> bool`, where `answer` is the JSON of the task's g
 exception, and steps, not seconds, are bounded, so that the verdict depends on the text alone.
 """
 
+import ast
+import itertools
 import json
+import operator
 import re
 from collections import Counter
 from fractions import Fraction
 
-from rpg_jax import InputError
 from rpg_jax.rewards.answer import final_answer
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
-_EXPRESSION_TOKEN = re.compile(r" ?([0-9]{1,10}|[-+*/()])")
-_MAX_TOKENS = 64  # of an expression; with numbers of 10 digits every value stays under 3,000 bits
+_EXPRESSION = re.compile(r"(?: ?(?:[0-9]{1,10}(?![0-9])|[-+*/()])){1,64}")  # every value stays under 3,000 bits
 _MAX_DEPTH = 16
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 def arithmetic(response: str, answer: str) -> bool:
@@ -49,53 +51,24 @@ VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "sorting": word, 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
     """The exact value of an expression and the numbers in it, or None for any other text.
 
-    Grammar, with at most 64 tokens (single spaces between them allowed) and 16 nested parentheses:
-        sum     = product (("+" | "-") product)*
-        product = factor (("*" | "/") factor)*
-        factor  = digits{1..10} | "(" sum ")"
-    An expression that divides by zero gives None.
+    It has + - * / and parentheses between numbers of at most 10 digits, single spaces at most between these tokens, no
+    signs, at most 64 tokens and 16 nested parentheses. An expression that divides by zero gives None.
     """
-    tokens = _tokens(expression)
-    try:
-        value, rest = _sum(tokens, 0)
-    except (ValueError, ZeroDivisionError):
+    depths = itertools.accumulate((c == "(") - (c == ")") for c in expression)
+    if not _EXPRESSION.fullmatch(expression) or max(depths) > _MAX_DEPTH:
         return None
-    return (value, [int(token) for token in tokens if token.isdigit()]) if not rest else None
+    numbers = re.findall("[0-9]+", expression)
+    try:
+        tree = ast.parse(re.sub("(?<![0-9])0+(?=[0-9])", "", expression).strip(), mode="eval")
+        return _value(tree.body), list(map(int, numbers))
+    except (SyntaxError, LookupError, ZeroDivisionError):
+        return None
 
 
-def _tokens(expression: str) -> list[str]:
-    """The tokens, or [], which no rule accepts, for other text or too many tokens."""
-    tokens, end = [], 0
-    while end < len(expression):
-        match = _EXPRESSION_TOKEN.match(expression, end)
-        if not match or len(tokens) == _MAX_TOKENS:
-            return []
-        tokens.append(match[1])
-        end = match.end()
-    return tokens
-
-
-def _sum(tokens, depth):
-    value, tokens = _product(tokens, depth)
-    while tokens and tokens[0] in "+-":
-        operator, (term, tokens) = tokens[0], _product(tokens[1:], depth)
-        value = value + term if operator == "+" else value - term
-    return value, tokens
-
-
-def _product(tokens, depth):
-    value, tokens = _factor(tokens, depth)
-    while tokens and tokens[0] in "*/":
-        operator, (factor, tokens) = tokens[0], _factor(tokens[1:], depth)
-        value = value * factor if operator == "*" else value / factor
-    return value, tokens
-
-
-def _factor(tokens, depth):
-    if tokens and tokens[0].isdigit():
-        return Fraction(int(tokens[0])), tokens[1:]
-    if tokens and tokens[0] == "(" and depth < _MAX_DEPTH:
-        value, tokens = _sum(tokens[1:], depth + 1)
-        if tokens and tokens[0] == ")":
-            return value, tokens[1:]
-    raise InputError("no expression")
+def _value(node: ast.expr) -> Fraction:
+    """The value of a number or an operation; raises LookupError for anything else."""
+    if isinstance(node, ast.Constant):
+        return Fraction(node.value)
+    if not isinstance(node, ast.BinOp):
+        raise LookupError
+    return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
