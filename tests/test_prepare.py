@@ -434,7 +434,7 @@ def test_bad_parquet_files(call):
     for file, says in [
         (
             "columns",
-            "columns.parquet, row 0: no column prompt or problem or question for the problem; there are id, meta.a, meta.b",
+            "columns.parquet, row 0: no column prompt or problem or question for the problem; there are id, meta.a, me",
         ),
         ("type", "type.parquet, row 0, column prompt: is int"),
         ("zero", "zero.parquet: holds no rows"),
