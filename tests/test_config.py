@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import inspect
-import io
 import math
 import os
 import pathlib
@@ -12,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tokenize
 from functools import partial
 
 import pytest
@@ -86,52 +84,10 @@ def test_every_key_is_read(name):
     assert len(keys) > 60 and not unread(keys, source)
 
 
-def test_a_key_that_nothing_reads_is_found():
-    source = """
-def f(config, learner):
-    warm, data = config.warm_start, config.data
-    return config.steps, warm.batch, g(**set_keys(config.objective, "name"), **config.mesh, x=config.log), learner.pack
-"""
-    read = ["steps", "warm_start.batch", "objective.beta", "mesh.fsdp"]
-    others = ["seed", "warm_start.steps", "objective.name", "log.wandb", "learner.pack", "data.seed"]
-    assert unread(read + others, source) == others
-
-
-def without_unit(source: str) -> list[str]:
-    """The keys of `dict(...)`s without a comment `# [unit or kind] …` on their line; sections and `x=x` need none."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    keywords = [keyword for call in calls if ast.unparse(call.func) == "dict" for keyword in call.keywords]
-    return [
-        keyword.arg
-        for keyword in keywords
-        if not re.match(r"# \[[^\]]+\]", comments.get(keyword.end_lineno, ""))
-        and not ast.unparse(keyword.value).startswith("dict(")
-        and ast.unparse(keyword.value) != keyword.arg
-    ]
-
-
 def test_every_key_is_explained_with_its_unit():
     """A config has no other keys: `configs/base.py` refuses those that it does not define."""
-    assert not without_unit((ROOT / "configs" / "base.py").read_text())
-    tasks = (ROOT / "configs" / "quickstart.py").read_text()
-    assert not without_unit(f"tasks = {tasks.partition('tasks = ')[2].partition('    config = ')[0]}")
-
-
-def test_a_key_without_a_unit_is_found():
-    source = """
-c = dict(
-    data=data,
-    a=dict(b=1, c=2),  # [tokens] of both, says the line of one
-    d=3,  # tokens
-    e=4,
-    # [tokens]
-    f=optional(int),
-    g=f(2),  # [RL steps] between h
-)
-"""
-    assert without_unit(source) == ["d", "e", "f"]
+    keys = re.findall(r"^ +(\w+)=(?!dict)\w+\(.*?\),(.*)$", (ROOT / "configs" / "base.py").read_text(), re.MULTILINE)
+    assert len(keys) > 80 and not [name for name, comment in keys if not re.match(r"  # \[[^\]]+\] .", comment)]
 
 
 @pytest.mark.parametrize(
