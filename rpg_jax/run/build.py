@@ -30,9 +30,9 @@ from rpg_jax.training.update import make_update
 from rpg_jax.types import TrainState
 
 try:
-    from configs import base
+    from configs.base import check as check_bounds
 except ImportError:  # the package alone, without the repository, reads the configs of finished runs
-    base = None
+    check_bounds = None
 
 MOST_UPDATES = 2**31 - 1  # counters on the device are int32
 DTYPES = ("bfloat16", "float16", "float32")  # of activations
@@ -60,8 +60,8 @@ class Run:
 
 def check_values(config: ConfigDict) -> None:
     """Raises ValueError for a value that its key may not hold; what depends on several keys is checked below."""
-    if base is not None:
-        base.check(config)
+    if check_bounds is not None:
+        check_bounds(config)
 
 
 def build_settings(config: ConfigDict) -> dict:
