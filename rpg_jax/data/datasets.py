@@ -110,8 +110,8 @@ def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[
     Raises:
       ValueError: no prompt is short enough, or one is too long and `overlong` is "refuse".
     """
-    if max_prompt < 1 or overlong not in ("drop", "refuse"):
-        raise InputError(f"max_prompt={max_prompt}, overlong={overlong!r}: expected at least 1, and drop or refuse")
+    if overlong not in ("drop", "refuse"):
+        raise InputError(f"overlong={overlong!r}; known: drop, refuse")
     kept = np.flatnonzero(lengths <= max_prompt)
     over = np.flatnonzero(lengths > max_prompt)
     if overlong == "refuse" and len(over):

@@ -39,8 +39,6 @@ def generate(tasks: dict[str, dict], train_size: int, heldout_size: int, seed: i
     """
     if not tasks:
         raise InputError("no tasks given")
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed={seed} must be in 0..2**32 - 1")
     splits, next_id = {}, 0
     for index, (split, size) in enumerate(zip(SPLITS, (train_size, heldout_size), strict=True)):
         drawn = {

@@ -72,10 +72,8 @@ def split_of(name: str, prompt: str) -> str:
 def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str, str, str]]:
     """`count` distinct problems of one split, as (prompt, solution, answer).
 
-    Raises ValueError for an unknown task or difficulty key, a count below 1, and a family that has fewer problems.
+    Raises ValueError for an unknown task or difficulty key, and a family that has fewer problems.
     """
-    if count < 1:
-        raise InputError(f"task {name!r} would have no {split} problems: {split}_size={count} must be at least 1")
     task, difficulty = _task(name), check_difficulty(name, difficulty)
     drawn, missed, patience = {}, 0, 2000 * HELDOUT_SHARE
     while len(drawn) < count:
