@@ -10,6 +10,8 @@ As a job of many processes: the same command on each, with --multihost on a TPU 
 JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set. The first one logs; all see the checkpoints' folder.
 """
 
+import sys
+
 from absl import flags
 from ml_collections import config_flags
 
@@ -38,9 +40,9 @@ def main(options):
 
 
 def leave(status):
-    from rpg_jax.parallel import multihost
-
-    multihost.leave(status)
+    if multihost := sys.modules.get("rpg_jax.parallel.multihost"):  # absent where flags were refused
+        multihost.leave(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_mend(missing, tmp_pat
     """Flags need absl. The others are imported by what does the work."""
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{missing!r}] = None\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "rpg_jax.train"]
+    command = [sys.executable, "-m", "rpg_jax.train", "--config=configs/quickstart.py", f"--workdir={tmp_path}/run"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     mend = 'is not installed: pip install ".[train]" brings what the commands need\n'
     assert (done.returncode, done.stderr) == (2, f"error: the package {missing} {mend}")
