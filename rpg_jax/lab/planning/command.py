@@ -116,7 +116,9 @@ def check_libtpu() -> None:
         line.split(";")[0].strip() for line in importlib.metadata.requires("jax") if line.startswith("libtpu")
     )
     if importlib.util.find_spec("libtpu") is None:
-        raise InputError(f"compiling for TPUs needs libtpu, which runs without one: pip install '{required}'")
+        raise InputError(
+            f"a --topology of TPUs and --calibrate need the compiler libtpu, which needs no TPU: pip install '{required}'"
+        )
     installed = importlib.metadata.version("libtpu")
     if not installed.startswith(required.removeprefix("libtpu==").rstrip("*")):
         raise InputError(f"libtpu {installed} does not go with jax {jax.__version__}: pip install '{required}'")
