@@ -117,7 +117,7 @@ def check_libtpu() -> None:
     )
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            f"a --topology of TPUs and --calibrate need the compiler libtpu, which needs no TPU: pip install '{required}'"
+            f"a --topology of TPUs and --calibrate need libtpu, which runs without a TPU: pip install '{required}'"
         )
     installed = importlib.metadata.version("libtpu")
     if not installed.startswith(required.removeprefix("libtpu==").rstrip("*")):
