@@ -44,102 +44,91 @@ def _in_digits(power):
     return format(decimal.Decimal(f"{power[1] or 1}e{power[2]}"), "f")
 
 
+def _rules(*rules):
+    return [(re.compile(pattern), replacement) for pattern, replacement in rules]
+
+
 # Applied in this order, on text whose white space is single spaces. Matching takes linear time because no pattern
 # begins with a repetition that could start again inside its own match.
-_SPACES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"(?<!\\)\\!|(?<!\\)\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?", ""),
-        (r"(?<!\\)\\(?:displaystyle|textstyle|limits|boldmath|checkmark|therefore|implies)(?![A-Za-z])", ""),
-        (r"(?<!\\)\\(?:bf|it|rm|sf|tt|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z{]) ?", ""),
-        (r"(?<!\\)\\color ?\{[a-z]+\}(?! ?\{)", ""),
-        (r"(?<!\\)\\(?:[hv]?phantom|[hv]space\*?) ?\{[^{}]*\}", ""),
-        (r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~", " "),
-        (r"\\\\ ?\[[0-9.]+ ?[a-z]{2}\]", r"\\\\"),  # extra space between rows
-        (r"\{([,:])\}", r"\1"),
-        (r"(?<!\\)\\(?:\$|(?:pounds|euro|yen|textdollar)(?![A-Za-z]))", ""),
-        (r"(?<![\\A-Za-z])Rs\b\.?(?= ?[-0-9$])", ""),
-        (r"(?<!\\)\\[()\[\]]|\$\$", "$"),
-        (r"\.\$", "$"),
-        (r" +", " "),
-    ]
-]
-_TO_LATEX = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        # Units of one letter are recognizable by \text only.
-        (rf"(?<=[^ $({{\[,=]) ?{FONT}\{{ ?[msgh] ?\}}{_POWER}", " "),
-        (rf",? ?{FONT}\{{ ?and ?\}}", ","),
-        (rf"{FONT}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 "),
-        (r"\\overline ?\{([A-Za-z]+)\}", r"\1"),  # of a segment; DAPO also makes 0.\overline{3} 0.3
-        (r" +", " "),
-    ]
-]
-_TO_PLAIN = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        # DAPO cuts `a ` and `an ` off the ends of words and out of `a + b`.
-        (r"(?<![\\A-Za-z])(?:[Aa]n?|[Tt]he) (?!or |and )(?=[A-Za-z]{2})", ""),
-        (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
-        (r"\\lbrace(?![A-Za-z]) ?", r"\\{"),
-        (r" ?\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\\minus(?![A-Za-z])", "-"),
-        (r"\\(?:approx|simeq)(?![A-Za-z])|^ ?\\sim(?![A-Za-z])", "="),
-        (r"\\(?:leq?|leqslant)(?![A-Za-z])", "<="),
-        (r"\\(?:geq?|geqslant)(?![A-Za-z])", ">="),
-        (r"\\(?:times|ast)(?![A-Za-z])", r"\\cdot "),
-        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
-        (r"\*\*", "^"),
-        (r"\*", r"\\cdot "),
-        (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
-        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-        (r"(?<![A-Za-z])\\?sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\A-Za-z])sqrt ?([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
-        (r"(?<![A-Za-z0-9.}])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?)0*([0-9]+)(?![A-Za-z0-9.])", r"\1\\cdot 10^{\2\3}"),
-        (r"(?:\{ ?\})?\^ ?(?:\\circ|\{ ?(?:\\circ|o) ?\}|o(?![A-Za-z])|\\degree)(?: ?[CF](?![A-Za-z]))?", ""),
-        (r"\\(?:text)?degree", ""),
-        (r"(?<=[0-9]) ?(?:\^?\{ ?(?:st|nd|rd|th) ?\}|\^? ?(?:st|nd|rd|th)(?![A-Za-z]))", ""),  # 5th, 5^{\text{th}}
-        (r"(?<=[0-9]) ?dozen(?![A-Za-z])", r"\\cdot 12 "),
-    ]
-    + [
+_SPACES = _rules(
+    (r"(?<!\\)\\!|(?<!\\)\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?", ""),
+    (r"(?<!\\)\\(?:displaystyle|textstyle|limits|boldmath|checkmark|therefore|implies)(?![A-Za-z])", ""),
+    (r"(?<!\\)\\(?:bf|it|rm|sf|tt|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z{]) ?", ""),
+    (r"(?<!\\)\\color ?\{[a-z]+\}(?! ?\{)", ""),
+    (r"(?<!\\)\\(?:[hv]?phantom|[hv]space\*?) ?\{[^{}]*\}", ""),
+    (r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~", " "),
+    (r"\\\\ ?\[[0-9.]+ ?[a-z]{2}\]", r"\\\\"),  # extra space between rows
+    (r"\{([,:])\}", r"\1"),
+    (r"(?<!\\)\\(?:\$|(?:pounds|euro|yen|textdollar)(?![A-Za-z]))", ""),
+    (r"(?<![\\A-Za-z])Rs\b\.?(?= ?[-0-9$])", ""),
+    (r"(?<!\\)\\[()\[\]]|\$\$", "$"),
+    (r"\.\$", "$"),
+    (r" +", " "),
+)
+_TO_LATEX = _rules(
+    # Units of one letter are recognizable by \text only.
+    (rf"(?<=[^ $({{\[,=]) ?{FONT}\{{ ?[msgh] ?\}}{_POWER}", " "),
+    (rf",? ?{FONT}\{{ ?and ?\}}", ","),
+    (rf"{FONT}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 "),
+    (r"\\overline ?\{([A-Za-z]+)\}", r"\1"),  # of a segment; DAPO also makes 0.\overline{3} 0.3
+    (r" +", " "),
+)
+_TO_PLAIN = _rules(
+    # DAPO cuts `a ` and `an ` off the ends of words and out of `a + b`.
+    (r"(?<![\\A-Za-z])(?:[Aa]n?|[Tt]he) (?!or |and )(?=[A-Za-z]{2})", ""),
+    (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
+    (r"\\lbrace(?![A-Za-z]) ?", r"\\{"),
+    (r" ?\\rbrace(?![A-Za-z])", r"\\}"),
+    (r"\\minus(?![A-Za-z])", "-"),
+    (r"\\(?:approx|simeq)(?![A-Za-z])|^ ?\\sim(?![A-Za-z])", "="),
+    (r"\\(?:leq?|leqslant)(?![A-Za-z])", "<="),
+    (r"\\(?:geq?|geqslant)(?![A-Za-z])", ">="),
+    (r"\\(?:times|ast)(?![A-Za-z])", r"\\cdot "),
+    (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+    (r"\*\*", "^"),
+    (r"\*", r"\\cdot "),
+    (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+    (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+    (r"(?<![A-Za-z])\\?sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![\\A-Za-z])sqrt ?([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
+    (r"(?<![A-Za-z0-9.}])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?)0*([0-9]+)(?![A-Za-z0-9.])", r"\1\\cdot 10^{\2\3}"),
+    (r"(?:\{ ?\})?\^ ?(?:\\circ|\{ ?(?:\\circ|o) ?\}|o(?![A-Za-z])|\\degree)(?: ?[CF](?![A-Za-z]))?", ""),
+    (r"\\(?:text)?degree", ""),
+    (r"(?<=[0-9]) ?(?:\^?\{ ?(?:st|nd|rd|th) ?\}|\^? ?(?:st|nd|rd|th)(?![A-Za-z]))", ""),  # 5th, 5^{\text{th}}
+    (r"(?<=[0-9]) ?dozen(?![A-Za-z])", r"\\cdot 12 "),
+    *(
         (rf"(?<=[0-9]) ?{word}(?![A-Za-z])", rf"\\cdot 10^{power} ")
         for word, power in {"hundred": 2, "thousand": 3, "million": 6, "billion": 9}.items()
-    ]
-]
-_TO_TEX = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"\{((?:(?!\\over(?![A-Za-z]))[^{}])*+)\\over([^{}]*+)\}", r"\\frac{\1}{\2}"),
-        # TeX's arguments without braces; DAPO makes \frac1{72} \frac{1}{{}72}.
-        (r"\\(frac|sqrt) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\\\1{\2}"),
-        (r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\1{\2}"),
-        (r"\\frac (?=\{)", r"\\frac"),
-        (r"(\\frac\{[^{}]*\}) (?=\{)", r"\1"),
-        (r"([\^_]) ?(-?[0-9]+|[A-Za-z])", r"\1{\2}"),  # x^2 is x^{2}
-        (r"([0-9]) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),  # DAPO reads 3 1/2 as 31/2
-        (r" +", " "),
-    ]
-]
-_TO_TEXT = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r" ?,? ?(?<![A-Za-z\\])and(?![A-Za-z]) ?", ", "),
-        (r"\\?%", ""),  # 50\% is 50, as in Hendrycks's MATH
-        (r"\\[lc]?dots(?![A-Za-z])", "..."),
-        (r'"', ""),
-        (r"(?<![0-9.,])([0-9]{1,3}(?: [0-9]{3})+)(?! ?[0-9])", lambda match: match[1].replace(" ", "")),
-        (r"(?<![0-9]) | (?![0-9])", ""),  # all spaces except between digits: DAPO reads 5 6 as 56
-        (r"(?<![0-9A-Za-z}])\.(?=[0-9])", "0."),
-        (r"(?<![^-+/=,(])\{([0-9.]+)\}(?=[-+/=,)]|$)", r"\1"),
-        (r"(?<![\w.^}/!])(?:([0-9]+(?:\.[0-9]+)?)\\cdot)?10\^\{(-?[0-9]{1,2})\}(?![\w.^{(!])", _in_digits),
-        (r"(?<=[0-9])\.0+(?![0-9])", ""),
-        (r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"),
-        (r"(?<![0-9A-Za-z.,])0+(?=[0-9])", ""),
-        (r"(?<![^(\[{,=])(?:\+|-(?=0(?![\w.\\])))", ""),  # of +5 and -0
-        (r"(?<![^(\[{,=])\\frac\{-([0-9A-Za-z.]+)\}", r"-\\frac{\1}"),
-        (r"(?<![^(\[{,=+-])([0-9]+)/([0-9]+)(?![^)\]},=+-])", r"\\frac{\1}{\2}"),
-    ]
-]
+    ),
+)
+_TO_TEX = _rules(
+    (r"\{((?:(?!\\over(?![A-Za-z]))[^{}])*+)\\over([^{}]*+)\}", r"\\frac{\1}{\2}"),
+    # TeX's arguments without braces; DAPO makes \frac1{72} \frac{1}{{}72}.
+    (r"\\(frac|sqrt) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\\\1{\2}"),
+    (r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?([0-9A-Za-z]|\\[A-Za-z]+)", r"\1{\2}"),
+    (r"\\frac (?=\{)", r"\\frac"),
+    (r"(\\frac\{[^{}]*\}) (?=\{)", r"\1"),
+    (r"([\^_]) ?(-?[0-9]+|[A-Za-z])", r"\1{\2}"),  # x^2 is x^{2}
+    (r"([0-9]) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),  # DAPO reads 3 1/2 as 31/2
+    (r" +", " "),
+)
+_TO_TEXT = _rules(
+    (r" ?,? ?(?<![A-Za-z\\])and(?![A-Za-z]) ?", ", "),
+    (r"\\?%", ""),  # 50\% is 50, as in Hendrycks's MATH
+    (r"\\[lc]?dots(?![A-Za-z])", "..."),
+    (r'"', ""),
+    (r"(?<![0-9.,])([0-9]{1,3}(?: [0-9]{3})+)(?! ?[0-9])", lambda match: match[1].replace(" ", "")),
+    (r"(?<![0-9]) | (?![0-9])", ""),  # all spaces except between digits: DAPO reads 5 6 as 56
+    (r"(?<![0-9A-Za-z}])\.(?=[0-9])", "0."),
+    (r"(?<![^-+/=,(])\{([0-9.]+)\}(?=[-+/=,)]|$)", r"\1"),
+    (r"(?<![\w.^}/!])(?:([0-9]+(?:\.[0-9]+)?)\\cdot)?10\^\{(-?[0-9]{1,2})\}(?![\w.^{(!])", _in_digits),
+    (r"(?<=[0-9])\.0+(?![0-9])", ""),
+    (r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"),
+    (r"(?<![0-9A-Za-z.,])0+(?=[0-9])", ""),
+    (r"(?<![^(\[{,=])(?:\+|-(?=0(?![\w.\\])))", ""),  # of +5 and -0
+    (r"(?<![^(\[{,=])\\frac\{-([0-9A-Za-z.]+)\}", r"-\\frac{\1}"),
+    (r"(?<![^(\[{,=+-])([0-9]+)/([0-9]+)(?![^)\]},=+-])", r"\\frac{\1}{\2}"),
+)
 _TITLE = re.compile(r"(?<![\\A-Za-z])[A-Z][a-z]{2,}")  # Yes is yes; N and n, AB and ab differ
 _GROUPED = re.compile(r"(?<![0-9.,(\[])[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])")
 _STRUCTURE = re.compile(r"\\begin|\\end|[()\[\]{}]|,|(?<![\\A-Za-z])or(?![A-Za-z])|(?<![<>!])=")
