@@ -21,34 +21,30 @@ def pytree(cls: type[Class]) -> type[Class]:
 
 
 @pytree
-class Prompts:
-    """P prompts of at most Tp tokens; answers and other metadata stay on the host."""
+class Sequences:
+    """B rows of tokens: a prompt to be answered, a response under way or complete, or a worked solution.
 
-    tokens: jax.Array  # i32[P, Tp], padded on the right
-    mask: jax.Array  # bool[P, Tp], true on prompt tokens; at least one per row
-    problem: jax.Array  # i32[P], its position in the stream or in the evaluated set: part of its responses' noise
+    A row is a prompt, then what the policy drew and, in a conversation, what others said. No length and no position is
+    counted from a mask.
+    """
 
-
-@pytree
-class Rollout:
-    """B sampled responses with their log-probs; T = Tp + the length limit of responses."""
-
-    tokens: jax.Array  # i32[B, T]
-    response_mask: jax.Array  # bool[B, T], true on response tokens up to and including the first stop token
-    sampler_logp: jax.Array  # f32[B, T], of the filtered and tempered distribution that was sampled; 0 outside the mask
-    model_logp: jax.Array  # f32[B, T], of the model at the training temperature, no filters; 0 outside the mask
-    problem: jax.Array  # i32[B]
+    tokens: jax.Array  # i32[B, T]; zeros, or the tokenizer's padding, from `length` on
+    length: jax.Array  # i32[B], tokens that exist
+    prompt_length: jax.Array  # i32[B], those of them that are the prompt
+    loss_mask: jax.Array  # bool[B, T], true on tokens that the policy drew and that are trained
+    sampler_logp: jax.Array  # f32[B, T], of the filtered and tempered distribution that was sampled; 0 off the mask
+    model_logp: jax.Array  # f32[B, T], of the model at the training temperature, no filters; 0 off the mask
+    version: jax.Array  # i32[B, T], optimizer updates of the policy that drew each token; 0 off the mask
+    problem: jax.Array  # i32[B], position in the stream or in the evaluated set: part of the responses' noise
     sample: jax.Array  # i32[B], index among the responses to its problem
-    finished: jax.Array  # bool[B], whether a stop token ended it (false: truncated at its length limit)
-    # i32[B, T], optimizer updates of the policy that drew each token; None: one policy drew them all
-    version: jax.Array | None = None
+    finished: jax.Array  # bool[B], whether a stop token ended it (false: under way, or cut off at its length limit)
 
 
 @pytree
 class Pending:
     """With rollout.carry_over, G groups of responses that were begun and not trained yet, oldest first."""
 
-    rollout: Rollout  # G * samples rows; their tokens may end where a step ended
+    rollout: Sequences  # G * samples rows; their tokens may end where a step ended
     position: jax.Array  # i32[G], of its problem in the stream's order; -1 for no group
     begun: jax.Array  # i32[G], RL step in which it was begun, and whose noise its responses have
 
@@ -58,13 +54,13 @@ class TrainBatch:
     """The input of an update: B rows of T tokens, and everything but the current policy's log-probs."""
 
     tokens: jax.Array  # i32[B, T]
-    response_mask: jax.Array  # bool[B, T]
+    length: jax.Array  # i32[B], tokens that exist
+    loss_mask: jax.Array  # bool[B, T], true on the tokens that are trained
     behavior_logp: jax.Array  # f32[B, T], of the policy that drew each token, at the sampling temperature
     reference_logp: jax.Array  # f32[B, T]
     advantage: jax.Array  # f32[B, 1] or f32[B, T]
     weight: jax.Array  # f32[B, T], constant correction per token (docs/method.md 5.3); ones when unused
-    # i32[B, 1], or i32[B, T] token by token: optimizer updates of the policy that drew it; None: no policy did
-    version: jax.Array | None = None
+    version: jax.Array | None = None  # i32[B, T], optimizer updates of the policy that drew each token; None: none did
 
 
 @pytree

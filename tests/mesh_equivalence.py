@@ -15,7 +15,7 @@ from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import LoRA, Model, ModelConfig, token_logprobs, unstack_layers
 from rpg_jax.models.lora import TARGETS
 from rpg_jax.rewards import Scores
-from rpg_jax.sampling import Sampling, generate
+from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training.carry_over import make_collect, nothing_pending
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.optimizer import make_optimizer
@@ -23,7 +23,7 @@ from rpg_jax.training.packing import Plan
 from rpg_jax.training.policies import make_policies
 from rpg_jax.training.rollout import RolloutSettings
 from rpg_jax.training.update import init_params, init_state, make_update
-from rpg_jax.types import Policy, Prompts, TrainBatch
+from rpg_jax.types import Policy, TrainBatch
 
 CONFIG = ModelConfig(264, 32, 64, 2, 8, 4, 8, qk_norm=True, max_length=64)
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 2, 4), (2, 2, 2))
@@ -53,16 +53,17 @@ def rl_step(mesh, initial) -> dict:
     rng = np.random.default_rng(0)
     mask = np.arange(COLUMNS) < rng.integers(1, COLUMNS + 1, (PROMPTS, 1))
     tokens = np.where(mask, rng.integers(0, CONFIG.vocab_size, mask.shape), 0).astype(np.int32)
-    prompts, limits = parallel.to_global(
-        mesh, parallel.ROWS, (Prompts(tokens, mask, np.arange(PROMPTS, dtype=np.int32)), np.arange(PROMPTS) + 3)
-    )
+    arrays = tokens, mask.sum(-1, dtype=np.int32), np.arange(PROMPTS, dtype=np.int32), np.arange(PROMPTS) + 3
+    *prompts, limits = parallel.to_global(mesh, parallel.ROWS, arrays)
+    sizes = dict(samples=SAMPLES, max_new=NEW)
     policies = make_policies(model, optimizer, mesh, state)
     # 32 requests of different lengths: at least two slots a shard, and every shard refills them.
     rollout = generate(
-        model, policies.sampling_params(policies.current(state), {}), prompts, key=KEY, step=0, samples=SAMPLES,
-        max_new=NEW, limits=limits, sampling=Sampling.make(stop_ids=range(8)), slots=8, segment=4,
+        model, policies.sampling_params(policies.current(state), {}), prompts_to_answer(*prompts, **sizes),
+        key=KEY, step=0, limits=limits, sampling=Sampling.make(stop_ids=range(8)), decoding=Decoding(8, segment=4),
+        **sizes,
     )  # fmt: skip
-    found = dict(tokens=parallel.local_rows(rollout.tokens), mask=parallel.local_rows(rollout.response_mask))
+    found = dict(tokens=parallel.local_rows(rollout.tokens), mask=parallel.local_rows(rollout.loss_mask))
     found["sampled_logp"] = parallel.local_rows(rollout.model_logp)
     objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="rpg", beta=0.01)
     scoring = dict(rows=8, temperature=1.0, logprob_chunk=5)
@@ -117,9 +118,9 @@ def carried_over(mesh, steps=3):
     pending = nothing_pending(settings, make_optimizer("adamw", learning_rate=0.0), mesh)
     stream, found = ProblemStream(problems, 0), {}
     for step in range(steps):
-        collected = collect(params, stream, step, pending, jnp.int32(step))
+        collected = collect(params, stream, step, jnp.int32(step), pending)
         rollout, pending = collected.rollout, collected.pending
-        rows = zip(*map(parallel.local_rows, (rollout.tokens, rollout.version, rollout.response_mask)), strict=True)
+        rows = zip(*map(parallel.local_rows, (rollout.tokens, rollout.version, rollout.loss_mask)), strict=True)
         names = zip(*(parallel.local_rows(x).tolist() for x in (rollout.problem, rollout.sample)), strict=True)
         for name, (tokens, version, mask) in zip(names, rows, strict=True):
             found[str(name)] = [tokens[mask].tolist(), version[mask].tolist()]
@@ -136,7 +137,7 @@ def adapted(mesh, initial) -> dict:
     state, frozen = init_state(optimizer, mesh, adapters), {"base": base}
     rng, ones = np.random.default_rng(1), np.ones((16, 12), np.float32)
     tokens, advantage = rng.integers(0, CONFIG.vocab_size, ones.shape), rng.normal(size=(16, 1)).astype(np.float32)
-    batch = TrainBatch(tokens.astype(np.int32), ones > 0, -ones, -ones, advantage, ones)
+    batch = TrainBatch(tokens.astype(np.int32), np.full(16, 12, np.int32), ones > 0, -ones, -ones, advantage, ones)
     update = make_update(
         model, objectives.make("reinforce"), optimizer, mesh, state, rows=8, temperature=1.0, clip_norm=1e9,
         logprob_chunk=5,

@@ -25,13 +25,14 @@ def largest_collective(mesh, batch: int, length: int) -> int:
     """Numbers in the largest array that devices exchange to put the microbatches of a packed batch together."""
     rows = jax.sharding.NamedSharding(mesh, parallel.ROWS)
     tokens, mask = (jax.ShapeDtypeStruct((batch, length), dtype, sharding=rows) for dtype in (jnp.int32, bool))
+    lengths = jax.ShapeDtypeStruct((batch,), jnp.int32, sharding=rows)
 
-    def read(tokens, mask, plan):
+    def read(tokens, lengths, mask, plan):
         count_tokens = lambda tokens, mask, positions, segment_ids: (tokens + positions + segment_ids,)  # noqa: E731
-        return packing.map_rows(count_tokens, mesh, plan, tokens, mask, 8)
+        return packing.map_rows(count_tokens, mesh, plan, tokens, lengths, mask, 8)
 
     plan = packing.Plan(np.int32(1), np.zeros(batch, np.int32))
-    text = jax.jit(read).lower(tokens, mask, plan).compile().as_text()
+    text = jax.jit(read).lower(tokens, lengths, mask, plan).compile().as_text()
     found = re.findall(rf"= \(?\w+\[([\d,]*)\]\S* (?:{KINDS})(?:-start)?\(", text)
     return max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in found)
 

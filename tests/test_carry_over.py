@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sequences import sequences
 from test_rollout import MODEL, PROBLEMS, FakeScorer, Tokenizer, settings
 
 from rpg_jax import parallel
@@ -16,7 +17,6 @@ from rpg_jax.rewards import Scores
 from rpg_jax.training import carry_over
 from rpg_jax.training import rollout as rollouts
 from rpg_jax.training.optimizer import make_optimizer
-from rpg_jax.types import Rollout
 
 KEY = jax.random.key(7, impl="threefry2x32")
 OPTIMIZER = make_optimizer("adamw", learning_rate=0.0)
@@ -43,8 +43,10 @@ def reluctant(seed):
     """In place of `respond`: it completes the youngest groups that it may, and of others draws a few tokens."""
     rng = np.random.default_rng(seed)
 
-    def respond(model, params, tokenizer, mesh, problems, positions, *, resume, until, must, step, **_):
-        before = np.asarray(resume.response_mask).sum(-1).reshape(-1, SAMPLES)
+    def respond(model, params, tokenizer, mesh, problems, positions, *, resume, until, must, step, version, **_):
+        rows, source = resume
+        before = np.where(source < 0, 0, np.append(np.asarray(rows.length), 0)[source]).reshape(-1, SAMPLES)
+        versions = np.where(source[:, None] < 0, 0, np.pad(np.asarray(rows.version), ((0, 1), (0, 0)))[source])
         complete = (before == NEW).all(1)
         missing = [group for group in np.argsort(-step, kind="stable") if not complete[group] and not must[group]]
         goal = max(0, until - (complete | must).sum()) + rng.integers(0, 3)
@@ -53,8 +55,8 @@ def reluctant(seed):
         mask = np.arange(COLUMNS + NEW) < length.reshape(-1, 1)
         ids = np.repeat([problem.id for problem in problems], SAMPLES).astype(np.int32)
         drawn = np.where(mask, ids[:, None], 0).astype(np.int32)
-        zeros = np.zeros(mask.shape, np.float32)
-        rollout = Rollout(drawn, mask, zeros, zeros, ids, ids % SAMPLES, np.zeros(len(ids), bool))
+        versions = np.where(mask & (np.arange(COLUMNS + NEW) >= before.reshape(-1, 1)), version, versions)
+        rollout = sequences(drawn, mask, problem=ids, sample=ids % SAMPLES, version=versions.astype(np.int32))
         return parallel.to_global(mesh, parallel.ROWS, rollout)
 
     return respond
@@ -86,9 +88,9 @@ def test_every_group_is_trained_once_and_in_time(monkeypatch, prompts, oversampl
     stream, pending = ProblemStream(source, 0), carry_over.nothing_pending(chosen, OPTIMIZER, mesh)
     order, trained, oldest = [p.id for p in ProblemStream(source, 0).next(500)], [], 0
     for step in range(12):
-        collected = collect(None, stream, step, pending, jnp.int32(max(0, step * updates - delay)))
+        collected = collect(None, stream, step, jnp.int32(max(0, step * updates - delay)), pending)
         rollout, pending = jax.tree.map(np.asarray, collected.rollout), collected.pending
-        mask = rollout.response_mask
+        mask = rollout.loss_mask
         assert (mask.sum(-1) == NEW).all() and (rollout.tokens[mask] == np.repeat(rollout.problem, NEW)).all()
         ids = rollout.problem.reshape(prompts, SAMPLES)
         assert (ids[:, 0] == ids[:, 1]).all() and not (dynamic and (ids % 3 == 0).any())
@@ -112,18 +114,14 @@ def test_tokens_have_the_log_probs_of_the_policies_that_drew_them():
     stream, pending, mixed = ProblemStream(PROBLEMS, 0), carry_over.nothing_pending(chosen, OPTIMIZER, mesh), 0
     score = jax.jit(lambda params, *rows: token_logprobs(MODEL, params, *rows, temperature=1.0, chunk=6))
     for step, params in enumerate(policies):
-        collected = collect(unstack(params), stream, step, pending, jnp.int32(step))
+        collected = collect(unstack(params), stream, step, jnp.int32(step), pending)
         rollout, before, pending = collected.rollout, pending, collected.pending
-        logp = [np.asarray(score(params, rollout.tokens, rollout.response_mask)) for params in policies]
-        mask, version = np.asarray(rollout.response_mask), np.asarray(rollout.version)
+        logp = [np.asarray(score(params, rollout.tokens, rollout.loss_mask)) for params in policies]
+        mask, version = np.asarray(rollout.loss_mask), np.asarray(rollout.version)
         expected = np.take_along_axis(np.stack(logp), version[None], axis=0)[0]
         np.testing.assert_allclose(np.asarray(rollout.sampler_logp)[mask], expected[mask], atol=2e-5)
         mixed += sum(len(set(row[keep])) > 1 for row, keep in zip(version, mask, strict=True))
-        drawn = (
-            mask.sum()
-            + np.asarray(pending.rollout.response_mask).sum()
-            - np.asarray(before.rollout.response_mask).sum()
-        )
+        drawn = mask.sum() + np.asarray(pending.rollout.loss_mask).sum() - np.asarray(before.rollout.loss_mask).sum()
         assert collected.tokens == drawn
     assert mixed > 0
 

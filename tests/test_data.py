@@ -147,20 +147,24 @@ def test_stream_refuses_what_it_cannot_do():
 
 def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):
     rows, tokenizer = list(prepared.problems("train"))[:6], prepared.tokenizer
-    tokens, mask, positions = prompt_rows(rows, range(7, 13), tokenizer, 40)
-    assert tokens.shape == mask.shape == (6, 40) and tokens.dtype == positions.dtype == np.int32 and mask.dtype == bool
+    tokens, lengths, positions = prompt_rows(rows, range(7, 13), tokenizer, 40)
+    assert tokens.shape == (6, 40) and tokens.dtype == lengths.dtype == positions.dtype == np.int32
     assert positions.tolist() == list(range(7, 13))
-    full, response = supervised_rows(rows, tokenizer, 80)
-    assert full.dtype == np.int32 and response.dtype == bool
+    full, ends, response = supervised_rows(rows, tokenizer, 80)
+    assert full.dtype == ends.dtype == np.int32 and response.dtype == bool
     for i, row in enumerate(rows):
-        n = int(mask[i].sum())
-        assert mask[i, :n].all() and (tokens[i, n:] == tokenizer.pad_id).all() and tokens[i, 0] == tokenizer.bos_id
+        n = int(lengths[i])
+        assert (tokens[i, n:] == tokenizer.pad_id).all() and tokens[i, 0] == tokenizer.bos_id
         assert tokenizer.decode(tokens[i, 1:n]) == row.prompt
         assert (full[i, :n] == tokens[i, :n]).all()
         answer = full[i][response[i]]
         assert tokenizer.decode(answer[:-1]) == row.solution and answer[-1] == tokenizer.eos_id
         end = n + len(answer)
-        assert (np.flatnonzero(response[i]) == np.arange(n, end)).all() and (full[i, end:] == tokenizer.pad_id).all()
+        assert (
+            ends[i] == end
+            and (np.flatnonzero(response[i]) == np.arange(n, end)).all()
+            and (full[i, end:] == tokenizer.pad_id).all()
+        )
 
 
 def test_rows_that_do_not_fit_name_problem_length_and_key(prepared):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sequences import sequences
 from stepping import make_experienced
 from test_rollout import loop_settings
 from test_update import LENGTH, MODEL, ROWS, make_batch
@@ -15,7 +16,6 @@ from rpg_jax import objectives, parallel
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import init_params, init_state, policy_age
-from rpg_jax.types import Rollout
 
 OBJECTIVE = objectives.make("rpg", beta=0.1)
 SETTINGS = dict(rows=4, temperature=0.8, logprob_chunk=5)
@@ -41,9 +41,9 @@ def test_every_rollout_is_drawn_from_the_policy_of_so_many_updates_ago(prompts, 
 def recorded(seed=0):
     """A rollout whose recorded log-probs are no model's."""
     rng, batch = np.random.default_rng(seed), make_batch(seed)
-    logp = np.where(batch.response_mask, rng.normal(-3, 0.3, (ROWS, LENGTH)), 0).astype(np.float32)
+    logp = np.where(batch.loss_mask, rng.normal(-3, 0.3, (ROWS, LENGTH)), 0).astype(np.float32)
     ids = np.arange(ROWS, dtype=np.int32)
-    return Rollout(batch.tokens, batch.response_mask, logp, logp, ids, ids, ids > 0)
+    return sequences(batch.tokens, batch.loss_mask, logp, logp, ids, ids, ids > 0)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_an_advantage_of_ones_own_sees_lengths_and_the_updates_so_far(mesh, stat
     experience = make_experienced(MODEL, objective, optimizer, mesh, first, source="sampler", **SETTINGS)
     reward = np.random.default_rng(0).normal(size=(ROWS // 4, 4)).astype(np.float32)
     for state in (first, dataclasses.replace(first, step=first.step + 1), dataclasses.replace(first, step=second.step)):
-        step, lengths = int(state.step), recorded().response_mask.sum(1)
+        step, lengths = int(state.step), recorded().loss_mask.sum(1)
         batch, _ = experience(state, recorded(), jnp.asarray(reward))
         np.testing.assert_allclose(batch.advantage[:, 0], reward.reshape(-1) + lengths + 100 * step, rtol=1e-6)
     assert step == 5 and experience.programs[1]._cache_size() == 1
@@ -117,7 +117,7 @@ def test_the_age_is_that_of_trained_tokens(seed):
     by_token = rng.integers(0, 20, (ROWS, LENGTH)).astype(np.int32)
     for version in (by_token[:, :1], by_token):
         metrics = age(np.int32(20), dataclasses.replace(batch, version=version))
-        ages = 20 - np.broadcast_to(version, batch.response_mask.shape)[batch.response_mask]
+        ages = 20 - np.broadcast_to(version, batch.loss_mask.shape)[batch.loss_mask]
         assert metrics["policy_age"].value() == pytest.approx(ages.mean(), rel=1e-6)
         assert metrics["policy_age_max"].value() == ages.max()
     assert not age(np.int32(20), batch)

@@ -8,9 +8,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rpg_jax.sampling.extremes import largest, smallest
 
 from rpg_jax.sampling.draw import draw, inverse_cdf, lane_sums, request_key, token_logp, token_uniforms
-from rpg_jax.sampling.extremes import largest, smallest
 from rpg_jax.sampling.filters import filter_threshold, top_k_threshold, top_p_threshold
 from rpg_jax.sampling.generate import SAME_SUMS
 

@@ -16,12 +16,11 @@ from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.attention_kernels import make_attention
-from rpg_jax.sampling import Sampling, generate
+from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training import packing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import init_params, init_state, make_update
-from rpg_jax.types import Prompts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,13 +71,14 @@ def setup():
     rng = np.random.default_rng(0)
     mask = np.arange(COLUMNS) < rng.integers(1, COLUMNS + 1, (PROMPTS, 1))
     tokens = np.where(mask, rng.integers(8, CONFIG.vocab_size, mask.shape), 0).astype(np.int32)
-    prompts = parallel.to_global(mesh, parallel.ROWS, Prompts(tokens, mask, np.arange(PROMPTS, dtype=np.int32)))
+    arrays = tokens, mask.sum(-1, dtype=np.int32), np.arange(PROMPTS, dtype=np.int32)
+    sizes = dict(samples=SAMPLES, max_new=NEW)
+    rows = prompts_to_answer(*parallel.to_global(mesh, parallel.ROWS, arrays), **sizes)
     policies = make_policies(model, optimizer, mesh, state)
     policy = policies.sampling_params(policies.current(state), {})
     key = jax.random.key(0, impl="threefry2x32")
     rollout = generate(
-        model, policy, prompts, key=key, step=0, samples=SAMPLES, max_new=NEW,
-        sampling=Sampling.make(stop_ids=range(8)), slots=16,
+        model, policy, rows, key=key, step=0, sampling=Sampling.make(stop_ids=range(8)), decoding=Decoding(16), **sizes
     )  # fmt: skip
     return mesh, model, optimizer, jax.device_get(state), jax.device_get(rollout)
 
@@ -90,7 +90,7 @@ def rl_step(setup, columns=None):
     state = jax.device_put(state, parallel.shardings(mesh, state))
     rollout = parallel.to_global(mesh, parallel.ROWS, rollout)
     reward = np.cos(np.arange(PROMPTS * SAMPLES, dtype=np.float32)).reshape(PROMPTS, SAMPLES)
-    plan = packing.plan(packing.lengths_on_host(rollout.response_mask), ROWS, columns)
+    plan = packing.plan(packing.on_host(rollout.length), ROWS, columns)
     scoring = dict(rows=ROWS, temperature=1.0, logprob_chunk=32, packed_columns=columns)
     batch, before = make_experienced(model, objective, optimizer, mesh, state, **scoring)(state, rollout, reward, plan)
     batch = jax.device_get(batch)
@@ -104,9 +104,9 @@ def test_the_sampler_and_the_trainer_agree_in_bfloat16(setup):
     """The log-probs of a response as it was drawn, and recomputed from whole rows by the training attention."""
     batch, metrics, *_ = rl_step(setup)
     rollout = setup[-1]
-    lengths = rollout.response_mask.sum(-1)
+    lengths = rollout.loss_mask.sum(-1)
     assert lengths.min() < NEW / 2 and len(set(lengths)) > 4
-    gap = np.abs(batch.behavior_logp - rollout.model_logp)[rollout.response_mask]
+    gap = np.abs(batch.behavior_logp - rollout.model_logp)[rollout.loss_mask]
     assert gap.mean() < 0.02 and gap.max() < 0.3
     assert metrics["sampler_logp_gap"] == pytest.approx(gap.mean(), rel=1e-3)
 

@@ -68,7 +68,15 @@ def test_an_update_takes_the_gradient_of_the_adapters_and_leaves_the_base(scan):
     model, (params, adapters) = Model(SHAPE, scan=scan, remat="full", lora=ADAPTERS, **functions), trees()
     ones = np.ones((ROWS, LENGTH), np.float32)
     mask = np.arange(LENGTH)[None] >= np.arange(1, ROWS + 1)[:, None]
-    batch = TrainBatch(tokens(), mask, -ones, -ones, np.cos(np.arange(ROWS, dtype=np.float32))[:, None], ones)
+    batch = TrainBatch(
+        tokens(),
+        np.full(ROWS, LENGTH, np.int32),
+        mask,
+        -ones,
+        -ones,
+        np.cos(np.arange(ROWS, dtype=np.float32))[:, None],
+        ones,
+    )
 
     def loss(adapters):  # maximum likelihood, weighted by advantages, from the merged model's full logits
         whole = Model(SHAPE)

@@ -1,5 +1,6 @@
 """Every baseline against its formula entry by entry, against numbers worked by hand, and its advantages and weights."""
 
+import dataclasses
 import math
 from functools import partial
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sequences import sequences
 from stepping import make_experienced
 from test_objectives import BETA, LOW, ppo_bound, run, sample
 
@@ -15,7 +17,6 @@ from rpg_jax.models import Model, ModelConfig
 from rpg_jax.objectives import RECIPES, make
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_params, init_state
-from rpg_jax.types import Rollout
 
 HIGH = {"dapo": 0.28, "cispo": 0.28}
 REQUIRED = {"cispo": dict(clip_high=0.28)}
@@ -186,14 +187,14 @@ def test_a_training_batch_carries_the_objectives_advantages_and_weights(name):
     other = jax.jit(lambda tree: jax.tree.map(lambda x: 1.5 * x, tree))(state.params)
     mask = (np.arange(7) >= 2) & (np.arange(7) < np.array([[7], [4], [5], [6]]))
     zeros, ids = np.zeros((4, 7), np.float32), np.zeros(4, np.int32)
-    rollout = Rollout(rng.integers(0, 24, (4, 7)).astype(np.int32), mask, zeros, zeros, ids, ids, ids == 0)
+    rollout = sequences(rng.integers(0, 24, (4, 7)), mask, finished=ids == 0)
     objective = make(name, beta=0.3, sampler_correction=2.0)
     settings = dict(rows=2, temperature=1.0, logprob_chunk=4)
     build = partial(make_experienced(model, objective, optimizer, mesh, state, **settings), reference=other)
     rewards = jnp.asarray(rng.normal(size=(2, 2)).astype(np.float32))
     behavior = build(state, rollout, rewards)[0].behavior_logp
     sampled = np.asarray(behavior) - np.where(np.arange(7) == 3, math.log(3), 0).astype(np.float32)
-    batch, metrics = build(state, Rollout(**{**vars(rollout), "sampler_logp": sampled}), rewards)
+    batch, metrics = build(state, dataclasses.replace(rollout, sampler_logp=sampled), rewards)
     penalty = np.where(mask, 0.3 * np.subtract(batch.behavior_logp, batch.reference_logp), 0)
     assert np.abs(penalty).max() > 1e-3
     if name == "rloo":

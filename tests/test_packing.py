@@ -11,6 +11,7 @@ import processes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sequences import sequences
 from stepping import make_experienced
 from test_models import randomized
 
@@ -19,7 +20,6 @@ from rpg_jax.models import Model, ModelConfig, token_logprobs
 from rpg_jax.training import packing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_state, make_update
-from rpg_jax.types import Rollout
 
 CONFIG = ModelConfig(24, 16, 32, 1, 4, 2, 8, qk_norm=True)
 B, T, ROWS = 16, 12, 8
@@ -59,7 +59,7 @@ def test_packed_rows_hold_the_sequences_and_give_their_values_back(columns, leng
     mask = (np.arange(width) < lengths[:, None]) & (rng.random(tokens.shape) < 0.5)
     mask[lengths > 0, lengths[lengths > 0] - 1] = True
     count, start = packing.plan(lengths, rows, columns)
-    assert 0 <= count <= len(lengths) // rows and (packing.row_lengths(mask) == lengths).all()
+    assert 0 <= count <= len(lengths) // rows
     found = {}
     for index in range(count):
         micro = jax.tree.map(np.asarray, packed(start, lengths, tokens, mask, np.int32(index * rows), rows, columns))
@@ -99,7 +99,7 @@ def random_step(seed=0):
     mask = (column >= begin[:, None]) & (column < stop[:, None])
     values = rng.normal(-3, 0.3, (2, B, T)).astype(np.float32)
     tokens, ids = rng.integers(0, 24, (B, T)).astype(np.int32), np.arange(B, dtype=np.int32)
-    rollout = Rollout(tokens, mask, *np.where(mask, values, 0), ids, ids, ids % 3 == 0)
+    rollout = sequences(tokens, mask, *np.where(mask, values, 0), ids, ids, ids % 3 == 0)
     return rollout, rng.normal(size=(B // 4, 4)).astype(np.float32)
 
 
@@ -118,11 +118,11 @@ def step(mesh, objective, *, columns, scoring_rows=ROWS, dtype=jnp.float32, step
     for number in range(steps):
         rollout, reward = random_step(number)
         rollout = parallel.to_global(mesh, parallel.ROWS, rollout)
-        lengths = packing.lengths_on_host(rollout.response_mask)
+        lengths = packing.on_host(rollout.length)
         scoring, plan = (packing.plan(lengths, rows, columns) for rows in (scoring_rows, ROWS))
         counts.append(int(plan[0]))
         batch, metrics = experience(state, rollout, reward, scoring)
-        batch = dataclasses.replace(batch, reference_logp=batch.behavior_logp - 0.1 * batch.response_mask)
+        batch = dataclasses.replace(batch, reference_logp=batch.behavior_logp - 0.1 * batch.loss_mask)
         state, more = update(state, batch, plan, {})
     found = dict(logp=parallel.local_rows(batch.behavior_logp), gradient=state.opt_state[0].mu, params=state.params)
     found |= {name: metric.value() for name, metric in (metrics | more).items()}

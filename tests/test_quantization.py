@@ -13,9 +13,16 @@ from hypothesis.extra import numpy as arrays
 
 from rpg_jax import models, parallel
 from rpg_jax.models import quantization
-from rpg_jax.models.attention import causal_attention
-from rpg_jax.sampling import Sampling, check_cache, generate, paged_attention, running_softmax
-from rpg_jax.types import Prompts
+from rpg_jax.models.attention import AttentionKind, causal_attention
+from rpg_jax.sampling import (
+    Decoding,
+    Sampling,
+    generate,
+    make_sampler,
+    paged_attention,
+    prompts_to_answer,
+    running_softmax,
+)
 
 CONFIG = models.ModelConfig(54, 32, 48, 1, 4, 2, 8, qk_norm=True, qkv_bias=True, max_length=512)
 MODEL, UNTIED = (models.Model(dataclasses.replace(CONFIG, tied_embeddings=tied)) for tied in (True, False))
@@ -37,9 +44,10 @@ def params(model):
 def run(model, tree, **changes):
     mask = np.arange(COLUMNS) < np.array([[1], [5], [9]])
     tokens = np.where(mask, np.random.default_rng(0).integers(0, 53, mask.shape), 0)
-    prompts = Prompts(tokens.astype(np.int32), mask, np.arange(3, dtype=np.int32))
-    arguments = dict(samples=4, max_new=NEW, sampling=Sampling.make(stop_ids=(5,)), slots=5, page_size=4) | changes
-    return jax.tree.map(np.asarray, generate(model, tree, prompts, key=KEY, step=0, **arguments))
+    sizes = dict(samples=4, max_new=NEW)
+    rows = prompts_to_answer(tokens, mask.sum(-1), np.arange(3), **sizes)
+    arguments = dict(sampling=Sampling.make(stop_ids=(5,)), decoding=Decoding(**dict(slots=5, page_size=4) | changes))
+    return jax.tree.map(np.asarray, generate(model, tree, rows, key=KEY, step=0, **sizes, **arguments))
 
 
 @settings(max_examples=50, deadline=None)
@@ -79,7 +87,7 @@ def test_quantized_weights_draw_from_the_policy_of_the_dequantized_ones(dtype, t
     assert jax.tree.structure(plain) == jax.tree.structure(tree)
     assert sum(x.dtype == dtype for x in jax.tree.leaves(quantized)) == 7 + (1 if tied else 2)
     rollout = run(model, quantized)
-    tokens, mask = rollout.tokens, rollout.response_mask
+    tokens, mask = rollout.tokens, rollout.loss_mask
     np.testing.assert_allclose(rollout.sampler_logp, token_logprobs(model, plain, tokens, mask), rtol=0, atol=2e-5)
     difference = np.abs(rollout.sampler_logp - np.asarray(token_logprobs(model, tree, tokens, mask)))
     assert 1e-3 < difference[mask].mean() < 1, "another policy than the trainer's, and near it"
@@ -95,10 +103,10 @@ def test_a_quantized_cache_is_attention_to_rounded_keys_and_values(dtype):
 
     rollout = run(MODEL, tree, cache_dtype=dtype)
     rounded = dataclasses.replace(MODEL, attention=attention)
-    expected = token_logprobs(rounded, tree, rollout.tokens, rollout.response_mask)
+    expected = token_logprobs(rounded, tree, rollout.tokens, rollout.loss_mask)
     np.testing.assert_allclose(rollout.sampler_logp, expected, rtol=0, atol=2e-5)
     if dtype == "int8":
-        other = run(MODEL, tree, cache_dtype=dtype, slots=3, page_size=8, cache_pages=6)
+        other = run(MODEL, tree, cache_dtype=dtype, page_size=8, cache_pages=6)
         jax.tree.map(np.testing.assert_array_equal, other, rollout)
 
 
@@ -113,7 +121,7 @@ def test_the_gpu_kernel_reads_numbers_with_their_scales(count):
     assert [x.dtype for x in pool] == [jnp.int8] * 2 + [jnp.float32] * 2
     table = rng.permutation(pages).reshape(3, 8).astype(np.int32)
     q, first = rng.normal(size=(3, count, 4, 64)).astype(np.float32), np.array([0, 37, 100], np.int32)
-    attend = functools.partial(paged_attention.paged_gpu, page_size=size, interpret=True)
+    attend = functools.partial(paged_attention.paged_gpu, page_size=size, kind=AttentionKind(), interpret=True)
     k, v = (dequantize(quantize(x, "int8", -1), -1, jnp.float32) for x in (k, v))
     out, expected = jax.jit(attend)(q, pool, table, first), jax.jit(running_softmax.reference)(q, k, v, table, first)
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-5)
@@ -168,6 +176,5 @@ def test_types_that_a_kernel_does_not_take_are_refused(device, dtype, message):
 
 def test_the_cache_is_checked_before_anything_is_drawn():
     mesh = parallel.make_mesh(devices=jax.devices()[:1])
-    sizes = dict(max_prompt=9, max_new=9, slots=4, page_size=4, cache_pages=None)
     with pytest.raises(ValueError, match="cache_dtype is 'bfloat16'"):
-        check_cache(MODEL, mesh, **sizes, cache_dtype="bfloat16")
+        make_sampler(MODEL, mesh, Decoding(4, page_size=4, cache_dtype="bfloat16"), 9, 9, 4)

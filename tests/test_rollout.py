@@ -14,14 +14,14 @@ from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, quantize_params, token_logprobs, unstack_layers
 from rpg_jax.objectives.metrics import mean_of
 from rpg_jax.rewards import Scorer, Scores, scale_named, voted_answer
-from rpg_jax.sampling import Sampling, generate
+from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training import loop, warm_start
 from rpg_jax.training.evaluation import Answered, examples, metrics
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
 from rpg_jax.training.skipped import SKIPPED, NothingLearned
-from rpg_jax.types import Checkpoint, Prompts, TrainState
+from rpg_jax.types import Checkpoint, TrainState
 
 MODEL = Model(ModelConfig(32, 16, 32, 1, 2, 1, 8, max_length=64))
 PROBLEMS = [Problem(i, "task", f"prompt {i}", "", str(i)) for i in range(12)]
@@ -68,7 +68,7 @@ def collector(setup, settings, should_stop=lambda: False, **options):
     mesh, params = setup
     key = jax.random.key(7, impl="threefry2x32")
     collect = make_collect(MODEL, Tokenizer(), FakeScorer(), mesh, settings, key, should_stop, **options)
-    return lambda stream, step=0: collect(params, stream, step)
+    return lambda stream, step=0: collect(params, stream, step, 0)
 
 
 def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
@@ -85,7 +85,7 @@ def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
     assert collected.metrics["kept_fraction"] == pytest.approx(np.mean([p.id % 2 for p in seen]))
     assert collected.metrics["accuracy"] == pytest.approx(np.mean([p.id % 2 for p in seen]) / 2)
     # Rewards are +-1 and the overlong punishment of that very row.
-    lengths = np.asarray(collected.rollout.response_mask).sum(-1).reshape(4, 2)
+    lengths = np.asarray(collected.rollout.loss_mask).sum(-1).reshape(4, 2)
     expected = np.tile([-1.0, 1.0], (4, 1)) - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
 
@@ -106,10 +106,10 @@ def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_thei
     key, stream = jax.random.key(7, impl="threefry2x32"), ProblemStream(PROBLEMS, 0)
     arguments = (MODEL, Tokenizer(), SeveralScorer(), mesh, settings(), key, lambda: False)
     collect = make_collect(*arguments, scale=scale_named("unit"), weights={"brief": -0.5})
-    collected, seen = collect(params, stream, 0), ProblemStream(PROBLEMS, 0).next(12)[:6]
+    collected, seen = collect(params, stream, 0, 0), ProblemStream(PROBLEMS, 0).next(12)[:6]
     kept = np.array([seen[position].id for position in np.asarray(collected.rollout.problem)[::2]])
     assert kept.tolist() == [p.id for p in seen if p.id % 4 != 2][:4] and stream.get_state() == 6
-    lengths = np.asarray(collected.rollout.response_mask).sum(-1).reshape(4, 2)
+    lengths = np.asarray(collected.rollout.loss_mask).sum(-1).reshape(4, 2)
     expected = np.where(kept % 2, 1.0, -0.5)[:, None] * [1, 0] - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
     means = {
@@ -124,7 +124,7 @@ def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_thei
 
 def test_unit_rewards_are_shaped_alike(setup):
     collected = collector(setup, settings(), scale=scale_named("unit"))(ProblemStream(PROBLEMS, 0))
-    lengths = np.asarray(collected.rollout.response_mask).sum(-1).reshape(4, 2)
+    lengths = np.asarray(collected.rollout.loss_mask).sum(-1).reshape(4, 2)
     np.testing.assert_allclose(collected.reward, [[0.0, 1.0]] * 4 - np.clip((lengths - 4) / 2, 0, 1), rtol=1e-6)
     assert collected.metrics["accuracy"] <= 0.5, "the verdicts themselves are not shaped"
 
@@ -164,14 +164,14 @@ def test_quantized_rollouts_record_the_log_probs_of_the_policy_that_drew(setup):
     mesh, params = setup
     eight_bits = settings(dynamic_sampling=False, oversample=1.0, weights_dtype="int8", cache_dtype="float8_e4m3fn")
     rollout = jax.tree.map(np.asarray, collector(setup, eight_bits)(ProblemStream(PROBLEMS, 3)).rollout)
-    tokens, mask = rollout.tokens, rollout.response_mask
-    prompts = Prompts(tokens[::2, :12], ~mask[::2, :12] & (tokens[::2, :12] > 0), rollout.problem[::2])
+    tokens, mask = rollout.tokens, rollout.loss_mask
+    prompts = tokens[::2, :12], rollout.prompt_length[::2], rollout.problem[::2]
+    rows = prompts_to_answer(*parallel.to_global(mesh, parallel.ROWS, prompts), samples=2, max_new=6)
     quantized = jax.jit(quantize_params, static_argnums=1)(params, "int8")
     drawn = generate(
         MODEL, jax.device_put(quantized, parallel.shardings(mesh, quantized, parallel.SAMPLING)),
-        parallel.to_global(mesh, parallel.ROWS, prompts), step=0, samples=2, max_new=6,
-        key=jax.random.key(7, impl="threefry2x32"), sampling=Sampling.make(stop_ids=(2,)), slots=8,
-        cache_dtype="float8_e4m3fn",
+        rows, step=0, samples=2, max_new=6, key=jax.random.key(7, impl="threefry2x32"),
+        sampling=Sampling.make(stop_ids=(2,)), decoding=Decoding(8, cache_dtype="float8_e4m3fn"),
     )  # fmt: skip
     jax.tree.map(np.testing.assert_array_equal, rollout, drawn)
     plain = jax.jit(token_logprobs, static_argnums=0)(MODEL, params, tokens, mask)

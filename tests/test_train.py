@@ -200,7 +200,7 @@ def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(fol
     assert not {"train/entropy", "train/sampler_logp_gap"} & rows(whole)[-1].keys(), "what nothing computed"
     (_, saved, _), (_, other, _) = final_state(whole), final_state(killed)
     assert len(saved.past) == 2 and [int(policy.version) for policy in saved.past] == [3, 5]
-    assert saved.pending.begun.tolist() == [2] * 2 and 0 < saved.pending.rollout.response_mask.sum() < 8 * 36
+    assert saved.pending.begun.tolist() == [2] * 2 and 0 < saved.pending.rollout.loss_mask.sum() < 8 * 36
     assert_equal(saved, other)
 
 

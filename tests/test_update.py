@@ -50,7 +50,8 @@ def make_batch(seed=0):
     logp = lambda: rng.normal(-3, 0.3, (ROWS, LENGTH)).astype(np.float32)  # noqa: E731
     return TrainBatch(
         tokens=rng.integers(0, 24, (ROWS, LENGTH)).astype(np.int32),
-        response_mask=mask,
+        length=stop.astype(np.int32),
+        loss_mask=mask,
         behavior_logp=logp(),
         reference_logp=logp(),
         advantage=rng.normal(size=(ROWS, 1)).astype(np.float32),
@@ -93,7 +94,7 @@ def plain_update(objective, params, batch, denominator, clip_norm):
         logp = jnp.take_along_axis(jax.nn.log_softmax(logits)[:, :-1], batch.tokens[:, 1:, None], -1)
         logp = jnp.pad(logp[..., 0], ((0, 0), (1, 0)))
         value, _ = objective(
-            logp, batch.behavior_logp, batch.advantage, batch.response_mask,
+            logp, batch.behavior_logp, batch.advantage, batch.loss_mask,
             reference_logp=batch.reference_logp, weight=batch.weight, denominator=denominator,
         )  # fmt: skip
         return value
@@ -134,7 +135,7 @@ def test_update_equals_the_plain_gradient_whatever_the_microbatch(settings):
 def test_count_is_traced_and_leaves_the_rest_out():
     objective = objective_of("rpg", divergence="urkl", beta=0.1, **CONSTANT)
     batch, settings = make_batch(), dict(rows=2, clip_norm=0.05, denominator=50.0)
-    half = dataclasses.replace(batch, response_mask=np.where(np.arange(ROWS)[:, None] < 4, batch.response_mask, False))
+    half = dataclasses.replace(batch, loss_mask=np.where(np.arange(ROWS)[:, None] < 4, batch.loss_mask, False))
     state, metrics, update = updated(objective, count=2, **settings)
     expected, same, _ = updated(objective, batch=half, **settings)
     assert_close((state.params, metrics["grad_norm"]), (expected.params, same["grad_norm"]), rtol=1e-6)

@@ -202,7 +202,7 @@ PARTS = {
 def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     """JAX's own error, raised in one part of a step whose other parts do nothing."""
     part, remedy = PARTS[name]
-    rollout = types.SimpleNamespace(tokens=jnp.zeros((4, 3), int), response_mask=jnp.ones((4, 3), bool))
+    rollout = types.SimpleNamespace(tokens=jnp.zeros((4, 3), int), loss_mask=jnp.ones((4, 3), bool))
     collected = types.SimpleNamespace(rollout=rollout, reward=np.zeros((2, 2)), seconds={"rollout": 1.0, "reward": 0.0})
     state = TrainState(jnp.int32(0), {}, None, jnp.zeros(2, int), jnp.float32(0))
     policies = types.SimpleNamespace(

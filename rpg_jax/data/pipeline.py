@@ -55,21 +55,21 @@ def prompt_rows(
       length: tokens in a row; key: the config key of that limit, for the error.
 
     Returns:
-      (tokens i32[P, length], mask bool[P, length], positions i32[P]).
+      (tokens i32[P, length], length i32[P], positions i32[P]).
 
     Raises:
       ValueError: a prompt is longer; names the first such problem.
     """
     rows = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
     tokens, lengths = _pad(rows, problems, "prompt", length, tokenizer.pad_id, key)
-    return tokens, np.arange(length) < lengths[:, None], np.fromiter(positions, np.int32, len(problems))
+    return tokens, lengths, np.fromiter(positions, np.int32, len(problems))
 
 
 def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key="sequence_length") -> tuple:
     """Rows prompt ++ worked solution ++ EOS, padded on the right.
 
     Returns:
-      (tokens i32[B, length], response_mask bool[B, length]); the mask is true on the solution and its EOS.
+      (tokens i32[B, length], lengths i32[B], loss_mask bool[B, length]); the mask is true on the solution and its EOS.
 
     Raises:
       ValueError: a row is longer than `length` tokens; names the first such problem, and `key`.
@@ -80,7 +80,7 @@ def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: i
     tokens, lengths = _pad(rows, problems, "prompt and solution", length, tokenizer.pad_id, key)
     starts = np.array([len(prompt) for prompt in prompts])
     column = np.arange(length)  # [T]
-    return tokens, (column >= starts[:, None]) & (column < lengths[:, None])  # [B, T]
+    return tokens, lengths, (column >= starts[:, None]) & (column < lengths[:, None])  # [B, T]
 
 
 def _pad(rows, problems, what, length, pad_id, key):

@@ -16,7 +16,7 @@ from rpg_jax.models import LoRA, Model, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import has_rule
-from rpg_jax.sampling import check_cache
+from rpg_jax.sampling import make_sampler
 from rpg_jax.training import carry_over
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import SOURCES, make_experience, make_score
@@ -132,8 +132,8 @@ def try_rewards(run: Run) -> None:
 def check_pages(model: Model, mesh: Mesh, rollout: RolloutSettings) -> None:
     """Raises ValueError for a KV cache that the sampler refuses."""
     try:
-        sizes = dict(max_prompt=rollout.max_prompt, max_new=rollout.max_new, cache_dtype=rollout.cache_dtype)
-        check_cache(model, mesh, **sizes, **rollout.decoding)
+        rows = rollout.fresh_prompts * rollout.samples
+        make_sampler(model, mesh, rollout.decoding, rollout.max_prompt, rollout.max_new, rows)
     except InputError as error:
         raise InputError(f"rollout.{error}") from error
 
@@ -311,7 +311,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         k=config.evaluation.k, temperature=config.evaluation.temperature, key=noise_key(config.seed, EVALUATION),
         max_prompt=run.rollout.max_prompt, max_new=run.rollout.max_new,
         rows=run.rollout.fresh_prompts,  # as in rollouts: with the same k both share one compiled program
-        **run.rollout.decoding,
+        decoding=dataclasses.replace(run.rollout.decoding, cache_dtype=None),
     )  # fmt: skip
     return Parts(
         policies=make_policies(run.model, run.optimizer, run.mesh, shapes, run.reference.decay),

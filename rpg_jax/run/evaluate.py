@@ -22,6 +22,7 @@ from rpg_jax.rewards import Scorer
 from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.run import build, cli, states
 from rpg_jax.run.target import print_table, writable
+from rpg_jax.sampling import Decoding
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint, saved_steps
 from rpg_jax.storage.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
@@ -133,7 +134,7 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, reward: str |
 
 
 def conditions(options, subject: Subject) -> dict:
-    """What responses depend on beside the weights: how much is decoded at a time changes nothing."""
+    """What responses depend on beside the weights: how much is decoded at a time changes rounding only."""
     at_a_time = ("slots", "rows", "page_size", "cache_pages")
     sampling = {name: value for name, value in subject.settings.items() if name not in at_a_time}
     asked = {"data": options.data, "reward": options.reward}
@@ -176,7 +177,9 @@ def answer(
     settings = dict(subject.settings)
     key = build.noise_key(settings.pop("seed"), build.EVALUATION)
     parts = subject.model, subject.tokenizer, subject.scorer, subject.mesh
-    responses = evaluation.make_evaluate(*parts, key=key, **settings)
+    names = "slots", "page_size", "cache_pages"
+    decoding = Decoding(**{name: settings.pop(name) for name in names if name in settings})
+    responses = evaluation.make_evaluate(*parts, key=key, decoding=decoding, **settings)
     k, numbers = subject.settings["k"], {}
     total, begun = k * len(subject.problems), k * (len(subject.problems) - len(missing))
     with phase("evaluation"), Progress("responses", begun, total) as progress:

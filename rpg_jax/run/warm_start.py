@@ -73,7 +73,7 @@ def warm_started(
         def next_batch():
             problems = stream.next(settings.batch, multihost.row_indices(run.mesh, settings.batch))
             batch = warm_start.supervised_batch(run.mesh, problems, run.data.tokenizer, length)
-            lengths = packing.lengths_on_host(batch.response_mask)
+            lengths = packing.on_host(batch.length)
             return batch, packing.plan(lengths, settings.microbatch_rows, run.loop.packed_columns), checkpoint.frozen
 
         with Progress("warm start", start, settings.steps) as progress:

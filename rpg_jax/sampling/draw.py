@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rpg_jax.sampling.extremes import largest, smallest
-
 LANES = 128  # token id = row * LANES + lane
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)  # of Threefry's even and odd turns
 
@@ -67,10 +65,10 @@ def inverse_cdf(mass: jax.Array, uniform: jax.Array) -> jax.Array:
       i32[B].
     """
     cumulative = jax.lax.associative_scan(jnp.add, mass)
-    total = largest(jnp.where(mass > 0, cumulative, 0.0).T)
+    total = jnp.max(jnp.where(mass > 0, cumulative, 0.0), axis=0)
     index = jnp.arange(mass.shape[0], dtype=jnp.int32)[:, None]
     # 0, as argmax has it, where no entry has mass.
-    first = smallest(jnp.where((cumulative > uniform * total) & (mass > 0), index, mass.shape[0]).T)
+    first = jnp.min(jnp.where((cumulative > uniform * total) & (mass > 0), index, mass.shape[0]), axis=0)
     return first % mass.shape[0]
 
 
@@ -112,7 +110,7 @@ def draw(
     Returns:
       token i32[B] and its log-probability f32[B] under the restricted distribution.
     """
-    folded, top = fold(logits), largest(logits)  # [B, rows, LANES], [B]
+    folded, top = fold(logits), logits.max(axis=1)  # [B, rows, LANES], [B]
 
     def mass(x):  # [B, ...]
         bound, peak = (y.reshape(-1, *(1,) * (x.ndim - 1)) for y in (threshold, top))
@@ -128,6 +126,6 @@ def draw(
 
 def token_logp(logits: jax.Array, token: jax.Array) -> jax.Array:
     """log softmax(logits)[b, token[b]]: f32[B, V], i32[B] -> f32[B]."""
-    top = largest(logits)  # [B]
+    top = logits.max(axis=1)  # [B]
     total = vocabulary_sum(jnp.exp(fold(logits) - top[:, None, None]))
     return jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - top - jnp.log(total)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax.sampling.draw import fold, vocabulary_sum
-from rpg_jax.sampling.extremes import largest, smallest
 
 
 def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
@@ -38,7 +37,7 @@ def top_k_threshold(logits: jax.Array, k: jax.Array) -> jax.Array:
     def enough(candidate):  # exact up to 2^24, faster than integers
         return vocabulary_sum(jnp.where(folded >= candidate[:, None, None], 1.0, 0.0)) >= k
 
-    return _unordered(_bisect(enough, smallest(ranks), largest(ranks)))
+    return _unordered(_bisect(enough, ranks.min(axis=1), ranks.max(axis=1)))
 
 
 def top_p_threshold(logits: jax.Array, temperature: jax.Array, p: jax.Array, above: jax.Array) -> jax.Array:
@@ -51,15 +50,15 @@ def top_p_threshold(logits: jax.Array, temperature: jax.Array, p: jax.Array, abo
       f32[B], at least `above`.
     """
     kept = logits >= above[:, None]
-    mass = jnp.where(kept, jnp.exp((logits - largest(logits)[:, None]) / temperature), 0.0)  # [B, V]
+    mass = jnp.where(kept, jnp.exp((logits - logits.max(axis=1, keepdims=True)) / temperature), 0.0)  # [B, V]
     ranks, folded = _ordered(mass), fold(mass, 0.0)
     needed = p * vocabulary_sum(folded)
 
     def enough(candidate):
         return vocabulary_sum(jnp.where(_ordered(folded) >= candidate[:, None, None], folded, 0.0)) >= needed
 
-    least = _bisect(enough, jnp.zeros(logits.shape[:1], jnp.int32), largest(ranks))
-    return smallest(jnp.where((ranks >= least[:, None]) & kept, logits, jnp.inf))
+    least = _bisect(enough, jnp.zeros(logits.shape[:1], jnp.int32), ranks.max(axis=1))
+    return jnp.min(jnp.where((ranks >= least[:, None]) & kept, logits, jnp.inf), axis=1)
 
 
 def _bisect(enough: Callable[[jax.Array], jax.Array], lowest: jax.Array, highest: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from rpg_jax import InputError
 from rpg_jax.models import ModelConfig
+from rpg_jax.models.attention import AttentionKind
 from rpg_jax.models.quantization import LARGEST, Quantized, check_dtype, dequantize, quantize
 from rpg_jax.parallel import ROW_AXES
 from rpg_jax.sampling.running_softmax import BLOCK, running_softmax
@@ -35,10 +36,8 @@ class Kernel(NamedTuple):
     # (pool, k, v [N, kv_heads, head_dim], page, offset i32[N]); what goes to a page out of range is dropped
     write: Callable[..., Pool]
     copy: Callable[[Pool, jax.Array, jax.Array], Pool]  # (pool, source page i32[], target page i32[])
-    attend: Callable[..., jax.Array]  # (q [R, C, heads, head_dim], pool, table i32[R, W], first i32[R], page_size)
-    # (pool, pages i32[T, n]) -> a pool of T pages that hold the tokens of n each. A kernel with this function has an
-    # `attend` that also takes None for the table [[0], [1], ...], and then reads the whole pool in place.
-    joined: Any = None
+    # (q [R, C, heads, head_dim], pool, table i32[R, W], first i32[R], page_size, AttentionKind)
+    attend: Callable[..., jax.Array]
 
     @property
     def rows(self) -> PartitionSpec:
@@ -118,35 +117,19 @@ def _blocks_write(pool, k, v, page, offset):
     return new + tuple(array.at[page, :, offset].set(x, mode="drop") for array, x in zip(pool[2:], scales, strict=True))
 
 
-def _blocks_joined(pool, pages):
-    """A pool of T pages of n * page_size tokens each, from pages i32[T, n]."""
-
-    def joined(array, axis):  # [T, n, ...]; `axis` is that of a page's tokens
-        array = jnp.moveaxis(array, 1, axis - 1)
-        before = array.ndim + axis - 1
-        return array.reshape(*array.shape[:before], -1, *array.shape[before + 2 :])
-
-    return tuple(joined(array[pages], axis) for array, axis in zip(pool, (-1, -2, -1, -1), strict=False))
-
-
-def _blocks_attend(q, pool, table, first, page_size):
-    in_place = table is None
-    if in_place:
-        table = jnp.arange(q.shape[0], dtype=jnp.int32)[:, None]
-
+def _blocks_attend(q, pool, table, first, page_size, kind):
     def fetch(pages):  # i32[T, n]
-        k, v, *scales = pool if in_place else _blocks_joined(pool, pages)
+        k, v, *scales = (array[pages] for array in pool)  # [T, n, kv_heads, ...]
         if scales:
-            k, v = dequantize(Quantized(k, scales[0]), 2, q.dtype), dequantize(Quantized(v, scales[1]), 3, q.dtype)
-        return k, v
+            k, v = dequantize(Quantized(k, scales[0]), 3, q.dtype), dequantize(Quantized(v, scales[1]), 4, q.dtype)
+        k, v = jnp.moveaxis(k, 1, -2), jnp.moveaxis(v, 1, 2)  # [T, kv_heads, head_dim, n, ...], [T, kv_heads, n, ...]
+        return k.reshape(*k.shape[:3], -1), v.reshape(*v.shape[:2], -1, v.shape[-1])
 
-    return running_softmax(q, fetch, table, first, page_size)
+    return running_softmax(q, fetch, table, first, page_size, kind)
 
 
 _by_page_and_head = PartitionSpec(ROW_AXES, "tensor")
-BLOCKS = Kernel(
-    "blocks", _by_page_and_head, _blocks_empty, _blocks_write, _page_axis(0), _blocks_attend, _blocks_joined
-)
+BLOCKS = Kernel("blocks", _by_page_and_head, _blocks_empty, _blocks_write, _page_axis(0), _blocks_attend)
 
 # ragged: [pages, page_size, 2 kv_heads, head_dim], a head's key and value beside each other.
 
@@ -162,7 +145,9 @@ def _ragged_write(pool, k, v, page, offset):
     return (pool[0].at[page, offset].set(both.astype(pool[0].dtype), mode="drop"),)
 
 
-def ragged(q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int) -> jax.Array:
+def ragged(
+    q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int, kind: AttentionKind
+) -> jax.Array:
     """The TPU kernel `jax.experimental.pallas.ops.tpu.ragged_paged_attention`, for decoding and prefill alike."""
     from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernels
 
@@ -173,7 +158,8 @@ def ragged(q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_si
     def attention(q, kv_pages, lengths, table):
         return kernels.ragged_paged_attention(
             q, kv_pages, lengths, table, jnp.arange(rows + 1, dtype=jnp.int32) * count, jnp.array([rows], jnp.int32),
-            sm_scale=dim**-0.5, k_scale=scale, v_scale=scale, num_kv_pages_per_block=pages,
+            sm_scale=kind.scale or dim**-0.5, sliding_window=kind.window, soft_cap=kind.soft_cap,
+            k_scale=scale, v_scale=scale, num_kv_pages_per_block=pages,
             num_queries_per_block=min(rows * count, KERNEL_QUERIES), vmem_limit_bytes=KERNEL_VMEM,
         )  # fmt: skip
 
@@ -205,12 +191,16 @@ def _gpu_write(pool, k, v, page, offset):
 
 
 def paged_gpu(
-    q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int, *, interpret: bool = False
-) -> jax.Array:
-    """The Triton kernel of `jax.experimental.pallas.ops.gpu` for single queries, else `running_softmax`."""
+    q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int, kind: AttentionKind, *,
+    interpret: bool = False,
+) -> jax.Array:  # fmt: skip
+    """The Triton kernel of `jax.experimental.pallas.ops.gpu` for single queries, else `running_softmax`.
+
+    The kernel knows no window: layers that have one are computed by `running_softmax`, too.
+    """
     from jax.experimental.pallas.ops.gpu import paged_attention as kernels
 
-    if q.shape[1] > 1:
+    if q.shape[1] > 1 or kind.window is not None:
 
         def fetch(pages):  # i32[T, n]
             k, v, *scales = (jnp.moveaxis(array[:, pages], 0, 1) for array in pool)
@@ -221,12 +211,12 @@ def paged_gpu(
             k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (k, v))
             return k.swapaxes(2, 3), v
 
-        return running_softmax(q, fetch, table, first, page_size)
+        return running_softmax(q, fetch, table, first, page_size, kind)
     splits = next(n for n in (16, 8, 4, 2, 1) if table.shape[1] % n == 0)
 
     def attention(q, table, lengths, k, v, *scales):  # the kernel does not scale
         return kernels.paged_attention(
-            q * q.shape[-1] ** -0.5,
+            q * (kind.scale or q.shape[-1] ** -0.5),
             k,
             v,
             table,
@@ -234,6 +224,7 @@ def paged_gpu(
             *scales,
             k_splits=splits,
             pages_per_compute_block=1,
+            attn_logits_soft_cap=kind.soft_cap,
             interpret=interpret,
         )
 

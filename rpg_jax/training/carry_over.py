@@ -7,7 +7,6 @@ and the policy version of each token, and goes on under the new parameters.
 `rollout.max_age` is kept by waiting for old groups. To drop them would be a bias against long responses.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from rpg_jax import InputError, parallel
 from rpg_jax.data import ProblemStream, Tokenizer
 from rpg_jax.models import Model
-from rpg_jax.parallel import REPLICATED, ROWS, multihost
+from rpg_jax.parallel import REPLICATED, multihost
 from rpg_jax.rewards import Scorer, signed_reward
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.optimizer import Optimizer, layout
@@ -36,7 +35,7 @@ from rpg_jax.training.rollout import (
     make_grade_groups,
     read_responses,
 )
-from rpg_jax.types import Params, Pending, Rollout
+from rpg_jax.types import Params, Pending, Sequences
 
 
 class Group(NamedTuple):
@@ -102,22 +101,19 @@ def nothing_pending(settings: RolloutSettings, optimizer: Optimizer, mesh: Mesh)
     def build():
         tokens, mask, logp = (jnp.zeros((rows, columns), dtype) for dtype in (jnp.int32, bool, jnp.float32))
         ids, finished = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
-        rollout = Rollout(tokens, mask, logp, logp, ids, ids, finished, version=tokens)
+        rollout = Sequences(tokens, ids, ids, mask, logp, logp, tokens, ids, ids, finished)
         return {"pending": Pending(rollout, jnp.full(count, -1, jnp.int32), jnp.zeros(count, jnp.int32))}
 
     return jax.jit(build, out_shardings=layout(optimizer, mesh, jax.eval_shape(build)))()["pending"]
 
 
 @partial(jax.jit, static_argnames=("mesh", "samples", "max_new"))
-def _account(mesh, before, after, version, samples, max_new):
-    """(`after` with the version of each token, tokens drawn i32[], which groups are complete bool[O])."""
-    drawn = after.response_mask & ~before.response_mask
-    after = dataclasses.replace(after, version=jnp.where(drawn, version, before.version))
-    complete = after.finished | (after.response_mask.sum(-1) == max_new)
-    shared = drawn.sum(dtype=jnp.int32), complete.reshape(-1, samples).all(1)
-    by_rows, replicated = NamedSharding(mesh, ROWS), NamedSharding(mesh, REPLICATED)
-    pin = jax.lax.with_sharding_constraint
-    return pin(after, by_rows), *pin(shared, replicated)
+def _account(mesh, rollout, samples, max_new):
+    """(tokens of each response i32[O * samples], which groups are complete bool[O]), whole on every process."""
+    drawn = rollout.length - rollout.prompt_length
+    complete = rollout.finished | (drawn == max_new)
+    shared = drawn, complete.reshape(-1, samples).all(1)
+    return jax.lax.with_sharding_constraint(shared, NamedSharding(mesh, REPLICATED))
 
 
 def make_collect(
@@ -125,7 +121,7 @@ def make_collect(
     should_stop: Callable[[], bool], scale: Callable[[np.ndarray], np.ndarray] = signed_reward,
     weights: Mapping[str, float] | None = None, *, wait: int | None,
 ) -> Collect:  # fmt: skip
-    """Builds `collect(params, stream, step, pending, version)`, as `rollout.make_collect` does without carry-over.
+    """Builds `collect(params, stream, step, version, pending)`, as `rollout.make_collect` does without carry-over.
 
     `version` is that of `params`, i32[], and `wait` is `steps_to_wait`. What is pending is not donated.
 
@@ -139,16 +135,22 @@ def make_collect(
     ranks = np.arange(total).reshape(-1, parallel.row_shards(mesh)).T.reshape(-1)
     places, local = np.argsort(ranks), multihost.row_indices(mesh, total)
 
-    def arranged(rollout: Rollout, groups: Sequence[Group]) -> Rollout:
-        """The rows of these groups, without tokens where they have none."""
-        rows = np.array([group.place for group in groups])[:, None] * samples + np.arange(samples)
-        return take_rows(rollout, np.where(rows < 0, rollout.tokens.shape[0], rows).reshape(-1))
+    def rows_of(groups: Sequence[Group]) -> np.ndarray:
+        """The rows of these groups in the rollout, i64; -1 where they have none."""
+        rows = np.array([group.place for group in groups], int)[:, None] * samples + np.arange(samples)
+        return np.maximum(rows, -1).reshape(-1)
 
-    def collect(params: Params, stream: ProblemStream, step: int, pending: Pending, version: jax.Array) -> Collected:
+    def arranged(rollout: Sequences, groups: Sequence[Group]) -> Sequences:
+        """The rows of these groups, without tokens where they have none."""
+        rows = rows_of(groups)
+        return take_rows(rollout, np.where(rows < 0, rollout.tokens.shape[0], rows))
+
+    def collect(params: Params, stream: ProblemStream, step: int, version: jax.Array, pending: Pending) -> Collected:
         clock, tokens = Clock(rollout=0.0, reward=0.0), 0
         seen: list[Graded] = []
         kept: list[Group] = []  # what this step trains
         rewards: list[np.ndarray] = []  # f32[G] of each
+        drawn, _ = map(np.asarray, _account(mesh, pending.rollout, samples, settings.max_new))
         rollout, stored = pending.rollout, zip(pending.position.tolist(), pending.begun.tolist(), strict=True)
         open_groups = [Group(*group, place) for place, group in enumerate(stored) if group[0] >= 0]  # oldest first
         while len(kept) < prompts:
@@ -161,14 +163,15 @@ def make_collect(
             placed = [groups[rank] for rank in ranks]
             positions = [placed[place].position for place in local]
             problems = stream.at(positions)
-            before = arranged(rollout, placed)
+            resume = rollout, rows_of(placed)
             begun, must = np.array([group.begun for group in placed]), ranks < len(kept) + oldest
-            rollout = draw(params, problems, positions, begun, resume=before, until=prompts, must=must)
-            rollout, drawn, complete = _account(mesh, before, rollout, version, samples, settings.max_new)
-            tokens += int(drawn)
+            had = np.where(resume[1] < 0, 0, np.append(drawn, 0)[resume[1]])
+            rollout = draw(params, problems, positions, begun, version=version, resume=resume, until=prompts, must=must)
+            drawn, complete = map(np.asarray, _account(mesh, rollout, samples, settings.max_new))
+            tokens += int((drawn - had).sum())
             groups = [group._replace(place=int(place)) for group, place in zip(groups, places, strict=True)]
             kept, open_groups = groups[: len(kept)], groups[len(kept) :]
-            chosen = [group for group in open_groups if np.asarray(complete)[group.place]][: prompts - len(kept)]
+            chosen = [group for group in open_groups if complete[group.place]][: prompts - len(kept)]
             mine = np.array([n for n, group in enumerate(chosen) if group.place in local], int)
             own = np.searchsorted(local, [chosen[n].place for n in mine])
             responses = read_responses(tokenizer, rollout, samples, own)

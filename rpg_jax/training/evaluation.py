@@ -15,7 +15,7 @@ from rpg_jax.data import Problem, Tokenizer
 from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer
-from rpg_jax.sampling import PAGE_SIZE, Sampling
+from rpg_jax.sampling import Decoding, Sampling
 from rpg_jax.training.rollout import grade, read_responses, respond
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
 from rpg_jax.types import Params
@@ -101,8 +101,8 @@ def _tell(
 
 def make_evaluate(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, *,
-    k: int, rows: int, temperature: float, max_prompt: int, max_new: int, slots: int, key: jax.Array,
-    top_k: int = 0, top_p: float = 1.0, page_size: int = PAGE_SIZE, cache_pages: int | None = None,
+    k: int, rows: int, temperature: float, max_prompt: int, max_new: int, decoding: Decoding,
+    key: jax.Array, top_k: int = 0, top_p: float = 1.0,
 ) -> Evaluate:  # fmt: skip
     """Builds `Evaluate`, which samples k responses to `rows` problems at a time.
 
@@ -125,8 +125,8 @@ def make_evaluate(
 
             rollout = respond(
                 model, params, tokenizer, mesh, own, [positions[start + row] for row in padded], samples=k,
-                max_prompt=max_prompt, max_new=max_new, run=len(mine), key=key, step=0, sampling=sampling, slots=slots,
-                page_size=page_size, cache_pages=cache_pages, should_stop=should_stop,
+                max_prompt=max_prompt, max_new=max_new, run=len(mine), key=key, step=0, sampling=sampling,
+                decoding=decoding, should_stop=should_stop,
                 progress=progress and partial(_tell, progress, k, start, len(batch), len(mine), len(held)),
             )  # fmt: skip
             if should_stop is not None and should_stop():

@@ -15,12 +15,12 @@ from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.training.packing import Plan, map_rows
 from rpg_jax.training.policies import BASE, BEHAVIOR, REFERENCE, joined
-from rpg_jax.types import Policy, Rollout, TrainBatch
+from rpg_jax.types import Policy, Sequences, TrainBatch
 
 SOURCES = ("trainer", "sampler")  # of the behavior policy's log-probs
 Tree = TypeVar("Tree")
 Scores = dict[str, tuple[jax.Array, jax.Array]]  # of a policy's name: log-probs and entropy f32[B, T], 0 off the mask
-Score = Callable[[Mapping[str, Policy], Rollout, Plan], Scores]
+Score = Callable[[Mapping[str, Policy], Sequences, Plan], Scores]
 Experience = Callable[..., tuple[TrainBatch, metric.Metrics]]
 
 
@@ -35,12 +35,12 @@ def make_score(
     by_rows = NamedSharding(mesh, parallel.ROWS)
 
     def score(policies, rollout, plan):
-        tokens, mask = jax.lax.with_sharding_constraint((rollout.tokens, rollout.response_mask), by_rows)
+        arrays = jax.lax.with_sharding_constraint((rollout.tokens, rollout.length, rollout.loss_mask), by_rows)
 
         def scored(name):
             measure = partial(token_logprobs_and_entropy, policies[name].model, joined(policies, name))
             measure = partial(measure, temperature=temperature, chunk=logprob_chunk)
-            return map_rows(measure, mesh, plan, tokens, mask, rows, packed_columns)
+            return map_rows(measure, mesh, plan, *arrays, rows, packed_columns)
 
         return {name: scored(name) for name in policies if name != BASE}
 
@@ -48,22 +48,21 @@ def make_score(
 
 
 def make_experience(objective: Objective, mesh: Mesh) -> Experience:
-    """Builds the jitted `experience(rollout, reward f32[P, G], scores, version, step) -> (TrainBatch, metrics)`.
+    """Builds the jitted `experience(rollout, reward f32[P, G], scores, step) -> (TrainBatch, metrics)`.
 
     The behavior policy's log-probs are those of `scores`, or where it has none those that were recorded as each token
     was drawn (docs/method.md 9.1); the reference's are those of `scores`, or else the behavior policy's. Advantages and
-    corrections are the objective's, over all P·G responses at once. `version` i32[] is that of the policy that drew
-    them, if no token has one of its own; `step` i32[] counts the updates so far. Every process gives the same reward.
-    The rollout is donated.
+    corrections are the objective's, over all P·G responses at once. `step` i32[] counts the updates so far. Every
+    process gives the same reward. The rollout is donated.
 
     Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it.
     """
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
-    def experience(rollout, reward, scores, version, step):
+    def experience(rollout, reward, scores, step):
         rollout = jax.lax.with_sharding_constraint(rollout, by_rows)
         reward = jax.lax.with_sharding_constraint(reward, replicated)
-        mask = rollout.response_mask
+        mask = rollout.loss_mask
         metrics: metric.Metrics = {
             "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
             "finished": metric.mean_of(rollout.finished.astype(jnp.float32)),
@@ -81,12 +80,13 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
         weight, corrected = objective.corrections(behavior, rollout.sampler_logp, mask)
         batch = TrainBatch(
             tokens=rollout.tokens,
-            response_mask=mask,
+            length=rollout.length,
+            loss_mask=mask,
             behavior_logp=behavior,
             reference_logp=reference,
             advantage=objective.advantages(reward, behavior, reference, mask, step),
             weight=weight,
-            version=jnp.broadcast_to(version, (mask.shape[0], 1)) if rollout.version is None else rollout.version,
+            version=rollout.version,
         )
         return batch, metrics | corrected
 

@@ -195,15 +195,15 @@ def rl_step(
         version = jnp.copy(behavior.version)
         params = parts.policies.sampling_params(behavior, checkpoint.frozen)
         del behavior  # under schedule-free a tree of its own
-        carried = () if checkpoint.pending is None else (checkpoint.pending, version)
-        collected = parts.collect(params, parts.stream, step, *carried)
+        carried = () if checkpoint.pending is None else (checkpoint.pending,)
+        collected = parts.collect(params, parts.stream, step, version, *carried)
         del params
     clock = Clock(**collected.seconds)
     with phase("experience"):
-        lengths = packing.lengths_on_host(collected.rollout.response_mask)
+        lengths = packing.on_host(collected.rollout.length)
         scores = parts.score(scored(parts, checkpoint), collected.rollout, settings.score_plan(lengths))
         reward = jnp.asarray(collected.reward)
-        batch, before = parts.experience(collected.rollout, reward, scores, version, checkpoint.state.step)
+        batch, before = parts.experience(collected.rollout, reward, scores, checkpoint.state.step)
         jax.block_until_ready(batch)
     clock.lap("experience")
     during: metric.Metrics = {}
@@ -220,7 +220,7 @@ def rl_step(
             checkpoint = followed(parts, settings, dataclasses.replace(checkpoint, state=state), number)
         row = {f"train/{name}": value for name, value in collected.metrics.items()} | host(before | during)
     clock.lap("update")
-    trained = float(batch.response_mask.sum()) * settings.epochs
+    trained = float(batch.loss_mask.sum()) * settings.epochs
     row |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
     row["throughput/rollout_tokens_per_second"] = collected.tokens / clock.seconds["rollout"]
     row["throughput/update_tokens_per_second"] = trained / clock.seconds["update"]

@@ -37,7 +37,7 @@ def plan(lengths: np.ndarray, rows: int, columns: int | None) -> Plan:
     """How a batch goes into microbatches, decided on the host.
 
     Args:
-      lengths: i32[B], tokens of each sequence that a gradient may depend on, from its first to its last trained one.
+      lengths: i32[B], tokens of each sequence.
       rows: of a microbatch, a divisor of B; columns: W, of a packed row; None is one sequence a row.
     """
     start, used = (None, len(lengths)) if columns is None else first_fit(lengths, columns)
@@ -62,15 +62,9 @@ def first_fit(lengths: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
     return start, int((room < columns).sum())
 
 
-def row_lengths(mask: jax.Array) -> jax.Array:
-    """Columns up to and including the last true one: bool[B, T] -> i32[B]."""
-    return jnp.max(jnp.where(mask, jnp.arange(1, mask.shape[1] + 1, dtype=jnp.int32), 0), -1)
-
-
-def lengths_on_host(mask: jax.Array) -> np.ndarray:
-    """The `row_lengths` of a global array, whole on every process."""
-    replicated = NamedSharding(parallel.mesh_of(mask), parallel.REPLICATED)
-    return np.asarray(jax.jit(row_lengths, out_shardings=replicated)(mask))
+def on_host(length: jax.Array) -> np.ndarray:
+    """The lengths of all rows, i32[B], whole on every process."""
+    return np.asarray(jax.device_put(length, NamedSharding(parallel.mesh_of(length), parallel.REPLICATED)))
 
 
 def packed(
@@ -79,7 +73,8 @@ def packed(
     """Packed rows `first` to `first + rows` of a batch, as keyword arguments of `token_logprobs`.
 
     Args:
-      start: i32[B], of `first_fit`; lengths: i32[B]; tokens: i32[B, T]; mask: bool[B, T]; first: i32[].
+      start: i32[B], of `first_fit`; lengths: i32[B], tokens of each sequence; tokens: i32[B, T]; mask: bool[B, T];
+      first: i32[].
       columns: W, of a packed row.
 
     Returns:
@@ -124,16 +119,16 @@ def entry(tree: Any, index: ArrayLike) -> Any:
 
 
 def model_rows(
-    mesh: Mesh, start: jax.Array | None, tokens: jax.Array, mask: jax.Array, rows: int, columns: int
+    mesh: Mesh, start: jax.Array | None, tokens: jax.Array, length: jax.Array, mask: jax.Array, rows: int, columns: int
 ) -> Rows:
     """The rows of a microbatch by its index: packed at `start` in `columns`, or as they are if that is None."""
     if start is None:
         whole = split_rows(mesh, dict(tokens=tokens, mask=mask), rows)
         return lambda index: entry(whole, index)
-    lengths, spread = row_lengths(mask), NamedSharding(mesh, parallel.ROWS)
+    spread = NamedSharding(mesh, parallel.ROWS)
 
     def take(index):
-        chosen = packed(start, lengths, tokens, mask, index * rows, rows, columns)
+        chosen = packed(start, length, tokens, mask, index * rows, rows, columns)
         return jax.lax.with_sharding_constraint(chosen, spread)
 
     return take
@@ -156,22 +151,22 @@ def microbatches(
     """
     length = batch.tokens.shape[1]
     columns = columns or length
-    take = model_rows(mesh, start, batch.tokens, batch.response_mask, rows, columns)
+    take = model_rows(mesh, start, batch.tokens, batch.length, batch.loss_mask, rows, columns)
     if start is None:
         sequences = split_rows(mesh, batch, rows)
         return lambda index: (take(index), entry(sequences, index), lambda logp: logp)
     size = rows * columns
 
     def micro(index):
-        sequences = dataclasses.replace(batch, response_mask=batch.response_mask & standing_in(start, index, size))
+        sequences = dataclasses.replace(batch, loss_mask=batch.loss_mask & standing_in(start, index, size))
         return take(index), sequences, lambda logp: unpacked(start - index * size, logp, length)
 
     return micro
 
 
 def map_rows(
-    function: Callable[..., tuple[jax.Array, ...]], mesh: Mesh, plan: Plan, tokens: jax.Array, mask: jax.Array,
-    rows: int, columns: int | None = None,
+    function: Callable[..., tuple[jax.Array, ...]], mesh: Mesh, plan: Plan, tokens: jax.Array, length: jax.Array,
+    mask: jax.Array, rows: int, columns: int | None = None,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """`function(**rows for the model) -> tuple of [rows, W]` over the microbatches of a plan.
 
@@ -180,17 +175,17 @@ def map_rows(
     Returns:
       the tuple, each [B, T], one sequence a row; zeros off the mask and in sequences of other microbatches.
     """
-    (count, start), length = plan, tokens.shape[1]
-    columns = columns or length
-    take, size = model_rows(mesh, start, tokens, mask, rows, columns), rows * columns
+    (count, start), width = plan, tokens.shape[1]
+    columns = columns or width
+    take, size = model_rows(mesh, start, tokens, length, mask, rows, columns), rows * columns
     # Rows as they are give values of one microbatch after another, spread over the mesh as its rows are.
-    shape = (-1, rows, length) if start is None else tokens.shape
+    shape = (-1, rows, width) if start is None else tokens.shape
     spread = NamedSharding(mesh, parallel.MICROBATCHES if start is None else parallel.ROWS)
 
     def put(index, values, new):
         if start is None:
             return values.at[index].set(new)
-        return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new, length), values)
+        return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new, width), values)
 
     def body(index, values):
         values = jax.tree.map(lambda old, new: put(index, old, new), values, function(**take(index)))

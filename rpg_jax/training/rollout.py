@@ -16,10 +16,10 @@ from rpg_jax.models import Model, quantize_params
 from rpg_jax.models.quantization import check_dtype
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer, overlong_penalty, signed_reward, weighted_sum
-from rpg_jax.sampling import PAGE_SIZE, Sampling, generate
+from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.training.phases import Clock
-from rpg_jax.types import Params, Pending, Prompts, Rollout
+from rpg_jax.types import Params, Pending, Sequences
 
 EXAMPLES = 3  # responses of a step that are logged
 
@@ -43,7 +43,7 @@ class RolloutSettings:
     max_batches: int  # generation batches a step at most
     overlong_buffer: int  # soft punishment over the last so many tokens
     overlong_factor: float
-    page_size: int = PAGE_SIZE  # of the KV cache
+    page_size: int = Decoding.page_size  # of the KV cache
     cache_pages: int | None = None  # of the KV cache; None is what the slots can need at most
     cache_dtype: str | None = None  # of the KV cache; None is the model's
     weights_dtype: str | None = None  # of the sampler's matrices; None is the model's
@@ -63,9 +63,9 @@ class RolloutSettings:
             )
 
     @property
-    def decoding(self) -> dict[str, Any]:
-        """The arguments of `generate` that say how much is decoded at a time; responses do not depend on them."""
-        return dict(slots=self.slots, page_size=self.page_size, cache_pages=self.cache_pages)
+    def decoding(self) -> Decoding:
+        """How much `generate` decodes at a time, and how it keeps keys and values."""
+        return Decoding(self.slots, self.page_size, self.cache_pages, self.cache_dtype)
 
     @property
     def fresh_prompts(self) -> int:
@@ -95,7 +95,7 @@ class Graded(NamedTuple):
 class Collected:
     """A full batch of groups, problem-major: row p * samples + s."""
 
-    rollout: Rollout
+    rollout: Sequences
     reward: np.ndarray  # f32[P, G], shaped
     metrics: dict[str, float]
     examples: list[dict]  # rows of samples.jsonl
@@ -105,40 +105,45 @@ class Collected:
     pending: Pending | None = None  # with carry_over, what the next step goes on with
 
 
-# Of parameters, problems and the RL step; with carry_over, also of what was pending and the version of the parameters.
+# Of parameters, problems, the RL step and the version of the parameters; with carry_over, also of what was pending.
 Collect = Callable[..., Collected]
 GradeGroups = Callable[[np.ndarray, list[Problem], list[list[str]], np.ndarray], Graded]
 
 
 def respond(
     model: Model, params: Params, tokenizer: Tokenizer, mesh: Mesh, problems: Sequence[Problem],
-    positions: Iterable[int], *, samples: int, max_prompt: int, max_new: int, run: int | None = None, **settings: Any,
-) -> Rollout:  # fmt: skip
+    positions: Iterable[int], *, samples: int, max_prompt: int, max_new: int, run: int | None = None,
+    resume: tuple[Sequences, np.ndarray] | None = None, **settings: Any,
+) -> Sequences:  # fmt: skip
     """Samples responses to problems, which are those of this process's rows; rows are problem-major.
 
     A response's noise depends on the problem's position, in the stream or in the set that is evaluated. Only the first
     `run` problems are run (all if None): the others pad the batch, so that one compiled shape serves any remainder.
+    `resume` has sequences to go on with, and for each row which of them it is, i64[rows]; -1 for a fresh one.
     `settings` are those of `generate`.
     """
     run = len(problems) if run is None else run
-    prompts = Prompts(*prompt_rows(problems, positions, tokenizer, max_prompt, key="rollout.max_prompt"))
+    prompts = prompt_rows(problems, positions, tokenizer, max_prompt, key="rollout.max_prompt")
     limits = np.where(np.arange(len(problems)) < run, max_new, 0).astype(np.int32)
-    prompts, limits = parallel.to_global(mesh, parallel.ROWS, (prompts, limits))
-    return generate(model, params, prompts, samples=samples, max_new=max_new, limits=limits, **settings)
+    *prompts, limits = parallel.to_global(mesh, parallel.ROWS, (*prompts, limits))
+    rows = prompts_to_answer(*prompts, samples=samples, max_new=max_new)
+    rows = rows if resume is None else merge_rows(rows, *resume)
+    return generate(model, params, rows, samples=samples, max_new=max_new, limits=limits, **settings)
 
 
 def read_responses(
-    tokenizer: Tokenizer, rollout: Rollout, samples: int, chosen: np.ndarray
+    tokenizer: Tokenizer, rollout: Sequences, samples: int, chosen: np.ndarray
 ) -> tuple[list[list[str]], np.ndarray]:
     """Texts [N][G] and lengths i32[N, G] of the chosen ones, i64[N], of this process's groups."""
-    tokens, mask = (
-        parallel.local_rows(x).reshape(-1, samples, x.shape[1])[chosen] for x in (rollout.tokens, rollout.response_mask)
+    tokens, begin, end = (
+        parallel.local_rows(x).reshape(-1, samples, *x.shape[1:])[chosen]
+        for x in (rollout.tokens, rollout.prompt_length, rollout.length)
     )
     texts = [
-        [tokenizer.decode(row[keep].tolist()) for row, keep in zip(*group, strict=True)]
-        for group in zip(tokens, mask, strict=True)
+        [tokenizer.decode(row[first:last].tolist()) for row, first, last in zip(*group, strict=True)]
+        for group in zip(tokens, begin, end, strict=True)
     ]
-    return texts, mask.sum(-1, dtype=np.int32)
+    return texts, end - begin
 
 
 @partial(jax.jit, static_argnames=("mesh", "dtype"))
@@ -195,19 +200,19 @@ def make_grade_groups(
 def make_draw(
     model: Model, tokenizer: Tokenizer, mesh: Mesh, settings: RolloutSettings, key: jax.Array,
     should_stop: Callable[[], bool],
-) -> Callable[..., Rollout]:  # fmt: skip
+) -> Callable[..., Sequences]:  # fmt: skip
     """Builds `draw(params, problems, positions, step, **arguments)`: `respond` by the settings; raises Preempted."""
     sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
 
     def draw(
         params: Params, problems: Sequence[Problem], positions: Iterable[int], step: int | np.ndarray, **arguments: Any
-    ) -> Rollout:
+    ) -> Sequences:
         if settings.weights_dtype:
             params = quantized(params, mesh, settings.weights_dtype)
         rollout = respond(
             model, params, tokenizer, mesh, problems, positions, samples=settings.samples,
             max_prompt=settings.max_prompt, max_new=settings.max_new, key=key, step=step, sampling=sampling,
-            should_stop=should_stop, cache_dtype=settings.cache_dtype, **settings.decoding, **arguments,
+            should_stop=should_stop, decoding=settings.decoding, **arguments,
         )  # fmt: skip
         if should_stop():
             raise Preempted
@@ -221,7 +226,7 @@ def make_collect(
     should_stop: Callable[[], bool], scale: Callable[[np.ndarray], np.ndarray] = signed_reward,
     weights: Mapping[str, float] | None = None,
 ) -> Collect:  # fmt: skip
-    """Builds `collect(params, stream, step)`, which advances the stream by whole generation batches.
+    """Builds `collect(params, stream, step, version)`, which advances the stream by whole generation batches.
 
     `key` is the run's threefry key of rollouts; `scale` and `weights` are those of `make_grade_groups`.
 
@@ -231,17 +236,17 @@ def make_collect(
     draw = make_draw(model, tokenizer, mesh, settings, key, should_stop)
     grade_groups = make_grade_groups(scorer, settings, scale, weights)
 
-    def collect(params: Params, stream: ProblemStream, step: int) -> Collected:
+    def collect(params: Params, stream: ProblemStream, step: int, version: jax.Array) -> Collected:
         clock, filled = Clock(rollout=0.0, reward=0.0), 0
         seen: list[Graded] = []
-        kept: Any = None  # a Rollout of the groups kept so far
+        kept: Any = None  # the Sequences of the groups kept so far
         kept_reward = np.zeros((groups, samples), np.float32)
         while filled < groups:
             check_batches(settings, step, filled, seen)
             rows = multihost.row_indices(mesh, fresh)
             positions = stream.get_state() + rows
             problems = stream.next(fresh, rows)
-            rollout = draw(params, problems, positions, step)
+            rollout = draw(params, problems, positions, step, version=version)
             responses = read_responses(tokenizer, rollout, samples, np.arange(len(rows)))
             clock.lap("rollout")
             batch = grade_groups(rows, problems, *responses)

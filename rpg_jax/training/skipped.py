@@ -30,7 +30,7 @@ def finiteness(logp: jax.Array, batch: TrainBatch) -> metric.Metrics:
         "advantages": batch.advantage,
         "weights": batch.weight,
     }
-    mask = batch.response_mask
+    mask = batch.loss_mask
     broken = {name: ~jnp.isfinite(jnp.broadcast_to(x, mask.shape)) for name, x in inputs.items()}
     return {UNFINITE + name: metric.max_of(where.astype(jnp.float32), mask) for name, where in broken.items()}
 

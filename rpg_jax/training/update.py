@@ -73,16 +73,16 @@ def policy_age(step: jax.Array, batch: TrainBatch) -> metric.Metrics:
     """Mean and maximum over trained tokens of the updates taken since the policy that drew them; none if none drew."""
     if batch.version is None:
         return {}
-    age = jnp.broadcast_to((step - batch.version).astype(jnp.float32), batch.response_mask.shape)
+    age = (step - batch.version).astype(jnp.float32)
     return {
-        "policy_age": metric.mean_of(age, batch.response_mask),
-        "policy_age_max": metric.max_of(age, batch.response_mask),
+        "policy_age": metric.mean_of(age, batch.loss_mask),
+        "policy_age_max": metric.max_of(age, batch.loss_mask),
     }
 
 
 def sample_sizes(logp: jax.Array, batch: TrainBatch) -> metric.Metrics:
     """Effective sample sizes over tokens and over whole responses: those of objectives of different levels compare."""
-    mask = batch.response_mask
+    mask = batch.loss_mask
     log_ratio = jax.lax.stop_gradient(jnp.where(mask, logp - batch.behavior_logp, 0))
     rows = jnp.sum(log_ratio, axis=1)
     return {
@@ -126,7 +126,7 @@ def make_update(
         state = jax.lax.with_sharding_constraint(state, state_shardings)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
         micro = microbatches(mesh, plan.start, batch, rows, packed_columns)
-        total = objective.count(batch.response_mask) if denominator is None else denominator  # of the whole minibatch
+        total = objective.count(batch.loss_mask) if denominator is None else denominator  # of the whole minibatch
 
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
@@ -136,7 +136,7 @@ def make_update(
                 logp,
                 sequences.behavior_logp,
                 sequences.advantage,
-                sequences.response_mask,
+                sequences.loss_mask,
                 reference_logp=sequences.reference_logp,
                 weight=sequences.weight,
                 denominator=total,

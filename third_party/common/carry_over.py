@@ -30,12 +30,12 @@ SLOTS, SAMPLES, LONGEST = 32, 4, 1000
 LENGTHS = interleave.response_lengths(dict(mean=100, responses=4000, new=LONGEST))
 
 
-def of_given_lengths(model, params, prompts, *, limits, samples, sampling, **settings):
+def of_given_lengths(model, params, rows, *, limits, samples, sampling, **settings):
     """`generate` without stop tokens; a response is finished when it has the length of its problem."""
-    lengths = LENGTHS[np.asarray(prompts.problem)]
+    lengths = LENGTHS[np.asarray(rows.problem)[::samples]]
     arguments = dict(limits=lengths, samples=samples, sampling=Sampling.make(), **settings)
-    drawn = generate(model, params, prompts, **arguments)
-    finished = drawn.response_mask.sum(-1) == jnp.asarray(np.repeat(lengths, samples))
+    drawn = generate(model, params, rows, **arguments)
+    finished = drawn.length - drawn.prompt_length == jnp.asarray(np.repeat(lengths, samples))
     return dataclasses.replace(drawn, finished=finished)
 
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig, unstack_layers
-from rpg_jax.sampling import Sampling, generate
+from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training.experience import make_experience, make_score
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.packing import Plan
 from rpg_jax.training.policies import BEHAVIOR, make_policies
 from rpg_jax.training.update import init_params, init_state, make_update
-from rpg_jax.types import Prompts, TrainBatch
+from rpg_jax.types import TrainBatch
 
 LEARNER = dict(rows=8, temperature=1.0, logprob_chunk=32)  # microbatches that stay in cache
 
@@ -33,7 +33,7 @@ def build_model(shape):
 
 def random_prompts(shape, rows, length):
     tokens = np.random.default_rng(0).integers(1, shape["vocab"], (rows, length)).astype(np.int32)
-    return Prompts(jnp.asarray(tokens), jnp.ones((rows, length), bool), jnp.arange(rows, dtype=jnp.int32))
+    return tokens, np.full(rows, length), np.arange(rows)
 
 
 def generation(shape, task):
@@ -41,13 +41,14 @@ def generation(shape, task):
     model, key = build_model(shape), jax.random.key(0, impl="threefry2x32")
     params = jax.jit(lambda key: unstack_layers(model.init(key)))(key)
     lengths = interleave.response_lengths(task)
-    prompts = random_prompts(shape, len(lengths), task["prompt"])
-    settings = dict(samples=1, max_new=task["new"], sampling=Sampling.make(), slots=task["rows"], limits=lengths)
+    sizes = dict(samples=1, max_new=task["new"])
+    prompts = prompts_to_answer(*random_prompts(shape, len(lengths), task["prompt"]), **sizes)
+    settings = dict(sampling=Sampling.make(), decoding=Decoding(task["rows"]), limits=lengths, **sizes)
     steps = iter(range(10**9))
 
     def step():
         rollout = generate(model, params, prompts, key=key, step=jnp.int32(next(steps)), **settings)
-        mask = np.asarray(jax.block_until_ready(rollout).response_mask)
+        mask = np.asarray(jax.block_until_ready(rollout).loss_mask)
         assert (mask.sum(-1) == lengths).all()
 
     return step
@@ -63,7 +64,8 @@ def update(shape, task):
     logp = jnp.full((rows, length), -float(np.log(shape["vocab"])))
     batch = TrainBatch(
         tokens=jnp.asarray(rng.integers(0, shape["vocab"], (rows, length)), jnp.int32),
-        response_mask=jnp.broadcast_to(jnp.arange(length) >= task["prompt"], (rows, length)),
+        length=jnp.full(rows, length, jnp.int32),
+        loss_mask=jnp.broadcast_to(jnp.arange(length) >= task["prompt"], (rows, length)),
         behavior_logp=logp,
         reference_logp=logp,
         advantage=jnp.asarray(rng.normal(size=(rows, 1)), jnp.float32),
@@ -88,19 +90,20 @@ def rl_step(shape, task):
     score, experience = make_score(mesh, **LEARNER), make_experience(objective, mesh)
     run = make_update(model, objective, optimizer, mesh, shapes, clip_norm=1.0, **LEARNER)
     rows, samples = task["rows"], task["samples"]
-    prompts = random_prompts(shape, rows // samples, task["prompt"])
+    sizes = dict(samples=samples, max_new=task["new"])
+    prompts = prompts_to_answer(*random_prompts(shape, rows // samples, task["prompt"]), **sizes)
     key, steps = jax.random.key(0, impl="threefry2x32"), iter(range(10**9))
 
     def step():
         nonlocal state
-        settings = dict(samples=samples, max_new=task["new"], sampling=Sampling.make(), slots=rows)
+        settings = dict(sampling=Sampling.make(), decoding=Decoding(rows), **sizes)
         behavior = policies.current(state)
         params = policies.sampling_params(behavior, {})
         rollout = generate(model, params, prompts, key=key, step=jnp.int32(next(steps)), **settings)
         responses = np.asarray(rollout.tokens)[:, task["prompt"] :]
         reward = (responses % 2 == 0).mean(-1, dtype=np.float32).reshape(-1, samples)
         scores = score({BEHAVIOR: behavior}, rollout, Plan(jnp.int32(rows // LEARNER["rows"]), None))
-        batch, _ = experience(rollout, jnp.asarray(reward), scores, state.step, state.step)
+        batch, _ = experience(rollout, jnp.asarray(reward), scores, state.step)
         state, _ = jax.block_until_ready(run(state, batch, Plan(jnp.int32(rows // LEARNER["rows"]), None), {}))
 
     return step

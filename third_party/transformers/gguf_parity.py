@@ -113,20 +113,20 @@ def answers(folder, tokens, length, new):
     import jax.numpy as jnp
 
     from rpg_jax.models import huggingface, unstack_layers
-    from rpg_jax.sampling import Sampling, generate
+    from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
     from rpg_jax.storage import weights
-    from rpg_jax.types import Prompts
 
     model, logits = model_of(huggingface.read_config(folder))
     params = weights.load(folder, jax.eval_shape(model.init, jax.random.key(0)))
     mask = jnp.arange(tokens.shape[1]) < jnp.asarray(length)[:, None]
     tokens = jnp.asarray(tokens, jnp.int32)
+    sizes = dict(samples=1, max_new=new)
     rollout = generate(
-        model, unstack_layers(params), Prompts(tokens, mask, jnp.arange(len(tokens), dtype=jnp.int32)),
-        key=jax.random.key(0, impl="threefry2x32"), step=jnp.int32(0), samples=1, max_new=new,
-        sampling=Sampling.make(temperature=0.0), slots=len(tokens),
+        model, unstack_layers(params), prompts_to_answer(tokens, length, np.arange(len(tokens)), **sizes),
+        key=jax.random.key(0, impl="threefry2x32"), step=0, sampling=Sampling.make(temperature=0.0),
+        decoding=Decoding(len(tokens)), **sizes,
     )  # fmt: skip
-    responses = np.asarray(rollout.tokens)[np.asarray(rollout.response_mask)]
+    responses = np.asarray(rollout.tokens)[np.asarray(rollout.loss_mask)]
     return logits(params, tokens) * mask[..., None], responses.reshape(len(tokens), new)
 
 

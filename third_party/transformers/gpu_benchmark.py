@@ -72,12 +72,12 @@ def ours(shape, task) -> dict:
     from rpg_jax import objectives, parallel
     from rpg_jax.models import Model, ModelConfig
     from rpg_jax.models.attention_kernels import make_attention
-    from rpg_jax.sampling import Sampling, generate
+    from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
     from rpg_jax.training.optimizer import make_optimizer
     from rpg_jax.training.packing import Plan
     from rpg_jax.training.policies import make_policies
     from rpg_jax.training.update import init_params, init_state, make_update
-    from rpg_jax.types import Prompts, TrainBatch
+    from rpg_jax.types import TrainBatch
 
     mesh, rng = parallel.make_mesh(1, devices=jax.devices()[:1]), np.random.default_rng(0)
     names = dict(vocab="vocab_size", hidden="hidden_size", mlp="mlp_size")
@@ -101,13 +101,14 @@ def ours(shape, task) -> dict:
     policies = make_policies(model, optimizer, mesh, state)
     policy = policies.sampling_params(policies.current(state), {})
     tokens = rng.integers(1, shape["vocab"], (task["batch"], task["prompt"])).astype(np.int32)
-    prompts = Prompts(tokens, np.ones(tokens.shape, bool), np.arange(task["batch"], dtype=np.int32))
-    prompts = parallel.to_global(mesh, parallel.ROWS, prompts)
+    arrays = tokens, np.full(task["batch"], task["prompt"], np.int32), np.arange(task["batch"], dtype=np.int32)
+    sizes = dict(samples=1, max_new=task["new"])
+    prompts = prompts_to_answer(*parallel.to_global(mesh, parallel.ROWS, arrays), **sizes)
     key = jax.random.key(0, impl="threefry2x32")
 
     def decode(new):
         limits = parallel.to_global(mesh, parallel.ROWS, np.full(task["batch"], new, np.int32))
-        settings = dict(samples=1, max_new=task["new"], sampling=Sampling.make(), slots=task["batch"])
+        settings = dict(sampling=Sampling.make(), decoding=Decoding(task["batch"]), **sizes)
         jax.block_until_ready(generate(model, policy, prompts, key=key, step=0, limits=limits, **settings))
 
     found |= {name: median_seconds(lambda new=task[name]: decode(new), task["rounds"]) for name in ("few", "new")}
@@ -121,7 +122,8 @@ def ours(shape, task) -> dict:
     logp = np.full(rows, -np.log(shape["vocab"]), np.float32)
     batch = TrainBatch(
         tokens=rng.integers(0, shape["vocab"], rows).astype(np.int32),
-        response_mask=np.broadcast_to(np.arange(task["length"]) >= task["prompt"], rows),
+        length=np.full(task["rows"], task["length"], np.int32),
+        loss_mask=np.broadcast_to(np.arange(task["length"]) >= task["prompt"], rows),
         behavior_logp=logp,
         reference_logp=logp,
         advantage=rng.normal(size=(task["rows"], 1)).astype(np.float32),

@@ -79,13 +79,13 @@ def imported(arrays):
     import jax.numpy as jnp
 
     from rpg_jax.models import Model, huggingface, token_logprobs, unstack_layers
-    from rpg_jax.sampling import Sampling, generate
+    from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
     from rpg_jax.storage import weights
-    from rpg_jax.types import Prompts
 
     found, tokens = {}, jnp.asarray(arrays["tokens"], jnp.int32)
     mask = jnp.arange(LONGEST) < jnp.asarray(arrays["length"])[:, None]
-    prompts = Prompts(tokens, mask, jnp.arange(PROMPTS, dtype=jnp.int32))
+    sizes = dict(samples=1, max_new=NEW)
+    prompts = prompts_to_answer(tokens, arrays["length"], np.arange(PROMPTS), **sizes)
     for name in SHAPES:
         model = Model(huggingface.read_config(place(arrays, name)))
         params = weights.load(place(arrays, name), jax.eval_shape(model.init, jax.random.key(0)))
@@ -97,13 +97,12 @@ def imported(arrays):
             unstack_layers(params),
             prompts,
             key=jax.random.key(0, impl="threefry2x32"),
-            step=jnp.int32(0),
-            samples=1,
-            max_new=NEW,
+            step=0,
             sampling=Sampling.make(temperature=0.0),
-            slots=4,
+            decoding=Decoding(4),
+            **sizes,
         )
-        responses = np.asarray(rollout.tokens)[np.asarray(rollout.response_mask)]
+        responses = np.asarray(rollout.tokens)[np.asarray(rollout.loss_mask)]
         found[f"{name}: greedy"] = responses.reshape(PROMPTS, NEW)
         convert(place(arrays, name), place(arrays, name, ".orbax"), "--to=orbax")
         convert(place(arrays, name, ".orbax"), place(arrays, name, ".exported"), "--max_shard_gb=5e-5")

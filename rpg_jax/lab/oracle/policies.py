@@ -12,9 +12,9 @@ import optax
 from rpg_jax.lab.oracle import task
 from rpg_jax.models import Model, ModelConfig, unstack_layers
 from rpg_jax.objectives.advantages import leave_one_out
-from rpg_jax.sampling import Sampling, generate
+from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training.optimizer import make_optimizer
-from rpg_jax.types import Params, Prompts
+from rpg_jax.types import Params
 
 DEMONSTRATIONS = dict(rows=16, length=256, updates=250, learning_rate=3e-3, warmup_steps=20)
 TRAINING = dict(prompts=16, samples=8, length=64, learning_rate=1e-4, warmup_steps=10)
@@ -38,10 +38,11 @@ def logprobs(model: Model, params: Params, tokens: jax.Array) -> tuple[jax.Array
 def respond(model: Model, params: Params, prompts: np.ndarray, samples: int, length: int, seed: int, step: int):
     """i32[P · samples, PROMPT + length]: `samples` responses to each prompt i32[P, PROMPT], drawn by the sampler."""
     rows = len(prompts)
-    batch = Prompts(jnp.asarray(prompts), jnp.ones(prompts.shape, bool), jnp.arange(rows))
+    sizes = dict(samples=samples, max_new=length)
+    batch = prompts_to_answer(prompts, np.full(rows, prompts.shape[1]), np.arange(rows), **sizes)
     rollout = generate(
         model, unstack_layers(params), batch, key=jax.random.key(seed, impl="threefry2x32"), step=step,
-        samples=samples, max_new=length, sampling=Sampling.make(), slots=min(rows * samples, 512),
+        sampling=Sampling.make(), decoding=Decoding(min(rows * samples, 512)), **sizes,
     )  # fmt: skip
     return rollout.tokens
 

@@ -15,7 +15,7 @@ from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import quantize_params
 from rpg_jax.training.packing import Plan
 from rpg_jax.training.policies import BEHAVIOR, held
-from rpg_jax.types import Policy, Rollout
+from rpg_jax.types import Policy
 
 SEGMENT = 256  # decode steps between two returns to the host; a segment takes about a second
 
@@ -66,18 +66,16 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     weights = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, layout)
     sampler = sampler_programs(
         sketch.run.model, mesh, weights, prompts=rollout.fresh_prompts, max_prompt=rollout.max_prompt,
-        samples=rollout.samples, max_new=rollout.max_new, cache_dtype=rollout.cache_dtype,
-        **rollout.decoding,
+        samples=rollout.samples, max_new=rollout.max_new, decoding=rollout.decoding,
     )  # fmt: skip
     pools = sampler["decode"][1][3].pools  # of its state
     rows = workload.step_rows
-    columns = [by_rows(rows, dtype, workload.length) for dtype in (jnp.int32, bool, jnp.float32, jnp.float32)]
-    responses = Rollout(*columns, by_rows(rows, jnp.int32), by_rows(rows, jnp.int32), by_rows(rows, bool))
+    responses = jax.tree.map(lambda x: by_rows(rows, x.dtype, *x.shape[1:]), sampler["decode"][1][3].rows)
     reward = replicated((loop.prompts, loop.samples), jnp.float32)
     scored = policies | ({BEHAVIOR: behavior} if parts.source == "trainer" else {})
     score = scored, responses, packing_plan(rows)
     scores = jax.eval_shape(parts.score, *score)
-    batch, _ = jax.eval_shape(parts.experience, responses, reward, scores, state.step, state.step)
+    batch, _ = jax.eval_shape(parts.experience, responses, reward, scores, state.step)
     batch = jax.tree.map(lambda x: by_rows(x.shape[0], x.dtype, *x.shape[1:]), batch)
     minibatch = jax.tree.map(lambda x: by_rows(workload.minibatch_rows, x.dtype, *x.shape[1:]), batch)
     update = state, minibatch, packing_plan(workload.minibatch_rows), policies

@@ -9,28 +9,28 @@ from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import parallel
 from rpg_jax.models import Model
-from rpg_jax.sampling import batching, decode
-from rpg_jax.sampling.generate import PAGE_SIZE, layouts, make_sampler, pool_pages, segment_on, shard_slots, start
-from rpg_jax.types import Params, Prompts
+from rpg_jax.sampling import Decoding, batching, decode
+from rpg_jax.sampling.generate import decode_segment, layouts, make_sampler, start, to_answer
+from rpg_jax.types import Params
 
 
 @partial(jax.jit, static_argnames=("sampler", "mesh"), donate_argnames=("state",))
 def prefill(
     sampler: decode.Sampler, mesh: Mesh, inputs: decode.Inputs, state: decode.DecodeState
 ) -> decode.DecodeState:
-    """As many prompts as the sampler prefills at a time; `decode_segment` does it between its decode steps."""
+    """All prompts, as many at a time as the sampler prefills; `decode_segment` does it between its decode steps."""
 
     def load(inputs, state):
         inputs = decode.prepared(sampler, inputs, state)
-        return batching.load_prompts(sampler, inputs, state, ~state.prompt_ready)
+        return batching.prefill(sampler, inputs, state, ~state.prompt_ready, state.done)
 
     inputs_spec, state_spec = layouts(sampler.kernel.rows)
     return parallel.over_rows(mesh, load, (inputs_spec, state_spec), state_spec)(inputs, state)
 
 
 def sampler_programs(
-    model: Model, mesh: Mesh, params: Params, *, prompts: int, max_prompt: int, samples: int, max_new: int, slots: int,
-    page_size: int = PAGE_SIZE, cache_pages: int | None = None, cache_dtype: str | None = None,
+    model: Model, mesh: Mesh, params: Params, *, prompts: int, max_prompt: int, samples: int, max_new: int,
+    decoding: Decoding,
 ) -> dict[str, tuple[Any, tuple]]:  # fmt: skip
     """Prefill and decode as (jitted function, its arguments), ready for `function.lower(*arguments)`.
 
@@ -47,24 +47,27 @@ def sampler_programs(
     def laid_out(tree, specs):
         return jax.tree.map(lambda spec, part: jax.tree.map(lambda x: shape(x.shape, x.dtype, spec), part), specs, tree)
 
-    by_rows, shards = parallel.ROWS, parallel.row_shards(mesh)
-    queue = Prompts(
-        shape((prompts, max_prompt), jnp.int32, by_rows),
-        shape((prompts, max_prompt), bool, by_rows),
-        shape((prompts,), jnp.int32, by_rows),
-    )
+    by_rows = parallel.ROWS
+    counts = shape((prompts,), jnp.int32, by_rows)
+    tokens = shape((prompts, max_prompt), jnp.int32, by_rows)
+    rows = jax.eval_shape(partial(to_answer, mesh, samples=samples, max_new=max_new), tokens, counts, counts)
+    rows = laid_out(rows, by_rows)
     key = scalar(jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype)
-    sampler = make_sampler(model, mesh, max_prompt, max_new, page_size, cache_dtype=cache_dtype)
-    slots = shard_slots(slots, prompts * samples, shards)
-    pool = pool_pages(sampler.page_size, max_prompt, max_new, slots, cache_pages, shards)
-    arrays = queue, key, scalar(jnp.int32), shape((prompts,), jnp.int32, by_rows)
-    begin = partial(start, sampler, mesh, samples=samples, max_new=max_new, slots=slots, cache_pages=pool)
-    requests, state = jax.eval_shape(begin, *arrays)
+    sampler, slots, pages = make_sampler(model, mesh, decoding, max_prompt, max_new, prompts * samples)
+    begin = partial(start, sampler, mesh, samples=samples, slots=slots, cache_pages=pages)
+    inputs, state = jax.eval_shape(begin, rows, key, scalar(jnp.int32), counts)
     state = laid_out(state, layouts(sampler.kernel.spec)[1])
-    sampling = laid_out(jax.eval_shape(decode.Sampling.make), parallel.REPLICATED)
-    until, must = scalar(jnp.int32), shape((prompts,), bool, by_rows)
-    inputs = decode.Inputs(params, queue, laid_out(requests, by_rows), sampling, scalar(jnp.float32), until, must)
+    inputs = decode.Inputs(
+        params=params,
+        key=laid_out(inputs.key, by_rows),
+        limit=laid_out(inputs.limit, by_rows),
+        sampling=laid_out(jax.eval_shape(decode.Sampling.make), parallel.REPLICATED),
+        model_temperature=scalar(jnp.float32),
+        version=scalar(jnp.int32),
+        until=scalar(jnp.int32),
+        must=shape((prompts,), bool, by_rows),
+    )
     return {
         "prefill": (prefill, (sampler, mesh, inputs, state)),
-        "decode": (segment_on(mesh.devices.flat[0].platform), (sampler, mesh, inputs, state, scalar(jnp.int32))),
+        "decode": (decode_segment, (sampler, mesh, inputs, state, scalar(jnp.int32))),
     }
