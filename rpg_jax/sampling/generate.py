@@ -140,6 +140,9 @@ def generate(
       InputError: sizes below 1 or beyond the model's max_length, limits out of range, rows that the mesh does not
         divide, stacked layers, or a key of another kind than threefry2x32.
     """
+    for name, value in dict(samples=samples, max_new=max_new).items():
+        if value < 1:
+            raise InputError(f"generate: {name} is {value}; it must be at least 1")
     rows, columns = sequences.tokens.shape
     count = rows // samples
     if columns > model.config.max_length:
@@ -147,9 +150,6 @@ def generate(
             f"prompts of {columns - max_new} columns and {max_new} new tokens exceed the model's max_length "
             f"{model.config.max_length}; shorten either"
         )
-    for name, value in dict(samples=samples, max_new=max_new).items():
-        if value < 1:
-            raise InputError(f"generate: {name} is {value}; it must be at least 1")
     if limits is None:
         limits = np.full(count, max_new, np.int32)
     else:
