@@ -148,7 +148,7 @@ def begun(monkeypatch, *words, file=f"{ROOT}/configs/quickstart.py:smoke"):
     """(Exit status, what is said, the config) of `train` with these words, where training is left out."""
     configs = []
     monkeypatch.setattr(train, "main", lambda options, **_: configs.append(options.config))
-    return *call("train", f"--config={file}", *words), *(configs or [None])
+    return *call("train", f"--config={file}", "--workdir=unused", *words), *(configs or [None])
 
 
 def test_every_flag_of_an_open_section_in_the_docs_is_taken(monkeypatch):
