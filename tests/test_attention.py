@@ -15,7 +15,7 @@ import pytest
 
 from rpg_jax import parallel
 from rpg_jax.models import attention_kernels
-from rpg_jax.models.attention import causal_attention
+from rpg_jax.models.attention import PLAIN, AttentionKind, causal_attention
 from rpg_jax.models.attention_kernels import make_attention, pallas_gpu, splash
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -23,12 +23,14 @@ HEADS = parallel.sharding.ACTIVATIONS["heads"]
 ENDS = [40, 41, 100]  # where one segment of a row ends and the next begins
 
 
-def naive(query, key, value, segment_ids):
-    """The definition, in float64: softmax over tokens of the same segment that are not later."""
+def naive(query, key, value, segment_ids, kind=PLAIN):
+    """The definition, in float64: softmax over tokens of the same segment that are not later, nor before the window."""
     length, group = query.shape[1], query.shape[2] // key.shape[2]
     key, value = (np.repeat(x, group, axis=2) for x in (key, value))
     visible = np.tril(np.ones((length, length), bool)) & (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
-    scores = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
+    visible &= np.subtract.outer(np.arange(length), np.arange(length)) < (kind.window or length)
+    scores = np.einsum("bqhd,bkhd->bhqk", query, key) * kind.scale_of(query.shape[-1])
+    scores = kind.soft_cap * np.tanh(scores / kind.soft_cap) if kind.soft_cap else scores
     weights = np.exp(np.where(visible, scores, -np.inf) - np.where(visible, scores, -np.inf).max(-1, keepdims=True))
     return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
 
@@ -40,9 +42,13 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("segments", [False, True])
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_computes_the_definition_with_its_gradient(name, segments):
+CASES = [(name, segments, PLAIN) for name in KERNELS for segments in (False, True)]
+CASES += [("splash", segments, AttentionKind(0.4, 1.5, 30)) for segments in (False, True)]
+CASES += [("pallas_gpu", True, AttentionKind(0.4))]
+
+
+@pytest.mark.parametrize(("name", "segments", "kind"), CASES)
+def test_a_kernel_computes_the_definition_with_its_gradient(name, segments, kind):
     """150 tokens, which the kernels pad, in grouped heads. The gradient, along a random direction, by differences."""
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(1, 150, heads, 16)) for heads in (2, 1, 1)]
@@ -51,35 +57,45 @@ def test_a_kernel_computes_the_definition_with_its_gradient(name, segments):
 
     @jax.jit
     def value_and_gradient(weight, *qkv):
-        out, back = jax.vjp(lambda *qkv: KERNELS[name](*qkv, *[ids] * segments), *qkv)
+        out, back = jax.vjp(lambda *qkv: KERNELS[name](*qkv, *[ids] * segments, kind=kind), *qkv)
         return out, back(weight)
 
     out, gradient = value_and_gradient(*(x.astype(np.float32) for x in (weight, *arrays)))
-    np.testing.assert_allclose(out, naive(*arrays, ids), atol=1e-5)
+    np.testing.assert_allclose(out, naive(*arrays, ids, kind), atol=1e-5)
     slope = sum((np.asarray(g, np.float64) * d).sum() for g, d in zip(gradient, direction, strict=True))
     ahead, behind = (
-        (naive(*(x + e * d for x, d in zip(arrays, direction, strict=True)), ids) * weight).sum() for e in (1e-5, -1e-5)
+        (naive(*(x + e * d for x, d in zip(arrays, direction, strict=True)), ids, kind) * weight).sum()
+        for e in (1e-5, -1e-5)
     )
     np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-4)
 
 
 def test_cudnn_is_called_by_the_same_conventions(monkeypatch):
-    """JAX's function without the library, which is not here: scale, heads that share keys, causality."""
+    """JAX's function without the library, which is not here: scale, heads that share keys, causality, windows."""
     monkeypatch.setattr(
         jax.nn, "dot_product_attention", lambda *a, implementation, f=jax.nn.dot_product_attention, **k: f(*a, **k)
     )
     q, k, v = (np.random.default_rng(0).normal(size=(2, 20, heads, 8)) for heads in (4, 2, 2))
-    out = jax.jit(attention_kernels.cudnn)(*(x.astype(np.float32) for x in (q, k, v)))
-    np.testing.assert_allclose(out, naive(q, k, v, np.zeros((2, 20), int)), atol=1e-5)
+    for kind in (PLAIN, AttentionKind(scale=0.4, window=5)):
+        out = jax.jit(partial(attention_kernels.cudnn, kind=kind))(*(x.astype(np.float32) for x in (q, k, v)))
+        np.testing.assert_allclose(out, naive(q, k, v, np.zeros((2, 20), int), kind), atol=1e-5)
 
 
-def chosen(platform, name="auto", dtype=jnp.bfloat16, head_dim=128, **pack):
+def test_a_kind_that_gpu_kernels_lack_is_computed_in_blocks():
+    q = np.random.default_rng(0).normal(size=(1, 20, 2, 8)).astype(np.float32)
+    ids = np.zeros((1, 20), int)
+    for kind, segments in ((AttentionKind(soft_cap=2.0), []), (AttentionKind(window=5), [ids])):
+        out = attention_kernels.cudnn_or_pallas(q, q, q, *segments, kind=kind)
+        np.testing.assert_allclose(out, naive(q, q, q, ids, kind), atol=1e-5)
+
+
+def chosen(platform, name="auto", dtype=jnp.bfloat16, head_dim=128, **more):
     """The kernel that `make_attention` takes on devices of a platform."""
     mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
     function, on_mesh = [], attention_kernels.on_mesh
     attention_kernels.on_mesh = lambda kernel, mesh, spec: function.append(kernel)
     try:
-        return make_attention(name, mesh, HEADS, dtype=dtype, head_dim=head_dim, **pack) or function[0]
+        return make_attention(name, mesh, HEADS, dtype=dtype, head_dim=head_dim, **more) or function[0]
     finally:
         attention_kernels.on_mesh = on_mesh
 
@@ -110,6 +126,8 @@ def test_which_kernel_runs_where():
         ("gpu", "cudnn", dict(pack=True), "one sequence a row and learner.pack.*pallas_gpu"),
         ("gpu", "cudnn", dict(dtype=jnp.float32), "16 bits.*128 in float32"),
         ("gpu", "cudnn", dict(head_dim=20), "multiple of 8.*are 20"),
+        ("gpu", "pallas_gpu", dict(kinds=[PLAIN, AttentionKind(window=4)]), "pallas_gpu cannot do .*window; choose"),
+        ("gpu", "cudnn", dict(kinds=[AttentionKind(soft_cap=4.0)]), "cudnn cannot do this model's soft_cap"),
     ],
 )
 def test_a_choice_that_cannot_be_is_refused(platform, name, more, words):

@@ -139,7 +139,7 @@ def test_memory_at_a_real_vocabulary():
     model = Model(ModelConfig(151936, 16, 16, 1, 1, 1, 16))
     params = jax.eval_shape(model.init, jax.random.key(0))
     # Hidden states are the tokens' embeddings, so that the vocabulary is all there is to measure.
-    model = dataclasses.replace(model, attention=lambda q, k, v: v)
+    model = dataclasses.replace(model, attention=lambda q, k, v, kind: v)
     tokens = jax.ShapeDtypeStruct((1, 8192), jnp.int32)
     mask = jax.ShapeDtypeStruct((1, 8192), bool)
 
@@ -167,7 +167,7 @@ def test_divergences_of_whole_distributions():
 
     def chunked(params, reference):
         values = token_logprobs_and_divergence(
-            MODEL, params, reference, divergence, tokens, mask, temperature=0.7, chunk=3
+            MODEL, params, (MODEL, reference), divergence, tokens, mask, temperature=0.7, chunk=3
         )
         return sum(jnp.sum(x * x) for x in values), values
 

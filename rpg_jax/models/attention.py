@@ -1,6 +1,7 @@
 """Causal attention in plain JAX, with grouped queries: B rows, T tokens, H query heads, K KV heads of dimension D."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,20 @@ class AttentionKind:
     rope_theta: float = 10000.0  # base of the rotary positions
     rope_scaling: rope.Scaling = None
 
+    def scale_of(self, head_dim: int) -> float:
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+
+PLAIN = AttentionKind()
+
 
 def causal_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None = None
-) -> jax.Array:
-    """Attention of each token to itself and to the earlier tokens of its segment.
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None = None,
+    kind: AttentionKind = PLAIN,
+) -> jax.Array:  # fmt: skip
+    """Attention of each token to itself and to the earlier tokens of its segment, as many as the kind's window holds.
 
-    A block of queries reads only its prefix of keys, so most of the upper triangle of scores is never computed.
+    A block of queries reads only the keys that one of them sees, so most other scores are never computed.
 
     Args:
       query: [B, T, H, D]; key, value: [B, T, K, D] with H a multiple of K.
@@ -46,19 +54,23 @@ def causal_attention(
     mixed = []
     for start in range(0, length, block):
         stop = min(start + block, length)
+        first = 0 if kind.window is None else max(start - kind.window + 1, 0)  # of S = stop - first keys
         rows = query[:, :, :, start:stop].reshape(batch, kv_heads, -1, dim)  # [B, K, G * block, D]
-        visible = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)  # [block, stop]
-        if segment_ids is not None:  # [B, 1, block, stop]
-            visible = visible & (segment_ids[:, None, start:stop, None] == segment_ids[:, None, None, :stop])
-        visible = jnp.concatenate([visible] * group, -2)  # [..., G * block, stop]
-        out = softmax_mix(rows, key[:, :, :stop], value[:, :, :stop], visible)
+        before = jnp.arange(start, stop)[:, None] - jnp.arange(first, stop)  # [block, S], how far a key lies back
+        visible = before >= 0 if kind.window is None else (before >= 0) & (before < kind.window)
+        if segment_ids is not None:  # [B, 1, block, S]
+            visible = visible & (segment_ids[:, None, start:stop, None] == segment_ids[:, None, None, first:stop])
+        visible = jnp.concatenate([visible] * group, -2)  # [..., G * block, S]
+        out = softmax_mix(rows, key[:, :, first:stop], value[:, :, first:stop], visible, kind)
         mixed.append(out.reshape(batch, kv_heads, group, -1, dim))
     return jnp.concatenate(mixed, 3).transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)  # [B, T, H, D]
 
 
-@jax.custom_vjp
-def softmax_mix(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array) -> jax.Array:
-    """softmax(query keyᵀ / √D) value, divided by the softmax's sum after the product with the values.
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def softmax_mix(
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array, kind: AttentionKind = PLAIN
+) -> jax.Array:
+    """softmax(scale · query keyᵀ) value, divided by the softmax's sum after the product with the values.
 
     This divides an [X, D] array instead of the [X, S] weights. The gradient is written out to reuse the exponentials
     and to avoid transposing an [X, S] array, which took most of the time of a training step on CPU.
@@ -66,30 +78,37 @@ def softmax_mix(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax
     Args:
       query: [B, K, X, D]; key, value: [B, K, S, D].
       visible: bool[X, S] or [B, 1, X, S]; each row has at least one true entry.
+      kind: whose scale and soft cap count; its window is a matter of `visible`.
 
     Returns:
       [B, K, X, D] in query's dtype.
     """
-    return _mix_forward(query, key, value, visible)[0]
+    return _mix_forward(query, key, value, visible, kind)[0]
 
 
-def _mix_forward(query, key, value, visible):
-    scores = _batched_dot(query, key, 3, 3) * query.shape[-1] ** -0.5  # [B, K, X, S]
+def _mix_forward(query, key, value, visible, kind):
+    scores = _batched_dot(query, key, 3, 3) * kind.scale_of(query.shape[-1])  # [B, K, X, S]
+    slope = None
+    if kind.soft_cap is not None:
+        bent = jnp.tanh(scores / kind.soft_cap)
+        scores, slope = kind.soft_cap * bent, (1 - bent * bent).astype(query.dtype)
     scores = jnp.where(visible, scores, -jnp.inf)
     weights = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
     total = weights.sum(-1, keepdims=True)
     weights = weights.astype(value.dtype)
     out = (_batched_dot(weights, value, 3, 2) / total).astype(query.dtype)  # [B, K, X, D]
-    weights, total, out = checkpoint_name((weights, total, out), SAVED)
-    return out, (query, key, value, weights, total, out)
+    weights, total, out, slope = checkpoint_name((weights, total, out, slope), SAVED)
+    return out, (query, key, value, weights, total, out, slope)
 
 
-def _mix_backward(saved, d_out):
-    query, key, value, weights, total, out = saved
-    scale = query.shape[-1] ** -0.5
+def _mix_backward(kind, saved, d_out):
+    query, key, value, weights, total, out, slope = saved
+    scale = kind.scale_of(query.shape[-1])
     d_mixed = d_out / total  # [B, K, X, D]
     d_weights = _batched_dot(d_mixed.astype(value.dtype), value, 3, 3) - (d_mixed * out).sum(-1, keepdims=True)
     d_scores = (weights * d_weights).astype(query.dtype)  # [B, K, X, S]; 0 where not visible
+    if slope is not None:
+        d_scores *= slope
     d_query = _batched_dot(d_scores, key, 3, 2) * scale
     d_key = _batched_dot(query, d_scores, 2, 2).swapaxes(2, 3) * scale
     d_value = _batched_dot(d_mixed.astype(value.dtype), weights, 2, 2).swapaxes(2, 3)

@@ -1,39 +1,42 @@
 """Fused attention for TPUs and NVIDIA GPUs with the signature of `causal_attention`, and the choice among them.
 
 Every function here maps (query [B, T, H, D], key [B, T, K, D], value [B, T, K, D], segment_ids i32[B, T] or None) to
-[B, T, H, D]: causal, within segments, softmax in float32, H a multiple of K, no [T, T] array in memory. The kernels are
-JAX's own; this module pads their inputs and runs them on a mesh.
+[B, T, H, D]: causal, within segments, softmax in float32, H a multiple of K, no [T, T] array in memory, with a layer's
+`AttentionKind` by keyword. The kernels are JAX's own; this module pads their inputs and runs them on a mesh.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from rpg_jax import InputError
-from rpg_jax.models.attention import SAVED, causal_attention
+from rpg_jax.models.attention import PLAIN, SAVED, AttentionKind, causal_attention
 
 BLOCKS = (512, 256, 128)  # tokens of a splash block; the first that divides the padded length
 LANES = 128  # lengths are padded to a multiple of it
 CUDNN_HEAD = 8, 128  # cuDNN needs a head dimension that is a multiple of 8, at most 128
 PLATFORM = {"splash": "tpu", "pallas_gpu": "gpu", "cudnn": "gpu"}  # of each kernel
+LACKING = {"pallas_gpu": ("window", "soft_cap"), "cudnn": ("soft_cap",)}  # fields of an AttentionKind that it cannot do
 NAMES = ("auto", "blockwise", *PLATFORM)
 
 
 def make_attention(
-    name: str, mesh: Mesh, spec: PartitionSpec, *, dtype: jnp.dtype, head_dim: int, pack: bool = False
-) -> Callable:
+    name: str, mesh: Mesh, spec: PartitionSpec, *, dtype: jnp.dtype, head_dim: int, pack: bool = False,
+    kinds: Iterable[AttentionKind] = (),
+) -> Callable:  # fmt: skip
     """The attention function that model.attention names, for one mesh.
 
     Args:
       name: one of `NAMES`. "auto" is splash on TPU; on GPU, if cuDNN supports the heads, cuDNN for rows of one sequence
-        and Pallas for packed rows; else blockwise.
+        and Pallas for packed rows, for layers of the kinds that they can do; else blockwise.
       spec: PartitionSpec of [B, T, H, D] arrays; a kernel runs on each device's own rows and heads.
-      dtype, head_dim: of the model; pack: whether rows may hold several sequences.
+      dtype, head_dim, kinds: of the model and its layers; pack: whether rows may hold several sequences.
 
-    Raises ValueError for an unknown name, a kernel of another platform, and heads or rows that cuDNN does not support.
+    Raises ValueError for an unknown name, a kernel of another platform, and heads, rows or kinds of layers that a
+    kernel does not support.
     """
     platform = mesh.devices.flat[0].platform
     fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % CUDNN_HEAD[0] == 0 and head_dim <= CUDNN_HEAD[1]
@@ -54,6 +57,9 @@ def make_attention(
             "model.attention=cudnn knows one sequence a row and learner.pack puts several there; choose auto or "
             "pallas_gpu, or learner.pack=False"
         )
+    for field in LACKING.get(name, ()):
+        if any(getattr(kind, field) is not None for kind in kinds):
+            raise InputError(f"model.attention={name} cannot do this model's {field}; choose auto or blockwise")
     kernels = {"splash": splash, "pallas_gpu": pallas_gpu, "cudnn": cudnn}
     automatic = {"tpu": splash, "gpu": cudnn_or_pallas if fits_cudnn else None}
     kernel = automatic.get(platform) if name == "auto" else kernels.get(name)
@@ -64,10 +70,11 @@ def make_attention(
 def on_mesh(kernel: Callable, mesh: Mesh, spec: PartitionSpec) -> Callable:
     """A kernel as a function of global arrays: each device computes its own rows and heads."""
 
-    def attention(query, key, value, segment_ids=None):
+    def attention(query, key, value, segment_ids=None, kind=PLAIN):
         arrays = (query, key, value) if segment_ids is None else (query, key, value, segment_ids)
         in_specs = (spec, spec, spec, PartitionSpec(spec[0], None))[: len(arrays)]
-        return jax.shard_map(kernel, mesh=mesh, in_specs=in_specs, out_specs=spec, check_vma=False)(*arrays)
+        one = functools.partial(kernel, kind=kind)
+        return jax.shard_map(one, mesh=mesh, in_specs=in_specs, out_specs=spec, check_vma=False)(*arrays)
 
     return attention
 
@@ -79,21 +86,24 @@ def _padded(multiple, segment_ids, *arrays):
     return *arrays, None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (0, extra)))
 
 
-def splash(query, key, value, segment_ids=None, *, interpret: bool = False) -> jax.Array:
+def splash(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN, *, interpret: bool = False) -> jax.Array:
     """The TPU splash kernel of `jax.experimental.pallas.ops.tpu`, with causal blocks skipped."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     length, heads, dim = query.shape[1:]
-    query = query * dim**-0.5
+    query = query * kind.scale_of(dim)
     query, key, value, segment_ids = _padded(LANES, segment_ids, query, key, value)
     padded = query.shape[1]
     block = next(size for size in BLOCKS if padded % size == 0)
-    mask = kernels.MultiHeadMask([kernels.CausalMask((padded, padded))] * heads)
+    mask = kernels.CausalMask((padded, padded))
+    if kind.window is not None:
+        mask = kernels.LocalMask((padded, padded), window_size=(kind.window - 1, 0), offset=0)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     kernel = kernels.make_splash_mha_single_device(
-        mask,
+        kernels.MultiHeadMask([mask] * heads),
         block_sizes=kernels.BlockSizes(**{f"block_{name}": block for name in names}),
         residual_checkpoint_name=SAVED,
+        attn_logits_soft_cap=kind.soft_cap,
         interpret=interpret,
     )
     ids = None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids)
@@ -101,24 +111,32 @@ def splash(query, key, value, segment_ids=None, *, interpret: bool = False) -> j
     return jax.vmap(kernel)(*heads_first, ids).swapaxes(1, 2)[:, :length]
 
 
-def pallas_gpu(query, key, value, segment_ids=None, *, interpret: bool = False) -> jax.Array:
+def pallas_gpu(
+    query, key, value, segment_ids=None, kind: AttentionKind = PLAIN, *, interpret: bool = False
+) -> jax.Array:
     """The Triton kernel of `jax.experimental.pallas.ops.gpu`; it lacks grouped queries, so KV heads are repeated."""
     from jax.experimental.pallas.ops.gpu import attention as kernels
 
     length, heads, dim = query.shape[1:]
     key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
     query, key, value, segment_ids = _padded(LANES, segment_ids, query, key, value)
-    out = kernels.mha(query, key, value, segment_ids, sm_scale=dim**-0.5, causal=True, interpret=interpret)
+    scale = kind.scale_of(dim)
+    out = kernels.mha(query, key, value, segment_ids, sm_scale=scale, causal=True, interpret=interpret)
     return out[:, :length]
 
 
-def cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def cudnn(query, key, value, kind: AttentionKind = PLAIN) -> jax.Array:
     """cuDNN's flash attention, for rows of one sequence that are padded at the end."""
-    return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
+    window = None if kind.window is None else (kind.window - 1, 0)
+    return jax.nn.dot_product_attention(
+        query, key, value, scale=kind.scale, is_causal=True, local_window_size=window, implementation="cudnn"
+    )
 
 
-def cudnn_or_pallas(query, key, value, segment_ids=None) -> jax.Array:
-    """cuDNN, the faster kernel, for rows of one sequence; Pallas for segments, which cuDNN does not support."""
-    if segment_ids is None:
-        return cudnn(query, key, value)
-    return pallas_gpu(query, key, value, segment_ids)
+def cudnn_or_pallas(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN) -> jax.Array:
+    """cuDNN, the faster kernel, for rows of one sequence; Pallas for segments, which cuDNN does not support; blockwise
+    for a layer of a kind that the one of them cannot do."""
+    name = "cudnn" if segment_ids is None else "pallas_gpu"
+    if any(getattr(kind, field) is not None for field in LACKING[name]):
+        return causal_attention(query, key, value, segment_ids, kind)
+    return cudnn(query, key, value, kind) if segment_ids is None else pallas_gpu(query, key, value, segment_ids, kind)

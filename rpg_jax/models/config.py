@@ -1,4 +1,4 @@
-"""Shapes of decoder-only transformers: one dataclass, named sizes, and the number of parameters."""
+"""Shapes of decoder-only transformers: one dataclass, and what all families' config.json have in common."""
 
 import dataclasses
 
@@ -8,7 +8,10 @@ from rpg_jax.models import rope
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a Qwen3, Qwen2.5 or Llama model (pre-norm, GQA, rotary positions, SwiGLU)."""
+    """Shape of a Qwen3, Qwen2.5 or Llama model (pre-norm, GQA, rotary positions, SwiGLU).
+
+    Another family subclasses it, adds what it needs with defaults, and sets `model_type`.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -34,40 +37,98 @@ class ModelConfig:
         if self.head_dim % 2:
             raise InputError(f"model head_dim ({self.head_dim}) must be even: rotary positions turn pairs")
 
-
-_qwen3 = dict(qk_norm=True, max_length=40960)
-_qwen25 = dict(qkv_bias=True, rope_theta=1e6)
-_llama3 = dict(rope_theta=5e5, norm_epsilon=1e-5, max_length=8192)
-
-SIZES = {
-    # The least one, for smoke runs; the size of the quickstart; the two sizes of the benchmarks against other systems.
-    "micro": ModelConfig(512, 32, 64, 1, 4, 2, 8, qk_norm=True, rope_theta=1e4, max_length=1024),
-    "tiny": ModelConfig(512, 128, 384, 4, 4, 2, 32, qk_norm=True, rope_theta=1e4, max_length=1024),
-    "m1": ModelConfig(512, 128, 384, 4, 4, 2, 32, **_qwen3),
-    "m2": ModelConfig(151936, 256, 768, 4, 8, 4, 32, **_qwen3),
-    "qwen3-0.6b": ModelConfig(151936, 1024, 3072, 28, 16, 8, 128, **_qwen3),
-    "qwen3-1.7b": ModelConfig(151936, 2048, 6144, 28, 16, 8, 128, **_qwen3),
-    "qwen3-4b": ModelConfig(151936, 2560, 9728, 36, 32, 8, 128, **_qwen3),
-    "qwen3-8b": ModelConfig(151936, 4096, 12288, 36, 32, 8, 128, tied_embeddings=False, **_qwen3),
-    "qwen2.5-0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, 64, **_qwen25),
-    "qwen2.5-1.5b": ModelConfig(151936, 1536, 8960, 28, 12, 2, 128, **_qwen25),
-    "qwen2.5-7b": ModelConfig(152064, 3584, 18944, 28, 28, 4, 128, tied_embeddings=False, **_qwen25),
-    "llama3-8b": ModelConfig(128256, 4096, 14336, 32, 32, 8, 128, tied_embeddings=False, **_llama3),
-}
+    @property
+    def model_type(self) -> str:
+        """What a config.json calls the family, and the key of `families.FAMILIES`."""
+        return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
 
 
-def named(name: str) -> ModelConfig:
-    """The named size; raises ValueError that lists the names."""
-    if name not in SIZES:
-        raise InputError(f"unknown model size {name!r}; known: {', '.join(SIZES)}")
-    return SIZES[name]
+# Key of config.json -> our field, of integers.
+SHAPE = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "intermediate_size": "mlp_size"}
+SHAPE |= {"num_hidden_layers": "layers", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads"}
+SHAPE |= {"head_dim": "head_dim", "max_position_embeddings": "max_length"}
 
 
-def parameter_count(config: ModelConfig) -> int:
-    """Number of parameters."""
-    hidden, query, key = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attention = 2 * hidden * query + 2 * hidden * key
-    attention += config.qkv_bias * (query + 2 * key) + config.qk_norm * 2 * config.head_dim
-    layer = attention + 3 * hidden * config.mlp_size + 2 * hidden
-    embeddings = config.vocab_size * hidden * (1 if config.tied_embeddings else 2)
-    return embeddings + config.layers * layer + hidden
+def from_json(raw: dict) -> dict:
+    """The fields of a `ModelConfig` that every family's config.json has; raises InputError that names the key."""
+    hidden, heads = integer(raw, "hidden_size"), integer(raw, "num_attention_heads")
+    if "head_dim" not in raw and heads > 0 and hidden % heads:
+        raise InputError(f"hidden_size ({hidden}) is not a multiple of num_attention_heads ({heads}); give head_dim")
+    raw = {"head_dim": hidden // max(heads, 1), "num_key_value_heads": heads} | raw
+    theta, scaling = _rope(raw)
+    return {field: integer(raw, key) for key, field in SHAPE.items()} | dict(
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_epsilon=number(raw, "rms_norm_eps"),
+        tied_embeddings=bool(raw["tie_word_embeddings"]),
+    )
+
+
+def to_json(config: ModelConfig) -> dict:
+    """The inverse of `from_json`, for transformers 4 and 5."""
+    scaling = None
+    if config.rope_scaling is not None:
+        name = next(name for name, kind in rope.SCALINGS.items() if isinstance(config.rope_scaling, kind))
+        fields = dataclasses.asdict(config.rope_scaling)
+        scaling = {"rope_type": name, **{key: value for key, value in fields.items() if value is not None}}
+    return {
+        **{key: getattr(config, field) for key, field in SHAPE.items()},
+        "rms_norm_eps": config.norm_epsilon,
+        "tie_word_embeddings": config.tied_embeddings,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})},
+    }
+
+
+def integer(raw, key) -> int:
+    """A value of a config.json; raises InputError where it is missing or of another kind."""
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{key} is {value!r}; expected an integer" if key in raw else f"key {key} is missing")
+    return value
+
+
+def number(raw, key) -> float:
+    """A positive number of a config.json; raises InputError for anything else."""
+    value = raw[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise InputError(f"{key} is {value!r}; expected a positive number")
+    return float(value)
+
+
+def _rope(raw):
+    """(theta, scaling or None), from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
+    rotary = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(rotary, dict) or any(isinstance(value, dict) for value in rotary.values()):
+        raise InputError(f"rope scaling is {rotary!r}; expected one object with rope_type for all layers")
+    rotary = {key: value for key, value in rotary.items() if value is not None}
+    theta = number({"rope_theta": raw["rope_theta"]} | rotary, "rope_theta")
+    if rotary.get("partial_rotary_factor", 1.0) != 1.0:
+        raise InputError(f"partial_rotary_factor is {rotary['partial_rotary_factor']!r}; only 1.0 is supported")
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if not isinstance(kind, str) or kind not in rope.SCALINGS:
+        raise InputError(f"rope type {kind!r} is not supported; known: default, {', '.join(rope.SCALINGS)}")
+    longest = integer(raw, "max_position_embeddings")
+    original = raw.get("original_max_position_embeddings") or rotary.get("original_max_position_embeddings") or longest
+    rotary["original_max_position_embeddings"] = original
+    if kind == "yarn":
+        rotary |= _yarn_defaults(rotary, longest)
+    fields = dataclasses.fields(rope.SCALINGS[kind])
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in rotary]
+    if missing:
+        raise InputError(f"rope scaling {kind} lacks {', '.join(missing)}")
+    return theta, rope.SCALINGS[kind](**{f.name: rotary[f.name] for f in fields if f.name in rotary})
+
+
+def _yarn_defaults(rotary, longest):
+    """`factor`, by default the ratio of the two lengths, and `attention_factor` if DeepSeek's mscale keys define it."""
+    factor = rotary.get("factor", longest / number(rotary, "original_max_position_embeddings"))
+    defaults = {"factor": factor}
+    mscale, all_dims = rotary.get("mscale"), rotary.get("mscale_all_dim")
+    if "attention_factor" not in rotary and mscale and all_dims:
+        numerator = rope.yarn_mscale(number(defaults, "factor"), mscale)
+        defaults["attention_factor"] = numerator / rope.yarn_mscale(factor, all_dims)
+    return defaults

@@ -13,71 +13,71 @@ import jax.numpy as jnp
 from rpg_jax.models.transformer import Model
 
 
-def token_logprobs(
-    model: Model, params: dict, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk: int = 64
-) -> jax.Array:
+def token_logprobs(model: Model, params: dict, tokens: jax.Array, mask: jax.Array, **settings) -> jax.Array:
     """log p(tokens[b, t] | tokens[b, :t]) at a temperature, where `mask` is true; 0 elsewhere.
 
     Args:
       model: a `Model`; params: its tree.
       tokens: i32[B, T]; mask: bool[B, T] (column 0 has no context and gives 0).
       positions, segment_ids: i32[B, T], for rows of several sequences; `mask` is false at a sequence's first token.
-      temperature: logits are divided by it; may be a traced scalar, and gets no gradient.
-      chunk: columns per step; memory, not values, depend on it.
+      temperature: logits are divided by it (1); may be a traced scalar, and gets no gradient.
+      chunk: columns per step (64); memory, not values, depend on it.
 
     Returns:
       [B, T], float32 or wider.
     """
-    return _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, _logprob)[0]
+    return _chunked(((model, params),), _logprob, tokens, mask, **settings)[0]
 
 
-def token_logprobs_and_entropy(
-    model: Model, params: dict, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk: int = 64
-) -> tuple[jax.Array, jax.Array]:
+def token_logprobs_and_entropy(model: Model, params: dict, tokens, mask, **settings) -> tuple[jax.Array, jax.Array]:
     """As `token_logprobs`, and the entropy [B, T] in nats of each token's distribution."""
-    return _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, _logprob_and_entropy)
+    return _chunked(((model, params),), _logprob_and_entropy, tokens, mask, **settings)
 
 
 def token_logprobs_and_divergence(
-    model: Model, params: dict, reference: dict, divergence: Callable, tokens, mask, *,
-    positions=None, segment_ids=None, temperature=1.0, chunk: int = 64,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    model: Model, params: dict, reference: tuple[Model, dict], divergence: Callable, tokens, mask, **settings
+) -> tuple[jax.Array, jax.Array]:
     """As `token_logprobs`, and `divergence(logits, reference_logits)`, [...] from [..., V], of each token's two
-    distributions. `reference` is a tree like `params` and gets no gradient; it takes a forward pass of its own."""
-    both = params, jax.lax.stop_gradient(reference)
+    distributions. `reference` is a model of the same vocabulary and its tree, which takes a forward pass of its own and
+    gets no gradient."""
     measure = partial(_logprob_and_divergence, divergence)
-    return _chunked(model, both, tokens, mask, positions, segment_ids, temperature, chunk, measure)
+    return _chunked(((model, params), reference), measure, tokens, mask, **settings)
 
 
-def _logprob_and_divergence(divergence, logits, targets):  # a pair of [..., V], [...] -> [...], [...]
-    return *_logprob(logits[0], targets), divergence(logits[0], jax.lax.stop_gradient(logits[1]))
+# What is measured: from the logits [..., V] of each policy and targets i32[...] to a tuple of [...].
 
 
-def _logprob(logits, targets):  # [..., V], [...] -> [...]
-    picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    return (picked - jax.nn.logsumexp(logits, -1),)
+def _logprob_and_divergence(divergence, logits, targets):
+    return *_logprob(logits, targets), divergence(*logits)
+
+
+def _logprob(logits, targets):
+    picked = jnp.take_along_axis(logits[0], targets[..., None], -1)[..., 0]
+    return (picked - jax.nn.logsumexp(logits[0], -1),)
 
 
 def _logprob_and_entropy(logits, targets):
-    logp = jax.nn.log_softmax(logits, -1)
+    logp = jax.nn.log_softmax(logits[0], -1)
     entropy = -jnp.sum(jnp.exp(logp) * jnp.where(logp > -jnp.inf, logp, 0.0), -1)
     return jnp.take_along_axis(logp, targets[..., None], -1)[..., 0], entropy
 
 
-def _chunked(model, params, tokens, mask, positions, segment_ids, temperature, chunk, measure):
-    trees = params if isinstance(params, tuple) else (params,)
-    hidden = jnp.concatenate([model.hidden(tree, tokens, positions, segment_ids) for tree in trees], axis=-1)
-    length = hidden.shape[1]
-    mask = mask & (jnp.arange(length) > 0)
-    # Column t is predicted by the hidden state of column t - 1.
-    hidden = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    table = "embed" if model.config.tied_embeddings else "head"
-    head = {name: {table: tree[table]} for name, tree in zip(("policy", "reference"), trees, strict=False)}
-    return _by_chunks(model, measure, min(chunk, length), head, hidden, (tokens, mask, temperature))
+def _chunked(policies, measure, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64):
+    """`policies` are pairs of a model and its tree; the first is trained, the others are constants."""
+    heads, hidden = [], []
+    for model, params in policies:
+        states = model.hidden(params, tokens, positions, segment_ids)
+        hidden.append(jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))  # column t is predicted by column t - 1
+        table = "embed" if model.config.tied_embeddings else "head"
+        heads.append({table: params[table]})
+    mask = mask & (jnp.arange(mask.shape[1]) > 0)
+    constants = jax.lax.stop_gradient((heads[1:], hidden[1:])), tokens, mask, temperature
+    models = tuple(model for model, _ in policies)
+    return _by_chunks(models, measure, min(chunk, mask.shape[1]), heads[0], hidden[0], constants)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _by_chunks(model, measure, chunk, head, hidden, constants):
+def _by_chunks(models, measure, chunk, head, hidden, constants):
     """A tuple of [B, T] from hidden [B, T, D], measured chunk by chunk; chunks without a token are skipped.
 
     The backward pass is written out because autodiff of a `cond` in a `scan` keeps one copy of the vocabulary matrix
@@ -85,41 +85,41 @@ def _by_chunks(model, measure, chunk, head, hidden, constants):
     unchanged. On a mesh each data shard computes its own rows: the matrix is gathered once before all chunks, and its
     gradient is summed over the shards once after them. The matrix of a model with adapters is frozen and gets none.
     """
-    tokens, mask, temperature = constants
+    (fixed, others), tokens, mask, temperature = constants
 
-    def on_shard(head, shared, rows):
+    def on_shard(heads, shared, rows):
         used, temperature = shared
 
         def step(_, part):
-            used, hidden, tokens, mask = part  # bool[], [B, chunk, D], [B, chunk], [B, chunk]
-            measured = partial(_measured, model, measure, tokens, mask, temperature)
+            used, hidden, tokens, mask = part  # bool[], each [B, chunk, D], [B, chunk], [B, chunk]
+            measured = partial(_measured, models, measure, tokens, mask, temperature)
             skipped = lambda *args: _zeros_of(measured, *args)  # noqa: E731
-            return None, jax.lax.cond(used, measured, skipped, head, hidden)
+            return None, jax.lax.cond(used, measured, skipped, heads, hidden)
 
         values = jax.lax.scan(step, None, (used, *_split(rows, chunk)))[1]
-        return None, _join(values, hidden.shape[1])
+        return None, _join(values, mask.shape[1])
 
-    return model.per_shard(
-        on_shard, _narrow(model, head), (_used(mask, chunk), temperature), (hidden, tokens, mask)
-    )[1]  # fmt: skip
-
-
-def _forward(model, measure, chunk, head, hidden, constants):
-    return _by_chunks(model, measure, chunk, head, hidden, constants), (head, hidden, constants)
+    shared, rows = (_used(mask, chunk), temperature), ([hidden, *others], tokens, mask)
+    return models[0].per_shard(on_shard, _narrow(models, [head, *fixed]), shared, rows)[1]
 
 
-def _backward(model, measure, chunk, saved, d_values):
-    head, hidden, (tokens, mask, temperature) = saved
+def _forward(models, measure, chunk, head, hidden, constants):
+    return _by_chunks(models, measure, chunk, head, hidden, constants), (head, hidden, constants)
 
-    def on_shard(narrow, shared, rows):
+
+def _backward(models, measure, chunk, saved, d_values):
+    head, hidden, ((fixed, others), tokens, mask, temperature) = saved
+
+    def on_shard(heads, shared, rows):
         used, temperature = shared
-        trained = {} if model.lora else narrow
+        trained = {} if models[0].lora else heads[0]
 
         def step(d_head, part):
-            used, hidden, tokens, mask, d_values = part
+            used, (hidden, *others), tokens, mask, d_values = part
 
             def values(trained, hidden):
-                return _measured(model, measure, tokens, mask, temperature, narrow | trained, hidden)
+                every = [heads[0] | trained, *heads[1:]], [hidden, *others]
+                return _measured(models, measure, tokens, mask, temperature, *every)
 
             def measured(d_head):
                 _, pullback = jax.vjp(values, trained, hidden)
@@ -131,19 +131,19 @@ def _backward(model, measure, chunk, saved, d_values):
         dtypes = {name: head[name] for name in trained}
         start = jax.tree.map(lambda x, like: jnp.zeros(x.shape, like.dtype), trained, dtypes)
         d_head, d_hidden = jax.lax.scan(step, start, (used, *_split(rows, chunk)))
-        return d_head, _join(d_hidden, hidden.shape[1])
+        return d_head, _join(d_hidden, mask.shape[1])
 
-    shared, rows = (_used(mask, chunk), temperature), (hidden, tokens, mask, d_values)
-    d_head, d_hidden = model.per_shard(on_shard, _narrow(model, head), shared, rows)
+    shared, rows = (_used(mask, chunk), temperature), ([hidden, *others], tokens, mask, d_values)
+    d_head, d_hidden = models[0].per_shard(on_shard, _narrow(models, [head, *fixed]), shared, rows)
     return jax.tree.map(jnp.zeros_like, head) | d_head, d_hidden, None
 
 
 _by_chunks.defvjp(_forward, _backward)
 
 
-def _narrow(model, head):
-    """The vocabulary matrix in the compute dtype, in which it is gathered and multiplied."""
-    return jax.tree.map(lambda x: x.astype(model.dtype), head)
+def _narrow(models, heads):
+    """The vocabulary matrices in the compute dtype, in which they are gathered and multiplied."""
+    return [jax.tree.map(lambda x: x.astype(m.dtype), head) for m, head in zip(models, heads, strict=True)]  # noqa: B023
 
 
 def _used(mask, chunk):
@@ -168,11 +168,9 @@ def _join(tree, length):
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :length], tree)
 
 
-def _measured(model, measure, tokens, mask, temperature, head, hidden):
-    parts = jnp.split(hidden, len(head), axis=-1)
-    logits = tuple(model.logits(matrix, part) / temperature for matrix, part in zip(head.values(), parts, strict=True))
-    values = measure(logits if len(logits) > 1 else logits[0], tokens)
-    return tuple(jnp.where(mask, value, 0.0) for value in values)
+def _measured(models, measure, tokens, mask, temperature, heads, hidden):
+    logits = [model.logits(*pair) / temperature for model, *pair in zip(models, heads, hidden, strict=True)]
+    return tuple(jnp.where(mask, value, 0.0) for value in measure(logits, tokens))
 
 
 def _zeros_of(function, *args):

@@ -56,34 +56,29 @@ def join(lora: LoRA | None, params: dict | None, adapters: dict) -> dict:
 
     Both trees are stacked or both unstacked. Without `lora` nothing is frozen, and `adapters` is the whole tree.
     """
-    if lora is None:
-        return adapters
 
-    def beside(layer, adapter):
-        scaled = {name: parts | {"lora_b": lora.scale * parts["lora_b"]} for name, parts in adapter.items()}
-        return {**layer, **{name: {**layer[name], **parts} for name, parts in scaled.items()}}
+    def beside(module, adapter):
+        return {**module, **adapter, "lora_b": lora.scale * adapter["lora_b"]}
 
-    return _each_layer(beside, params, adapters)
+    return _adapted(beside, params, adapters) if lora else adapters
 
 
 def merge(lora: LoRA | None, params: dict | None, adapters: dict) -> dict:
     """The tree of an ordinary model, with kernels W + (alpha / rank) A B in float32; the arguments are as in `join`."""
-    if lora is None:
-        return adapters
 
-    def merged(layer, adapter):
-        def kernel(name):
-            product = jnp.matmul(*(adapter[name][part] for part in ("lora_a", "lora_b")), precision="highest")
-            return layer[name]["kernel"] + lora.scale * product
+    def merged(module, adapter):
+        product = jnp.matmul(adapter["lora_a"], adapter["lora_b"], precision="highest")
+        return {**module, "kernel": module["kernel"] + lora.scale * product}
 
-        return {**layer, **{name: {**layer[name], "kernel": kernel(name)} for name in adapter}}
-
-    return _each_layer(merged, params, adapters)
+    return _adapted(merged, params, adapters) if lora else adapters
 
 
-def _each_layer(function: Callable, params: dict, adapters: dict) -> dict:
-    """`params` with `function(layer, adapter)` in place of its stacked layers, or of each of a list of layers."""
+def _adapted(function: Callable, params: dict, adapters: dict) -> dict:
+    """`params` with `function(module, adapter)` in place of each adapted module of its layers, stacked or listed."""
+
+    def layer(modules, adapters):
+        return {**modules, **{name: function(modules[name], adapter) for name, adapter in adapters.items()}}
+
     layers, adapters = params["layers"], adapters["layers"]
-    if isinstance(layers, list):
-        return {**params, "layers": [function(*pair) for pair in zip(layers, adapters, strict=True)]}
-    return {**params, "layers": function(layers, adapters)}
+    listed = isinstance(layers, list)
+    return {**params, "layers": list(map(layer, layers, adapters)) if listed else layer(layers, adapters)}

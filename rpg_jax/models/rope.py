@@ -15,33 +15,32 @@ import numpy as np
 from rpg_jax import InputError
 
 
-def _check(scaling):
-    """Raises ValueError unless every number of a scaling is finite and positive."""
-    for field in dataclasses.fields(scaling):
-        value = getattr(scaling, field.name)
-        if field.type is bool or value is None and field.default is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise InputError(
-                f"rope scaling {type(scaling).__name__.lower()}: {field.name} is {value!r}; expected a positive number"
-            )
+@dataclasses.dataclass(frozen=True)
+class Positive:
+    """Raises InputError unless every number of a scaling is finite and positive."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool or value is None and field.default is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                kind = type(self).__name__.lower()
+                raise InputError(f"rope scaling {kind}: {field.name} is {value!r}; expected a positive number")
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class Linear(Positive):
     """Positions divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
 
     factor: float
-
-    def __post_init__(self):
-        _check(self)
 
     def scaled(self, frequency: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
         return frequency / np.float32(self.factor), 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Llama3:
+class Llama3(Positive):
     """Frequencies of long waves divided by `factor`, of short ones kept, of those between interpolated (Llama 3.1)."""
 
     factor: float
@@ -50,7 +49,7 @@ class Llama3:
     original_max_position_embeddings: int
 
     def __post_init__(self):
-        _check(self)
+        super().__post_init__()
         if self.low_freq_factor >= self.high_freq_factor:
             raise InputError(
                 f"rope scaling llama3: low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor "
@@ -68,7 +67,7 @@ class Llama3:
 
 
 @dataclasses.dataclass(frozen=True)
-class Yarn:
+class Yarn(Positive):
     """YaRN (Peng et al. 2023, arXiv 2309.00071): a ramp between kept and divided frequencies; cos and sin are scaled.
 
     `attention_factor` multiplies cos and sin; None means the paper's 0.1 ln(factor) + 1. `truncate` rounds the ends of
@@ -81,9 +80,6 @@ class Yarn:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-
-    def __post_init__(self):
-        _check(self)
 
     def scaled(self, frequency: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
         half = len(frequency)

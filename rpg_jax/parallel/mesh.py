@@ -22,7 +22,7 @@ def make_mesh(
 ) -> Mesh:
     """A (data, fsdp, tensor) mesh over all devices; one size may be -1 and takes the remaining devices.
 
-    Axes are Auto: Linen embeddings fail under the Explicit ones that `jax.make_mesh` defaults to.
+    Axes are Auto: under the Explicit ones that `jax.make_mesh` defaults to, a sharding constraint only asserts.
 
     Args:
       slices: the number of TPU slices, which only the data center's network joins: the `data` axis is laid over them,

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax import InputError, data, objectives, parallel
 from rpg_jax.data.datasets import Sets
-from rpg_jax.models import LoRA, Model, huggingface, named
+from rpg_jax.models import LoRA, Model, families, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import has_rule
@@ -263,7 +263,10 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
         raise InputError(f"unknown model.dtype {config.model.dtype!r}; known: {', '.join(DTYPES)}")
     dtype = jnp.dtype(config.model.dtype)
     heads = parallel.sharding.ACTIVATIONS["heads"]
-    attention = make_attention(config.model.attention, mesh, heads, dtype=dtype, head_dim=shape.head_dim, pack=pack)
+    attention = make_attention(
+        config.model.attention, mesh, heads,
+        dtype=dtype, head_dim=shape.head_dim, pack=pack, kinds=families.of(shape).attention_kinds(shape),
+    )  # fmt: skip
     model = Model(
         shape, dtype=dtype, scan=config.model.scan, remat=config.model.remat, attention=attention,
         constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh), lora=build_lora(config),

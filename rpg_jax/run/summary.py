@@ -12,7 +12,7 @@ from rpg_jax import InputError
 from rpg_jax.storage.logs import read_jsonl, write_json_atomic
 from rpg_jax.training.evaluation import ALL
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+PACKAGES = ("jax", "jaxlib", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def accuracies(row: dict) -> dict[str, tuple[float, float, float]]:

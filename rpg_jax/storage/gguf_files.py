@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rpg_jax import InputError
-from rpg_jax.models import huggingface, rope
+from rpg_jax.models import families, huggingface, rope
 from rpg_jax.models.config import ModelConfig
 from rpg_jax.storage.tensor_files import DTYPES, Stored
 
 SUFFIX = ".gguf"
-# general.architecture -> the architecture in Hugging Face's format.
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-# llama.cpp turns neighbouring rows of these heads of q and k together, transformers and we a row of each half.
-PAIRED = ("llama",)
+# general.architecture -> the family.
+ARCHITECTURES = {name: family for family in families.FAMILIES.values() for name in family.GGUF}
 # Key of the metadata, after the architecture's name -> key of config.json.
 SETTINGS = {
     "context_length": "max_position_embeddings",
@@ -106,19 +104,15 @@ def contents(gguf: Gguf) -> dict[str, Stored]:
 
     config = read_config(gguf)
     translate = package.get_tensor_name_map(package.MODEL_ARCH[gguf.architecture.upper()], config.layers)
-    theirs = (name.format(layer) for name in huggingface.TENSORS.values() for layer in range(config.layers))
-    names = {translate.get_name(name, (".weight", ".bias")): name for name in theirs}
-    tensors = {names.get(name, name): stored for name, stored in gguf.tensors.items() if name != _FACTORS}
-    if gguf.architecture in PAIRED:
-        for name, stored in tensors.items():
-            if name.endswith(("q_proj.weight", "k_proj.weight")) and stored.shape[0] % config.head_dim == 0:
-                tensors[name] = stored._replace(row_order=_halves(stored.shape[0], config.head_dim))
+    theirs = {name.format(layer) for name in families.of(config).MODULES.values() for layer in range(config.layers)}
+    names = {f"{translate.get_name(name)}.{part}": f"{name}.{part}" for name in theirs for part in ("weight", "bias")}
+    tensors = {}
+    for name, stored in gguf.tensors.items():
+        if name != _FACTORS:
+            name = names.get(name, name)
+            turn = families.of(config).gguf_turn(config, gguf.architecture, name)
+            tensors[name] = stored._replace(turn=turn)
     return tensors
-
-
-def _halves(rows: int, head_dim: int) -> np.ndarray:
-    """i64[rows]: the row of the file for each of ours: x0 y0 x1 y1 … of a head there are x0 x1 … y0 y1 … here."""
-    return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _stored(file, tensor) -> Stored:
@@ -141,11 +135,13 @@ def _raw_config(gguf: Gguf) -> dict:
     """The `config.json` that describes the model."""
     prefix = f"{gguf.architecture}."
     own = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
-    unknown = {k: v for k, v in own.items() if k not in SETTINGS and k not in _READ_ELSEWHERE and (v or v is False)}
+    family = ARCHITECTURES[gguf.architecture]
+    settings = SETTINGS | family.GGUF_SETTINGS
+    unknown = {k: v for k, v in own.items() if k not in settings and k not in _READ_ELSEWHERE and (v or v is False)}
     if unknown:
         key, value = next(iter(unknown.items()))
         raise InputError(f"{prefix}{key} is {value!r:.60}, which is not supported")
-    raw = {theirs: _shortest(own[key]) for key, theirs in SETTINGS.items() if key in own}
+    raw = {theirs: _shortest(own[key]) for key, theirs in settings.items() if key in own}
     head_dim = raw.setdefault("head_dim", own.get("rope.dimension_count"))
     for key in ("attention.value_length", "rope.dimension_count"):
         if head_dim is not None and own.get(key, head_dim) != head_dim:
@@ -156,7 +152,7 @@ def _raw_config(gguf: Gguf) -> dict:
     layers = raw.get("num_hidden_layers")
     if not isinstance(layers, int) or not 0 < layers <= len(gguf.tensors):
         raise InputError(f"{prefix}block_count is {layers!r}, and there are {len(gguf.tensors)} tensors")
-    raw |= {"architectures": [ARCHITECTURES[gguf.architecture]], "vocab_size": embedding.shape[0]}
+    raw |= {"model_type": family.GGUF[gguf.architecture], "vocab_size": embedding.shape[0]}
     return raw | {"tie_word_embeddings": "output.weight" not in gguf.tensors, "rope_scaling": _scaling(gguf, own, raw)}
 
 

@@ -37,7 +37,7 @@ class Stored(NamedTuple):
     code: str  # its dtype, as safetensors names it
     shape: tuple[int, ...]
     quantization: str | None = None  # of a GGUF file: how its numbers are packed; they are read as float32
-    row_order: np.ndarray | None = None  # i64[rows], of a GGUF file: the row on disk for each row
+    turn: Callable[[np.ndarray], np.ndarray] | None = None  # of a GGUF file: from all rows there to those here
 
     def row_bytes(self, width: int) -> int:
         """Bytes on disk of a row of so many numbers."""
@@ -120,7 +120,7 @@ def read(name: str, stored: Stored, shards: Iterable[tuple[slice, ...]], transpo
         arrays[bounds] = _empty([stop - start for start, stop in bounds], words)
     rows, width = stored.shape[0], math.prod(stored.shape[1:])  # on disk: [rows, ...], width numbers in a row
     row_bytes = stored.row_bytes(width)
-    step = _ROWS if width > 1 and stored.row_order is None else rows
+    step = _ROWS if width > 1 and stored.turn is None else rows
     with stored.file.open("rb", buffering=0) as file:
         for first in range(0, rows, step):
             last = min(first + step, rows)
@@ -131,9 +131,8 @@ def read(name: str, stored: Stored, shards: Iterable[tuple[slice, ...]], transpo
             file.seek(stored.offset + first * row_bytes)
             if file.readinto(data.reshape(-1)) != data.nbytes:
                 raise InputError(f"{stored.file} ends within tensor {name}; copy the file again")
-            block = stored.numbers(data).view(words).reshape(last - first, *stored.shape[1:])
-            if stored.row_order is not None:
-                block = block[stored.row_order]
+            block = stored.numbers(data).reshape(last - first, *stored.shape[1:])
+            block = (block if stored.turn is None else stored.turn(block)).view(words)
             for bounds in wanted:
                 row_bound, *other_bounds = bounds[::-1] if transposed else bounds  # in the orientation of the file
                 low, high = _overlap(row_bound, first, last)

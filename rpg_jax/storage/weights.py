@@ -97,7 +97,7 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
         def make(place):
             nonlocal done
             progress(done := done + 1)
-            tensor = np.asarray(_taken(leaves[place.leaf], place.layer))
+            tensor = np.asarray(_taken(leaves[place.leaf], place.index))
             return tensor.T if place.transposed else tensor
 
         for tensor, place in _places(leaves).items():
@@ -240,11 +240,11 @@ def _load_safetensors(directory, leaves):
     with Progress("loading tensors", 0, len(placement)) as progress:
         for done, (name, *parts) in enumerate(_ahead(read, placement)):
             place, leaf = placement[name], leaves[placement[name].leaf]
-            if place.layer == 0:
+            if place.index and not any(place.index):
                 arrays[place.leaf] = _maker(leaf.shape, leaf.dtype, _sharding(leaf))()
             tensor = jax.make_array_from_callback(*parts)
             write = _writer(leaf.dtype, _sharding(leaf))
-            arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.layer)
+            arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.index)
             if unchecked is not None:  # the previous tensor: this one's check would wait for its write
                 _refuse_not_finite(*unchecked)
             unchecked = finite, name, stored[name].file
@@ -271,9 +271,9 @@ def _sharding(leaf):
 def _layer_sharding(leaf, place):
     """The sharding of one tensor, in our orientation, with which writing it into the leaf moves no data."""
     sharding = _sharding(leaf)
-    if place.layer is None or not isinstance(sharding, NamedSharding):
+    if not place.index or not isinstance(sharding, NamedSharding):
         return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(place.index) :]))
 
 
 @functools.cache
@@ -284,16 +284,17 @@ def _maker(shape, dtype, sharding):
 
 @functools.cache
 def _writer(dtype, sharding):
-    """The jitted `write(leaf, tensor, layer) -> (leaf, whether the tensor is finite)`; the leaf is donated.
+    """The jitted `write(leaf, tensor, index) -> (leaf, whether the tensor is finite)`; the leaf is donated.
 
-    Where `layer` is None, the tensor, cast, is the leaf.
+    Where `index` is (), the tensor, cast, is the leaf.
     """
 
-    def write(leaf, tensor, layer):
+    def write(leaf, tensor, index):
         tensor, finite = _cast(tensor, dtype)
-        if layer is None:
+        if not index:
             return tensor, finite
-        return jax.lax.dynamic_update_slice(leaf, tensor[None], (layer, *(0,) * tensor.ndim)), finite
+        entry = tensor.reshape(*(1,) * len(index), *tensor.shape)
+        return jax.lax.dynamic_update_slice(leaf, entry, (*index, *(0,) * tensor.ndim)), finite
 
     return jax.jit(write, donate_argnums=0, out_shardings=(sharding, None))
 
@@ -306,6 +307,8 @@ def _cast(x, dtype):
 
 
 @jax.jit
-def _taken(leaf, layer):
-    """One layer of a stacked leaf, or the whole leaf when `layer` is None."""
-    return leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+def _taken(leaf, index):
+    """An entry of a leaf's leading axes; the whole leaf for ()."""
+    for axis in index:
+        leaf = jax.lax.dynamic_index_in_dim(leaf, axis, keepdims=False)
+    return leaf

@@ -117,7 +117,7 @@ def make_update(
             logp = token_logprobs(model, params, **rows, temperature=temperature, chunk=logprob_chunk)
             return undo(logp), None
         pair = token_logprobs_and_divergence(
-            model, params, held, partial(full_vocabulary, objective.full_kl), **rows,
+            model, params, (model, held), partial(full_vocabulary, objective.full_kl), **rows,
             temperature=temperature, chunk=logprob_chunk,
         )  # fmt: skip
         return tuple(map(undo, pair))

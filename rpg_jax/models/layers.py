@@ -1,0 +1,61 @@
+"""Parts of a layer as functions of plain parameters: products with matrices, norms, rotary turns, initial values."""
+
+import hashlib
+
+import jax
+import jax.numpy as jnp
+
+kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+@jax.custom_vjp
+def project(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x [..., I] times kernel [I, O], to [..., O].
+
+    The kernel's gradient is computed as [I, O]; autodiff computes [O, I] and so transposes the larger array of the MLP.
+    """
+    return x @ kernel
+
+
+def _project_backward(saved, d_out):
+    x, kernel = saved
+    rows = tuple(range(x.ndim - 1))
+    return d_out @ kernel.T, jax.lax.dot_general(x, d_out, ((rows, rows), ((), ())))
+
+
+project.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _project_backward)
+
+
+def dense(x: jax.Array, params: dict) -> jax.Array:
+    """x [..., I] times `kernel` [I, O], plus `bias` [O] and what the adapters of `lora.join` add; in x's dtype."""
+    params = {name: array.astype(x.dtype) for name, array in params.items()}
+    out = project(x, params["kernel"])
+    if "bias" in params:
+        out += params["bias"]
+    if "lora_a" in params:
+        out += project(project(x, params["lora_a"]), params["lora_b"])
+    return out
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """x [..., D] over its root mean square, times scale [D]; at least float32 inside, in x's dtype outside."""
+    square = jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    factor = jax.lax.rsqrt(jnp.mean(square, -1, keepdims=True) + epsilon) * scale
+    return (x * factor).astype(x.dtype)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotary position embedding in the half-split convention of Hugging Face.
+
+    x [B, T, H, D]; cos, sin f32[B, T, D / 2] or f32[1, T, D / 2], of `rope.turns`.
+    """
+    half, cos, sin = x.shape[-1] // 2, cos[..., None, :], sin[..., None, :]
+    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+
+
+def init_kernel(key: jax.Array, name: str, shape: tuple[int, ...]) -> dict:
+    """A matrix of variance 1 / fan-in. Its key is the layer's with its name folded in, as Flax does it, and so does not
+    depend on a layer's other parameters."""
+    digest = hashlib.sha1(name.encode() + b"\1").digest()
+    return {"kernel": kernel_init(jax.random.fold_in(key, int.from_bytes(digest[:4], "big")), shape, jnp.float32)}

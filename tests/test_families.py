@@ -1,0 +1,151 @@
+"""The fork test of a family: one made-up file trains, decodes, scans, is read and written; against numpy in float64."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import made_up_family
+import numpy as np
+import pytest
+
+from rpg_jax.models import Model, families, huggingface, parameter_count, token_logprobs, unstack_layers
+from rpg_jax.models.attention import causal_attention
+from rpg_jax.storage import weights
+
+CONFIG = made_up_family.Config(29, 8, 12, 6, 4, 2, 4, rope_theta=1e3, max_length=64)
+TOKENS = np.random.default_rng(0).integers(0, 29, (2, 17)).astype(np.int32)
+SEGMENT = np.where(np.arange(17) < 7, 0, 1)[None].repeat(2, 0).astype(np.int32)
+POSITION = np.where(SEGMENT == 0, np.arange(17), np.arange(17) - 7).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """The one line of a fork in models/families/__init__.py."""
+    monkeypatch.setitem(families.FAMILIES, "made_up", made_up_family)
+    monkeypatch.setitem(huggingface.ARCHITECTURES, "MadeUpForCausalLM", "made_up")
+    monkeypatch.setattr(families, "TENSORS", made_up_family.MODULES)
+
+
+def parameters(dtype=np.float64):
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: rng.normal(0, 0.4, x.shape).astype(dtype), Model(CONFIG).shapes)
+
+
+def numpy_logits(params):
+    """One sequence, one position and one head at a time."""
+
+    def rms(x, w):
+        return x / np.sqrt(np.mean(x * x) + CONFIG.norm_epsilon) * (1 + w)
+
+    def turned(x, position, theta):
+        angle = position * theta ** -np.array([0, 0.5])
+        z = (x[:2] + 1j * x[2:]) * np.exp(1j * angle)
+        return np.concatenate([z.real, z.imag])
+
+    def gelu(x):
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    def sequence(tokens):
+        x = [params["embed"]["embedding"][token] * np.sqrt(8) for token in tokens]
+        for index in range(6):
+            w = {name: next(iter(leaf.values()))[index] for name, leaf in params["layers"].items()}
+            window, theta = (99, 1e3) if index in (2, 5) else (4, 50.0)
+            h = [rms(token, w["n"]) for token in x]
+            heads = {name: [(token @ w[name]).reshape(-1, 4) for token in h] for name in "qkv"}
+            for t in range(len(x)):
+                seen, mixed = range(max(0, t - window + 1), t + 1), []
+                for head in range(4):
+                    query = turned(heads["q"][t][head], t, theta)
+                    scores = np.array([query @ turned(heads["k"][s][head // 2], s, theta) for s in seen])
+                    weight = np.exp(2 * np.tanh(0.6 * scores / 2))
+                    mixed.append(weight / weight.sum() @ np.array([heads["v"][s][head // 2] for s in seen]))
+                x[t] = x[t] + np.concatenate(mixed) @ w["o"]
+                x[t] = x[t] + gelu(x[t] @ w["a"]) * (x[t] @ w["b"]) @ w["c"]
+        return [params["embed"]["embedding"] @ rms(token, params["final_norm"]["scale"]) for token in x]
+
+    return np.array([sequence(row[:7]) + sequence(row[7:]) for row in TOKENS])  # [2, 17, 29]
+
+
+def numpy_loss(params):
+    logits = numpy_logits(params)
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    columns = [t for t in range(1, 17) if t != 7]  # the first token of a sequence is predicted by nothing
+    return -sum(logp[row, t - 1, TOKENS[row, t]] for row in range(2) for t in columns)
+
+
+def loss(model, params):
+    mask = np.ones((2, 17), bool)
+    mask[:, 7] = False
+    logp = token_logprobs(model, params, TOKENS, mask, positions=POSITION, segment_ids=SEGMENT, chunk=5)
+    return -logp.sum()
+
+
+@pytest.mark.parametrize("variant", [{}, {"scan": False}, {"remat": "attention"}])
+def test_its_loss_and_gradient_are_those_of_numpy(variant):
+    """The gradient along a random direction, by differences of the numpy loss in float64."""
+    with jax.enable_x64():
+        params, rng = parameters(), np.random.default_rng(2)
+        model = Model(CONFIG, dtype=jnp.float64, **variant)
+        value, gradient = jax.jit(jax.value_and_grad(lambda params: loss(model, params)))(params)
+        direction = jax.tree.map(lambda x: rng.normal(size=x.shape), params)
+        moved = [numpy_loss(jax.tree.map(lambda x, d, e=e: x + e * d, params, direction)) for e in (1e-5, -1e-5)]
+        slope = sum(np.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
+        np.testing.assert_allclose(value, numpy_loss(params), rtol=1e-6)  # rotary angles are float32
+        np.testing.assert_allclose(slope, (moved[0] - moved[1]) / 2e-5, rtol=1e-5)
+
+
+def test_layers_are_scanned_in_periods_and_give_their_auxiliary_numbers():
+    model = Model(CONFIG)
+    text = str(jax.make_jaxpr(model.hidden)(parameters(np.float32), TOKENS))
+    assert "length=2" in text and "length=6" not in text, "two periods of three layers"
+    both = [dataclasses.replace(model, scan=scan).hidden_and_auxiliary for scan in (True, False)]
+    (hidden, scanned), (plain, unrolled) = (jax.jit(f)(parameters(np.float32), TOKENS) for f in both)
+    np.testing.assert_allclose(hidden, plain, rtol=1e-4, atol=1e-5)
+    assert scanned["gate"].shape == (6,) and len(set(np.asarray(scanned["gate"]).tolist())) == 6
+    np.testing.assert_allclose(scanned["gate"], unrolled["gate"], rtol=1e-3)
+
+
+def test_the_sampler_asks_for_each_layers_kind():
+    model, params = Model(CONFIG), parameters(np.float32)
+    assert [model.attention_kind(layer).window for layer in range(6)] == [4, 4, None] * 2
+    assert len(model.turns(np.arange(17)[None])) == 2, "two bases of rotary positions"
+
+    @jax.jit
+    def both(params):
+        attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=model.attention_kind(layer)), None)  # noqa: E731
+        hidden, _ = model.cached(unstack_layers(params), TOKENS, model.turns(np.arange(17)[None]), attend)
+        return hidden, model.hidden(params, TOKENS)
+
+    np.testing.assert_allclose(*both(params), rtol=1e-4, atol=1e-5)
+
+
+def test_a_few_steps_of_gradient_descent_lower_its_loss():
+    model = Model(CONFIG)
+    params = jax.jit(model.init)(jax.random.key(0))
+    step = jax.jit(jax.value_and_grad(lambda params: loss(model, params)))
+    losses = []
+    for _ in range(5):
+        value, gradient = step(params)
+        losses.append(float(value))
+        params = jax.tree.map(lambda x, g: x - 0.001 * g, params, gradient)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_its_files(tmp_path):
+    params = parameters(np.float32)
+    assert parameter_count(CONFIG) == sum(x.size for x in jax.tree.leaves(params))
+    weights.save_safetensors(tmp_path, jax.tree.map(jnp.asarray, params), 1e9)
+    (tmp_path / "config.json").write_text(json.dumps(huggingface.config_json(CONFIG)))
+    assert huggingface.read_config(tmp_path) == CONFIG
+    jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path, Model(CONFIG).shapes), params)
+
+
+def test_a_module_may_have_an_axis_of_experts(tmp_path, monkeypatch):
+    monkeypatch.setattr(families, "TENSORS", {"layers/experts/up": "model.layers.{}.mlp.experts.{}.up_proj"})
+    params = {"layers": {"experts": {"up": {"kernel": jnp.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)}}}}
+    places = huggingface.places({"layers/experts/up/kernel": (2, 3, 4, 5)})
+    assert list(places)[4] == "model.layers.1.mlp.experts.1.up_proj.weight" and places[list(places)[4]].shape == (5, 4)
+    weights.save_safetensors(tmp_path, params, 1e9)
+    found = weights.load(tmp_path, jax.eval_shape(lambda: params))
+    jax.tree.map(np.testing.assert_array_equal, found, params)
