@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import jax
 import jax.extend.core
@@ -34,7 +35,7 @@ from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.run import compiler
 from rpg_jax.run.cli import read_config
-from rpg_jax.sampling.generate import segment_on
+from rpg_jax.sampling.generate import make_sampler
 from rpg_jax.sampling.paged_attention import BLOCKS
 from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.rollout import RolloutSettings
@@ -584,13 +585,15 @@ def test_a_compiler_that_crashes_is_reported_with_its_last_words(status, monkeyp
 def test_programs_for_tpus_tell_nothing_of_the_frames_that_traced_them():
     """libtpu crashes, or does not end, where it merges the frames of a large sampler with a tensor axis."""
     frames = jax.config.jax_traceback_in_locations_limit
+    on_tpu = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu")]))
 
     def lowered():
         return jax.jit(lambda x: jnp.sin(x) + 1).lower(1.0).as_text(debug_info=True)
 
     try:
         assert "callsite" in lowered()
-        segment_on.__wrapped__("tpu")
+        with pytest.raises(AttributeError):  # after the platform it looks at the model, and there is none
+            make_sampler(None, on_tpu, None, 1, 1, 1)
         assert "callsite" not in lowered()
     finally:
         jax.config.update("jax_traceback_in_locations_limit", frames)
