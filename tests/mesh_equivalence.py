@@ -8,7 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from stepping import make_experienced
+from stepping import Begun, make_experienced
 
 from rpg_jax import objectives, parallel
 from rpg_jax.data import Problem, ProblemStream
@@ -16,12 +16,12 @@ from rpg_jax.models import LoRA, Model, ModelConfig, token_logprobs, unstack_lay
 from rpg_jax.models.lora import TARGETS
 from rpg_jax.rewards import Scores
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
-from rpg_jax.training.carry_over import make_collect, nothing_pending
+from rpg_jax.training.collect import make_collect, nothing_pending
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.packing import Plan
 from rpg_jax.training.policies import make_policies
-from rpg_jax.training.rollout import RolloutSettings
+from rpg_jax.training.settings import RolloutSettings
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import Policy, TrainBatch
 
@@ -100,8 +100,8 @@ class Words:
     def decode(self, ids):
         return " ".join(map(str, ids))
 
-    def score(self, pairs, lengths, rewards):
-        return Scores(np.zeros(len(pairs), np.float32), [])
+    def submit(self, pairs, lengths, rewards):
+        return Begun(lambda items: Scores(np.zeros(len(items), np.float32), []), pairs)
 
 
 def carried_over(mesh, steps=3):
@@ -112,14 +112,17 @@ def carried_over(mesh, steps=3):
         oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0, carry_over=True,
     )  # fmt: skip
     model = on(mesh, ModelConfig(64, 16, 32, 1, 2, 2, 8, max_length=64))
-    collect = make_collect(model, Words(), Words(), mesh, settings, KEY, lambda: False, wait=None)
+    collect = make_collect(
+        model, Words(), Words(), ProblemStream(problems, 0), mesh, settings, key=KEY, should_stop=lambda: False,
+        scale=lambda scores: scores, weights={}, wait=None,
+    )  # fmt: skip
     params = unstack_layers(jax.device_get(model.init(KEY)))
     params = jax.device_put(params, parallel.shardings(mesh, params, parallel.SAMPLING))
     pending = nothing_pending(settings, make_optimizer("adamw", learning_rate=0.0), mesh)
-    stream, found = ProblemStream(problems, 0), {}
+    found = {}
     for step in range(steps):
-        collected = collect(params, stream, step, jnp.int32(step), pending)
-        rollout, pending = collected.rollout, collected.pending
+        collected = collect(params, jnp.int32(step), pending, step)
+        rollout, pending = collected.sequences, collected.pending
         rows = zip(*map(parallel.local_rows, (rollout.tokens, rollout.version, rollout.loss_mask)), strict=True)
         names = zip(*(parallel.local_rows(x).tolist() for x in (rollout.problem, rollout.sample)), strict=True)
         for name, (tokens, version, mask) in zip(names, rows, strict=True):

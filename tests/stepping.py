@@ -1,6 +1,8 @@
-"""An RL step's log-prob pass and what follows from it, in one call."""
+"""Parts of an RL step for tests: its log-prob pass and what follows in one call, and scoring that is no process's."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 from rpg_jax.training import packing
 from rpg_jax.training.experience import make_experience, make_score
@@ -29,3 +31,16 @@ def make_experienced(model, objective, optimizer, mesh, shapes, *, rows, source=
 
     experienced.programs = score, experience
     return experienced
+
+
+class Begun(NamedTuple):
+    """As `rewards.Submitted`: what is scored once all are there."""
+
+    score: Callable
+    items: list
+
+    def __add__(self, other):
+        return self._replace(items=self.items + other.items)
+
+    def result(self):
+        return self.score(self.items)

@@ -7,16 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sequences import sequences
 from test_rollout import MODEL, PROBLEMS, FakeScorer, Tokenizer, settings
 
 from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import token_logprobs, unstack_layers
-from rpg_jax.rewards import Scores
-from rpg_jax.training import carry_over
-from rpg_jax.training import rollout as rollouts
+from rpg_jax.rewards import Scores, signed_reward
+from rpg_jax.training import collect as collecting
 from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.settings import check_carry_over, steps_to_wait
 
 KEY = jax.random.key(7, impl="threefry2x32")
 OPTIMIZER = make_optimizer("adamw", learning_rate=0.0)
@@ -27,10 +26,11 @@ def carried(prompts=4, oversample=2.0, **changes):
     return settings(carry_over=True, dynamic_sampling=False, prompts=prompts, oversample=oversample, **changes)
 
 
-def collector(mesh, settings, scorer=None, max_age=None, updates=1, delay=0):
-    wait = carry_over.steps_to_wait(max_age, updates, delay)
-    arguments = (MODEL, Stops(), scorer or FakeScorer(), mesh, settings, KEY, lambda: False)
-    return carry_over.make_collect(*arguments, wait=wait)
+def collector(mesh, stream, settings, scorer=None, max_age=None, updates=1, delay=0):
+    return collecting.make_collect(
+        MODEL, Stops(), scorer or FakeScorer(), stream, mesh, settings, key=KEY, should_stop=lambda: False,
+        scale=signed_reward, weights={}, wait=steps_to_wait(max_age, updates, delay),
+    )  # fmt: skip
 
 
 class Stops(Tokenizer):
@@ -40,32 +40,38 @@ class Stops(Tokenizer):
 
 
 def reluctant(seed):
-    """In place of `respond`: it completes the youngest groups that it may, and of others draws a few tokens."""
+    """In place of `generate`: it completes the youngest groups that it may, and of others draws a few tokens.
+
+    They are the position of the group's problem in the stream."""
     rng = np.random.default_rng(seed)
 
-    def respond(model, params, tokenizer, mesh, problems, positions, *, resume, until, must, step, version, **_):
-        rows, source = resume
-        before = np.where(source < 0, 0, np.append(np.asarray(rows.length), 0)[source]).reshape(-1, SAMPLES)
-        versions = np.where(source[:, None] < 0, 0, np.pad(np.asarray(rows.version), ((0, 1), (0, 0)))[source])
-        complete = (before == NEW).all(1)
+    def generate(model, params, rows, *, step, version, limits, until, must, watch, **_):
+        sharding, rows = rows.tokens.sharding, jax.tree.map(np.asarray, rows)
+        had, runs = (rows.length - rows.prompt_length).reshape(-1, SAMPLES), np.asarray(limits) > 0
+        complete = (had == NEW).all(1) | ~runs
         missing = [group for group in np.argsort(-step, kind="stable") if not complete[group] and not must[group]]
         goal = max(0, until - (complete | must).sum()) + rng.integers(0, 3)
         complete[must], complete[missing[:goal]] = True, True
-        length = np.maximum(before, np.where(complete[:, None], NEW, rng.integers(0, NEW, before.shape)))
-        mask = np.arange(COLUMNS + NEW) < length.reshape(-1, 1)
-        ids = np.repeat([problem.id for problem in problems], SAMPLES).astype(np.int32)
-        drawn = np.where(mask, ids[:, None], 0).astype(np.int32)
-        versions = np.where(mask & (np.arange(COLUMNS + NEW) >= before.reshape(-1, 1)), version, versions)
-        rollout = sequences(drawn, mask, problem=ids, sample=ids % SAMPLES, version=versions.astype(np.int32))
-        return parallel.to_global(mesh, parallel.ROWS, rollout)
+        has = np.maximum(had, np.where(complete[:, None], NEW, rng.integers(0, NEW, had.shape)))
+        length = rows.prompt_length + np.where(runs[:, None], has, 0).reshape(-1)
+        columns = np.arange(COLUMNS + NEW)
+        mask = (columns >= rows.prompt_length[:, None]) & (columns < length[:, None])
+        fresh = mask & ~rows.loss_mask
+        tokens, versions = (
+            np.where(fresh, x, y) for x, y in ((rows.problem[:, None], rows.tokens), (version, rows.version))
+        )
+        whole = np.flatnonzero(length - rows.prompt_length == NEW)
+        watch(whole, [tokens[row, : length[row]].tolist() for row in whole])
+        drawn = dataclasses.replace(rows, tokens=tokens, length=length, loss_mask=mask, version=versions)
+        return parallel.to_global(sharding.mesh, parallel.ROWS, drawn)
 
-    return respond
+    return generate
 
 
-class HalfUniform:
+class HalfUniform(FakeScorer):
     """Every third problem has groups that are all right."""
 
-    def score(self, items, lengths, rewards):
+    def score(self, items):
         seen, correct = collections.Counter(), []
         for problem, _ in items:
             correct.append(float(problem.id % 3 == 0 or seen[problem.id] % 2))
@@ -78,23 +84,24 @@ class HalfUniform:
     [(4, 1.25, 3, 2, 0, False), (4, 2.5, None, 2, 0, False), (3, 3.0, 11, 3, 2, False), (4, 2.0, 5, 2, 1, True)],
 )
 def test_every_group_is_trained_once_and_in_time(monkeypatch, prompts, oversample, max_age, updates, delay, dynamic):
-    """Whatever is complete first. The tokens of a group are its problem's id, which is its position in the stream."""
-    monkeypatch.setattr(rollouts, "respond", reluctant(seed=prompts))
+    """Whatever is complete first."""
+    monkeypatch.setattr(collecting, "generate", reluctant(seed=prompts))
     mesh = parallel.make_mesh()
     chosen = dataclasses.replace(carried(prompts, oversample, max_batches=9), dynamic_sampling=dynamic)
-    carry_over.check(dataclasses.replace(chosen, max_age=max_age), "sampler", updates, delay)
-    collect = collector(mesh, chosen, HalfUniform(), max_age, updates, delay)
+    check_carry_over(dataclasses.replace(chosen, max_age=max_age), "sampler", updates, delay)
     source = [Problem(i, "task", "", "", "") for i in range(500)]
-    stream, pending = ProblemStream(source, 0), carry_over.nothing_pending(chosen, OPTIMIZER, mesh)
+    stream, pending = ProblemStream(source, 0), collecting.nothing_pending(chosen, OPTIMIZER, mesh)
+    collect = collector(mesh, stream, chosen, HalfUniform(), max_age, updates, delay)
     order, trained, oldest = [p.id for p in ProblemStream(source, 0).next(500)], [], 0
     for step in range(12):
-        collected = collect(None, stream, step, jnp.int32(max(0, step * updates - delay)), pending)
-        rollout, pending = jax.tree.map(np.asarray, collected.rollout), collected.pending
+        collected = collect(None, jnp.int32(max(0, step * updates - delay)), pending, step)
+        rollout, pending = jax.tree.map(np.asarray, collected.sequences), collected.pending
         mask = rollout.loss_mask
         assert (mask.sum(-1) == NEW).all() and (rollout.tokens[mask] == np.repeat(rollout.problem, NEW)).all()
-        ids = rollout.problem.reshape(prompts, SAMPLES)
-        assert (ids[:, 0] == ids[:, 1]).all() and not (dynamic and (ids % 3 == 0).any())
-        trained += [order.index(problem) for problem in ids[:, 0]]
+        positions = rollout.problem.reshape(prompts, SAMPLES)
+        assert (positions[:, 0] == positions[:, 1]).all()
+        trained += positions[:, 0].tolist()
+        assert not dynamic or all(order[position] % 3 for position in trained)
         oldest = max(oldest, ((step + 1) * updates - 1 - rollout.version[mask]).max())
     waiting = np.asarray(pending.position)
     assert len(waiting) == chosen.fresh_prompts - prompts and (np.diff(waiting) > 0).all()
@@ -108,14 +115,14 @@ def test_every_group_is_trained_once_and_in_time(monkeypatch, prompts, oversampl
 def test_tokens_have_the_log_probs_of_the_policies_that_drew_them():
     """Against the trainer's forward pass with the parameters of each version, on rows that several of them drew."""
     mesh, chosen = parallel.make_mesh(), carried(max_age=5)
-    collect = collector(mesh, chosen, max_age=5)
     init = jax.jit(lambda seed: jax.tree.map(lambda x: 3 * x, MODEL.init(jax.random.key(seed, impl="threefry2x32"))))
     policies, unstack = [init(seed) for seed in range(4)], jax.jit(unstack_layers)
-    stream, pending, mixed = ProblemStream(PROBLEMS, 0), carry_over.nothing_pending(chosen, OPTIMIZER, mesh), 0
+    pending, mixed = collecting.nothing_pending(chosen, OPTIMIZER, mesh), 0
+    collect = collector(mesh, ProblemStream(PROBLEMS, 0), chosen, max_age=5)
     score = jax.jit(lambda params, *rows: token_logprobs(MODEL, params, *rows, temperature=1.0, chunk=6))
     for step, params in enumerate(policies):
-        collected = collect(unstack(params), stream, step, jnp.int32(step), pending)
-        rollout, before, pending = collected.rollout, pending, collected.pending
+        collected = collect(unstack(params), jnp.int32(step), pending, step)
+        rollout, before, pending = collected.sequences, pending, collected.pending
         logp = [np.asarray(score(params, rollout.tokens, rollout.loss_mask)) for params in policies]
         mask, version = np.asarray(rollout.loss_mask), np.asarray(rollout.version)
         expected = np.take_along_axis(np.stack(logp), version[None], axis=0)[0]
@@ -134,6 +141,6 @@ def test_tokens_have_the_log_probs_of_the_policies_that_drew_them():
 ])  # fmt: skip
 def test_settings_that_carry_nothing_over_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        carry_over.check(dataclasses.replace(carried(), **change), "sampler", 2, 0)
+        check_carry_over(dataclasses.replace(carried(), **change), "sampler", 2, 0)
     with pytest.raises(ValueError, match="set behavior.source=sampler"):
-        carry_over.check(carried(), "trainer", 2, 0)
+        check_carry_over(carried(), "trainer", 2, 0)

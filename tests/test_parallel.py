@@ -15,7 +15,7 @@ from rpg_jax import parallel
 from rpg_jax.models import Model, ModelConfig, unstack_layers
 from rpg_jax.run import build
 from rpg_jax.training.optimizer import make_optimizer
-from rpg_jax.training.rollout import RolloutSettings
+from rpg_jax.training.settings import RolloutSettings
 
 MODEL = Model(ModelConfig(64, 16, 32, 2, 4, 2, 8, qk_norm=True, qkv_bias=True, tied_embeddings=False))
 

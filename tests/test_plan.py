@@ -37,8 +37,7 @@ from rpg_jax.run import compiler
 from rpg_jax.run.cli import read_config
 from rpg_jax.sampling.generate import make_sampler
 from rpg_jax.sampling.paged_attention import BLOCKS
-from rpg_jax.training.loop import LoopSettings
-from rpg_jax.training.rollout import RolloutSettings
+from rpg_jax.training.settings import LoopSettings, RolloutSettings
 
 ROOT = pathlib.Path(__file__).parents[1]
 SMOKE = "--config=configs/quickstart.py:smoke"

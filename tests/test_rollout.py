@@ -8,18 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stepping import Begun
 
 from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, quantize_params, token_logprobs, unstack_layers
 from rpg_jax.objectives.metrics import mean_of
-from rpg_jax.rewards import Scorer, Scores, scale_named, voted_answer
+from rpg_jax.rewards import Scorer, Scores, scale_named, signed_reward, voted_answer
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training import loop, warm_start
+from rpg_jax.training.collect import Preempted, make_collect
 from rpg_jax.training.evaluation import Answered, examples, metrics
-from rpg_jax.training.loop import LoopSettings
 from rpg_jax.training.reference import ReferenceSchedule
-from rpg_jax.training.rollout import Preempted, RolloutSettings, make_collect
+from rpg_jax.training.settings import LoopSettings, RolloutSettings
 from rpg_jax.training.skipped import SKIPPED, NothingLearned
 from rpg_jax.types import Checkpoint, TrainState
 
@@ -42,7 +43,10 @@ class Tokenizer:
 class FakeScorer:
     """Problems with an odd id have groups that differ; those of the others are all wrong."""
 
-    def score(self, items, lengths, rewards):
+    def submit(self, items, lengths, rewards):
+        return Begun(self.score, items)
+
+    def score(self, items):
         seen, correct = {}, []
         for problem, _ in items:
             seen[problem.id] = seen.get(problem.id, -1) + 1
@@ -64,37 +68,42 @@ def setup():
     return parallel.make_mesh(), init()
 
 
-def collector(setup, settings, should_stop=lambda: False, **options):
+def collector(setup, settings, should_stop=lambda: False, scorer=None, **options):
     mesh, params = setup
-    key = jax.random.key(7, impl="threefry2x32")
-    collect = make_collect(MODEL, Tokenizer(), FakeScorer(), mesh, settings, key, should_stop, **options)
-    return lambda stream, step=0: collect(params, stream, step, 0)
+    options = dict(scale=signed_reward, weights={}, wait=None) | options
+    key, scorer = jax.random.key(7, impl="threefry2x32"), scorer or FakeScorer()
+
+    def collect(stream, step=0):
+        arguments = MODEL, Tokenizer(), scorer, stream, mesh, settings
+        made = make_collect(*arguments, key=key, should_stop=should_stop, **options)
+        return made(params, jnp.int32(step), None, step)
+
+    return collect
 
 
 def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
     stream, order = ProblemStream(PROBLEMS, 0), ProblemStream(PROBLEMS, 0).next(12)
     collected = collector(setup, settings())(stream)
-    kept = np.asarray(collected.rollout.problem).reshape(4, 2)
+    kept = np.asarray(collected.sequences.problem).reshape(4, 2)
     assert (kept[:, 0] == kept[:, 1]).all()
     odd = [position for position, p in enumerate(order) if p.id % 2]
     assert kept[:, 0].tolist() == odd[:4]
-    assert np.asarray(collected.rollout.sample).tolist() == [0, 1] * 4
+    assert np.asarray(collected.sequences.sample).tolist() == [0, 1] * 4
     batches = next(n for n in (1, 2) if sum(p.id % 2 for p in order[: 6 * n]) >= 4)
     assert stream.get_state() == 6 * batches
     seen = order[: 6 * batches]
     assert collected.metrics["kept_fraction"] == pytest.approx(np.mean([p.id % 2 for p in seen]))
     assert collected.metrics["accuracy"] == pytest.approx(np.mean([p.id % 2 for p in seen]) / 2)
     # Rewards are +-1 and the overlong punishment of that very row.
-    lengths = np.asarray(collected.rollout.loss_mask).sum(-1).reshape(4, 2)
+    lengths = np.asarray(collected.sequences.loss_mask).sum(-1).reshape(4, 2)
     expected = np.tile([-1.0, 1.0], (4, 1)) - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
 
 
-class SeveralScorer:
+class SeveralScorer(FakeScorer):
     """Odd ids: one right response of two. Ids 0, 4, 8, ...: both wrong, and one brief."""
 
-    def score(self, items, lengths, rewards):
-        assert len(items) == len(lengths) and rewards
+    def score(self, items):
         first = np.arange(len(items)) % 2 == 0
         ids = np.array([problem.id for problem, _ in items])
         right, brief = np.float32(first & (ids % 2 == 1)), np.float32(first & (ids % 4 == 0))
@@ -102,14 +111,12 @@ class SeveralScorer:
 
 
 def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_their_sum(setup):
-    mesh, params = setup
-    key, stream = jax.random.key(7, impl="threefry2x32"), ProblemStream(PROBLEMS, 0)
-    arguments = (MODEL, Tokenizer(), SeveralScorer(), mesh, settings(), key, lambda: False)
-    collect = make_collect(*arguments, scale=scale_named("unit"), weights={"brief": -0.5})
-    collected, seen = collect(params, stream, 0, 0), ProblemStream(PROBLEMS, 0).next(12)[:6]
-    kept = np.array([seen[position].id for position in np.asarray(collected.rollout.problem)[::2]])
+    stream, options = ProblemStream(PROBLEMS, 0), dict(scale=scale_named("unit"), weights={"brief": -0.5})
+    collected = collector(setup, settings(), scorer=SeveralScorer(), **options)(stream)
+    seen = ProblemStream(PROBLEMS, 0).next(12)[:6]
+    kept = np.array([seen[position].id for position in np.asarray(collected.sequences.problem)[::2]])
     assert kept.tolist() == [p.id for p in seen if p.id % 4 != 2][:4] and stream.get_state() == 6
-    lengths = np.asarray(collected.rollout.loss_mask).sum(-1).reshape(4, 2)
+    lengths = np.asarray(collected.sequences.loss_mask).sum(-1).reshape(4, 2)
     expected = np.where(kept % 2, 1.0, -0.5)[:, None] * [1, 0] - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
     means = {
@@ -124,7 +131,7 @@ def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_thei
 
 def test_unit_rewards_are_shaped_alike(setup):
     collected = collector(setup, settings(), scale=scale_named("unit"))(ProblemStream(PROBLEMS, 0))
-    lengths = np.asarray(collected.rollout.loss_mask).sum(-1).reshape(4, 2)
+    lengths = np.asarray(collected.sequences.loss_mask).sum(-1).reshape(4, 2)
     np.testing.assert_allclose(collected.reward, [[0.0, 1.0]] * 4 - np.clip((lengths - 4) / 2, 0, 1), rtol=1e-6)
     assert collected.metrics["accuracy"] <= 0.5, "the verdicts themselves are not shaped"
 
@@ -138,7 +145,7 @@ def test_starved_dynamic_sampling_says_what_to_change(setup):
 def test_without_dynamic_sampling_every_group_is_kept(setup):
     stream = ProblemStream(PROBLEMS, 3)
     collected = collector(setup, settings(dynamic_sampling=False, oversample=1.0, prompts=6))(stream)
-    assert np.asarray(collected.rollout.problem)[::2].tolist() == list(range(6))
+    assert np.asarray(collected.sequences.problem)[::2].tolist() == list(range(6))
     assert stream.get_state() == 6
 
 
@@ -147,7 +154,7 @@ def test_every_response_of_a_stream_is_drawn_with_noise_of_its_own(setup):
     collect = collector(setup, settings(dynamic_sampling=False, oversample=1.0, prompts=6))
 
     def responses(stream, step):
-        return [bytes(row) for row in np.asarray(collect(stream, step).rollout.model_logp)]
+        return [bytes(row) for row in np.asarray(collect(stream, step).sequences.model_logp)]
 
     stream = ProblemStream(PROBLEMS[:1], 0)
     drawn = [row for _ in range(3) for row in responses(stream, 0)]
@@ -163,7 +170,7 @@ def test_preemption_is_noticed_inside_a_rollout(setup):
 def test_quantized_rollouts_record_the_log_probs_of_the_policy_that_drew(setup):
     mesh, params = setup
     eight_bits = settings(dynamic_sampling=False, oversample=1.0, weights_dtype="int8", cache_dtype="float8_e4m3fn")
-    rollout = jax.tree.map(np.asarray, collector(setup, eight_bits)(ProblemStream(PROBLEMS, 3)).rollout)
+    rollout = jax.tree.map(np.asarray, collector(setup, eight_bits)(ProblemStream(PROBLEMS, 3)).sequences)
     tokens, mask = rollout.tokens, rollout.loss_mask
     prompts = tokens[::2, :12], rollout.prompt_length[::2], rollout.problem[::2]
     rows = prompts_to_answer(*parallel.to_global(mesh, parallel.ROWS, prompts), samples=2, max_new=6)
@@ -217,11 +224,12 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
     """Step 1 is fine but for its entropy; after step 2 a parameter is NaN."""
     zero, saved = jnp.zeros((), jnp.int32), []
     first = Checkpoint(TrainState(zero, {"a": jnp.ones(3)}, None, jnp.zeros(2, jnp.int32), jnp.zeros(())))
-    collected = types.SimpleNamespace(failures=[], tokens=0, examples=[])
+    groups = types.SimpleNamespace(failures=[], tokens=0, examples=[])
+    record = types.SimpleNamespace(groups=groups, skipped=["skipped"], row=lambda state: {"train/entropy": 0.0})
 
     def step(parts, settings, checkpoint, number):
-        row, params = {"train/entropy": 0.0}, {"a": checkpoint.state.params["a"] / (1 - number)}
-        return Checkpoint(dataclasses.replace(checkpoint.state, params=params)), collected, row, ["skipped"]
+        params = {"a": checkpoint.state.params["a"] / (1 - number)}
+        return Checkpoint(dataclasses.replace(checkpoint.state, params=params)), record
 
     monkeypatch.setattr(loop, "rl_step", step)
     names = [field.name for field in dataclasses.fields(loop.Parts)]

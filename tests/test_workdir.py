@@ -22,6 +22,7 @@ from rpg_jax.run import job, profile, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint
 from rpg_jax.training import loop, phases
+from rpg_jax.training.settings import LoopSettings
 from rpg_jax.types import Checkpoint, Policy, TrainState
 
 
@@ -202,8 +203,10 @@ PARTS = {
 def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     """JAX's own error, raised in one part of a step whose other parts do nothing."""
     part, remedy = PARTS[name]
-    rollout = types.SimpleNamespace(tokens=jnp.zeros((4, 3), int), loss_mask=jnp.ones((4, 3), bool))
-    collected = types.SimpleNamespace(rollout=rollout, reward=np.zeros((2, 2)), seconds={"rollout": 1.0, "reward": 0.0})
+    rows = types.SimpleNamespace(tokens=jnp.zeros((4, 3), int))
+    collected = types.SimpleNamespace(
+        sequences=rows, lengths=np.ones(4, int), reward=np.zeros((2, 2)), seconds={"rollout": 1.0, "reward": 0.0}
+    )
     state = TrainState(jnp.int32(0), {}, None, jnp.zeros(2, int), jnp.float32(0))
     policies = types.SimpleNamespace(
         current=lambda state: Policy(None, {}, state.step), reference=out_of_memory, sampling_params=lambda *_: None
@@ -220,7 +223,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         log=types.SimpleNamespace(progress=lambda *_: contextlib.nullcontext()),
     )
     parts = loop.Parts(**parts | ({} if part == "policies" else {part: out_of_memory}))
-    settings = loop.LoopSettings(
+    settings = LoopSettings(
         steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, packed_columns=None,
         scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=1,
     )  # fmt: skip

@@ -17,15 +17,15 @@ from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.sampling import make_sampler
-from rpg_jax.training import carry_over
+from rpg_jax.training.collect import make_collect
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import SOURCES, make_experience, make_score
-from rpg_jax.training.loop import LoopSettings, Parts
+from rpg_jax.training.loop import Parts
 from rpg_jax.training.optimizer import Optimizer, check_offload, make_optimizer
 from rpg_jax.training.phases import say
 from rpg_jax.training.policies import make_policies
 from rpg_jax.training.reference import ReferenceSchedule
-from rpg_jax.training.rollout import RolloutSettings, make_collect
+from rpg_jax.training.settings import LoopSettings, RolloutSettings, check_carry_over, steps_to_wait
 from rpg_jax.training.update import make_update
 from rpg_jax.types import TrainState
 
@@ -83,7 +83,7 @@ def build_settings(config: ConfigDict) -> dict:
     )  # fmt: skip
     objective = build_objective(config)
     check_behavior(config.behavior.source, objective)
-    carry_over.check(rollout, config.behavior.source, loop.updates, loop.delay)
+    check_carry_over(rollout, config.behavior.source, loop.updates, loop.delay)
     total_steps = config.steps * loop.updates
     if total_steps > MOST_UPDATES:
         raise InputError(
@@ -292,12 +292,12 @@ def loss_denominator(config: ConfigDict, objective: objectives.Objective) -> flo
     return float(rows * config.rollout.max_new if objective.level == "token" else rows)
 
 
-def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop, **services) -> Parts:
+def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, should_stop, **services) -> Parts:
     """The functions of an RL step.
 
     Args:
       shapes: the abstract state.
-      services: the other fields of `Parts`: stream, checkpoints, log, traced.
+      services: other fields of `Parts`: checkpoints, log, traced.
     """
     logprobs = dict(
         temperature=run.rollout.temperature,
@@ -305,10 +305,6 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         packed_columns=run.loop.packed_columns,
     )
     denominator = loss_denominator(config, run.objective)
-    collector = make_collect
-    if run.rollout.carry_over:
-        wait = carry_over.steps_to_wait(run.rollout.max_age, run.loop.updates, run.loop.delay)
-        collector = partial(carry_over.make_collect, wait=wait)
     evaluate = make_evaluate(
         run.model, run.data.tokenizer, run.scorer, run.mesh,
         k=config.evaluation.k, temperature=config.evaluation.temperature, key=noise_key(config.seed, EVALUATION),
@@ -318,9 +314,10 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
     )  # fmt: skip
     return Parts(
         policies=make_policies(run.model, run.optimizer, run.mesh, shapes, run.reference.decay),
-        collect=collector(
-            run.model, run.data.tokenizer, run.scorer, run.mesh, run.rollout, noise_key(config.seed, ROLLOUT),
-            should_stop, scale=scale_named(config.reward.scale), weights=run.scorer.weights,
+        collect=make_collect(
+            run.model, run.data.tokenizer, run.scorer, stream, run.mesh, run.rollout,
+            key=noise_key(config.seed, ROLLOUT), should_stop=should_stop, scale=scale_named(config.reward.scale),
+            weights=run.scorer.weights, wait=steps_to_wait(run.rollout.max_age, run.loop.updates, run.loop.delay),
         ),
         score=make_score(run.mesh, rows=run.loop.scoring_rows, **logprobs),
         source=config.behavior.source,
@@ -333,6 +330,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, should_stop
         heldout=config.evaluation.k * len(run.data.problems("heldout")),
         vote=run.scorer.vote,
         reference=run.reference,
+        stream=stream,
         should_stop=should_stop,
         **services,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from rpg_jax.rewards.scorer import OWN, judge_of, named_rewards
 from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum, saved_steps
-from rpg_jax.training.carry_over import nothing_pending
+from rpg_jax.training.collect import nothing_pending
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.phases import say
 from rpg_jax.training.policies import BASE, make_policies

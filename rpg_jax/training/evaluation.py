@@ -15,8 +15,9 @@ from rpg_jax.data import Problem, Tokenizer
 from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer
-from rpg_jax.sampling import Decoding, Sampling
-from rpg_jax.training.rollout import grade, read_responses, respond
+from rpg_jax.sampling import Decoding, Sampling, generate
+from rpg_jax.training.collect import limits_of, prompts_of
+from rpg_jax.training.grading import Response, verdicts, watcher
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
 from rpg_jax.types import Params
 
@@ -113,6 +114,7 @@ def make_evaluate(
     number of responses that are complete, over all processes as this one's share tells.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
+    sizes = dict(samples=k, max_prompt=max_prompt, max_new=max_new)
 
     def evaluate(params, problems, should_stop=None, positions=None, progress=None):
         positions = range(len(problems)) if positions is None else positions
@@ -121,22 +123,24 @@ def make_evaluate(
             held = multihost.row_indices(mesh, rows)  # of this process, those that pad the last batch included
             mine = held[held < len(batch)]
             padded = [min(row, len(batch) - 1) for row in held]
-            own = [batch[row] for row in padded]
-
-            rollout = respond(
-                model, params, tokenizer, mesh, own, [positions[start + row] for row in padded], samples=k,
-                max_prompt=max_prompt, max_new=max_new, run=len(mine), key=key, step=0, sampling=sampling,
-                decoding=decoding, should_stop=should_stop,
+            own, places = [batch[row] for row in padded], [positions[start + row] for row in padded]
+            runs = held < len(batch)
+            sequences = prompts_of(mesh, tokenizer, own, places, **sizes)
+            begun: dict[tuple[int, int], Response] = {}
+            drawn = generate(
+                model, params, sequences, samples=k, max_new=max_new, decoding=decoding, sampling=sampling, key=key,
+                step=0, limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
                 progress=progress and partial(_tell, progress, k, start, len(batch), len(mine), len(held)),
+                watch=watcher(scorer, tokenizer, own, places, runs, sequences, k, begun, rewards=False),
             )  # fmt: skip
             if should_stop is not None and should_stop():
                 return
-            texts, lengths = read_responses(tokenizer, rollout, k, np.arange(len(mine)))
-            finished = parallel.local_rows(rollout.finished).reshape(-1, k)
-            graded = grade(scorer, own[: len(mine)], texts, lengths, rewards=False)
-            responses = zip(texts, graded, lengths.tolist(), finished.tolist(), strict=False)
-            for problem, answer in zip(batch, multihost.gather_rows(mine, responses), strict=True):
-                texts, (correct, _, lines), lengths, finished = answer
+            groups = [[begun[place, sample] for sample in range(k)] for place in places[: len(mine)]]
+            texts = [[response.text for response in group] for group in groups]
+            finished = parallel.local_rows(drawn.finished).reshape(-1, k).tolist()
+            answers = zip(texts, verdicts(scorer, groups, rewards=False), finished, strict=False)
+            for problem, answer in zip(batch, multihost.gather_rows(mine, answers), strict=True):
+                texts, (correct, _, lengths, lines), finished = answer
                 arrays = np.array(correct, np.float32), np.array(lengths, np.int32), np.array(finished)
                 yield Answered(problem, texts, *arrays, lines)
 

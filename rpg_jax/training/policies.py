@@ -9,6 +9,7 @@ An RL step of U updates with `rollout.delay` = k draws from the policy of k upda
 of its updates, and so k // U + 1 at a time. They lie in the hosts' memory, in the sampler's dtype.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from jax.sharding import Mesh
 from rpg_jax import parallel
 from rpg_jax.models import Model, join, merge, unstack_layers
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
+from rpg_jax.training.phases import phase
+from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.types import Checkpoint, Params, Policy, TrainState
 
 BASE, BEHAVIOR, REFERENCE = "base", "behavior", "reference"  # names of policies; what is scored is all but the base
@@ -30,7 +33,7 @@ class Policies(NamedTuple):
     current: Callable[[TrainState], Policy]  # what samples; its arrays may be the state's, which an update donates
     reference: Callable[[Policy], Policy]  # a copy that stays
     past: Callable[[Policy], Policy]  # a copy in the hosts' memory, in the sampler's dtype
-    moved: Callable[[Policy, TrainState], Policy]  # the reference of mode `ema`, donated, after an update
+    moved: Callable[[Policy, TrainState], Policy] | None  # the reference of mode `ema`, donated, after an update
     sampling_params: Callable[[Policy, Mapping[str, Policy]], Params]  # of a policy and the frozen ones
 
 
@@ -86,9 +89,45 @@ def make_policies(
         current,
         reference=jax.jit(copied, out_shardings=on_device),
         past=jax.jit(narrowed, out_shardings=on_host),
-        moved=jax.jit(moved, out_shardings=on_device, donate_argnums=0),
+        moved=decay and jax.jit(moved, out_shardings=on_device, donate_argnums=0),
         sampling_params=jax.jit(sampling_params, out_shardings=unstacked),
     )
+
+
+def renewed(policies: Policies, schedule: ReferenceSchedule, checkpoint: Checkpoint) -> Checkpoint:
+    """With a new reference, a copy of the current policy, if the schedule says so."""
+    if not schedule.is_due(checkpoint):
+        return checkpoint
+    with phase("reference"):
+        reference = jax.block_until_ready(policies.reference(policies.current(checkpoint.state)))
+    state = dataclasses.replace(checkpoint.state, kl_average=jnp.zeros_like(checkpoint.state.kl_average))
+    return dataclasses.replace(checkpoint, state=state, reference=reference)
+
+
+def followed(policies: Policies, checkpoint: Checkpoint, is_kept: bool) -> Checkpoint:
+    """After an update: with a reference that follows it, and with its policy in the place of the earliest if kept."""
+    reference, past = checkpoint.reference, checkpoint.past
+    if policies.moved is not None:
+        reference = policies.moved(reference, checkpoint.state)
+    if is_kept:
+        past = *past[1:], policies.past(policies.current(checkpoint.state))
+    return dataclasses.replace(checkpoint, reference=reference, past=jax.block_until_ready(past))
+
+
+def drawing(policies: Policies, checkpoint: Checkpoint) -> Policy:
+    """The policy that draws the coming responses: with `rollout.delay` an earlier one."""
+    return checkpoint.past[0] if checkpoint.past else policies.current(checkpoint.state)
+
+
+def sampled(policies: Policies, checkpoint: Checkpoint) -> tuple[Params, jax.Array]:
+    """What the coming responses are drawn from, laid out for sampling, and its version i32[]."""
+    behavior = drawing(policies, checkpoint)
+    return policies.sampling_params(behavior, checkpoint.frozen), behavior.version
+
+
+def scored(policies: Policies, checkpoint: Checkpoint, source: str) -> dict[str, Policy]:
+    """The policies whose log-probs a batch needs, and their base; `source` is that of the behavior policy's."""
+    return held(checkpoint) | ({BEHAVIOR: drawing(policies, checkpoint)} if source == "trainer" else {})
 
 
 def held(checkpoint: Checkpoint) -> dict[str, Policy]:

@@ -24,7 +24,7 @@ from configs import quickstart
 from rpg_jax.data import ProblemStream
 from rpg_jax.run import build, states
 from rpg_jax.sampling import Sampling, generate
-from rpg_jax.training import loop, rollout
+from rpg_jax.training import collect, loop
 
 SLOTS, SAMPLES, LONGEST = 32, 4, 1000
 LENGTHS = interleave.response_lengths(dict(mean=100, responses=4000, new=LONGEST))
@@ -32,10 +32,11 @@ LENGTHS = interleave.response_lengths(dict(mean=100, responses=4000, new=LONGEST
 
 def of_given_lengths(model, params, rows, *, limits, samples, sampling, **settings):
     """`generate` without stop tokens; a response is finished when it has the length of its problem."""
-    lengths = LENGTHS[np.asarray(rows.problem)[::samples]]
+    lengths = np.where(np.asarray(limits) > 0, LENGTHS[np.asarray(rows.problem)[::samples]], 0)
     arguments = dict(limits=lengths, samples=samples, sampling=Sampling.make(), **settings)
     drawn = generate(model, params, rows, **arguments)
-    finished = drawn.length - drawn.prompt_length == jnp.asarray(np.repeat(lengths, samples))
+    has, goal = drawn.length - drawn.prompt_length, jnp.asarray(np.repeat(lengths, samples))
+    finished = (has == goal) & (goal > 0)
     return dataclasses.replace(drawn, finished=finished)
 
 
@@ -57,10 +58,10 @@ def make_step(folder, carry_over, prompts):
     def step():
         nonlocal checkpoint, number
         begin = time.perf_counter()
-        checkpoint, collected, row, _ = loop.rl_step(parts, run.loop, checkpoint, number)
+        checkpoint, record = loop.rl_step(parts, run.loop, checkpoint, number)
         number += 1
         seconds = time.perf_counter() - begin
-        return seconds, collected.tokens, row["time/rollout"]
+        return seconds, record.groups.tokens, record.row(checkpoint.state)["time/rollout"]
 
     return step
 
@@ -71,7 +72,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="RL steps of a turn (default: %(default)s)")
     args = parser.parse_args()
-    rollout.generate = of_given_lengths
+    collect.generate = of_given_lengths
     print(interleave.processor(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         sides = {name: make_step(folder, name == "carry-over", args.prompts) for name in ("whole steps", "carry-over")}

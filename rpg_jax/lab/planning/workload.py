@@ -11,8 +11,7 @@ import numpy as np
 from rpg_jax.lab.planning import decoding
 from rpg_jax.models import Model, ModelConfig, parameter_count
 from rpg_jax.sampling.generate import PREFILL_TOKENS
-from rpg_jax.training.loop import LoopSettings
-from rpg_jax.training.rollout import RolloutSettings
+from rpg_jax.training.settings import LoopSettings, RolloutSettings
 
 PHASES = ("prefill", "decode", "experience", "update")  # in the order in which an RL step runs them
 
