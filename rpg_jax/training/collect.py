@@ -218,8 +218,8 @@ def make_collect(
             tokens, trained = tokens + drawn, trained + int(seen[-1].lengths[usable].sum())
             groups = [group for group in groups if group not in ready]
         if settings.carry_over:
-            held = parallel.to_global(mesh, REPLICATED, np.array(groups, np.int32).T[:2])
-            pending = Pending(take_rows(sequences, rows_of(groups)), *held)
+            names = tuple(np.array(groups, np.int32).T[:2])  # positions and steps, i32[G] each
+            pending = Pending(take_rows(sequences, rows_of(groups)), *parallel.to_global(mesh, REPLICATED, names))
         lengths, said = on_host(kept.length), logged(settings, seen)
         return Collected(kept, lengths, np.stack(rewards), *said, clock.seconds, tokens, trained, pending)
 
