@@ -220,6 +220,9 @@ def make_collect(
         if settings.carry_over:
             names = tuple(np.array(groups, np.int32).T[:2])  # positions and steps, i32[G] each
             pending = Pending(take_rows(sequences, rows_of(groups)), *parallel.to_global(mesh, REPLICATED, names))
+        under_way = {group.position for group in groups}
+        for name in [name for name in begun if name[0] not in under_way]:  # of a group that another process has now
+            del begun[name]
         lengths, said = on_host(kept.length), logged(settings, seen)
         return Collected(kept, lengths, np.stack(rewards), *said, clock.seconds, tokens, trained, pending)
 
