@@ -233,7 +233,7 @@ def operations(jaxpr) -> float:
 def test_operations_of_an_update_are_those_of_the_model(size, remat):
     """Without attention, whose blocks depend on the length; its own share is tested by hand below."""
     shape = dataclasses.replace(SIZES[size], vocab_size=512, layers=3)
-    model = Model(shape, scan=True, remat=remat, attention=lambda q, k, v: q + 0 * k[:, :, :1] + 0 * v[:, :, :1])
+    model = Model(shape, scan=True, remat=remat, attention=lambda q, k, v, **_: q + 0 * k[:, :, :1] + 0 * v[:, :, :1])
     params = jax.eval_shape(model.init, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((4, 16), jnp.int32)
 
@@ -522,7 +522,7 @@ from rpg_jax.models import SIZES, Model
 mesh = parallel.make_mesh(data=1, fsdp=-1, devices=command.topology_devices(topology))
 shape = dataclasses.replace(SIZES["qwen3-4b"], layers=1, vocab_size=256)
 functions = dict(constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh))
-model = Model(shape, dtype=jnp.bfloat16, attention=lambda q, k, v: q, **functions)
+model = Model(shape, dtype=jnp.bfloat16, attention=lambda q, k, v, **_: q, **functions)
 params = jax.eval_shape(model.init, jax.random.key(0))
 of = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 params = jax.tree.map(of, params, parallel.shardings(mesh, params))
