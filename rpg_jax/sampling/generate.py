@@ -267,7 +267,9 @@ def layouts(pools: PartitionSpec) -> tuple[decode.Inputs, decode.DecodeState]:
     """Prefix trees of PartitionSpecs for Inputs and DecodeState; `pools` is that of keys and values."""
     fields: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
     by_rows = dict(key=ROWS, limit=ROWS, must=ROWS)
-    inputs = {field.name: by_rows.get(field.name, REPLICATED) for field in dataclasses.fields(decode.Inputs)}
+    inputs: dict[str, Any] = {
+        field.name: by_rows.get(field.name, REPLICATED) for field in dataclasses.fields(decode.Inputs)
+    }
     return decode.Inputs(**inputs), decode.DecodeState(**fields | dict(pools=pools, step=REPLICATED))
 
 

@@ -13,7 +13,7 @@ Dynamic sampling drops ready groups whose rewards are all equal, and begins othe
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +149,7 @@ def make_collect(
     Raises ValueError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
     """
     prompts, samples, total = settings.prompts, settings.samples, settings.fresh_prompts
-    sizes = dict(samples=samples, max_new=settings.max_new)
+    sizes: dict[str, Any] = dict(samples=samples, max_new=settings.max_new)
     sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
     grade = make_grade(scorer, settings, scale, weights)
     # Age rank of the group in each place: the oldest are first in the queue of each data shard.
@@ -196,7 +196,8 @@ def make_collect(
         params = quantized(params, mesh, settings.weights_dtype) if settings.weights_dtype else params
         names = zip(pending.position.tolist(), pending.begun.tolist(), strict=True) if pending else ()
         groups = [Group(*name, place) for place, name in enumerate(names) if name[0] >= 0]  # oldest first
-        sequences, kept, rewards = pending and pending.rollout, None, list[np.ndarray]()  # f32[G] of each kept group
+        sequences, rewards = pending and pending.rollout, list[np.ndarray]()  # f32[G] of each kept group
+        kept: Any = None  # their Sequences
         while (filled := len(rewards)) < prompts:
             check_batches(settings, step, filled, seen)
             room = total - filled if settings.carry_over else total

@@ -35,12 +35,13 @@ def make_score(
     by_rows = NamedSharding(mesh, parallel.ROWS)
 
     def score(policies, rollout, plan):
-        arrays = jax.lax.with_sharding_constraint((rollout.tokens, rollout.length, rollout.loss_mask), by_rows)
+        arrays = rollout.tokens, rollout.length, rollout.loss_mask
+        tokens, length, mask = jax.lax.with_sharding_constraint(arrays, by_rows)
 
         def scored(name):
             measure = partial(token_logprobs_and_entropy, policies[name].model, joined(policies, name))
             measure = partial(measure, temperature=temperature, chunk=logprob_chunk)
-            return map_rows(measure, mesh, plan, *arrays, rows, packed_columns)
+            return map_rows(measure, mesh, plan, tokens, length, mask, rows, packed_columns)
 
         return {name: scored(name) for name in policies if name != BASE}
 

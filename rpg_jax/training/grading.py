@@ -60,6 +60,7 @@ def watcher(
                 continue
             ids = ids[prompt_length[row] :]
             text = tokenizer.decode(ids)
+            verdict: Submitted | InputError
             try:
                 verdict = scorer.submit([(problems[group], text)], [len(ids)], rewards)
             except InputError as error:  # raised in `verdicts`: here, other processes would wait for this one

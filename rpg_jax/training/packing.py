@@ -29,8 +29,8 @@ Microbatch = tuple[dict[str, jax.Array], TrainBatch, Callable[[jax.Array], jax.A
 class Plan(NamedTuple):
     """How a batch goes into microbatches."""
 
-    count: ArrayLike  # i32[], of the microbatches
-    start: ArrayLike | None  # i32[B] of `first_fit`; None where each sequence has a row
+    count: Any  # i32[], of the microbatches; on the host or the device
+    start: Any  # i32[B] of `first_fit`; None where each sequence has a row
 
 
 def plan(lengths: np.ndarray, rows: int, columns: int | None) -> Plan:

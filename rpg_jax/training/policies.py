@@ -74,7 +74,7 @@ def make_policies(
 
     def moved(reference, state):  # unless the update was skipped
         def leaf(old, new):
-            mean = decay * old + (1 - decay) * new.astype(old.dtype)
+            mean = decay * old + (1.0 - decay) * new.astype(old.dtype)  # type: ignore[operator]
             return jnp.where(state.step > reference.version, mean, old)
 
         return Policy(model, jax.tree.map(leaf, reference.params, current(state).params), state.step)
@@ -89,7 +89,7 @@ def make_policies(
         current,
         reference=jax.jit(copied, out_shardings=on_device),
         past=jax.jit(narrowed, out_shardings=on_host),
-        moved=decay and jax.jit(moved, out_shardings=on_device, donate_argnums=0),
+        moved=None if decay is None else jax.jit(moved, out_shardings=on_device, donate_argnums=0),
         sampling_params=jax.jit(sampling_params, out_shardings=unstacked),
     )
 
@@ -107,7 +107,7 @@ def renewed(policies: Policies, schedule: ReferenceSchedule, checkpoint: Checkpo
 def followed(policies: Policies, checkpoint: Checkpoint, is_kept: bool) -> Checkpoint:
     """After an update: with a reference that follows it, and with its policy in the place of the earliest if kept."""
     reference, past = checkpoint.reference, checkpoint.past
-    if policies.moved is not None:
+    if policies.moved is not None and reference is not None:
         reference = policies.moved(reference, checkpoint.state)
     if is_kept:
         past = *past[1:], policies.past(policies.current(checkpoint.state))

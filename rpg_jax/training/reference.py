@@ -34,7 +34,7 @@ class ReferenceSchedule:
     def is_due(self, checkpoint: Checkpoint) -> bool:
         """Whether the coming rollout gets a new reference; reads scalars from the device."""
         state, reference = checkpoint.state, checkpoint.reference
-        if self.every is not None:
+        if self.every is not None and reference is not None:
             return int(state.step) // self.every > int(reference.version) // self.every
         # An infinite KL makes the average infinite, then NaN; renewal sets it to zero.
         return self.kl_target is not None and not float(state.kl_average) <= self.kl_target
@@ -43,4 +43,5 @@ class ReferenceSchedule:
         """Optimizer updates since the reference was renewed; the mean age 1 / (1 − decay) of what ema averages."""
         if self.decay is not None:
             return 1 / (1 - self.decay)
+        assert checkpoint.reference is not None, "iterative has no policy whose age could be told"
         return int(checkpoint.state.step) - int(checkpoint.reference.version)

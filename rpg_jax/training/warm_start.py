@@ -17,9 +17,9 @@ from rpg_jax.types import TrainBatch, TrainState
 
 def supervised_batch(mesh: Mesh, problems: Sequence[Problem], tokenizer: Tokenizer, length: int) -> TrainBatch:
     """Worked solutions as a TrainBatch whose advantages are 1: REINFORCE on it is maximum likelihood."""
-    tokens, length, mask = supervised_rows(problems, tokenizer, length, key="rollout.max_prompt + rollout.max_new")
+    tokens, lengths, mask = supervised_rows(problems, tokenizer, length, key="rollout.max_prompt + rollout.max_new")
     zeros: Any = np.zeros(tokens.shape, np.float32)
-    batch = TrainBatch(tokens, length, mask, zeros, zeros, zeros[:, :1] + 1.0, zeros + 1.0)
+    batch = TrainBatch(tokens, lengths, mask, zeros, zeros, zeros[:, :1] + 1.0, zeros + 1.0)
     return parallel.to_global(mesh, parallel.ROWS, batch)
 
 
