@@ -22,11 +22,15 @@ import time
 import numpy as np
 
 # Sizes of the models, as in rpg_jax.models.SIZES; written out because a peer's environment has no rpg_jax. m1, m2 are
-# Qwen3; smollm2 is the Llama shape of SmolLM2-135M, which docs/running.md trains.
+# Qwen3; smollm2 is the Llama shape of SmolLM2-135M, which docs/running.md trains, and coder that of Qwen2.5-Coder-0.5B
+# with a head of its own, as its GGUF file has, and without its biases.
 SHAPES = {
     "m1": dict(vocab=512, hidden=128, mlp=384, layers=4, heads=4, kv_heads=2, head_dim=32),
     "m2": dict(vocab=151936, hidden=256, mlp=768, layers=4, heads=8, kv_heads=4, head_dim=32),
     "smollm2": dict(vocab=49152, hidden=576, mlp=1536, layers=30, heads=9, kv_heads=3, head_dim=64, qk_norm=False),
+    "coder": dict(
+        vocab=151936, hidden=896, mlp=4864, layers=24, heads=14, kv_heads=2, head_dim=64, qk_norm=False, tied=False
+    ),
 }
 # What a step does: rows sequences of prompt + new tokens; rl_step has rows / samples prompts. long_tails generates
 # `responses` responses of at most `new` tokens, `mean` on average, with at most `rows` at once.
@@ -38,6 +42,7 @@ TASKS = {
     # What configs/real_model.py does: 16 prompts x 8 responses a step, 8 x 8 an update. trl's losses are of peer_rows
     # rows at a time, and accumulate: of 128 at once they took more than 22 GB.
     "generation:smollm2": dict(rows=128, prompt=64, new=24),
+    "generation:coder": dict(rows=128, prompt=128, new=64, samples=8),  # 16 prompts, of which transformers reads 128
     "update:smollm2": dict(rows=64, prompt=64, new=24, peer_rows=8),
     "rl_step:smollm2": dict(rows=128, prompt=64, new=24, samples=8, peer_rows=8),
 }
@@ -87,10 +92,10 @@ def main(script, package, theirs, sizes=tuple(SHAPES)):
       theirs: {task: build}, `build(shape, task) -> step`, and `step()` does the work and returns after it is done.
       sizes: those of SHAPES that the peer has the architecture of.
     """
-    left_out = {"rl_step:m2", "long_tails:smollm2"}
+    left_out = {"rl_step:m2", "long_tails:smollm2", "long_tails:coder", "update:coder", "rl_step:coder"}
     cases = [f"{task}:{size}" for task in theirs for size in sizes if f"{task}:{size}" not in left_out]
     # Without those that take many minutes.
-    usual = ",".join(case for case in cases if case != "long_tails:m2" and not case.endswith(":smollm2"))
+    usual = ",".join(case for case in cases if case != "long_tails:m2" and not case.endswith((":smollm2", ":coder")))
     parser = argparse.ArgumentParser(description=f"Times rpg_jax beside {package}, interleaved, on this machine.")
     parser.add_argument("--cases", default=usual, help=f"comma-separated, of {', '.join(cases)} (default: %(default)s)")
     parser.add_argument("--responses", type=int, default=TASKS["long_tails"]["responses"],

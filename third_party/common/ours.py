@@ -27,7 +27,11 @@ def build_model(shape):
     """Few layers are unrolled, as in the quickstart; 30 are compiled as one, in a loop, as in configs/real_model.py."""
     sizes = dict(vocab_size="vocab", hidden_size="hidden", mlp_size="mlp")
     sizes |= {name: name for name in ("layers", "heads", "kv_heads", "head_dim")}
-    config = ModelConfig(**{ours: shape[name] for ours, name in sizes.items()}, qk_norm=shape.get("qk_norm", True))
+    config = ModelConfig(
+        **{ours: shape[name] for ours, name in sizes.items()},
+        qk_norm=shape.get("qk_norm", True),
+        tied_embeddings=shape.get("tied", True),
+    )
     return Model(config, scan=shape["layers"] > 8)
 
 
@@ -40,16 +44,16 @@ def generation(shape, task):
     """Responses of given lengths, `rows` at once: a slot whose response is complete takes the next prompt."""
     model, key = build_model(shape), jax.random.key(0, impl="threefry2x32")
     params = jax.jit(lambda key: unstack_layers(model.init(key)))(key)
-    lengths = interleave.response_lengths(task)
-    sizes = dict(samples=1, max_new=task["new"])
-    prompts = prompts_to_answer(*random_prompts(shape, len(lengths), task["prompt"]), **sizes)
-    settings = dict(sampling=Sampling.make(), decoding=Decoding(task["rows"]), limits=lengths, **sizes)
+    lengths, samples = interleave.response_lengths(task), task.get("samples", 1)
+    sizes = dict(samples=samples, max_new=task["new"])
+    prompts = prompts_to_answer(*random_prompts(shape, len(lengths) // samples, task["prompt"]), **sizes)
+    settings = dict(sampling=Sampling.make(), decoding=Decoding(task["rows"]), limits=lengths[::samples], **sizes)
     steps = iter(range(10**9))
 
     def step():
         rollout = generate(model, params, prompts, key=key, step=jnp.int32(next(steps)), **settings)
-        mask = np.asarray(jax.block_until_ready(rollout).loss_mask)
-        assert (mask.sum(-1) == lengths).all()
+        drawn = jax.block_until_ready(rollout)
+        assert (np.asarray(drawn.length - drawn.prompt_length) == lengths).all()
 
     return step
 

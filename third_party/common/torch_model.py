@@ -17,7 +17,7 @@ def build(shape):
             num_attention_heads=shape["heads"],
             num_key_value_heads=shape["kv_heads"],
             head_dim=shape["head_dim"],
-            tie_word_embeddings=True,
+            tie_word_embeddings=shape.get("tied", True),
             bos_token_id=None,
             eos_token_id=None,
         )
