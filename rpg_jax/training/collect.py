@@ -61,7 +61,7 @@ class Collected:
     failures: list[str]  # one line for each response that could not be scored
     seconds: dict[str, float]  # of "rollout", and of what it then still waited for verdicts, "reward"
     tokens: int  # response tokens drawn, those of dropped groups included
-    trained: int  # response tokens of the sequences
+    trained: int  # tokens of the sequences that are trained
     pending: Pending | None  # with carry_over, what the next step goes on with
 
 
@@ -192,7 +192,7 @@ def make_collect(
         return after, groups, np.asarray(complete)[places[: len(groups)]], int(has) - int(had)
 
     def collect(params, version, pending, step):
-        clock, seen, tokens, trained = Clock(rollout=0.0, reward=0.0), list[Graded](), 0, 0
+        clock, seen, tokens = Clock(rollout=0.0, reward=0.0), list[Graded](), 0
         params = quantized(params, mesh, settings.weights_dtype) if settings.weights_dtype else params
         names = zip(pending.position.tolist(), pending.begun.tolist(), strict=True) if pending else ()
         groups = [Group(*name, place) for place, name in enumerate(names) if name[0] >= 0]  # oldest first
@@ -216,7 +216,7 @@ def make_collect(
             rows = np.concatenate([rows, np.full(prompts * samples - len(rows), NONE)])
             kept = merge_rows(take_rows(sequences, np.maximum(rows, 0)) if kept is None else kept, sequences, rows)
             rewards += [seen[-1].reward[n] for n in usable]
-            tokens, trained = tokens + drawn, trained + int(seen[-1].lengths[usable].sum())
+            tokens += drawn
             groups = [group for group in groups if group not in ready]
         if settings.carry_over:
             names = tuple(np.array(groups, np.int32).T[:2])  # positions and steps, i32[G] each
@@ -224,7 +224,7 @@ def make_collect(
         under_way = {group.position for group in groups}
         for name in [name for name in begun if name[0] not in under_way]:  # of a group that another process has now
             del begun[name]
-        lengths, said = on_host(kept.length), logged(settings, seen)
+        lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
         return Collected(kept, lengths, np.stack(rewards), *said, clock.seconds, tokens, trained, pending)
 
     return collect
