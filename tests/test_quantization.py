@@ -97,7 +97,7 @@ def test_quantized_weights_draw_from_the_policy_of_the_dequantized_ones(dtype, t
 def test_a_quantized_cache_is_attention_to_rounded_keys_and_values(dtype):
     tree = params(MODEL)
 
-    def attention(q, k, v):
+    def attention(q, k, v, kind):
         k, v = (quantization.dequantize(quantization.quantize(x, dtype, -1), -1, jnp.float32) for x in (k, v))
         return causal_attention(q, k, v)
 
