@@ -210,7 +210,7 @@ def test_what_a_function_raises_stays_what_it_is_and_has_its_line(mine, name, ki
 
 def train(*flags):
     """Exit status and stderr of a training that is to end before it builds anything."""
-    words = ["train", "--config=configs/sweeps/small.py:smoke", *flags]
+    words = ["train", "--config=configs/sweeps/small.py:smoke", "--workdir=unused", *flags]
     with pytest.MonkeyPatch.context() as patch, flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
         patch.setattr(sys, "argv", words)
         with contextlib.redirect_stderr(io.StringIO()) as errors:

@@ -92,4 +92,4 @@ def _pad(rows, problems, what, length, pad_id, key):
                 f"raise {key} to at least {len(row)}"
             )
         tokens[i, : len(row)] = row
-    return tokens, np.array([len(row) for row in rows])
+    return tokens, np.array([len(row) for row in rows], np.int32)
