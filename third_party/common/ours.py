@@ -44,7 +44,8 @@ def generation(shape, task):
     """Responses of given lengths, `rows` at once: a slot whose response is complete takes the next prompt."""
     model, key = build_model(shape), jax.random.key(0, impl="threefry2x32")
     params = jax.jit(lambda key: unstack_layers(model.init(key)))(key)
-    lengths, samples = interleave.response_lengths(task), task.get("samples", 1)
+    lengths = interleave.response_lengths(task)
+    samples = 1 if "mean" in task else task.get("samples", 1)  # a prompt has one limit for all of its responses
     sizes = dict(samples=samples, max_new=task["new"])
     prompts = prompts_to_answer(*random_prompts(shape, len(lengths) // samples, task["prompt"]), **sizes)
     settings = dict(sampling=Sampling.make(), decoding=Decoding(task["rows"]), limits=lengths[::samples], **sizes)
