@@ -168,10 +168,8 @@ def generate(
     inputs, state = start(
         sampler, mesh, sequences, _threefry(key), np.asarray(step, np.int32), limits, samples, slots, pages
     )
-    if (
-        mesh.devices.flat[0].platform == "cpu"
-    ):  # a product with tied embeddings would transpose their table at each step
-        params = transposed_head(params)
+    # On CPU a product with tied embeddings would transpose their table at each step.
+    params = transposed_head(params) if mesh.devices.flat[0].platform == "cpu" else params
     inputs = dataclasses.replace(
         inputs,
         params=params,

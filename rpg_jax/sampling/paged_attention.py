@@ -158,7 +158,7 @@ def ragged(
     def attention(q, kv_pages, lengths, table):
         return kernels.ragged_paged_attention(
             q, kv_pages, lengths, table, jnp.arange(rows + 1, dtype=jnp.int32) * count, jnp.array([rows], jnp.int32),
-            sm_scale=kind.scale or dim**-0.5, sliding_window=kind.window, soft_cap=kind.soft_cap,
+            sm_scale=kind.scale_of(dim), sliding_window=kind.window, soft_cap=kind.soft_cap,
             k_scale=scale, v_scale=scale, num_kv_pages_per_block=pages,
             num_queries_per_block=min(rows * count, KERNEL_QUERIES), vmem_limit_bytes=KERNEL_VMEM,
         )  # fmt: skip
@@ -216,7 +216,7 @@ def paged_gpu(
 
     def attention(q, table, lengths, k, v, *scales):  # the kernel does not scale
         return kernels.paged_attention(
-            q * (kind.scale or q.shape[-1] ** -0.5),
+            q * kind.scale_of(q.shape[-1]),
             k,
             v,
             table,

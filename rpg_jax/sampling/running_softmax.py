@@ -8,11 +8,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rpg_jax.models.attention import AttentionKind
+from rpg_jax.models.attention import PLAIN, AttentionKind
 
 BLOCK = 128  # tokens that `running_softmax` reads in a turn, whatever the page size: so results do not depend on it
 SHORT, ROUND = 256, 32  # sequences of at most SHORT tokens are read in one turn, of a multiple of ROUND
-PLAIN = AttentionKind()
 TILE = 32  # rows of similar length, which take their turns together
 
 
@@ -49,7 +48,7 @@ def reference(
 
 def capped(scores: jax.Array, dim: int, kind: AttentionKind) -> jax.Array:
     """Products of queries and keys of `dim` numbers, scaled, and soft-capped if the kind has a cap."""
-    scores = scores * (dim**-0.5 if kind.scale is None else kind.scale)
+    scores = scores * kind.scale_of(dim)
     return scores if kind.soft_cap is None else kind.soft_cap * jnp.tanh(scores / kind.soft_cap)
 
 
@@ -86,8 +85,8 @@ def running_softmax(
     group = heads // kv_heads
     last = jnp.tile(first[:, None] + jnp.arange(count), (1, group))  # [R, G * C], the token of each query
     turns = jnp.where(first < 0, 0, -(-(first + count) // block))  # [R]
-    if kind.window is not None:
-        skipped = jnp.maximum(first - kind.window + 1, 0) // block  # blocks that no query of the row sees
+    # Blocks before those that a query of the row sees.
+    skipped = jnp.zeros_like(turns) if kind.window is None else jnp.maximum(first - kind.window + 1, 0) // block
     q = q.reshape(rows, count, kv_heads, group, dim).transpose(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
 
     def attention(tile):
@@ -112,7 +111,7 @@ def running_softmax(
             _, total, mixed = jax.lax.fori_loop(begin.min(), end.max(), turn, carry)
         return mixed / jnp.maximum(total, 1e-30)[..., None]
 
-    tile = q, table, last, jnp.zeros_like(turns) if kind.window is None else skipped, turns
+    tile = q, table, last, skipped, turns
     if table.shape[1] == pages or rows <= TILE:
         out = attention(tile)  # [R, K, G * C, D]
     else:
