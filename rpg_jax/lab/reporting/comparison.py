@@ -7,15 +7,7 @@ import itertools
 import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.estimates import (
-    holm,
-    improvement_estimate,
-    iqm_curve,
-    iqm_estimate,
-    least_p,
-    mean_estimate,
-    permutation_p,
-)
+from rpg_jax.lab.reporting.estimates import difference, holm, least_p, over_runs, permutation_p
 from rpg_jax.lab.reporting.runs import Variant
 
 SIGNIFICANT = 0.05
@@ -45,8 +37,8 @@ class Comparison:
         return _horizon(self.scores)
 
     def curve(self, variant: str) -> pd.DataFrame:
-        """`iqm_curve` of all evaluated runs of a variant."""
-        return iqm_curve(self.scores.loc[variant])
+        """The mean over all evaluated runs of a variant at each step, as `over_runs`."""
+        return over_runs(self.scores.loc[variant].mean(axis=1), "step").sort_index()
 
     def last(self, reached=True) -> pd.DataFrame:
         """Scores at the step, or before it at the last evaluation: index (variant, run), a column a task.
@@ -65,34 +57,23 @@ class Comparison:
         return self.scores[chosen].groupby(level=["variant", "run"], sort=False)
 
     @functools.cached_property
-    def runs(self) -> dict:
-        """{variant: the number of its runs that reached the step}."""
-        return self.last().groupby(level="variant", sort=False).size().to_dict()
-
-    def means(self, scores: pd.DataFrame) -> dict:
-        """{variant: Estimate} of the mean over runs of `last()` or `best()`."""
-        return {name: mean_estimate(group) for name, group in scores.groupby(level="variant", sort=False)}
-
-    def iqms(self, scores: pd.DataFrame) -> dict:
-        """{variant: Estimate} of the interquartile mean of `last()` or `best()`."""
-        return {name: iqm_estimate(group) for name, group in scores.groupby(level="variant", sort=False)}
+    def means(self) -> pd.DataFrame:
+        """The mean of each variant over its runs that reached the step, as `over_runs`."""
+        return over_runs(self.last().mean(axis=1), "variant")
 
     @functools.cached_property
     def pairs(self) -> pd.DataFrame:
         """Every two variants, index (variant, other), the one with the higher mean first.
 
-        Columns: `gap` of the mean scores; `chance` that a run of the first beats one of the other on a task, with `low`
-        and `high`; `p` of a permutation test, `holm` as corrected for all pairs, `least` that so many runs can give.
+        Columns: `gap` of the means with its interval, `low` and `high`; `p` of a permutation test, `holm` as corrected
+        for all pairs, `least` that so many runs can give.
         """
-        groups = {name: group.to_numpy() for name, group in self.last().groupby(level="variant", sort=False)}
+        scores = self.last().mean(axis=1)
         rows = {}
-        for pair in itertools.combinations(sorted(groups, key=lambda name: -groups[name].mean()), 2):
-            x, y = (groups[name] for name in pair)
-            chance = improvement_estimate(x, y)
-            rows[pair] = dict(
-                gap=x.mean() - y.mean(), chance=chance.value, low=chance.low, high=chance.high, p=permutation_p(x, y),
-                least=least_p(len(x), len(y)),
-            )  # fmt: skip
+        for pair in itertools.combinations(self.means["value"].sort_values(ascending=False, kind="stable").index, 2):
+            x, y = (scores[name].to_numpy() for name in pair)
+            gap, low, high = difference(x, y)
+            rows[pair] = dict(gap=gap, low=low, high=high, p=permutation_p(x, y), least=least_p(len(x), len(y)))
         table = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
         return table.assign(holm=holm(table["p"])) if rows else table
 
@@ -138,7 +119,7 @@ def verdict(comparison: Comparison) -> str:
         f"two-sided permutation test on the runs' mean scores)."
     )
     if least.min() >= SIGNIFICANT:
-        runs = sorted(set(comparison.runs.values()))
+        runs = sorted(set(comparison.means["runs"]))
         return (
             f"{text} With {' or '.join(map(str, runs))} run{'s' * (runs != [1])} a variant nothing can be significant "
             f"at 5 %: p is {spelled(least.min())} at the least."

@@ -1,5 +1,6 @@
 """A report's figures as SVG: told apart by panel, line style and marker, not by color alone."""
 
+import functools
 import io
 import itertools
 import math
@@ -11,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from rpg_jax.lab.reporting.estimates import Estimate, iqm_curve
+from rpg_jax.lab.reporting.estimates import over_runs
 from rpg_jax.lab.reporting.style import COLORS, INK, frame, smoothed
 
 CONTEXT, BAND = "#b0b0b0", "#d9d9d9"
@@ -33,19 +34,21 @@ DYNAMICS = {
 
 
 def curves(comparison) -> str:
-    """A panel a variant: its interquartile mean and 95 % band, with the other variants in gray behind it.
+    """A panel a variant: its mean over runs and 95 % band, with the other variants in gray behind it.
 
-    Dashed where not all of its runs were evaluated; a dotted vertical line at the step of comparison.
+    Dashed where not all of its runs were evaluated; a dotted vertical line at the step of comparison. Axes reach as far
+    as single runs; the band of two runs may go beyond.
     """
     names = [*comparison.variants, *comparison.behind]
-    tables = {name: comparison.curve(name) for name in names}
-    return svg_figure("curves", len(tables), lambda axes: _draw_curves(axes, comparison.step, tables), height=2.5)
+    tables, scores = {name: comparison.curve(name) for name in names}, comparison.scores.mean(axis=1)
+    limits = scores.min(), scores.max()
+    draw = functools.partial(_draw_curves, step=comparison.step, tables=tables, limits=limits)
+    return svg_figure("curves", len(tables), draw, height=2.5)
 
 
-def _draw_curves(axes, step, tables):
-    points = np.concatenate([table[["value", "low", "high"]].to_numpy().ravel() for table in tables.values()])
-    low, high, last = np.nanmin(points), np.nanmax(points), max(table.index[-1] for table in tables.values())
-    margin = 0.05 * (high - low) or 0.02
+def _draw_curves(axes, step, tables, limits):
+    low, high = limits
+    margin, last = 0.05 * (high - low) or 0.02, max(table.index[-1] for table in tables.values())
     for axis, (name, table) in zip(axes, tables.items(), strict=True):
         for other, behind in tables.items():
             if other != name:
@@ -62,21 +65,21 @@ def _draw_curves(axes, step, tables):
         if step < last:
             axis.axvline(step, color=INK, linewidth=0.8, linestyle=":")
         title = textwrap.fill(f"{name} ({most} run{'s' * (most > 1)})", MOST_LETTERS)
-        frame(axis, title, "RL step", "IQM of held-out mean@k" if axis.get_subplotspec().is_first_col() else "")
+        frame(axis, title, "RL step", "held-out mean@k" if axis.get_subplotspec().is_first_col() else "")
 
 
-def intervals(estimates: dict[str, Estimate]) -> str:
-    """A dot and its 95 % interval for each variant, the best at the top."""
-    ordered = sorted(estimates.items(), key=lambda item: item[1].value)
+def intervals(means: pd.DataFrame) -> str:
+    """A dot and its 95 % interval for each variant, the best at the top; `means` as `Comparison.means`."""
+    ordered = means.sort_values("value", kind="stable")
 
     def draw(axes):
         (axis,) = axes
-        for row, (_, estimate) in enumerate(ordered):
-            axis.plot([estimate.low, estimate.high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=8)
-            axis.plot([estimate.value], [row], color=INK, marker="o", markersize=5)
-        axis.set_yticks(range(len(ordered)), [_short(name) for name, _ in ordered])
+        for row, mean in enumerate(ordered.itertuples()):
+            axis.plot([mean.low, mean.high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=8)
+            axis.plot([mean.value], [row], color=INK, marker="o", markersize=5)
+        axis.set_yticks(range(len(ordered)), map(_short, ordered.index))
         axis.set_ylim(-0.7, len(ordered) - 0.3)
-        frame(axis, "", "IQM of held-out mean@k, 95 % interval", "")
+        frame(axis, "", "mean over runs of held-out mean@k, 95 % interval", "")
 
     return svg_figure("intervals", 1, draw, height=0.8 + 0.27 * len(ordered), width=21.0)
 
@@ -88,8 +91,8 @@ def _short(name) -> str:
 
 
 def dynamics(variants) -> str | None:
-    """The interquartile mean over runs of what training logs, a panel a quantity; None where nothing is logged."""
-    series = {(key, v.name): _series(v.runs, key, len(variants) <= MOST_BANDS) for key in DYNAMICS for v in variants}
+    """The mean over runs of what training logs, a panel a quantity; None where nothing is logged."""
+    series = {(key, variant.name): _series(variant.runs, key) for key in DYNAMICS for variant in variants}
     logged = [key for key in DYNAMICS if any(series[key, variant.name] is not None for variant in variants)]
     if not logged:
         return None
@@ -98,7 +101,8 @@ def dynamics(variants) -> str | None:
         for axis, key in zip(axes, logged, strict=True):
             for number, variant in enumerate(variants):
                 if series[key, variant.name] is not None:
-                    _draw_series(axis, number, variant.name, series[key, variant.name])
+                    bands = len(variants) <= MOST_BANDS
+                    _draw_series(axis, number, variant.name, series[key, variant.name], bands)
             frame(axis, DYNAMICS[key], "RL step", "")
             heights = np.concatenate([line.get_ydata() for line in axis.lines])
             if 0 < heights.min() < heights.max() / FAR:
@@ -116,16 +120,16 @@ def dynamics(variants) -> str | None:
     return svg_figure("dynamics", len(logged), draw, height=2.8 + 0.1 * len(variants), columns=3)
 
 
-def _series(runs, key, bands) -> pd.DataFrame | None:
-    """`iqm_curve` of a logged quantity, each run smoothed by the centered mean over a tenth of its length."""
+def _series(runs, key) -> pd.DataFrame | None:
+    """The mean of a logged quantity at each step, each run smoothed by the centered mean over a tenth of its length."""
     logged = {str(run.path): run.metrics[key].dropna() for run in runs if key in run.metrics}
     smooth = {path: pd.Series(smoothed(values), values.index) for path, values in logged.items() if len(values)}
-    return iqm_curve(pd.concat(smooth, names=["run"]).to_frame(), bands) if smooth else None
+    return over_runs(pd.concat(smooth, names=["run"]), "step").sort_index() if smooth else None
 
 
-def _draw_series(axis, number, name, table):
+def _draw_series(axis, number, name, table, bands):
     style = dict(color=COLORS[number % len(COLORS)], linestyle=DASHES[number % len(DASHES)])
-    if table["low"].notna().any():
+    if bands and table["low"].notna().any():
         axis.fill_between(table.index, table["low"], table["high"], color=style["color"], alpha=0.15, linewidth=0)
     every = max(len(table) // 5, 1)
     marker = MARKERS[(number + number // 12) % len(MARKERS)]  # colors and dashes come again after twelve

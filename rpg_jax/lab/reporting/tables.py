@@ -9,26 +9,21 @@ from rpg_jax.storage.settings import CODE
 
 MOST_PAIRS = 60  # in a table
 CURVES = (
-    "Held-out mean@k: interquartile mean over runs x tasks, 95 % bootstrap band over runs; gray: the other variants. "
-    "Dashed: not all runs of the variant; dotted: the step of comparison."
+    "Held-out mean@k: mean over runs with its 95 % t interval; gray: the other variants. Dashed: not all runs of the "
+    "variant; dotted: the step of comparison."
 )
-INTERVALS = (
-    "Mean over runs with its 95 % t interval, and interquartile mean over runs x tasks (Agarwal et al. 2021, arXiv "
-    "2108.13264) with a 95 % bootstrap interval that resamples whole runs, at the step of comparison. With 5 runs the "
-    "bootstrap covers the truth in 87 % of simulated cases, with 10 in 94 %; the t interval in 93 and 96 %."
-)
+INTERVALS = "Mean over runs at the step of comparison, with its 95 % t interval; a run's score is its mean over tasks."
 DYNAMICS = (
-    "Training: interquartile mean over the runs of a variant, smoothed over a tenth of a run; 95 % bootstrap bands of "
-    "at most four variants."
+    "Training: mean over the runs of a variant, smoothed over a tenth of a run; 95 % t bands of at most four variants."
 )
 LAST_AND_BEST = (
     "Mean over runs of held-out mean@k: at the step of comparison, and the best of the evaluations until then for each "
     "task on its own. Bold: best; underlined: second best. Without a number of runs: a run that ended earlier."
 )
 PAIRS = (
-    "P(improvement): P(X > Y) + P(X = Y)/2 for a run of the better and one of the worse variant, averaged over tasks, "
-    "with its 95 % interval. p: of the permutation test, alone and after Holm's correction for all pairs. Alone, one "
-    "pair in twenty is below 0.05 by chance: only what stays below it after the correction is a finding."
+    "Differences with Welch's 95 % t interval. p: of the permutation test, alone and after Holm's correction for all "
+    "pairs. Alone, one pair in twenty is below 0.05 by chance: only what stays below it after the correction is a "
+    "finding."
 )
 COSTS = (
     "Means over finished runs. Seconds: rollouts, rewards, log-probs, updates, evaluations. Wall seconds in all "
@@ -51,7 +46,7 @@ def notes(comparison, variants) -> list[str]:
     if comparison.partial:
         names = ", ".join(comparison.partial)
         lines.append(f"held-out tasks that not all variants were evaluated on, left out: {names}")
-    left_out = sum(len(variant.runs) for variant in variants) - sum(comparison.runs.values())
+    left_out = sum(len(variant.runs) for variant in variants) - int(comparison.means["runs"].sum())
     if left_out:
         lines.append(f"{_count(left_out, 'run')} not compared, for no evaluation at step {comparison.step}: see Runs")
     return lines
@@ -76,7 +71,7 @@ def last_and_best(comparison) -> str:
     """The paper's table: a row a variant, two columns a task and two of their mean; then runs that ended earlier."""
     means = _interleaved(comparison.last(), comparison.best()).groupby(level="variant", sort=False).mean()
     cells = zip(*_marked(means[column] for column in means), strict=True)
-    rows = [[name, str(comparison.runs[name]), *row] for name, row in zip(means.index, cells, strict=True)]
+    rows = [[name, str(comparison.means["runs"][name]), *row] for name, row in zip(means.index, cells, strict=True)]
     for (name, run), values in _interleaved(comparison.last(False), comparison.best(False)).iterrows():
         rows.append([f"{name}, step {comparison.horizon[name, run]}", "-", *(f"{value:.4f}" for value in values)])
     return table(["variant", "runs", *means.columns], rows)
@@ -89,30 +84,25 @@ def _interleaved(last, best) -> pd.DataFrame:
     return pd.DataFrame({f"{t} {kind}": scores[t] for t in last for kind, scores in (("last", last), ("best", best))})
 
 
-def interquartile_means(comparison) -> str:
-    last, best = comparison.iqms(comparison.last()), comparison.iqms(comparison.best())
-    columns = _marked([[estimate.value for estimate in estimates.values()] for estimates in (last, best)])
-    means = comparison.means(comparison.last())
-    rows = [
-        [name, str(comparison.runs[name]), at_last, _interval(last[name], 4), at_best, _interval(best[name], 4)]
-        + [f"{means[name].value:.4f}", _interval(means[name], 4)]
-        for name, at_last, at_best in zip(last, *columns, strict=True)
-    ]
-    return table(["variant", "runs", "IQM last", "95 %", "IQM best", "95 %", "mean last", "95 % (t)"], rows)
+def means(comparison) -> str:
+    """A row a variant: its mean over runs and tasks, and the interval of that."""
+    (marked,) = _marked([comparison.means["value"]])
+    named = zip(comparison.means.itertuples(), marked, strict=True)
+    return table(["variant", "runs", "mean", "95 %"], [[m.Index, str(m.runs), mean, _interval(m)] for m, mean in named])
 
 
-def _interval(estimate, decimals) -> str:
-    return "-" if np.isnan(estimate.low) else f"{estimate.low:.{decimals}f} – {estimate.high:.{decimals}f}"
+def _interval(estimate) -> str:
+    return "-" if np.isnan(estimate.low) else f"{estimate.low:.4f} – {estimate.high:.4f}"
 
 
 def pairs(comparison) -> str:
     """Every two variants, the better one first, p below 5 % in bold; of very many pairs the `MOST_PAIRS` of least p."""
     rows = [
-        [*names, f"{pair.gap:.4f}", f"{pair.chance:.2f}", _interval(pair, 2)]
+        [*names, f"{pair.gap:.4f}", _interval(pair)]
         + [Cell(spelled(p), "best" if p < SIGNIFICANT else "") for p in (pair.p, pair.holm)]
         for names, pair in comparison.pairs.sort_values("p", kind="stable").head(MOST_PAIRS).iterrows()
     ]
-    return table(["better", "worse", "difference of means", "P(improvement)", "95 %", "p", "p after Holm"], rows)
+    return table(["better", "worse", "difference of means", "95 %", "p", "p after Holm"], rows)
 
 
 def costs(variants) -> list:
