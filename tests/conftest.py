@@ -53,21 +53,12 @@ def executables_of_one_file():
 
 
 @pytest.fixture
-def call_command(tmp_path, capsys, monkeypatch):
+def call_command(tmp_path, monkeypatch):
     """`call_command(COMMAND, *arguments)` in tmp_path as cli.run does it; (exit status, stdout, stderr)."""
-    from fuzzing import imported
-
-    from rpg_jax.run import cli
+    from fuzzing import outcome
 
     monkeypatch.chdir(tmp_path)
-
-    def run(command, *arguments):
-        with imported(command) as module, pytest.raises(SystemExit) as left:
-            cli.run(module.main, [command, *arguments])
-        out, err = capsys.readouterr()
-        return left.value.code, out, err
-
-    return run
+    return outcome
 
 
 @pytest.fixture

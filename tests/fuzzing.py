@@ -112,31 +112,30 @@ def imported(command: str):
                 part.update(saved[table])
 
 
+def outcome(command: str, *arguments: str) -> tuple[int, str, str]:
+    """(Exit status, stdout, stderr) of `python -m rpg_jax.COMMAND ARGUMENTS`, in this process."""
+    out, err, argv = io.StringIO(), io.StringIO(), [command, *arguments]
+    with imported(command) as module, pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ):
+        patch.setattr(sys, "argv", argv)  # where ml_collections looks for --config.KEY
+        patch.setattr(sys, "path", sys.path[:])
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out), pytest.raises(SystemExit) as left:
+            cli.run(module.main, argv, arguments=command in ("report", "sweep"))  # as their last lines do
+    return left.value.code, out.getvalue(), err.getvalue()
+
+
 def call(command: str, *arguments: str, seconds: int = SECONDS) -> tuple[int, str]:
-    """(Exit status, what it said on stderr in its one line) of `python -m rpg_jax.COMMAND ARGUMENTS`, in this process.
+    """(Exit status, what it said on stderr in its one line) of what `outcome` runs.
 
     Fails unless the status is 0 or 2, and 2 goes with one line and no traceback, within the bounds on time and memory.
     """
-    errors, argv = io.StringIO(), [command, *arguments]
-    with (
-        imported(command) as module,
-        pytest.MonkeyPatch.context() as patch,
-        bounded(seconds),
-        mock.patch.dict(os.environ),
-    ):
-        patch.setattr(sys, "argv", argv)  # where ml_collections looks for --config.KEY
-        patch.setattr(sys, "path", sys.path[:])
-        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
-            with pytest.raises(SystemExit) as left:
-                cli.run(module.main, argv)
-    said = errors.getvalue()
+    with bounded(seconds):
+        status, _, said = outcome(command, *arguments)
     complaints = [line for line in said.split("\n") if line.startswith("error: ")]
-    assert "Traceback" not in said, f"{argv}\n{said}"
-    assert left.value.code in (0, 2), f"{argv}: status {left.value.code}\n{said}"
-    assert len(complaints) == (left.value.code == 2), f"{argv}\n{said}"
+    assert "Traceback" not in said and status in (0, 2), f"{command} {arguments}: status {status}\n{said}"
+    assert len(complaints) == (status == 2), f"{command} {arguments}\n{said}"
     if hypothesis.currently_in_test_context():
-        hypothesis.event("refused" if left.value.code and complaints != ["error: accepted"] else "accepted")
-    return left.value.code, "".join(complaints)
+        hypothesis.event("refused" if status and complaints != ["error: accepted"] else "accepted")
+    return status, "".join(complaints)
 
 
 def begin(*_, **__):

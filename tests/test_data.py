@@ -72,9 +72,7 @@ def test_prepare_is_cached_by_content(tmp_path):
     assert prepare(tmp_path, **TINY | dict(tasks=spelled_out), log=lines.append).path == first.path
     other = prepare(tmp_path, **TINY | dict(seed=1), log=lines.append)
     assert other.path != first.path and other.problems("train")[0] != first.problems("train")[0]
-    assert {path.name for path in tmp_path.iterdir()} == {first.path.name, other.path.name}, (
-        "no folder is left half built"
-    )
+    assert {path.name for path in tmp_path.iterdir()} == {first.path.name, other.path.name}, "one is half built"
 
 
 def test_a_failed_preparation_leaves_nothing(tmp_path):
@@ -116,6 +114,8 @@ def test_every_epoch_is_a_new_permutation():
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(10))
     other = ProblemStream([Problem(i, "t", "p", "s", "a") for i in range(10)], seed=4)
     assert [problem.id for problem in other.next(10)] != epochs[0]
+    with pytest.raises(ValueError, match="empty"):
+        ProblemStream([], seed=0)
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4]))
@@ -140,11 +140,6 @@ def test_resume_on_another_number_of_processes(batches, before, after):
     assert got == expected and state == whole.get_state()
 
 
-def test_stream_refuses_what_it_cannot_do():
-    with pytest.raises(ValueError, match="empty"):
-        ProblemStream([], seed=0)
-
-
 def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):
     rows, tokenizer = list(prepared.problems("train"))[:6], prepared.tokenizer
     tokens, lengths, positions = prompt_rows(rows, range(7, 13), tokenizer, 40)
@@ -160,11 +155,8 @@ def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):
         answer = full[i][response[i]]
         assert tokenizer.decode(answer[:-1]) == row.solution and answer[-1] == tokenizer.eos_id
         end = n + len(answer)
-        assert (
-            ends[i] == end
-            and (np.flatnonzero(response[i]) == np.arange(n, end)).all()
-            and (full[i, end:] == tokenizer.pad_id).all()
-        )
+        assert ends[i] == end and (np.flatnonzero(response[i]) == np.arange(n, end)).all()
+        assert (full[i, end:] == tokenizer.pad_id).all()
 
 
 def test_rows_that_do_not_fit_name_problem_length_and_key(prepared):

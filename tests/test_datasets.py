@@ -1,4 +1,4 @@
-"""Real sets: the paper's template, rendering, limits, contamination, and one global order over processes."""
+"""Real sets: the paper's template, rendering, limits and contamination."""
 
 import json
 import pathlib
@@ -6,8 +6,6 @@ import pathlib
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rpg_jax import data
 from rpg_jax.data import problems
@@ -112,11 +110,6 @@ def test_folders_that_are_no_sets(tmp_path):
     problems.publish({"train": plain}, {}, tmp_path / "plain")
     with pytest.raises(ValueError, match="plain, problem 7: its prompt is not JSON of chat messages"):
         load(tmp_path / "plain")
-    broken = prepared(tmp_path / "broken", jsonl(tmp_path / "set.jsonl", *map(str, range(50))))
-    (shard,) = broken.rglob("*array_record*")
-    shard.write_bytes(shard.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="broken: the prepared problems cannot be read .*; prepare them again"):
-        load(broken)
 
 
 def test_a_template_that_fails_names_its_problem(tmp_path):
@@ -126,33 +119,6 @@ def test_a_template_that_fails_names_its_problem(tmp_path):
 
     with pytest.raises(ValueError, match="set.jsonl, line 1: no system role"):
         load(jsonl(tmp_path / "set.jsonl", "a"), tokenizer=Refusing())
-
-
-@pytest.fixture(scope="module")
-def train(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stream")
-    file = jsonl(folder / "set.jsonl", *(f"problem {i}" for i in range(37)))
-    return load(prepared(folder / "made", file))[0].problems("train")
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_processes_share_one_order_over_a_prepared_set_and_resume_by_cursor(train, processes, share, steps, seed):
-    whole, n = data.ProblemStream(train, seed), processes * share
-    streams = [data.ProblemStream(train, seed) for _ in range(processes)]
-    for _ in range(steps):
-        rows = np.arange(n).reshape(processes, share)
-        shares = [p.id for stream, some in zip(streams, rows, strict=True) for p in stream.next(n, some)]
-        assert shares == [problem.id for problem in whole.next(n)]
-    resumed = data.ProblemStream(train, seed)
-    resumed.set_state(streams[0].get_state())
-    assert [p.id for p in resumed.next(n)] == [p.id for p in whole.next(n)]
-
-
-def test_every_epoch_holds_every_problem_once_in_another_order(train):
-    stream = data.ProblemStream(train, 0)
-    epochs = [[problem.id for problem in stream.next(37)] for _ in range(3)]
-    assert all(len(set(epoch)) == 37 for epoch in epochs) and epochs[0] != epochs[1] != epochs[2]
 
 
 def test_ids_are_distinct_and_stable_31_bit_hashes(monkeypatch, tmp_path):

@@ -12,37 +12,38 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
-from absl.testing import flagsaver
+from fuzzing import outcome
+from test_datasets import Words
 
-from rpg_jax import data, prepare
+from rpg_jax import data
 from rpg_jax.data import datasets, problems
 from rpg_jax.data.folding import stated
-from rpg_jax.run import cli
 
 SHARED = pathlib.Path(__file__).parents[2] / "shared/data"
 
 
-class Words:
-    """A tokenizer of words, with the interface of the real ones."""
-
-    def render(self, messages, **options):
-        return " ".join(f"<{m['role']}> {m['content']}" for m in messages) + " <assistant>"
-
-    def encode_prompt(self, text):
-        return [hash(word) for word in text.split()]
-
-
 @pytest.fixture
-def call(tmp_path, capsys, monkeypatch):
+def call(tmp_path, monkeypatch):
     """Calls the command in `tmp_path` as cli.run does; (exit status, stdout, the lines of stderr without progress)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "load_tokenizer", lambda directory, template: Words())
 
     def run(*arguments):
-        with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
-            cli.run(prepare.main, ["prepare", *arguments])
-        out, err = capsys.readouterr()
-        return left.value.code, out, [line for line in err.splitlines() if not line.startswith("rows ")]
+        status, out, err = outcome("prepare", *arguments)
+        return status, out, [line for line in err.splitlines() if not line.startswith("rows ")]
+
+    return run
+
+
+@pytest.fixture
+def refused(call):
+    """Calls the command and checks that it ends with status 2, the words in one line and no folder `new`; the line."""
+
+    def run(says, *arguments):
+        status, _, err = call(*arguments, "--target=new")
+        assert status == 2 and len(err) == 1 and err[0].startswith("error: ") and says in err[0], (arguments, err)
+        assert not pathlib.Path("new").exists()
+        return err[0]
 
     return run
 
@@ -71,13 +72,10 @@ def jsonl(*rows, file="in.jsonl"):
 def test_repeated_problems_of_the_evaluation_sets_fold_to_one_row_each(call, file, n):
     status, out, err = call(f"--source={SHARED}/{file}.parquet", "--target=out")
     assert (status, err) == (0, [])
-    rows = pq.read_table(SHARED / f"{file}.parquet").to_pylist()
-    answers = {
-        json.dumps([{"role": m["role"], "content": m["content"]} for m in r["prompt"]], ensure_ascii=False): r[
-            "reward_model"
-        ]["ground_truth"]
-        for r in rows
-    }
+    answers = {}
+    for row in pq.read_table(SHARED / f"{file}.parquet").to_pylist():
+        prompt = [{"role": m["role"], "content": m["content"]} for m in row["prompt"]]
+        answers[json.dumps(prompt, ensure_ascii=False)] = row["reward_model"]["ground_truth"]
     found = written()
     assert {p.prompt: p.answer for p in found} == answers and len(found) == n == len({p.id for p in found})
     assert {p.task for p in found} == {file} and {p.solution for p in found} == {""}
@@ -101,8 +99,11 @@ def test_text_goes_through_the_template_and_numbers_become_text(call):
     assert json.loads(written("plain")[1].prompt) == [{"role": "user", "content": "b"}]
 
 
+PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-5=<<72-5=67>>67 pens.\n"
+
+
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("text", "answer"),
     [
         (7, "7"),
         (-1.0, "-1"),
@@ -112,20 +113,6 @@ def test_text_goes_through_the_template_and_numbers_become_text(call):
         (10**40, "1" + "0" * 40),
         (" 1 ", "1"),
         (-0.0, "0"),
-    ],
-)
-def test_answers_as_text(call, answer, expected):
-    jsonl({"problem": "p", "answer": answer})
-    assert call("--source=in.jsonl", "--target=out")[0] == 0
-    assert written()[0].answer == expected
-
-
-PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-5=<<72-5=67>>67 pens.\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
         (PENS + "#### 67", "67"),
         (PENS + "####67\r\n\n", "67"),
         (PENS.replace("\n", " ") + "#### -1,234,567.5", "-1234567.5"),
@@ -148,7 +135,7 @@ PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-
         ("Queen Anne of Great Britain", "Queen Anne of Great Britain"),
     ],
 )
-def test_the_answer_of_a_worked_solution_is_what_it_states(call, text, answer):
+def test_an_answer_is_text_and_that_of_a_worked_solution_what_it_states(call, text, answer):
     jsonl({"problem": "p", "answer": text})
     assert call("--source=in.jsonl", "--target=out")[0] == 0
     assert written()[0].answer == answer
@@ -163,14 +150,10 @@ def test_the_answer_of_a_worked_solution_is_what_it_states(call, text, answer):
         ('["67"]', "is JSON"),
     ],
 )
-def test_an_answer_that_no_rule_finds_is_refused_unless_its_column_is_named(call, text, says):
+def test_an_answer_that_no_rule_finds_is_refused_unless_its_column_is_named(call, refused, text, says):
     jsonl({"problem": "o", "answer": "1"}, {"problem": "p", "answer": text})
-    status, _, err = call("--source=in.jsonl", "--target=out")
-    assert status == 2 and len(err) == 1 and err[0].startswith(f"error: in.jsonl, line 2: its answer {says} (")
-    mend = (
-        "--answer_field=COLUMN." if "JSON" in says else "`Answer: ANSWER` or a box; name its column with --answer_field"
-    )
-    assert mend in err[0]
+    line = refused(f"in.jsonl, line 2: its answer {says} (", "--source=in.jsonl")
+    assert ("--answer_field=COLUMN." if "JSON" in says else "name its column with --answer_field") in line
     assert call("--source=in.jsonl", "--target=out", "--answer_field=answer")[0] == 0
     assert written()[1].answer == text.strip()
     for source, where in (("in.jsonl", "in.jsonl, line 2"), ("out", f"out, problem {written()[1].id}")):
@@ -203,13 +186,12 @@ def test_long_answers_are_read_in_linear_time(text):
         ({"reward_model": {"ground_truth": '["34"]'}}, "reward_model.ground_truth.0"),
     ],
 )
-def test_an_answer_in_a_container_is_refused_with_its_name(call, held, field, kind):
+def test_an_answer_in_a_container_is_refused_with_its_name(call, refused, held, field, kind):
     parquet([{"problem": "p", **held}]) if kind == "parquet" else jsonl({"problem": "p", **held})
-    status, _, err = call(f"--source=in.{kind}", "--target=out")
-    mend = f"name what it holds with --answer_field={field} of rpg_jax.prepare"
-    if ", column " not in err[0]:  # JSON in a text is a text, which a reward function may read
-        mend = f"--answer_field=COLUMN.{field.rpartition('.')[2]} of rpg_jax.prepare, which takes any text there"
-    assert status == 2 and len(err) == 1 and mend in err[0]
+    line = refused("--answer_field=", f"--source=in.{kind}")
+    # JSON in a text is a text, which a reward function may read.
+    named = field if ", column " in line else f"COLUMN.{field.rpartition('.')[2]}"
+    assert f"--answer_field={named} of rpg_jax.prepare" in line
     assert call(f"--source=in.{kind}", "--target=out", f"--answer_field={field}")[0] == 0
     assert written()[0].answer == "34"
 
@@ -222,7 +204,7 @@ def test_a_struct_that_is_json(call):
         assert written(kind)[0].answer == "34"
 
 
-def test_messages_may_be_json(call):
+def test_messages_may_be_json(call, refused):
     chat = [{"role": "system", "content": ""}, {"role": "user", "content": "ü [{1}]"}]
     texts = [json.dumps(chat), json.dumps(chat[1:], indent=1, ensure_ascii=False)]
     jsonl(*({"prompt": text, "answer": 1} for text in [*texts, '[{"a": 1}] has what role?']))
@@ -233,13 +215,11 @@ def test_messages_may_be_json(call):
     for text, says in [
         (str(chat), "begins like chat messages and is not JSON; write them with json.dumps"),
         (f"array({chat}, dtype=object)", "begins like chat messages and is not JSON"),
-        (json.dumps(chat)[:-1], "begins like chat messages and is not JSON"),
         (json.dumps(chat[1]), "is dict; expected text, or a list of messages with role and content"),
         ('[{"from": "human", "value": "x"}]', "message 0 is no object with role and content"),
     ]:
         jsonl({"prompt": text, "answer": 1})
-        status, _, err = call("--source=in.jsonl", "--target=new")
-        assert status == 2 and len(err) == 1 and f"in.jsonl, line 1, column prompt: {says}" in err[0]
+        refused(f"in.jsonl, line 1, column prompt: {says}", "--source=in.jsonl")
 
 
 def test_json_lines_of_every_editor(call):
@@ -286,24 +266,20 @@ def test_columns_with_dots_and_solutions_within_extra_info(call):
     assert [(p.answer, p.solution) for p in written("none")] == [("4", "")]
 
 
-def test_a_tfds_dataset_on_disk(call):
+def test_a_tfds_dataset_on_disk(call, refused):
     rows = [data.Problem(i, "t", f"{i} + 1?", f"Answer: {i + 1}", str(i + 1)) for i in range(5)]
     problems.write({"test": rows}, "on disk")
     arguments = ("--data_dir=on disk", "--target=out", "--template=none")
     status, _, err = call("--source=tfds:problems:test[1:3]", *arguments)
     assert (status, err) == (0, [])
-    assert [(p.task, p.answer, p.solution) for p in written()] == [
-        ("problems", "2", "Answer: 2"),
-        ("problems", "3", "Answer: 3"),
-    ]
+    assert [(p.task, p.answer, p.solution) for p in written()] == [("problems", n, f"Answer: {n}") for n in "23"]
     for source, says in [
         ("tfds:problem", "holds problems; did you mean 'problems'?"),
         ("tfds:gsm8k/main", "no TFDS dataset 'gsm8k/main' in on disk"),
         ("tfds:problems", "splits: test"),
         ("tfds:", "no TFDS dataset ''"),
     ]:
-        status, _, err = call(f"--source={source}", "--data_dir=on disk", "--target=new")
-        assert status == 2 and len(err) == 1 and says in err[0]
+        refused(says, f"--source={source}", "--data_dir=on disk")
 
 
 class Chats(tfds.core.GeneratorBasedBuilder):
@@ -335,30 +311,22 @@ def test_chat_messages_and_numbers_from_tfds(call):
     assert found.columns == {"prompt": {"role": ["system", "user"], "content": ["", "é"]}, "answer": np.float32(0.1)}
 
 
-def test_long_prompts_are_dropped_or_refused(call):
+def test_long_prompts_are_dropped_or_refused(call, refused):
     jsonl({"problem": "a b c", "answer": 1}, {"problem": "x " * 50_000, "answer": 2}, {"problem": "a", "answer": 3})
-    arguments = ("--source=in.jsonl", "--target=out", "--tokenizer=there", "--template=none")
-    status, out, _ = call(*arguments, "--max_prompt=5")  # <user> a b c <assistant>
+    arguments = ("--source=in.jsonl", "--tokenizer=there", "--template=none")
+    status, out, _ = call(*arguments, "--max_prompt=5", "--target=out")  # <user> a b c <assistant>
     assert status == 0 and [p.answer for p in written()] == ["1", "3"]
     summary = json.loads(pathlib.Path("out/summary.json").read_text())
     assert summary["prompt too long"] == 1 and summary["longest prompt, tokens"] == 5
-    arguments = ("--source=in.jsonl", "--target=new", "--tokenizer=there", "--template=none")
-    for more, says in [
-        (
-            ("--max_prompt=4", "--overlong=refuse"),
-            r"line 1: its prompt takes 5 tokens, more than max_prompt=4, as do 2",
-        ),
-        (("--max_prompt=2",), "no problems are left, all 3 prompts"),
-    ]:
-        status, _, err = call(*arguments, *more)
-        assert status == 2 and len(err) == 1 and says in err[0] and not pathlib.Path("new").exists()
+    says = "line 1: its prompt takes 5 tokens, more than max_prompt=4, as do 2"
+    refused(says, *arguments, "--max_prompt=4", "--overlong=refuse")
+    refused("no problems are left, all 3 prompts", *arguments, "--max_prompt=2")
 
 
-def test_contradicting_answers_are_refused_with_both_rows_or_dropped(call):
+def test_contradicting_answers_are_refused_with_both_rows_or_dropped(call, refused):
     rows = [{"problem": p, "answer": a} for p, a in [("p", 1), ("q", 2), ("p", 1), ("p", 3), ("q", 2.0)]]
     jsonl(*rows)
-    status, _, err = call("--source=in.jsonl", "--target=out")
-    assert status == 2 and "in.jsonl, line 1, and in.jsonl, line 4" in err[0] and "'1' and '3'" in err[0]
+    assert "'1' and '3'" in refused("in.jsonl, line 1, and in.jsonl, line 4", "--source=in.jsonl")
     status, out, _ = call("--source=in.jsonl", "--target=out", "--conflicts=drop")
     assert status == 0 and [p.answer for p in written()] == ["2"]
     summary = json.loads(pathlib.Path("out/summary.json").read_text())
@@ -378,13 +346,12 @@ BAD_ROWS = {
 
 @pytest.mark.parametrize("name", BAD_ROWS)
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_bad_row_is_named(call, kind, name):
+def test_a_bad_row_is_named(refused, kind, name):
     bad, says = BAD_ROWS[name]
     rows = [row("p", "1"), row("q", "2"), bad, row("r", "3")]
     parquet(rows) if kind == "parquet" else jsonl(*rows)
-    status, _, err = call(f"--source=in.{kind}", "--target=out")
     where = "row 2" if kind == "parquet" else "line 3"
-    assert status == 2 and err[0].startswith(f"error: in.{kind}, {where}, column {says}") and len(err) == 1
+    refused(f"in.{kind}, {where}, column {says}", f"--source=in.{kind}")
     assert [path.name for path in pathlib.Path(".").iterdir()] == [f"in.{kind}"], "nothing is left behind"
 
 
@@ -395,10 +362,7 @@ def test_a_bad_row_is_named(call, kind, name):
         (b"[" * 100_000, "line 2: not JSON"),
         (b'{"problem": "\xff", "answer": 1}', "line 2: not JSON"),
         (b"[1]", "line 2: holds list; expected a JSON object"),
-        (
-            b'{"problem": "p", "final": {"a": 1}}',
-            "line 2: no column reward_model.ground_truth or answer or ground_truth",
-        ),
+        (b'{"problem": "p", "final": {"a": 1}}', "line 2: no column reward_model.ground_truth or answer or"),
         (b'{"problem": "p", "answer": true}', "line 2, column answer: is bool"),
         (b'{"problem": "p", "answer": NaN}', "line 2, column answer: is nan"),
         (b'{"problem": "p", "answer": {"a": 1}}', "line 2, column answer: is dict"),
@@ -411,19 +375,15 @@ def test_a_bad_row_is_named(call, kind, name):
         (b'{"problem": "p", "answer": 1, "solution": [1]}', "line 2, column solution: is list"),
     ],
 )
-def test_a_bad_line_is_named(call, line, says):
+def test_a_bad_line_is_named(refused, line, says):
     pathlib.Path("in.jsonl").write_bytes(b'{"problem": "o", "answer": 1}\n' + line + b"\n")
-    status, _, err = call("--source=in.jsonl", "--target=out")
-    assert status == 2 and len(err) == 1 and err[0].startswith("error: in.jsonl, ") and says in err[0]
-    assert not pathlib.Path("out").exists()
+    assert refused(says, "--source=in.jsonl").startswith("error: in.jsonl, ")
 
 
-def test_bad_parquet_files(call):
+def test_bad_parquet_files(refused):
     parquet([{"id": 1, "meta": {"a": 1, "b": [1]}}], "columns.parquet")
     parquet([{"prompt": 5, "answer": "1"}], "type.parquet")
-    pq.write_table(
-        pa.table({"problem": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), "zero.parquet"
-    )
+    pq.write_table(pa.table(dict.fromkeys(("problem", "answer"), pa.array([], pa.string()))), "zero.parquet")
     parquet([row(f"problem {i} {i**9}", str(i)) for i in range(2000)], "good.parquet")
     whole = pathlib.Path("good.parquet").read_bytes()
     pathlib.Path("short.parquet").write_bytes(whole[: len(whole) // 2])
@@ -434,7 +394,7 @@ def test_bad_parquet_files(call):
     for file, says in [
         (
             "columns",
-            "columns.parquet, row 0: no column prompt or problem or question for the problem; there are id, meta.a, me",
+            "columns.parquet, row 0: no column prompt or problem or question for the problem; there are id, me",
         ),
         ("type", "type.parquet, row 0, column prompt: is int"),
         ("zero", "zero.parquet: holds no rows"),
@@ -444,46 +404,43 @@ def test_bad_parquet_files(call):
         ("binary", "binary.parquet, row 1, column problem: 'utf-8' codec"),
         ("missing", "missing.parquet: there is no such file"),
     ]:
-        status, _, err = call(f"--source={file}.parquet", "--target=out")
-        assert status == 2 and len(err) == 1 and says in err[0], (file, err)
-        assert not pathlib.Path("out").exists()
+        refused(says, f"--source={file}.parquet")
 
 
-def test_many_columns_and_a_name_that_is_no_text(call):
+def test_many_columns_and_a_name_that_is_no_text(call, refused):
     jsonl({f"column {i}": i for i in range(9999)})
-    status, _, err = call("--source=in.jsonl", "--target=out")
-    assert status == 2 and err[0].endswith(", column 19, 9979 more; name one with --problem_field of rpg_jax.prepare")
+    refused(", column 19, 9979 more; name one with --problem_field of rpg_jax.prepare", "--source=in.jsonl")
     file = os.fsdecode(b"\xff-\xc3\xa9.jsonl")
     jsonl({"problem": "p", "answer": 1}, file=file)
     assert call(f"--source={file}", "--target=out")[0] == 0
     assert written()[0].task == "\ufffd-é"
 
 
-def test_flags_that_make_no_sense(call):
+def test_flags_that_make_no_sense(call, refused):
     jsonl({"problem": "p", "answer": 1})
     pathlib.Path("full").mkdir()
     pathlib.Path("full/file").touch()
     pathlib.Path("empty").mkdir()
     for arguments, says in [
-        (("--source=in.jsonl",), "--source=FILE and --target=FOLDER are needed"),
-        (("--source=in.jsonl", "--target=full"), "full exists and is no empty folder"),
-        (("--source=in.jsonl", "--target=full/file"), "full/file exists and is no empty folder"),
-        (("--source=in.txt", "--target=out"), "'in.txt' is no source"),
-        (("--source=in.jsonl", "--target=out", "--max_prompt=5"), "--max_prompt counts tokens"),
-        (("--source=in.jsonl", "--target=out", "--chat_template=plain"), "--chat_template is for measuring"),
-        (("--source=in.jsonl", "--target=out", "--overlong=drop"), "--overlong=drop needs a limit"),
-        (("--source=in.jsonl", "--target=out", "--data_dir=."), "--data_dir is where tfds: sources lie"),
-        (("--source=in.jsonl", "--target=out", "--name="), "--name is empty"),
-        (("--source=in.jsonl", "--target=out", "--limit=0"), "limit"),
-        (("--source=in.jsonl", "--target=out", "--template=mine"), "template"),
-        (
-            ("--source=in.jsonl", "--target=out", "--answer_field=a.b"),
-            "no column a.b for the answer; there are problem, answer",
-        ),
+        ("--source=in.jsonl", "--source=FILE and --target=FOLDER are needed"),
+        ("--source=in.jsonl --target=full", "full exists and is no empty folder"),
+        ("--source=in.jsonl --target=full/file", "full/file exists and is no empty folder"),
     ]:
-        status, _, err = call(*arguments)
+        status, _, err = call(*arguments.split())
         assert status == 2 and len(err) == 1 and says in err[0], (arguments, err)
-        assert not pathlib.Path("out").exists() and len(list(pathlib.Path("full").iterdir())) == 1
+    assert [path.name for path in pathlib.Path("full").iterdir()] == ["file"]
+    refused("'in.txt' is no source", "--source=in.txt")
+    for flag, says in {
+        "max_prompt=5": "--max_prompt counts tokens",
+        "chat_template=plain": "--chat_template is for measuring",
+        "overlong=drop": "--overlong=drop needs a limit",
+        "data_dir=.": "--data_dir is where tfds: sources lie",
+        "name=": "--name is empty",
+        "limit=0": "limit",
+        "template=mine": "template",
+        "answer_field=a.b": "no column a.b for the answer; there are problem, answer",
+    }.items():
+        refused(says, "--source=in.jsonl", f"--{flag}")
     assert call("--source=in.jsonl", "--target=empty")[0] == 0 and len(written("empty")) == 1
 
 
