@@ -100,9 +100,7 @@ def test_plain_is_what_the_messages_say():
 
 
 def test_what_a_template_raises_is_one_line_with_file_and_problem(dated):
-    with pytest.raises(
-        ValueError, match=r"dated\.jinja.*'What is 2 \+ 2\?'.*Roles must alternate: user, assis"
-    ) as error:
+    with pytest.raises(ValueError, match=r"dated\.jinja.*'What is 2 \+ 2\?'.*Roles must alternate: ") as error:
         dated.render([USER, USER])
     assert "\n" not in str(error.value)
     assert dated.render([USER]), "and the next rendering is none the worse"
@@ -135,25 +133,14 @@ def test_a_template_that_does_not_compile(source, complaint):
 
 
 ESCAPES = [
-    "{{ ''.__class__.__mro__ }}",
-    "{{ ''.__class__ }}",
-    "{% if messages.__class__ %}{% endif %}",
-    "{{ messages | attr('__class__') }}",
-    "{{ messages | map(attribute='__class__') | list }}",
-    "{{ '{0.__class__}'.format(messages) }}",
-    "{{ '%s' | format(messages.__len__) }}",
-    "{{ cycler.__init__.__globals__.os.system('true') }}",
-    "{{ self.__init__ }}",
-    "{{ raise_exception.__globals__ }}",
-    "{{ messages.append(1) }}",
-    "{{ messages[0].update({'role': 'x'}) }}",
-    "{{ messages[0].pop('role') }}",
-    "{{ dict.fromkeys('ab') }}",
-    "{{ namespace(__class__=1) }}",
-    "{% set ns = namespace() %}{% set ns.__call__ = 1 %}",
-    "{% include '/etc/passwd' %}",
-    "{% import 'os' as os %}",
-]
+    "{{ ''.__class__.__mro__ }}", "{{ ''.__class__ }}", "{% if messages.__class__ %}{% endif %}",
+    "{{ messages | attr('__class__') }}", "{{ messages | map(attribute='__class__') | list }}",
+    "{{ '{0.__class__}'.format(messages) }}", "{{ '%s' | format(messages.__len__) }}",
+    "{{ cycler.__init__.__globals__.os.system('true') }}", "{{ self.__init__ }}", "{{ raise_exception.__globals__ }}",
+    "{{ messages.append(1) }}", "{{ messages[0].update({'role': 'x'}) }}", "{{ messages[0].pop('role') }}",
+    "{{ dict.fromkeys('ab') }}", "{{ namespace(__class__=1) }}", "{% set ns = namespace() %}{% set ns.__call__ = 1 %}",
+    "{% include '/etc/passwd' %}", "{% import 'os' as os %}",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +156,7 @@ def test_the_sandbox_refuses_to_be_left(evaluate, case):
         evaluate.render([USER], case=case)
 
 
-BOMBS = [
-    "{{ range(number) | list }}",
-    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-    "{{ [].no.such }}",
-]
+BOMBS = ["{{ range(number) | list }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ [].no.such }}"]
 
 
 @pytest.mark.parametrize("source", BOMBS)

@@ -8,11 +8,8 @@ import sys
 import fuzzing
 import jax
 import numpy as np
-import processes
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rpg_jax.data import gguf_tokenizer, load_tokenizer
 from rpg_jax.models import Model, huggingface, rope
@@ -37,10 +34,7 @@ def written(folder, name, *args, **kwargs):
 
 
 def convert(*arguments):
-    """(exit status, stdout, lines of stderr without progress) of the command."""
-    done = processes.run("convert", *arguments)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("loading", "writing"))]
-    return done.returncode, done.stdout, lines
+    assert fuzzing.call("convert", *arguments) == (0, "")
 
 
 def by_the_package(file):
@@ -55,8 +49,7 @@ def by_the_package(file):
 def test_a_file_becomes_a_checkpoint(architecture, folder):
     file = written(folder, architecture, architecture, "Q4_1", tied=architecture == "qwen3")
     target = folder / f"{architecture}-converted"
-    status, out, err = convert(f"--source={file}", f"--target={target}")
-    assert (status, err) == (0, []) and "huggingface" in out
+    convert(f"--source={file}", f"--target={target}")
     theirs, tensors = by_the_package(file), safetensors.numpy.load_file(target / "model.safetensors")
     assert len(tensors) == len(theirs)
     np.testing.assert_array_equal(tensors["model.layers.1.mlp.down_proj.weight"], theirs["blk.1.ffn_down.weight"])
@@ -77,9 +70,9 @@ def test_a_file_becomes_a_checkpoint(architecture, folder):
 
 def test_orbax_and_bfloat16_are_made_too(folder):
     file = written(folder, "narrow", quantization="BF16")
-    assert convert(f"--source={file}", f"--target={folder}/orbax", "--to=orbax", "--dtype=bfloat16")[0] == 0
+    convert(f"--source={file}", f"--target={folder}/orbax", "--to=orbax", "--dtype=bfloat16")
     assert weights.is_orbax(folder / "orbax") and load_tokenizer(folder / "orbax").eos_id == 2
-    assert convert(f"--source={file}", f"--target={folder}/kept")[0] == 0
+    convert(f"--source={file}", f"--target={folder}/kept")
     tensors = safetensors.numpy.load_file(folder / "kept" / "model.safetensors")
     assert {str(tensor.dtype) for tensor in tensors.values()} == {"bfloat16", "float32"}, "each keeps its own"
 
@@ -89,10 +82,8 @@ def test_each_quantization_is_read_as_the_package_reads_it(kind, folder, monkeyp
     monkeypatch.setattr(gguf_models, "LAYERS", 1)  # drawing blocks of some quantizations takes seconds
     file = written(folder, kind, "qwen2", kind)
     theirs, tensors = by_the_package(file), gguf_files.contents(gguf_files.read_header(file))
-    for ours, name in {
-        "model.layers.0.mlp.up_proj.weight": "blk.0.ffn_up.weight",
-        "lm_head.weight": "output.weight",
-    }.items():
+    names = {"model.layers.0.mlp.up_proj.weight": "blk.0.ffn_up.weight", "lm_head.weight": "output.weight"}
+    for ours, name in names.items():
         parts = weights.tensor_files.read(ours, tensors[ours], [(slice(3, 200), slice(None))], transposed=False)
         (array,) = parts.values()
         np.testing.assert_array_equal(array.astype(np.float32), theirs[name][3:200])
@@ -105,9 +96,8 @@ def test_the_scaling_of_llama_31_is_found_by_its_divisors(folder):
     more = {"llama.rope.freq_base": 5e5}
     file = written(folder, "llama31", more=more, tensors={"rope_freqs.weight": (plain / scaled).astype(np.float32)})
     assert gguf_files.read_config(gguf_files.read_header(file)).rope_scaling == scaling
-    file = written(
-        folder, "longrope", more=more, tensors={"rope_freqs.weight": np.linspace(1, 8, 32, dtype=np.float32)}
-    )
+    other = {"rope_freqs.weight": np.linspace(1, 8, 32, dtype=np.float32)}
+    file = written(folder, "longrope", more=more, tensors=other)
     with pytest.raises(ValueError, match="longrope.gguf: rope_freqs.weight does not hold the scaling of Llama 3.1"):
         gguf_files.read_config(gguf_files.read_header(file))
 
@@ -146,9 +136,8 @@ REFUSED = {
 def test_what_is_not_supported_is_named(case, folder):
     settings, message = REFUSED[case]
     file, target = written(folder, f"refused-{case}", **settings), folder / "refused"
-    status, _, err = convert(f"--source={file}", f"--target={target}")
-    assert status == 2 and len(err) == 1 and message in err[0] and file.name in err[0], err
-    assert not target.exists()
+    status, line = fuzzing.call("convert", f"--source={file}", f"--target={target}")
+    assert status == 2 and message in line and file.name in line and not target.exists()
 
 
 # A damaged file: truncated anywhere, or with a number of its header replaced.
@@ -188,21 +177,16 @@ def test_declared_sizes_take_no_memory(place, size, whole, folder):
         at = 8 if place == "tensors" else 16
         data = whole[:at] + struct.pack("<Q", size) + whole[at + 8 :]
     elif place in ("axes", "shape", "offset"):
-        at = whole.index(b"output_norm.weight") + len(
-            b"output_norm.weight"
-        )  # then u32 axes, u64 size, u32 kind, u64 offset
+        name = b"output_norm.weight"
+        at = whole.index(name) + len(name)  # then u32 axes, u64 size, u32 kind, u64 offset
         at, code = {"axes": (at, "<I"), "shape": (at + 4, "<Q"), "offset": (at + 16, "<Q")}[place]
         value = min(size, 2**32 - 1) if code == "<I" else size
         data = whole[:at] + struct.pack(code, value) + whole[at + struct.calcsize(code) :]
     else:
         begin = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
         kind = {"string": (8,), "numbers": (9, 0), "strings": (9, 8)}.get(place)
-        name = (
-            struct.pack("<Q", size)
-            if kind is None
-            else struct.pack("<Q1s", 1, b"k") + struct.pack(f"<{len(kind)}I", *kind)
-        )
-        data = begin + name + (struct.pack("<Q", size) if kind else b"") + bytes(4096)
+        key = struct.pack("<Q1s", 1, b"k") + struct.pack(f"<{len(kind)}I", *kind) if kind else b""
+        data = begin + key + struct.pack("<Q", size) + bytes(4096)
     refused(folder / "huge.gguf", data)
 
 
@@ -212,22 +196,6 @@ def test_sizes_that_are_there_and_too_many(whole, folder, monkeypatch):
     refused(folder / "product.gguf", whole[:at] + struct.pack("<QQ", 2**32, 2**32) + whole[at + 16 :])
     monkeypatch.setattr(gguf_files, "_MOST_VALUES", 1000)
     refused(folder / "many.gguf", whole)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_no_damage_of_the_header_escapes(whole, tmp_path_factory, data):
-    """Every damaged header is a ValueError or still a header: never another exception, never a hang."""
-    at = data.draw(st.integers(0, whole.index(b"blk.1.ffn_down.weight") + 400))
-    replacement = data.draw(st.binary(min_size=1, max_size=8))
-    file = tmp_path_factory.getbasetemp() / "fuzzed.gguf"
-    file.write_bytes(whole[:at] + replacement + whole[at + len(replacement) :])
-    try:
-        header = gguf_files.read_header(file)
-        gguf_files.contents(header)
-        gguf_tokenizer.files(header.metadata)
-    except ValueError:
-        pass
 
 
 # Tokenizers.
@@ -251,13 +219,10 @@ def test_the_tokenizer_splits_as_its_family_does(tmp_path):
         pieces = ours._model.pre_tokenizer.pre_tokenize_str(text)
         cut[pre] = [piece.replace("Ġ", "_") for piece, _ in pieces]
     assert cut["gpt-2"] == ["it", "_12345", "_cafÃ©", "_"]
-    assert cut["smollm"][:7] == ["it", "_", "1", "2", "3", "4", "5"]
-    assert cut["qwen2"][:7] == ["it", "_", "1", "2", "3", "4", "5"]
+    assert cut["smollm"][:7] == cut["qwen2"][:7] == ["it", "_", "1", "2", "3", "4", "5"]
     assert cut["llama-bpe"][:4] == ["it", "_", "123", "45"]
-    decomposed = "cafe\u0301"
-    assert tokenizer(tmp_path, "nfc", pre="qwen2").encode(decomposed) == tokenizer(tmp_path, "n", pre="qwen2").encode(
-        "café"
-    )
+    decomposed, composing = "cafe\u0301", tokenizer(tmp_path, "nfc", pre="qwen2")
+    assert composing.encode(decomposed) == composing.encode("café")
     assert ours.encode(decomposed) != ours.encode("café"), "llama-bpe keeps text as it is"
 
 
@@ -278,7 +243,7 @@ def test_special_tokens_are_those_of_the_file(tmp_path):
 def test_weights_are_those_that_the_folder_holds(folder):
     """Straight from the file, and by way of convert: the same parameters."""
     file = written(folder, "straight", "llama", "Q5_0")
-    assert convert(f"--source={file}", f"--target={folder}/way")[0] == 0
+    convert(f"--source={file}", f"--target={folder}/way")
     shapes = jax.eval_shape(Model(huggingface.read_config(folder / "way")).init, jax.random.key(0))
     here, there = weights.load(file, shapes), weights.load(folder / "way", shapes)
     jax.tree.map(np.testing.assert_array_equal, here, there)
