@@ -26,21 +26,18 @@ def open_log(path, step=0, **settings):
 
 
 def test_rows_and_samples_are_on_disk_when_write_returns(tmp_path):
-    with open_log(tmp_path) as log:
-        log.write(
-            {"step": 1, "train/reward": np.float32(0.5)}, samples=[{"response": "Answer: 7\n"}, {"response": "é"}]
-        )
-        assert read_jsonl(tmp_path / "metrics.jsonl") == ([{"step": 1, "train/reward": 0.5}], 0)
-        rows, _ = read_jsonl(tmp_path / "samples.jsonl")
-        assert rows == [{"step": 1, "response": "Answer: 7\n"}, {"step": 1, "response": "é"}]
+    for _ in range(2):  # the second is a run from its beginning, whose logs start empty
+        with open_log(tmp_path) as log:
+            samples = [{"response": "Answer: 7\n"}, {"response": "é"}]
+            log.write({"step": 0, "train/reward": np.float32(0.5)}, samples=samples)
+            assert read_jsonl(tmp_path / "metrics.jsonl") == ([{"step": 0, "train/reward": 0.5}], 0)
+            rows, _ = read_jsonl(tmp_path / "samples.jsonl")
+            assert rows == [{"step": 0, "response": "Answer: 7\n"}, {"step": 0, "response": "é"}]
 
 
-def test_numbers_become_json():
+def test_numbers_become_json_and_those_that_are_not_finite_null(tmp_path):
     value = {"a": jnp.float32(2.5), "b": np.arange(2), "c": (np.int64(1), math.inf), "d": [jnp.nan], 3: True, "n": None}
     assert jsonable(value) == {"a": 2.5, "b": [0, 1], "c": [1, None], "d": [None], "3": True, "n": None}
-
-
-def test_non_finite_numbers_stay_valid_json(tmp_path):
     with open_log(tmp_path) as log:
         log.write({"step": 1, "a": float("nan"), "b": np.float32("-inf")})
     line = (tmp_path / "metrics.jsonl").read_text()
@@ -95,13 +92,6 @@ def test_a_checkpoint_knows_the_rows_that_it_was_saved_with(tmp_path, capfd):
     open_log(tmp_path, 1, rows=rows).close()
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == f"warning: {tmp_path}/metrics.jsonl has lost 2 rows since step 1 was saved" and len(lines) == 3
-
-
-def test_a_run_from_its_beginning_starts_with_empty_logs(tmp_path):
-    for _ in range(2):
-        with open_log(tmp_path) as log:
-            log.write({"step": 0, "eval/all/mean@8": 0.1})
-    assert len(read_jsonl(tmp_path / "metrics.jsonl")[0]) == 1
 
 
 def test_cutting_back_replaces_the_file_atomically(tmp_path, monkeypatch):

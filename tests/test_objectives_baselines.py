@@ -1,4 +1,4 @@
-"""Every baseline against its formula entry by entry, against numbers worked by hand, and its advantages and weights."""
+"""Every baseline against its formula entry by entry, and its advantages and weights by hand."""
 
 import dataclasses
 import math
@@ -83,43 +83,9 @@ def test_baselines_are_what_their_papers_say(name):
     np.testing.assert_allclose(gradient, slopes, rtol=1e-11, atol=1e-15)
 
 
-# Two responses of 2 and 1 tokens with w = 1.25, 0.6 and 1, advantages 2 and −1, reference ½, 1 and ½ of the policy.
+# Two responses of 2 and 1 tokens with w = 1.25, 0.6 and 1.
 POLICY = np.log([[0.5, 0.3], [0.6, 1.0]])
 BEHAVIOR = np.log([[0.4, 0.5], [0.6, 1.0]])
-REFERENCE = np.log([[0.25, 0.3], [0.3, 1.0]])
-BY_HAND = {  # loss, and the gradient of the three tokens
-    # −(min(2.5, 1.2·2) + min(1.2, 0.8·2) − 1) / 6
-    "dr_grpo": (dict(), -2.6 / 6, (0, -1.2 / 6, 1 / 6)),
-    "ppo_clip": (dict(), -2.6 / 3, (0, -1.2 / 3, 1 / 3)),
-    "reinforce_pp": (dict(), -2.6 / 3, (0, -1.2 / 3, 1 / 3)),
-    # 1.25 is within 1.28: −(2.5 + 1.2 − 1) / 3
-    "dapo": (dict(), -0.9, (-2.5 / 3, -1.2 / 3, 1 / 3)),
-    # k3 = log 2 − ½, 0, log 2 − ½; slopes ½, 0, ½: ((−3.6 + 0.1·k3) / 2 + 1 + 0.1·k3) / 2
-    "grpo": (dict(beta=0.1), -0.385513961, (0.0125, -0.3, 0.525)),
-    # 1.25·k3 and 1·k3; slopes 1.25·log 2, 0, log 2
-    "grpo_corrected": (dict(beta=0.1), -0.384306792, (0.0216608494, -0.3, 0.534657359)),
-    # + 0.1·½·2·(log 2)²; slopes + 0.1·log 2
-    "reinforce_pp_baseline": (dict(beta=0.1), -0.850651566, (0.0231049060, -0.4, 0.356438239)),
-    # w = 0.75: −(0.75·2·log 0.15 − log 0.6) / 2
-    "rloo": (dict(), 1.16742718, (-0.75, -0.75, 0.5)),
-    # s = √0.75: −(2s − 1) / 2
-    "gspo": (dict(), -0.366025404, (-0.433012702, -0.433012702, 0.5)),
-    # −(2 log 0.5 + 2 log 0.3 − log 0.6) / 3
-    "reinforce": (dict(), 1.09447145, (-2 / 3, -2 / 3, 1 / 3)),
-    "gpg": (dict(), 1.09447145, (-2 / 3, -2 / 3, 1 / 3)),
-    # −(1.2·2 log 0.5 + 0.6·2 log 0.3 − log 0.6) / 3
-    "cispo": (dict(clip_high=0.2), 0.865831658, (-0.8, -0.4, 1 / 3)),
-}
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_baselines_by_hand(name):
-    given, expected, slopes = BY_HAND[name]
-    rest = dict(denominator=6.0) if name == "dr_grpo" else {}
-    mask = np.array([[1, 1], [1, 0]])
-    loss, gradient = run(make(name, **given), POLICY, BEHAVIOR, REFERENCE, np.array([[2.0], [-1.0]]), mask, **rest)
-    assert loss == pytest.approx(expected, rel=1e-8)
-    np.testing.assert_allclose(gradient[mask == 1], slopes, rtol=1e-8)
 
 
 def test_clip_fractions_and_the_off_policy_gap_are_told():

@@ -1,6 +1,7 @@
 """Answers, verifiers and shaping."""
 
 import json
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -36,9 +37,8 @@ def test_final_answer(response, answer):
 def test_verifiers_by_example():
     arithmetic, countdown, sorting = (VERIFIERS[name] for name in ("arithmetic", "countdown", "sorting"))
     assert arithmetic("Answer: 42", "42") and arithmetic("Answer: +42.", "42") and arithmetic("Answer: -3", "-3")
-    assert not any(
-        arithmetic(f"Answer: {text}", "42") for text in ("4 2", "42.0", "0x2a", "4_2", "٤٢", "42 or 43", "--42")
-    )
+    others = "4 2", "42.0", "0x2a", "4_2", "٤٢", "42 or 43", "--42"
+    assert not any(arithmetic(f"Answer: {text}", "42") for text in others)
     goal = json.dumps({"numbers": [2, 3, 3, 12], "target": 8})
     right = ["2+3+3", "12-(3+3)+2", "12 / 3 * 2", "(12*2)/3", "((2+3))+3", "12/(3/2)"]
     wrong = ["8", "2+2+2+2", "3+3+3-1", "12/0", "2+3+3=8", "2+3+3)", "(2+3+3", "-2+12", "2+3 3", "2**3", "+", "12-3-1"]
@@ -61,8 +61,6 @@ expressions = st.recursive(
 @settings(deadline=None)
 def test_evaluate_agrees_with_python(expression):
     """Against Python's own parser on exact fractions, wherever the expression is within our bounds."""
-    import re
-
     exact = re.sub(r"\d+", r"Fraction(\g<0>)", expression)
     try:
         expected = eval(exact, {"Fraction": Fraction})
@@ -84,12 +82,8 @@ def test_evaluate_agrees_with_python(expression):
 @example("1/(1-1)", "countdown")
 @settings(deadline=None)
 def test_verifiers_give_a_verdict_on_any_text(text, name):
-    answer = {
-        "arithmetic": "7",
-        "countdown": '{"numbers": [1, 2], "target": 3}',
-        "sorting": '"a,b"',
-        "rewriting": '"a,b"',
-    }[name]
+    answers = {"arithmetic": "7", "countdown": '{"numbers": [1, 2], "target": 3}'}
+    answer = answers.get(name, '"a,b"')
     for response in (text, f"Answer: {text}"):
         assert VERIFIERS[name](response, answer) in (True, False)
 
@@ -126,19 +120,14 @@ def test_overlong_penalty_is_dapos():
 
 
 def test_rewards_never_import_jax():
-    code = (
-        "import sys, rpg_jax.rewards; print([m for m in ('jax', 'grain', 'tensorflow_datasets') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    slow = {"jax", "jaxlib", "grain", "tensorflow_datasets"}
+    code = f"import sys, rpg_jax.rewards; sys.exit(bool({slow} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_scales_of_rewards():
-    assert scale_named("signed")([1, 0]).tolist() == [1, -1] and scale_named("unit")([1, 0, 0.5]).tolist() == [
-        1,
-        0,
-        0.5,
-    ]
-    assert scale_named("unit")([1]).dtype == np.float32
+    unit = scale_named("unit")([1, 0, 0.5])
+    assert scale_named("signed")([1, 0]).tolist() == [1, -1] and unit.tolist() == [1, 0, 0.5]
+    assert unit.dtype == np.float32
     with pytest.raises(ValueError, match="reward.scale is 'sign'; known: signed, unit"):
         scale_named("sign")

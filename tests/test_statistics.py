@@ -31,24 +31,6 @@ def test_pass_at_1_is_mean_at_k():
     assert mean_at_k([[1, 0, 0, 1], [0, 0, 0, 0]]).tolist() == [0.5, 0.0]
 
 
-def test_pass_at_k_is_unbiased():
-    random, rate, k = np.random.default_rng(1), 0.2, 4
-    estimate = pass_at_k(random.random((40000, 6)) < rate, k).mean()
-    assert abs(estimate - (1 - (1 - rate) ** k)) < 0.005
-
-
-@pytest.mark.parametrize("k", [0, 5])
-def test_pass_at_k_refuses_more_draws_than_responses(k):
-    with pytest.raises(ValueError, match=f"pass@{k} needs from 1 to 4"):
-        pass_at_k(np.ones((2, 4)), k)
-
-
-@pytest.mark.parametrize("shape", [(4,), (0, 4), (4, 0)])
-def test_responses_must_be_a_table(shape):
-    with pytest.raises(ValueError, match="problems, responses"):
-        mean_at_k(np.ones(shape))
-
-
 def test_bootstrap_interval_of_two_problems_is_exact():
     """Means of two redrawn from {0, 1} are 0, 1/2, 1 with probability 1/4, 1/2, 1/4."""
     assert bootstrap_interval([0.0, 1.0], level=0.95) == (0.0, 1.0)
@@ -62,26 +44,28 @@ def test_bootstrap_interval_agrees_with_the_normal_one():
     np.testing.assert_allclose([low, high], [values.mean() - half, values.mean() + half], atol=half / 10)
 
 
-def test_bootstrap_interval_covers_the_truth():
-    random = np.random.default_rng(3)
-    covered = 0
-    for trial in range(200):
-        low, high = bootstrap_interval(random.random(60) < 0.4, level=0.9, resamples=300, seed=trial)
-        covered += low <= 0.4 <= high
-    assert 0.83 <= covered / 200 <= 0.96
-
-
 def test_bootstrap_interval_depends_on_its_seed_alone():
     values = np.random.default_rng(4).random(30)
-    assert (
-        bootstrap_interval(values, seed=1) == bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
-    )
+    one, again, other = (bootstrap_interval(values, seed=seed) for seed in (1, 1, 2))
+    assert one == again != other
 
 
-@pytest.mark.parametrize(("values", "level"), [([], 0.95), ([[1.0]], 0.95), ([1.0], 95)])
-def test_bootstrap_interval_refuses(values, level):
-    with pytest.raises(ValueError, match="values has shape|level is 95"):
-        bootstrap_interval(values, level=level)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pass_at_k(np.ones((2, 4)), 0), "pass@0 needs from 1 to 4"),
+        (lambda: pass_at_k(np.ones((2, 4)), 5), "pass@5 needs from 1 to 4"),
+        (lambda: mean_at_k(np.ones(4)), "problems, responses"),
+        (lambda: mean_at_k(np.ones((0, 4))), "problems, responses"),
+        (lambda: mean_at_k(np.ones((4, 0))), "problems, responses"),
+        (lambda: bootstrap_interval([]), "values has shape"),
+        (lambda: bootstrap_interval([[1.0]]), "values has shape"),
+        (lambda: bootstrap_interval([1.0], level=95), "level is 95"),
+    ],
+)
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_majority_vote():
