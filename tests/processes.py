@@ -80,3 +80,10 @@ def execute(*command, timeout=400, **environment):
 def run(name, *arguments, timeout=400):
     """`python -m rpg_jax.NAME ARGUMENTS` to its end, as subprocess.run gives it."""
     return execute("-m", f"rpg_jax.{name}", *arguments, timeout=timeout)
+
+
+def succeed(name, *arguments):
+    """What `run` gives of a command that must end with status 0."""
+    done = run(name, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done

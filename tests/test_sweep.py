@@ -52,47 +52,30 @@ def test_results_are_of_the_sweep_that_they_name(name):
         assert (folder / image).exists()
 
 
-def test_the_provided_objectives_are_enough():
-    runs = variants.read("configs/sweeps/objectives.py").runs
-    names, seeds = {run.settings["objective.name"] for run in runs}, {run.seed for run in runs}
-    assert len(names) >= 8 and len(seeds) == 5
-
-
 def test_a_run_is_a_training_with_flags(tmp_path):
     file = write(tmp_path, "[('a', {'objective.beta': 1, 'objective.name': 'grpo'}), ('b', {})]")
     runs = variants.read(f"{file}:smoke", seeds=[3]).runs
     assert [run.name for run in runs] == ["a/seed3", "b/seed3"]
-    assert runs[0].flags == (
-        "--config=configs/sweeps/small.py:smoke",
-        "--config.seed=3",
-        "--config.objective.beta=1",
-        "--config.objective.name=grpo",
-    )
+    config = "--config=configs/sweeps/small.py:smoke", "--config.seed=3"
+    assert runs[0].flags == (*config, "--config.objective.beta=1", "--config.objective.name=grpo")
     assert runs[0].settings["objective.beta"] == 1.0 and runs[0].settings["steps"] == 3
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[('a', {}), ('a', {'objective.clip': 'rpg'})]", "'a' and 'a' of .* collide in name"),
         ("[('a', {}), ('A', {'objective.clip': 'rpg'})]", "'a' and 'A' of .* collide in name"),
         ("{'a': {}, 'b': {}}", "'a' and 'b' of .* have the same settings"),
         ("{'a/b': {}}", "expected a name"),
-        ("{}", "at least one variant"),
         ("{'a': 3}", "at least one variant"),
-        ("[1]", "at least one variant"),
         ("3", "VARIANTS of"),
         ("{'a': {'objective.bet': 1}}", "variant 'a' of .* has no key 'objective.bet'"),
-        ("{'a': {'objective': {}}}", "has no key 'objective'"),
         ("{'a': {'objective.beta': 'x'}}", "objective.beta='x' does not fit"),
         ("{'a': {'objective.beta': None}}", "to None"),
         ("{'a': {'seed': 1}}", "sets seed"),
         ("{'a': {'mesh.data': 1}}", "changes nothing"),
         ("{'a': {'objective.name': 'grpoo'}}", "variant 'a' of .*unknown objective"),
-        ("{'a': {'objective.name': 'grpo', 'objective.divergence': 'rkl'}}", "no setting 'divergence'"),
-        ("{'a': {'reference.mode': 'every'}}", "reference.every must be given"),
         ("{'a': {'learner.minibatch_prompts': 5}}", "variant 'a' of .*minibatch_prompts .5. does not divide"),
-        ("{'a': {'rollout.temperature': 0.0}}", "rollout.temperature"),
         ("{'a': {}, 'b': {'data.tasks.sorting.length': 4}}", "share a warm start.* data.tasks.sorting.length"),
         ("{'a': {}, 'b': {'model.size': 'small'}}", "model.size"),
         ("{'a': {}, 'b': {'warm_start.steps': 4}}", "warm_start.steps"),
@@ -112,7 +95,6 @@ def test_what_a_sweep_must_not_say(text, message, tmp_path):
         (HEAD + "SEEDS = (0, 0)\n", "more than once"),
         (HEAD + "SEEDS = ()\n", "seeds"),
         (HEAD + "SEEDS = (-1,)\n", "seeds"),
-        (HEAD + "SEEDS = ('1',)\n", "seeds"),
         (HEAD + "SEEDS = (2**32,)\n", "seeds"),
         (HEAD + "CONFIG = 3\n", "CONFIG"),
         (HEAD + "CONFIG = 'configs/sweeps/clips.py'\n", "no get_config"),
@@ -177,13 +159,9 @@ SAVES = STEP + (
 
 def task(folder, code):
     return Task(
-        name=folder.name,
-        command=[sys.executable, "-c", code, str(folder)],
-        folder=folder,
-        prepare=lambda: folder.mkdir(parents=True, exist_ok=True),
-        is_done=lambda: (folder / "summary.json").exists(),
-        steps=lambda: 0,
-    )
+        name=folder.name, command=[sys.executable, "-c", code, str(folder)], folder=folder, steps=lambda: 0,
+        prepare=lambda: folder.mkdir(parents=True, exist_ok=True), is_done=(folder / "summary.json").exists,
+    )  # fmt: skip
 
 
 def wait_for(*paths, seconds=120):
@@ -194,13 +172,8 @@ def wait_for(*paths, seconds=120):
 
 
 def test_a_failure_does_not_stop_the_others(tmp_path, capfd):
-    commands = {
-        "good": QUICK,
-        "bad": "import sys; sys.exit('error: a mistake')",
-        "killed": "import os; os.kill(os.getpid(), 9)",
-        "liar": "0",
-        "fine": QUICK,
-    }
+    commands = {"good": QUICK, "bad": "import sys; sys.exit('error: a mistake')", "liar": "0", "fine": QUICK}
+    commands["killed"] = "import os; os.kill(os.getpid(), 9)"
     tasks = [task(tmp_path / name, code) for name, code in commands.items()]
     assert Pool(tasks, 2, lambda: False).run() == {"bad": 1, "killed": 1, "liar": 1}
     out, error = capfd.readouterr()
@@ -316,23 +289,19 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
         file.write_text(f'#!/usr/bin/env bash\necho "{name} $(printf "<%s>" "$@")" >>"{notes}"\n')
         file.chmod(0o755)
     runs = [("a/seed0", ["--config=x.py", "--config.y=it's, (1, 2)"]), ("b/seed0", ["--config=x.py"])]
-    names = dict(
-        sweep="s.py", path=pathlib.Path("out/x.sh"), out=pathlib.Path("out/My_Sweep"), prepare=["python", "-m", "p"]
-    )
+    out = pathlib.Path("out/My_Sweep")
+    names = dict(sweep="s.py", path=out.with_name("x.sh"), out=out, prepare=["python", "-m", "p"])
     for kind in ("slurm", "tpu"):
         (tmp_path / f"{kind}.sh").write_text(joblist.script(kind, runs, **names))
         subprocess.run(["bash", "-n", tmp_path / f"{kind}.sh"], check=True)
     environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path)}
     for task_id in "01":
         subprocess.run(["bash", tmp_path / "slurm.sh"], env=environment | {"SLURM_ARRAY_TASK_ID": task_id}, check=True)
-    assert notes.read_text().splitlines() == [
-        "launch/setup.sh <>",
-        "bin/srun <--nodes=1><--ntasks=1><python><-m><p><--prepare=a/seed0>",
-        "launch/slurm.sh <--config=x.py><--config.y=it's, (1, 2)>",
-        "launch/setup.sh <>",
-        "bin/srun <--nodes=1><--ntasks=1><python><-m><p><--prepare=b/seed0>",
-        "launch/slurm.sh <--config=x.py>",
-    ]
+    expected = []
+    for name, flags in (("a", "<--config=x.py><--config.y=it's, (1, 2)>"), ("b", "<--config=x.py>")):
+        prepared = f"bin/srun <--nodes=1><--ntasks=1><python><-m><p><--prepare={name}/seed0>"
+        expected += ["launch/setup.sh <>", prepared, f"launch/slurm.sh {flags}"]
+    assert notes.read_text().splitlines() == expected
     notes.unlink()
     (tmp_path / "bin" / "python").symlink_to("/bin/true")
     command = ["bash", "tpu.sh", "gs://B/f", "--zone=z", "--type=t"]
@@ -348,9 +317,7 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
 
 
 FLAGS = dict(seeds=None, parallel=2, dry_run=False, slurm=False, tpu=False, prepare=None)
-WITHOUT_WARM_START = (
-    "{name: {'objective.beta': beta, 'warm_start.steps': 0} for name, beta in dict(a=0.1, b=0.2).items()}"
-)
+WITHOUT_WARM_START = "{x: {'objective.beta': y, 'warm_start.steps': 0} for x, y in dict(a=0.1, b=0.2).items()}"
 
 
 def run_sweep(folder, monkeypatch, codes, **flags):
