@@ -22,26 +22,3 @@ from rpg_jax.objectives.clips import CLIPS, Clip, TrustRegion
 from rpg_jax.objectives.divergences import DIVERGENCES, Divergence
 from rpg_jax.objectives.objective import Claim, Objective
 from rpg_jax.objectives.registry import RECIPES, make
-
-__all__ = [
-    "CLIPS",
-    "DIVERGENCES",
-    "RECIPES",
-    "Claim",
-    "Clip",
-    "Divergence",
-    "Objective",
-    "TrustRegion",
-    "advantages",
-    "baselines",
-    "clips",
-    "controls",
-    "corrections",
-    "divergences",
-    "make",
-    "metrics",
-    "own",
-    "own_files",
-    "reductions",
-    "surrogates",
-]

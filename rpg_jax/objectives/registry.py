@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rpg_jax import InputError
-from rpg_jax.objectives import baselines, controls, divergences, own, surrogates
+from rpg_jax.objectives import baselines, controls, own, surrogates
 from rpg_jax.objectives.batch import UNITS, Batch, as_mean_tokens
 from rpg_jax.objectives.clips import BOUNDS, CLIPS, UNCLIPPED, Clip, TrustRegion
-from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES
+from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES, named
 from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Claim, Objective
 from rpg_jax.objectives.reductions import BY_LEVEL
 from rpg_jax.objectives.settings import check, checked, choice, nearest
@@ -37,9 +37,9 @@ class Recipe(NamedTuple):
     loss: Callable[..., Any]
     unclipped: Claim
     defaults: Mapping[str, Any]
-    clips: tuple[str, ...] = ("ppo", "none")
-    level: str = "token"
-    units: Callable[[Batch], Batch] | None = None
+    clips: tuple[str, ...]
+    level: str
+    units: Callable[[Batch], Batch] | None
 
 
 def make(name: str, **settings: Any) -> Objective:
@@ -78,7 +78,22 @@ def _of_recipe(name: str, settings: Mapping[str, Any]) -> Objective:
     complete = {**recipe.defaults, **chosen}
     clip = _clip(name, complete, chosen, complete.get("clip", recipe.clips[0]))
     complete |= {key: clip.bounds.get(key) for key in BOUNDS if key in complete}
-    return (_rpg if name == "rpg" else _baseline)(name, recipe, complete, clip)
+    level = complete.get("level", recipe.level)
+    loss, unclipped, fields = (_rpg if name == "rpg" else _baseline)(recipe, complete, clip)
+    reduction = complete["reduction"] or BY_LEVEL[level]
+    if level == "sequence" and reduction not in ("sequence_mean", "constant"):  # a loss has one entry a row
+        raise InputError(f"reduction={reduction!r} averages tokens; level='sequence' takes sequence_mean or constant")
+    declares = unclipped._replace(off_policy=BIASED) if clip.bounds else unclipped
+    return Objective(
+        name=name,
+        loss=loss,
+        units=recipe.units or UNITS[level],
+        settings=complete | {"reduction": reduction},
+        level=level,
+        reduction=reduction,
+        declares=NEVER if reduction == "sequence_mean_token_mean" else declares,
+        **fields,
+    )
 
 
 def _clip(name: str, settings: Mapping, chosen: Mapping, clip_name: str) -> Clip | TrustRegion:
@@ -118,169 +133,109 @@ def _refuse_unknown(name: str, settings: Mapping[str, Any], known: Iterable[str]
             raise InputError(has + (f"; leave {key} unset (--config.objective.{key}=)" if others else ""))
 
 
-def _claim(unclipped: Claim, clip: Clip | TrustRegion, reduction: str) -> Claim:
-    """Biased off policy with a clip, and altogether by a mean over each response's own length."""
-    if reduction == "sequence_mean_token_mean":
-        return NEVER
-    return unclipped._replace(off_policy=BIASED) if clip.bounds else unclipped
-
-
-def _reduction(settings: Mapping[str, Any], level: str) -> str:
-    """The reduction; raises for one that counts tokens where a loss has one entry a row."""
-    reduction = settings["reduction"] or BY_LEVEL[level]
-    if level == "sequence" and reduction not in ("sequence_mean", "constant"):
-        raise InputError(f"reduction={reduction!r} averages tokens; level='sequence' takes sequence_mean or constant")
-    return reduction
-
-
-def _baseline(name: str, recipe: Recipe, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> Objective:
-    """A loss of `baselines`, against a normalized reference."""
-    reduction, beta = _reduction(settings, recipe.level), settings.get("beta", 0.0)
-    regularized = "beta" in inspect.signature(recipe.loss).parameters
+def _baseline(recipe: Recipe, settings: dict, clip: Clip | TrustRegion) -> tuple[Callable, Claim, dict]:
+    """(loss, what it is without a clip, fields of an `Objective`): a loss of `baselines`, Z = 1."""
+    beta, regularized = settings.get("beta", 0.0), "beta" in inspect.signature(recipe.loss).parameters
     in_loss = beta if regularized else 0.0
-    return Objective(
-        name=name,
-        loss=functools.partial(recipe.loss, clip=clip, **(dict(beta=beta) if regularized else {})),
-        units=recipe.units or UNITS[recipe.level],
-        settings=settings,
-        level=recipe.level,
-        reduction=reduction,
-        divergence="urkl" if in_loss else None,
-        beta=in_loss,
-        z_old=1.0,
-        reward_beta=beta - in_loss,
-        declares=_claim(recipe.unclipped if in_loss or not regularized else ALWAYS, clip, reduction),
-    )
+    loss = functools.partial(recipe.loss, clip=clip, **(dict(beta=beta) if regularized else {}))
+    fields = dict(divergence="urkl" if in_loss else None, beta=in_loss, z_old=1.0, reward_beta=beta - in_loss)
+    return loss, recipe.unclipped if in_loss or not regularized else ALWAYS, fields
 
 
-def _refuse(where: str, **fits: bool) -> None:
-    """Raises for the first of `fits` that is not so."""
-    for what, fine in fits.items():
-        if not fine:
-            raise InputError(f"{where} cannot go with {what}")
+def _rpg(recipe: Recipe, settings: dict, clip: Clip | TrustRegion) -> tuple[Callable, Claim, dict]:
+    """The same of an estimator of `surrogates.ESTIMATORS` with a clip that goes with it (docs/method.md 4).
 
-
-def _rpg(name: str, recipe: Recipe, settings: Mapping[str, Any], clip: Clip | TrustRegion) -> Objective:
-    """RPG: an estimator of `surrogates.ESTIMATORS` with a clip that goes with it (docs/method.md 4)."""
-    divergence, beta, level, z_old, kl = (settings[key] for key in ("divergence", "beta", "level", "z_old", "kl"))
-    estimator = settings["estimator"] or clip.estimators[0]
-    _check_rpg(settings, clip, estimator)
-    alpha = (settings["alpha"] or ALPHA) if divergence == "alpha" else None
-    loss, unclipped, target = surrogates.ESTIMATORS[estimator], recipe.unclipped, divergences.named(divergence, alpha)
+    `settings` get the estimator, and alpha where the divergence has one.
+    """
+    settings["estimator"] = settings["estimator"] or clip.estimators[0]
+    _check_rpg(settings, clip)
+    divergence, beta, z_old, kl = (settings[key] for key in ("divergence", "beta", "z_old", "kl"))
+    settings["alpha"] = alpha = (settings["alpha"] or ALPHA) if divergence == "alpha" else None
+    loss, unclipped, target = surrogates.ESTIMATORS[settings["estimator"]], recipe.unclipped, named(divergence, alpha)
     if settings["clip"] == "dual" and divergence in OWN_CONTROL:
         loss, unclipped = surrogates.regularized_ratio, IN_EXPECTATION if beta else ALWAYS
     if settings["clip"] == "coefficient":
         loss = surrogates.clipped_coefficient
-    in_loss, full_kl, control, region = beta, None, None, None
+    fields, in_loss = dict(divergence=divergence if beta else None, beta=beta, z_old=z_old), beta
     if kl == "full" and beta:  # the loss of an entry has the reward alone
-        in_loss, full_kl, unclipped = 0.0, target, IN_EXPECTATION
+        fields, in_loss, unclipped = fields | {"full_kl": target}, 0.0, IN_EXPECTATION
     elif beta and (kl == "to_go" or settings["control"] is not None):
         own_c, target = OWN_CONTROL[divergence], DIVERGENCES["urkl"]  # whose advantage takes it and the later tokens
         c = own_c if settings["control"] is None else settings["control"]
-        control = functools.partial(controls.controlled_advantage, beta=beta, c=c, own=own_c, kl=kl, z_old=z_old)
+        controlled = functools.partial(controls.controlled_advantage, beta=beta, c=c, own=own_c, kl=kl, z_old=z_old)
+        fields |= {"control": controlled}
         unclipped = IN_EXPECTATION if kl == "token" else Claim(EXACT_MEAN, BIASED)
     if isinstance(clip, TrustRegion):
-        region = functools.partial(surrogates.kept_units, region=clip, divergence=target, beta=in_loss)
-    reduction = _reduction(settings, level)
-    bounded = UNCLIPPED if isinstance(clip, TrustRegion) else clip
-    return Objective(
-        name=name,
-        loss=functools.partial(loss, divergence=target, beta=in_loss, clip=bounded, z_old=z_old),
-        units=UNITS[level],
-        settings={**settings, "alpha": alpha, "estimator": estimator, "reduction": reduction},
-        level=level,
-        reduction=reduction,
-        divergence=divergence if beta else None,
-        beta=beta,
-        z_old=z_old,
-        declares=_claim(unclipped, clip, reduction),
-        full_kl=full_kl,
-        control=control,
-        region=region,
-    )
+        fields |= {"region": functools.partial(surrogates.kept_units, region=clip, divergence=target, beta=in_loss)}
+        clip = UNCLIPPED
+    return functools.partial(loss, divergence=target, beta=in_loss, clip=clip, z_old=z_old), unclipped, fields
 
 
-def _check_rpg(settings: Mapping[str, Any], clip: Clip | TrustRegion, estimator: str) -> None:
+def _check_rpg(settings: Mapping[str, Any], clip: Clip | TrustRegion) -> None:
     """Raises ValueError for the combinations that docs/method.md 4.3 refuses."""
-    divergence, z_old, level, kl = (settings[key] for key in ("divergence", "z_old", "level", "kl"))
-    named = f"clip={settings['clip']!r}"
-    if estimator not in clip.estimators:
-        raise InputError(f"{named} takes estimator={' or '.join(map(repr, clip.estimators))}, not {estimator!r}")
-    for what, fits in ((f"{named}, and clips are", not clip.bounds), ("kl='full', which is", kl != "full")):
-        if z_old != 1 and not fits:
-            raise InputError(f"z_old={z_old} cannot go with {what} for a normalized reference")
-    if divergence != "alpha" and settings["alpha"] is not None:
-        raise InputError(f"alpha={settings['alpha']} cannot matter with divergence={divergence!r}; leave alpha unset")
-    for key, fits in (("level", level == "token"), ("control", settings["control"] is None)):
-        if kl == "full" and not fits:
-            raise InputError(f"kl='full' cannot go with {key}={settings[key]!r}: it sums over the tokens' vocabulary")
-    chosen = {key: settings[key] for key in ("control", "kl") if settings[key] not in (None, "token", "full")}
-    spelled = " and ".join(f"{key}={value!r}" for key, value in chosen.items())
-    if chosen and divergence not in OWN_CONTROL:
-        raise InputError(f"{spelled} is for divergence='rkl' or 'urkl', not {divergence!r}")
-    if chosen and settings["clip"] in ("dual", "dual_reward"):
-        raise InputError(f"{spelled} cannot go with {named}, which has a KL term of its own")
-    if kl == "to_go" and level == "sequence":
-        raise InputError("kl='to_go' is for level='token': over a whole response there are no later tokens")
+    keys = ("divergence", "estimator", "alpha", "level", "z_old", "control", "kl")
+    divergence, estimator, alpha, level, z_old, control, kl = (settings[key] for key in keys)
+    clip_name, scaled, full = f"clip={settings['clip']!r}", z_old != 1, kl == "full"
+    chosen = {"control": control, "kl": kl}
+    extra = " and ".join(f"{k}={value!r}" for k, value in chosen.items() if value not in (None, "token", "full"))
+    refused = {
+        f"{clip_name} takes estimator={' or '.join(map(repr, clip.estimators))}, not {estimator!r}":
+            estimator not in clip.estimators,
+        f"z_old={z_old} cannot go with {clip_name}, and clips are for a normalized reference": scaled and clip.bounds,
+        f"z_old={z_old} cannot go with kl='full', which is for a normalized reference": scaled and full,
+        f"alpha={alpha} cannot matter with divergence={divergence!r}; leave alpha unset":
+            divergence != "alpha" and alpha is not None,
+        f"kl='full' cannot go with level={level!r}: it sums over the tokens' vocabulary": full and level != "token",
+        f"kl='full' cannot go with control={control!r}: it sums over the tokens' vocabulary":
+            full and control is not None,
+        f"{extra} is for divergence='rkl' or 'urkl', not {divergence!r}": extra and divergence not in OWN_CONTROL,
+        f"{extra} cannot go with {clip_name}, which has a KL term of its own":
+            extra and settings["clip"] in ("dual", "dual_reward"),
+        "kl='to_go' is for level='token': over a whole response there are no later tokens":
+            kl == "to_go" and level == "sequence",
+    }  # fmt: skip
+    for text, wrong in refused.items():
+        if wrong:
+            raise InputError(text)
+
+
+def _recipe(
+    loss: Callable[..., Any], unclipped: Claim, own: dict[str, Any], clips: tuple[str, ...] = ("ppo", "none"),
+    level: str = "token", units: Callable[[Batch], Batch] | None = None,
+) -> Recipe:  # fmt: skip
+    """A recipe whose defaults are its own and those that every objective has."""
+    every = dict(advantage="group_mean", sampler_correction=None)
+    return Recipe(loss, unclipped, {**own, **every, **own}, clips, level, units)
 
 
 RPG_FORMS = tuple((name, estimator) for name, clip in CLIPS.items() for estimator in clip.estimators)
-_ANY = dict(advantage="group_mean", sampler_correction=None)  # settings that every objective has
-_NO_BOUNDS = dict(clip_low=None, clip_high=None)
-_PPO = dict(clip="ppo", **_NO_BOUNDS)
-_GRPO = dict(beta=0.04, **_PPO, reduction="sequence_mean_token_mean", advantage="group_mean_std")
+_RPG = dict(divergence="urkl", alpha=None, estimator=None, beta=1e-4, control=None, kl="token", clip="none")
+_RPG |= dict(**dict.fromkeys(BOUNDS), level="token", reduction=None, z_old=1.0)
+_PPO = dict(clip="ppo", clip_low=None, clip_high=None)
+_TOKENS = dict(reduction="token_mean")
+_BY_STD = dict(advantage="group_mean_std")
+_GRPO = dict(beta=0.04, **_PPO, reduction="sequence_mean_token_mean", **_BY_STD)
+_SAPO = dict(beta=0.0, tau_pos=None, tau_neg=None, reduction="sequence_mean_token_mean", **_BY_STD)
+_RLOO = dict(beta=0.03, reduction="sequence_mean", advantage="leave_one_out")
+_REINFORCE_PP = dict(beta=0.01, **_PPO, **_TOKENS, advantage="whitened_return")
+_GSPO = dict(clip="ppo", clip_low=3e-4, clip_high=4e-4, reduction="sequence_mean", **_BY_STD)
 
 RECIPES = {
-    "rpg": Recipe(
-        surrogates.reinforce,
-        ALWAYS,
-        dict(divergence="urkl", alpha=None, estimator=None, beta=1e-4, control=None, kl="token")
-        | dict(clip="none", **dict.fromkeys(BOUNDS), level="token", reduction=None, z_old=1.0),
-        tuple(dict(RPG_FORMS)),
+    "rpg": _recipe(surrogates.reinforce, ALWAYS, _RPG, tuple(dict(RPG_FORMS))),
+    "grpo": _recipe(baselines.grpo, NEVER, _GRPO),
+    "grpo_corrected": _recipe(baselines.grpo_corrected, ALWAYS, _GRPO),
+    "dapo": _recipe(baselines.grpo, NEVER, _GRPO | _TOKENS | dict(beta=0.0, clip_high=0.28)),
+    "sapo": _recipe(baselines.grpo, NEVER, _SAPO, ("sapo",)),
+    "dr_grpo": _recipe(baselines.grpo, NEVER, dict(beta=0.0, **_PPO, reduction="constant")),
+    "ppo_clip": _recipe(baselines.ppo_clip, ALWAYS, _PPO | _TOKENS),
+    "reinforce": _recipe(baselines.policy_gradient, ON_POLICY, _TOKENS, ("none",)),
+    "rloo": _recipe(baselines.weighted_policy_gradient, ALWAYS, _RLOO, ("none",), "sequence"),
+    "reinforce_pp": _recipe(baselines.ppo_clip, ALWAYS, _REINFORCE_PP),
+    "reinforce_pp_baseline": _recipe(
+        baselines.reinforce_pp_baseline, ON_POLICY, _REINFORCE_PP | dict(beta=1e-5, advantage="whitened_group_mean")
     ),
-    "grpo": Recipe(baselines.grpo, NEVER, _GRPO),
-    "grpo_corrected": Recipe(baselines.grpo_corrected, ALWAYS, _GRPO),
-    "dapo": Recipe(baselines.grpo, NEVER, _GRPO | dict(beta=0.0, clip_high=0.28, reduction="token_mean")),
-    "sapo": Recipe(
-        baselines.grpo,
-        NEVER,
-        dict(beta=0.0, tau_pos=None, tau_neg=None, reduction=_GRPO["reduction"], advantage="group_mean_std"),
-        ("sapo",),
-    ),
-    "dr_grpo": Recipe(baselines.grpo, NEVER, dict(beta=0.0, **_PPO, reduction="constant")),
-    "ppo_clip": Recipe(baselines.ppo_clip, ALWAYS, dict(**_PPO, reduction="token_mean")),
-    "reinforce": Recipe(baselines.policy_gradient, ON_POLICY, dict(reduction="token_mean"), ("none",)),
-    "rloo": Recipe(
-        baselines.weighted_policy_gradient,
-        ALWAYS,
-        dict(beta=0.03, reduction="sequence_mean", advantage="leave_one_out"),
-        ("none",),
-        level="sequence",
-    ),
-    "reinforce_pp": Recipe(
-        baselines.ppo_clip, ALWAYS, dict(beta=0.01, **_PPO, reduction="token_mean", advantage="whitened_return")
-    ),
-    "reinforce_pp_baseline": Recipe(
-        baselines.reinforce_pp_baseline,
-        ON_POLICY,
-        dict(beta=1e-5, **_PPO, reduction="token_mean", advantage="whitened_group_mean"),
-    ),
-    "gspo": Recipe(  # never exact: the geometric mean of a response's ratios divides by its length
-        baselines.ppo_clip,
-        NEVER,
-        dict(clip="ppo", clip_low=3e-4, clip_high=4e-4, reduction="sequence_mean", advantage="group_mean_std"),
-        level="sequence",
-        units=as_mean_tokens,
-    ),
-    "gpg": Recipe(
-        baselines.policy_gradient, ON_POLICY, dict(reduction="token_mean", advantage="rescaled_group_mean"), ("none",)
-    ),
-    "cispo": Recipe(
-        baselines.weighted_policy_gradient,
-        ALWAYS,
-        dict(clip_high=None, reduction="token_mean", advantage="group_mean_std"),
-        ("cap",),
-    ),
+    # Never exact: the geometric mean of a response's ratios divides by its length.
+    "gspo": _recipe(baselines.ppo_clip, NEVER, _GSPO, level="sequence", units=as_mean_tokens),
+    "gpg": _recipe(baselines.policy_gradient, ON_POLICY, _TOKENS | dict(advantage="rescaled_group_mean"), ("none",)),
+    "cispo": _recipe(baselines.weighted_policy_gradient, ALWAYS, dict(clip_high=None, **_TOKENS, **_BY_STD), ("cap",)),
 }
-for _name, _recipe in RECIPES.items():
-    RECIPES[_name] = _recipe._replace(defaults={**_recipe.defaults, **_ANY, **_recipe.defaults})
