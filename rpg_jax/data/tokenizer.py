@@ -1,12 +1,10 @@
 """Tokenizers with one interface: SentencePiece models, which can be trained here, and Hugging Face folders."""
 
-import contextlib
 import functools
 import io
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import sentencepiece
 
@@ -21,8 +19,8 @@ _BYTES = 256
 _TAG = re.compile(r"</?(\w+)>")
 
 
-class Tokenizer(Protocol):
-    """The interface of both kinds of tokenizer."""
+class Tokenizer:
+    """The interface of both kinds, and what they share: ids by name from the files of the folder, its chat template."""
 
     vocab_size: int  # largest id + 1
     bos_id: int | None
@@ -32,6 +30,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of text as text, without special tokens."""
+        raise NotImplementedError
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a prompt.
@@ -39,15 +38,51 @@ class Tokenizer(Protocol):
         Special tokens in a rendered chat template are recognized, and none is added. Other text gets BOS in front if
         the tokenizer asks for one.
         """
+        raise NotImplementedError
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text without special tokens, but with tags such as <answer> (see `_tags`); never raises.
 
         Ids beyond the vocabulary are skipped, and bytes that are not UTF-8 (part of a character) become U+FFFD.
         """
+        return self._decode([i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in self._unsaid])
 
     def render(self, messages: list[dict], **options) -> str:
         """The messages by the chat template of the folder; see `chat.ChatTemplate.render`."""
+        if self._chat is None:
+            raise InputError(f"{self._folder}: no chat template there; choose template=plain, or a Jinja file")
+        return self._chat.render(messages, **options)
+
+    def _read_folder(self, path: pathlib.Path, named: dict[str, str], template: str | None, marked=frozenset()):
+        """Sets ids and template, and what is not said. Returns the folder's special tokens, sorted.
+
+        Args:
+          named, marked: the special tokens of the vocabulary file, by name and without.
+        """
+        folder = self._folder = path.parent
+        of_folder, special = tokenizer_files.special_tokens(folder, self._id)
+        named = named | of_folder
+        special = {*named.values(), *special}
+        bos, eos, pad = (self._id(named.get(f"{name}_token", "")) for name in ("bos", "eos", "pad"))
+        self.bos_id, self.stop_ids = bos, tokenizer_files.stop_ids(folder, eos, self.vocab_size)
+        self.eos_id = self.stop_ids[0]
+        self.pad_id = self.eos_id if pad is None else pad
+        self._chat = tokenizer_files.chat_template(folder, named, template)
+        self._complete = self._chat is not None and template != "plain"  # rendered text contains BOS
+        control = {self._id(token) for token in named.values()} | set(self.stop_ids)
+        self._unsaid = {self._id(token) for token in special | marked} - self._tags(special | marked, control)
+        return sorted(special)
+
+    def _tags(self, special: Iterable[str], control: set[int]) -> set[int]:
+        """Those special tokens that are text of a response, which reward functions read.
+
+        These are <answer>, <think>, every other <NAME> of which </NAME> is a special token too, and their ends; but of
+        `control`, named tokens (<s>, </s>) and those that end a response, only </answer>.
+        """
+        tags = {token: found[1] for token in special if (found := _TAG.fullmatch(token))}
+        names = {"answer", "think"} | {name for token, name in tags.items() if token.startswith("</")} - {"s"}
+        said = {self._id(token) for token, name in tags.items() if name in names}
+        return said - (control - {self._id("</answer>")})
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
@@ -108,42 +143,7 @@ def load_tokenizer(path, template: str | None = None) -> Tokenizer:
     return kind(path, template)
 
 
-class _Tokenizer:
-    """Shared by both kinds: ids by name from the files of the folder, and its chat template."""
-
-    def _read_folder(self, path: pathlib.Path, named: dict[str, str], template: str | None):
-        """Sets ids and template; `named` has the special tokens of the vocabulary file. Returns all special tokens."""
-        folder = self._folder = path.parent
-        of_folder, special = tokenizer_files.special_tokens(folder, self._id)
-        named = named | of_folder
-        self._control_ids = {self._id(token) for token in named.values()}
-        self.bos_id, eos_id, pad_id = (self._id(named.get(f"{name}_token", "")) for name in ("bos", "eos", "pad"))
-        self.stop_ids = tokenizer_files.stop_ids(folder, eos_id, self.vocab_size)
-        self._control_ids |= set(self.stop_ids)
-        self.eos_id = self.stop_ids[0]
-        self.pad_id = self.eos_id if pad_id is None else pad_id
-        self._chat = tokenizer_files.chat_template(folder, named, template)
-        self._complete = self._chat is not None and template != "plain"  # rendered text contains BOS
-        return sorted({*named.values(), *special})
-
-    def _tags(self, special: Iterable[str]) -> set[str]:
-        """Those special tokens that are text of a response, which reward functions read.
-
-        These are <answer>, <think>, every other <NAME> of which </NAME> is a special token too, and their ends; but of
-        named tokens (<s>, </s>) and those that end a response only </answer>.
-        """
-        tags = {token: found[1] for token in special if (found := _TAG.fullmatch(token))}
-        names = {"answer", "think"} | {name for token, name in tags.items() if token.startswith("</")} - {"s"}
-        control = self._control_ids - {self._id("</answer>")}
-        return {token for token, name in tags.items() if name in names and self._id(token) not in control}
-
-    def render(self, messages: list[dict], **options) -> str:
-        if self._chat is None:
-            raise InputError(f"{self._folder}: no chat template there; choose template=plain, or a Jinja file")
-        return self._chat.render(messages, **options)
-
-
-class SentencePieceTokenizer(_Tokenizer):
+class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model; the JSON files of a Hugging Face folder beside it are read where they exist.
 
     With byte pieces, as `train_tokenizer` makes them, `decode(encode(text)) == text` for every text.
@@ -164,7 +164,6 @@ class SentencePieceTokenizer(_Tokenizer):
         named = {f"{name}_token": pieces[id] for name, id in ids.items() if 0 <= id < self.vocab_size}
         special = self._read_folder(path, named, template)
         self._special = re.compile(f"({'|'.join(map(re.escape, sorted(special, key=len, reverse=True)))})")
-        self._unsaid = {self._id(token) for token in set(special) - self._tags(special)}
         bytes_of_space = [self._id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
         self._space_as_bytes = None if None in bytes_of_space else bytes_of_space
 
@@ -183,29 +182,32 @@ class SentencePieceTokenizer(_Tokenizer):
         parts = self._special.split(text)  # text, special token, text, …
         return [id for k, part in enumerate(parts) for id in ([self._id(part)] if k % 2 else self.encode(part))]
 
-    def decode(self, ids) -> str:
-        return self._model.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in self._unsaid])
+    def _decode(self, ids: list[int]) -> str:
+        return self._model.decode(ids)
 
     def _id(self, piece: str) -> int | None:
         id = self._model.piece_to_id(piece)
         return id if self._model.id_to_piece(id) == piece else None
 
 
-class HuggingFaceTokenizer(_Tokenizer):
+class HuggingFaceTokenizer(Tokenizer):
     """A `tokenizer.json`, with the JSON files beside it."""
 
     def __init__(self, path, template: str | None = None):
         """`path` is the `tokenizer.json` file; see `load_tokenizer`."""
         path = pathlib.Path(path)
-        with _reading(path):
-            self._model = _parse(tokenizer_files.read_text(path))
+        text = tokenizer_files.read_text(path)
+        try:
+            self._model = _parse(text)
             self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
             begin = self._model.encode("").ids  # the tokens that the file's post-processor adds to every text
-        special = self._read_folder(path, {}, template)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # bare Exceptions, and panics of Rust
+            raise InputError(f"{path}: not a tokenizer of the Hugging Face format, or cut short: {error}") from error
         marked = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
+        special = self._read_folder(path, {}, template, marked)
         self._model.add_special_tokens([token for token in special if token not in marked])
-        everything = {*marked, *special}
-        self._unsaid = {self._id(token) for token in everything - self._tags(everything)}
         self._before = [] if self._complete else [id for id in begin if id == self.bos_id]
 
     @functools.cached_property
@@ -221,9 +223,8 @@ class HuggingFaceTokenizer(_Tokenizer):
     def encode_prompt(self, text: str) -> list[int]:
         return self._before + self._model.encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids) -> str:
-        said = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in self._unsaid]
-        return self._model.decode(said, skip_special_tokens=False)
+    def _decode(self, ids: list[int]) -> str:
+        return self._model.decode(ids, skip_special_tokens=False)
 
     def _id(self, token: str) -> int | None:
         return self._model.token_to_id(token)
@@ -236,14 +237,3 @@ def _parse(text: str):
     model.no_truncation()  # the file keeps the settings of the last training run
     model.no_padding()
     return model
-
-
-@contextlib.contextmanager
-def _reading(path):
-    """Turns any error of the library, bare Exceptions and panics of Rust, into a ValueError that names the file."""
-    try:
-        yield
-    except (ValueError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise InputError(f"{path}: not a tokenizer of the Hugging Face format, or cut short: {error}") from error
