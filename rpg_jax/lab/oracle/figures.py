@@ -4,19 +4,19 @@ import numpy as np
 import pandas as pd
 
 from rpg_jax.lab.oracle import tables
-from rpg_jax.lab.reporting.figures import svg_figure
+from rpg_jax.lab.reporting.figures import line_panels, svg_figure
 from rpg_jax.lab.reporting.style import COLORS, INK, frame, logarithmic
 
 COUNTS = np.geomspace(16, 65536, 49)  # responses
-LINES = {  # estimator -> color and style of its line
-    "token": (INK, "-"),
-    "token, RPG-Style Clip": (COLORS[1], "-"),
-    "token, truncated": (COLORS[2], "--"),
-    "token, IcePop": (COLORS[4], "-."),
-    "no ratio": ("#8a8a8a", ":"),
-    "sequence": (COLORS[3], "-"),
-    "sequence, RPG-Style Clip": (COLORS[3], "--"),
-    "GSPO": (COLORS[5], "-."),
+LINES = {  # the estimators that are drawn, each with its line
+    "token": dict(color=INK, linestyle="-"),
+    "token, RPG-Style Clip": dict(color=COLORS[1], linestyle="-"),
+    "token, truncated": dict(color=COLORS[2], linestyle="--"),
+    "token, IcePop": dict(color=COLORS[4], linestyle="-."),
+    "no ratio": dict(color="#8a8a8a", linestyle=":"),
+    "sequence": dict(color=COLORS[3], linestyle="-"),
+    "sequence, RPG-Style Clip": dict(color=COLORS[3], linestyle="--"),
+    "GSPO": dict(color=COLORS[5], linestyle="-."),
 }
 
 
@@ -25,39 +25,34 @@ def draw(table: pd.DataFrame, group: int) -> dict[str, str]:
     far = tables.shown(table[table.updates > 0])
     if far.empty:
         return {}
-    at = far[far.group == group]
-    return {
-        "error": _against_responses(at, "error", "relative root mean squared error", _error),
-        "direction": _against_responses(at, "direction", "1 − cosine to the gradient", _angle),
-        "clip": _clip(far),
-    }
+    known = far.estimator.isin(list(LINES)) & (far.direction_error < tables.LARGEST_ERROR)
+    figures, at = {}, far[(far.group == group) & known]
+    if len(at):
+        figures["error"] = _against_responses(at, "error", "relative root mean squared error", _error)
+        figures["direction"] = _against_responses(at, "direction", "1 − cosine to the gradient", _angle)
+    return figures | {"clip": _clip(far)}
 
 
-def _error(row: pd.Series) -> np.ndarray:
+def _error(row) -> np.ndarray:
     return np.sqrt(max(row.bias, 0) + row.variance * row.group / COUNTS)
 
 
-def _angle(row: pd.Series) -> np.ndarray:
+def _angle(row) -> np.ndarray:
     noise = row.variance * row.group / COUNTS
     return 1 - row.direction / np.sqrt(1 + noise / row.mean_squared)
 
 
 def _against_responses(at: pd.DataFrame, name: str, label: str, curve) -> str:
     """A panel for each length and age, in that order."""
-    panels = list(at.groupby(["length", "updates"], sort=True))
-    columns = max(at.updates.nunique(), 1)
-
-    def panel(axes):
-        for axis, ((length, updates), rows) in zip(axes, panels, strict=True):
-            for _, row in rows.iterrows():
-                if row.estimator in LINES and row.direction_error < tables.LARGEST_ERROR:
-                    color, style = LINES[row.estimator]
-                    axis.plot(COUNTS, curve(row), color=color, linestyle=style, linewidth=1.4, label=row.estimator)
-            frame(axis, f"{length} tokens, {updates} updates, KL {rows.kl.iloc[0]:.3g}", "responses N", label)
-            logarithmic(axis)
-        axes[0].legend(fontsize=6, frameon=False)
-
-    return svg_figure(f"oracle-{name}", len(panels), panel, height=2.6, columns=columns)
+    rows = at.sort_values(["length", "updates"], kind="stable").itertuples()
+    lines = [
+        pd.DataFrame(dict(
+            panel=f"{row.length} tokens, {row.updates} updates, KL {row.kl:.3g}", label=row.estimator, x=COUNTS,
+            y=curve(row),
+        ))
+        for row in rows
+    ]  # fmt: skip
+    return line_panels(f"oracle-{name}", pd.concat(lines), "responses N", label, at.updates.nunique(), LINES)
 
 
 def _clip(far: pd.DataFrame) -> str:

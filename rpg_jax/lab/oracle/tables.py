@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from rpg_jax.lab.oracle.measure import KEYS
+from rpg_jax.lab.reporting.page import table as markdown_table
 
 BASELINE = "token"
 LARGEST_ERROR = 0.05  # of the reference gradient, as a share of its norm, at a point that is shown
@@ -133,17 +134,12 @@ def spelled(number: float) -> str:
     return "∞" if np.isinf(number) else f"{number:.0f}"
 
 
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def points(table: pd.DataFrame) -> str:
     """A row for each length and age: how far the policy has gone, and whether the point is shown."""
     at = table.drop_duplicates(["length", "updates"])
     header = ["length, updates", "KL, nats", "reward", "tokens out of 0.8 … 1.28", "ESS, tokens", "ESS, responses"]
     header += ["error of the reference", "shown"]
-    return markdown(header, [
+    return markdown_table(header, [
         [f"{row.length}, {row.updates}", f"{row.kl:.3g}", f"{row.reward:.3f}", f"{row.outside:.2%}",
          f"{row.token_ess:.1%}", f"{row.sequence_ess:.2%}", f"{row.reference_error:.1%}",
          "yes" if row.reference_error < LARGEST_ERROR else "no"]
@@ -157,7 +153,7 @@ def comparison(table: pd.DataFrame, group: int) -> str:
     header += ["cosine at ∞", "N*"]
     at = shown(table)
     at = at[(at.group == group) & ((at.updates > 0) | (at.estimator == BASELINE))]
-    return markdown(header, [
+    return markdown_table(header, [
         [f"{row.length}, {row.updates}, {row.estimator}", f"{row.bias:.4f}", f"{row.bias_error:.4f}",
          f"{row.variance:.3g}", "none" if np.isnan(row.cosine) else f"{row.cosine:.3f}",
          f"{row.direction:.3f}" if row.direction_error < LARGEST_ERROR else "not known", verdict(row)]
@@ -176,4 +172,4 @@ def groups(table: pd.DataFrame, estimator: str) -> str:
         own = point[point.estimator == estimator].set_index("group")
         rows.append([f"{length}, {updates}", *(f"{base.variance[size] * size:.3g}" for size in sizes)])
         rows[-1] += [verdict(own.loc[size]) for size in sizes]
-    return markdown(header, rows)
+    return markdown_table(header, rows)

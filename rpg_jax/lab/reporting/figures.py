@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from rpg_jax.lab.reporting.estimates import over_runs
-from rpg_jax.lab.reporting.style import COLORS, INK, frame, smoothed
+from rpg_jax.lab.reporting.style import COLORS, INK, frame, logarithmic, smoothed
 
 CONTEXT, BAND = "#b0b0b0", "#d9d9d9"
 DASHES = ("-", "--", "-.", ":")
@@ -137,6 +137,37 @@ def _draw_series(axis, number, name, table, bands):
         table.index, table["value"], **style, linewidth=1.3, label=name, marker=marker, markersize=4,
         markevery=(number % every, every),
     )  # fmt: skip
+
+
+def line_panels(name, points: pd.DataFrame, x: str, y: str, columns: int, looks: dict[str, dict] | None = None) -> str:
+    """A panel for each value of `panel` and in it a line for each `label`, on logarithmic axes.
+
+    A dotted line at 1 is the error of estimating zero.
+
+    Args:
+      points: columns panel, label, x, y, and low and high if the lines have bands; in the order of panels and lines.
+      x, y: labels of the axes; looks: label -> Matplotlib's style of its line, unset: one after the other.
+    """
+    panels = list(points.groupby("panel", sort=False, observed=True))
+
+    def draw(axes):
+        lines = {}
+        for axis, (title, rows) in zip(axes, panels, strict=True):
+            for number, (label, line) in enumerate(rows.groupby("label", sort=False, observed=True)):
+                look = dict(color=COLORS[number % len(COLORS)], linestyle=DASHES[number % len(DASHES)])
+                look |= dict(marker=MARKERS[number % len(MARKERS)], markersize=3)
+                look |= dict(markevery=(number, 8) if len(line) > 20 else 1)
+                look = look if looks is None else looks[label]
+                (lines[label],) = axis.plot(line.x, line.y, linewidth=1.3, **look)
+                if "low" in line:
+                    axis.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.12, linewidth=0)
+            axis.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+            frame(axis, title, x, y)
+            logarithmic(axis)
+        # Handles are given explicitly, because Matplotlib's own choice leaves out names that begin with an underscore.
+        axes[0].legend(lines.values(), lines, fontsize=6, frameon=False)
+
+    return svg_figure(name, len(panels), draw, height=2.8, columns=columns)
 
 
 def svg_figure(name, panels, draw: Callable, height, width=12.0, columns=COLUMNS) -> str:

@@ -10,7 +10,6 @@ VARIANTS names what each variant changes of the base config, as the flags --conf
 be a list of (name, settings) pairs instead, in which a name that occurs twice is refused; a dict keeps the last one.
 """
 
-import functools
 import json
 import pathlib
 import re
@@ -165,29 +164,21 @@ def _config(where: str, base_name: str, base: ConfigDict, settings: Mapping[str,
     for key, value in settings.items():
         if key == "seed":
             raise InputError(f"{where} sets seed, which SEEDS does for every variant; drop it there")
-        is_new = key not in known_keys
-        if is_new and not cli.is_open(key.rpartition(".")[0], objective):
+        if key not in known_keys and not cli.is_open(key.rpartition(".")[0], objective):
             raise InputError(f"{where}: its CONFIG, {base_name}, has no key {key!r}")
         if not matters(key):
             raise InputError(f"{where} sets {key}, which changes nothing of what is computed; drop it")
         if value is None:
             raise InputError(f"{where} sets {key} to None, which a flag cannot; leave it unset in the base config")
-        expected = object if is_new else _type(base, key)
-        value = float(value) if expected is float and type(value) is int else value
-        if expected is not object and type(value) is not expected:
-            raise InputError(f"{where}: {key}={value!r} does not fit; expected a {expected.__name__}")
-        config.update_from_flattened_dict({key: value})
+        try:
+            config.update_from_flattened_dict({key: value})
+        except TypeError as error:
+            raise InputError(f"{where}: {key}={value!r} does not fit: {error}") from None
     try:
         build.build_settings(config)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return config
-
-
-def _type(config: ConfigDict, key: str) -> type:
-    """The type of a key's value, also where it is unset."""
-    *sections, last = key.split(".")
-    return functools.reduce(lambda section, name: section[name], sections, config).get_type(last)
 
 
 def warm_start_settings(settings: Mapping[str, Any]) -> dict:
