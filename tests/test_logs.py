@@ -46,13 +46,15 @@ def test_numbers_become_json_and_those_that_are_not_finite_null(tmp_path):
 
 @pytest.mark.parametrize("tail", ["", '{"step": 5, "x', '{"step": 5}', "\0\0"])
 def test_resume_cuts_back_to_the_restored_step(tmp_path, tail):
+    kept = None
     with open_log(tmp_path) as log:
         for step in range(1, 5):
             log.write({"step": step, "x": step}, samples=[{"n": 0}, {"n": 1}], heldout=[{"n": 2}])
+            kept = log.rows() if step == 2 else kept
     for name in ("metrics", "samples", "heldout"):
         with (tmp_path / f"{name}.jsonl").open("a") as file:
             file.write(tail)
-    with open_log(tmp_path, 2) as log:
+    with open_log(tmp_path, 2, rows=kept) as log:
         log.write({"step": 3, "x": -3})
     rows, dropped = read_jsonl(tmp_path / "metrics.jsonl")
     assert rows == [{"step": 1, "x": 1}, {"step": 2, "x": 2}, {"step": 3, "x": -3}] and dropped == 0

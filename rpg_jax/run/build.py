@@ -73,13 +73,13 @@ def build_settings(config: ConfigDict) -> dict:
         )
     scale_named(config.reward.scale)
     rollout = RolloutSettings(**set_keys(config.rollout, "delay", "top_k", "top_p"))  # the latter in runs of 0.2
-    learner = dict(scoring_rows=config.learner.microbatch_rows)
+    longest, learner = rollout.max_prompt + rollout.max_new, dict(scoring_rows=config.learner.microbatch_rows)
     learner |= set_keys(config.learner, "logprob_chunk", "pack", "packed_lengths")
     loop = LoopSettings(
         steps=config.steps, seed=config.seed, prompts=config.rollout.prompts, samples=config.rollout.samples,
         evaluate_every=config.evaluation.every, save_every=config.checkpoint.every,
         most_skipped=config.checkpoint.most_skipped, delay=config.rollout.delay,
-        packed_columns=packed_columns(config), **learner,
+        packed_columns=config.learner.packed_lengths * longest if config.learner.pack else None, **learner,
     )  # fmt: skip
     objective = build_objective(config)
     check_behavior(config.behavior.source, objective)
@@ -97,7 +97,9 @@ def build_settings(config: ConfigDict) -> dict:
             "objective.kl=full needs the reference's distributions, and reference.mode=iterative keeps log-probs only; "
             "set reference.mode to every, kl_target, ema or fixed"
         )
-    check_warm_start(config)
+    batch, rows = config.warm_start.batch, config.warm_start.microbatch_rows
+    if batch % rows:
+        raise InputError(f"warm_start.microbatch_rows ({rows}) must divide warm_start.batch ({batch})")
     return dict(objective=objective, optimizer=optimizer, rollout=rollout, reference=reference, loop=loop)
 
 
@@ -165,22 +167,6 @@ def check_behavior(source: str, objective: objectives.Objective) -> None:
         )
 
 
-def packed_columns(config: ConfigDict) -> int | None:
-    """Tokens of a packed row; None if a row holds one sequence."""
-    longest = config.rollout.max_prompt + config.rollout.max_new
-    lengths = config.learner.packed_lengths if "packed_lengths" in config.learner else 1  # earlier runs lack it
-    return lengths * longest if config.learner.pack else None
-
-
-def check_warm_start(config: ConfigDict) -> None:
-    """Raises ValueError for settings of the warm start that make no sense."""
-    warm = config.warm_start
-    if warm.batch % warm.microbatch_rows:
-        raise InputError(
-            f"warm_start.microbatch_rows ({warm.microbatch_rows}) must divide warm_start.batch ({warm.batch})"
-        )
-
-
 def build_objective(config: ConfigDict) -> objectives.Objective:
     """The objective. It is tried on abstract arrays, so that a mistake is found now and not after the warm start."""
     objective = objectives.make(config.objective.name, **set_keys(config.objective, "name", "denominator"))
@@ -220,12 +206,6 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
     )  # fmt: skip
 
 
-def build_lora(config: ConfigDict) -> LoRA | None:
-    """The adapters of a config; None if there are none. Raises ValueError for settings that `LoRA` refuses."""
-    lora = config.model.lora
-    return LoRA(lora.rank, lora.alpha, tuple(lora.targets.split(","))) if lora.rank else None
-
-
 def check_base(config: ConfigDict) -> None:
     """Raises ValueError for adapters without a checkpoint to adapt."""
     if config.model.lora.rank and config.model.checkpoint is None:
@@ -262,14 +242,15 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
     if config.model.dtype not in DTYPES:
         raise InputError(f"unknown model.dtype {config.model.dtype!r}; known: {', '.join(DTYPES)}")
     dtype = jnp.dtype(config.model.dtype)
-    heads = parallel.sharding.ACTIVATIONS["heads"]
     attention = make_attention(
-        config.model.attention, mesh, heads,
+        config.model.attention, mesh, parallel.sharding.ACTIVATIONS["heads"],
         dtype=dtype, head_dim=shape.head_dim, pack=pack, kinds=families.of(shape).attention_kinds(shape),
     )  # fmt: skip
+    lora = config.model.lora
+    adapters = LoRA(lora.rank, lora.alpha, tuple(lora.targets.split(","))) if lora.rank else None
     model = Model(
         shape, dtype=dtype, scan=config.model.scan, remat=config.model.remat, attention=attention,
-        constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh), lora=build_lora(config),
+        constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh), lora=adapters,
     )  # fmt: skip
     parallel.check_model(mesh, model)
     return model
@@ -299,11 +280,8 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, sho
       shapes: the abstract state.
       services: other fields of `Parts`: checkpoints, log, traced.
     """
-    logprobs = dict(
-        temperature=run.rollout.temperature,
-        logprob_chunk=config.learner.logprob_chunk,
-        packed_columns=run.loop.packed_columns,
-    )
+    logprobs = dict(temperature=run.rollout.temperature, logprob_chunk=config.learner.logprob_chunk)
+    logprobs |= dict(packed_columns=run.loop.packed_columns)
     denominator = loss_denominator(config, run.objective)
     evaluate = make_evaluate(
         run.model, run.data.tokenizer, run.scorer, run.mesh,

@@ -35,12 +35,12 @@ def for_inference(config: ConfigDict) -> ConfigDict:
     This machine may have other devices than the run's. Nothing is learned, so any objective will do; the run's own may
     be in a file that is not here.
     """
+    if "behavior" not in config:
+        raise InputError(
+            "this run is of version 0.1, whose checkpoints are laid out otherwise; go on with that version"
+        )
     config.model.attention = "auto"
     config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
-    # A run of an earlier version has no such keys.
-    config.behavior = config.get("behavior", ConfigDict(dict(source="trainer")))
-    config.rollout.update(dict(delay=0, carry_over=False, max_age=None) | config.rollout.to_dict())
-    config.model.lora = config.model.get("lora", ConfigDict(dict(rank=0)))
     try:
         parallel.make_mesh(**config.mesh)
     except ValueError:

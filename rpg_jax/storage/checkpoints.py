@@ -66,8 +66,6 @@ class Checkpoints:
     """
 
     def __init__(self, directory, keep_last: int = 2):
-        if keep_last < 1:
-            raise InputError(f"keep_last is {keep_last}; at least 1 is needed")
         self.directory = epath.Path(directory).expanduser()
         if "://" not in str(directory):
             self.directory = epath.Path(os.path.abspath(self.directory))

@@ -80,8 +80,8 @@ class RunLog:
     Args:
       workdir: the run's folder; exists.
       resume_step: the restored step, 0 for a new run.
-      rows: what `rows()` returned when the restored checkpoint was saved; a log that has lost rows since is reported
-        in one line on stderr. Without it, as in checkpoints of 0.2, the rows up to `resume_step` stay.
+      rows: what `rows()` returned when the restored checkpoint was saved, which stay; a log that has lost some since is
+        reported in one line on stderr. None: no rows stay.
       config: settings that wandb records.
       tensorboard: whether to write events under `workdir/tensorboard`.
       wandb: project name, or None for no wandb. The id in `workdir/wandb_id` makes a resumed run the same wandb run.
@@ -105,7 +105,7 @@ class RunLog:
             self._wandb = self._sinks.enter_context(_wandb_run(workdir, wandb, config))
         for name in ("metrics", "samples", "heldout"):
             path = workdir / f"{name}.jsonl"
-            self._rows[name] = _cut_back(path, resume_step, (rows or {}).get(name))
+            self._rows[name] = _cut_back(path, resume_step, (rows or {}).get(name, 0))
             self._files[name] = self._sinks.enter_context(path.open("a"))
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -204,15 +204,14 @@ def write_text_atomic(path, text: str) -> None:
     os.replace(draft, path)
 
 
-def _cut_back(path, step: int, count: int | None) -> int:
-    """Cuts a log back to its first `count` rows, or to the rows up to `step`; returns how many there are then."""
+def _cut_back(path, step: int, count: int) -> int:
+    """Cuts a log back to the first `count` rows, those of `step`'s checkpoint; returns how many there are then."""
     rows, dropped = read_jsonl(path, {"step": int})
-    kept = rows[:count] if count is not None else [row for row in rows if step and row["step"] <= step]
-    if dropped or len(kept) < len(rows):
-        write_text_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
-    if count is not None and len(kept) < count:
-        print(f"warning: {path} has lost {count - len(kept)} rows since step {step} was saved", file=sys.stderr)
-    return len(kept)
+    if dropped or count < len(rows):
+        write_text_atomic(path, "".join(json.dumps(row) + "\n" for row in rows[:count]))
+    if len(rows) < count:
+        print(f"warning: {path} has lost {count - len(rows)} rows since step {step} was saved", file=sys.stderr)
+    return min(count, len(rows))
 
 
 def _wandb_run(workdir, project, config):

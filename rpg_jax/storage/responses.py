@@ -9,6 +9,7 @@ import numpy as np
 from rpg_jax import InputError
 from rpg_jax.data.problems import Problem
 from rpg_jax.storage.logs import read_jsonl, write_json_atomic, write_text_atomic
+from rpg_jax.storage.settings import changes
 from rpg_jax.training.evaluation import Answered
 
 
@@ -31,7 +32,7 @@ class ResponseLog:
         self._k, self._done = settings["k"], {}
         self._record, self._settings = self._file.with_name("settings.json"), json.loads(json.dumps(settings))
         if self._file.exists():
-            _refuse_other(folder, _read_settings(self._record), self._settings)
+            _refuse_other(self._record, self._settings)
             rows, dropped = read_jsonl(self._file, _NEEDS)
             self._done = from_rows(rows, problems, self._k)
             if dropped or len(rows) > self._k * len(self._done):
@@ -90,19 +91,14 @@ def _name(problem):
     return problem.task, problem.id
 
 
-def _read_settings(file: pathlib.Path) -> dict:
+def _refuse_other(file: pathlib.Path, settings: dict):
+    """Raises InputError unless a file has these settings."""
+    mend = f"give another --out or remove {file.parent}"
     try:
-        settings = json.loads(file.read_text())
+        old = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise InputError(f"{file} is not a JSON object; give another --out or remove {file.parent}")
-    return settings
-
-
-def _refuse_other(folder, old: dict, new: dict):
-    changed = [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in new | old if old.get(key) != new.get(key)]
-    if changed:
-        raise InputError(
-            f"{folder} holds responses made with other settings ({'; '.join(changed)}); give another --out or remove it"
-        )
+        old = None
+    if not isinstance(old, dict):
+        raise InputError(f"{file} is not a JSON object; {mend}")
+    if changed := changes(old, settings):
+        raise InputError(f"{file.parent} holds responses made with other settings ({'; '.join(changed)}); {mend}")

@@ -80,18 +80,12 @@ def contents(directory) -> tuple[dict[str, Stored], list[str]]:
         files = few(sorted(set(absent.values())))
         raise InputError(f"{directory / INDEX} names files that are not there: {files} (tensors {few(absent)})")
     headers = {file: _header(directory / file) for file in sorted(set(names))}
-    lost = [
-        f"{name} is not in {file}, where {INDEX} has it" for name, file in index.items() if name not in headers[file]
-    ]
-    strays = [
-        f"{name} is in {file}, but {INDEX} {'has it in ' + index[name] if name in index else 'does not name it'}"
-        for file, header in headers.items()
-        for name in header
-        if index.get(name) != file
-    ]
-    faults = [few(kind) for kind in (lost, strays) if kind]
-    tensors = {name: stored for header in headers.values() for name, stored in header.items()}
-    return tensors | {name: headers[file][name] for name, file in index.items() if name in headers[file]}, faults
+    named, there = index.items(), [(name, file) for file, header in headers.items() for name in header]
+    lost = [f"{name} is not in {file}, where {INDEX} has it" for name, file in named - set(there)]
+    strays = [f"{name} is in {file}, but {INDEX} does not name it there" for name, file in set(there) - named]
+    faults = [few(sorted(kind)) for kind in (lost, strays) if kind]
+    places = dict(there) | {name: file for name, file in named if name in headers[file]}
+    return {name: headers[file][name] for name, file in places.items()}, faults
 
 
 def few(names: Iterable[str]) -> str:
