@@ -151,7 +151,7 @@ def test_what_is_unfinished_or_cut_short_is_shown(tmp_path):
     (root / "e" / "seed0" / "log.txt").write_text("error: so it ended")
     text = page_of(root)
     assert "4 runs not compared, for no evaluation at step 4: see Runs" in text
-    assert "| a, step 2 | - | 0.9000 | 0.9000 |" in text
+    assert "| a, step 2 | - | 0.9000 | 0.9000 |" in text and "| 0.9050 | - |" in text
     assert (
         "| a | 2 | unfinished | 2 of 4 | 2 | no | 1 |" in text and "| a | 1 | finished | 4 of 4 | 4 | yes | 0 |" in text
     )
@@ -245,7 +245,11 @@ def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):
     rows.write_text(rows.read_text().replace("countdown", "sorting"))
     text = page_of(tmp_path)
     assert "held-out tasks that not all variants were evaluated on, left out: countdown, sorting" in text
-    assert "| a | 1 | **0.3000** | - |" in text and "| a | b | 0.1000 | - | 1 | 1 |" in text and "nan" not in text
+    assert (
+        "| a | 1 | **0.3000** | **0.3000** | - |" in text
+        and "| a | b | 0.1000 | - | 1 | 1 |" in text
+        and "nan" not in text
+    )
     assert "With 1 run a variant nothing can be significant" in text
 
 

@@ -61,8 +61,7 @@ def document(title: str, found: list[runs.Run], margin: float | None = None) -> 
     blocks += ["## Training curves", Figure("curves", figures.curves(comparison), tables.CURVES)]
     blocks += ["## Last and best", tables.last_and_best(comparison), plain(tables.LAST_AND_BEST)]
     if several_variants or comparison.means["runs"].max() > 1:
-        blocks += ["## Means", Figure("intervals", figures.intervals(comparison.means), tables.INTERVALS)]
-        blocks += [tables.means(comparison)]
+        blocks += [Figure("intervals", figures.intervals(comparison.means), tables.INTERVALS)]
     blocks += ["## Training", Figure("dynamics", dynamics, tables.DYNAMICS)] if dynamics else []
     blocks += tables.costs(variants)
     blocks += tables.config_differences(variants)

@@ -12,13 +12,14 @@ CURVES = (
     "Held-out mean@k: mean over runs with its 95 % t interval; gray: the other variants. Dashed: not all runs of the "
     "variant; dotted: the step of comparison."
 )
-INTERVALS = "Mean over runs at the step of comparison, with its 95 % t interval; a run's score is its mean over tasks."
+INTERVALS = "Mean over runs and tasks at the step of comparison, with its 95 % t interval over runs."
 DYNAMICS = (
     "Training: mean over the runs of a variant, smoothed over a tenth of a run; 95 % t bands of at most four variants."
 )
 LAST_AND_BEST = (
     "Mean over runs of held-out mean@k: at the step of comparison, and the best of the evaluations until then for each "
-    "task on its own. Bold: best; underlined: second best. Without a number of runs: a run that ended earlier."
+    "task on its own. 95 %: t interval over runs of the mean of tasks. Bold: best; underlined: second best. Without a "
+    "number of runs: a run that ended earlier."
 )
 PAIRS = (
     "Differences with Welch's 95 % t interval. p: of the permutation test, alone and after Holm's correction for all "
@@ -68,13 +69,15 @@ def _marked(columns) -> list[list[Cell]]:
 
 
 def last_and_best(comparison) -> str:
-    """The paper's table: a row a variant, two columns a task and two of their mean; then runs that ended earlier."""
+    """The paper's table: a row a variant, two columns a task and two of their mean, whose interval is the last column;
+    then runs that ended earlier."""
     means = _interleaved(comparison.last(), comparison.best()).groupby(level="variant", sort=False).mean()
     cells = zip(*_marked(means[column] for column in means), strict=True)
-    rows = [[name, str(comparison.means["runs"][name]), *row] for name, row in zip(means.index, cells, strict=True)]
+    named = zip(comparison.means.itertuples(), cells, strict=True)
+    rows = [[mean.Index, str(mean.runs), *row, _interval(mean)] for mean, row in named]
     for (name, run), values in _interleaved(comparison.last(False), comparison.best(False)).iterrows():
-        rows.append([f"{name}, step {comparison.horizon[name, run]}", "-", *(f"{value:.4f}" for value in values)])
-    return table(["variant", "runs", *means.columns], rows)
+        rows.append([f"{name}, step {comparison.horizon[name, run]}", "-", *(f"{value:.4f}" for value in values), "-"])
+    return table(["variant", "runs", *means.columns, "95 %"], rows)
 
 
 def _interleaved(last, best) -> pd.DataFrame:
@@ -82,13 +85,6 @@ def _interleaved(last, best) -> pd.DataFrame:
     if last.shape[1] > 1:
         last, best = (scores.assign(**{"mean of tasks": scores.mean(axis=1)}) for scores in (last, best))
     return pd.DataFrame({f"{t} {kind}": scores[t] for t in last for kind, scores in (("last", last), ("best", best))})
-
-
-def means(comparison) -> str:
-    """A row a variant: its mean over runs and tasks, and the interval of that."""
-    (marked,) = _marked([comparison.means["value"]])
-    named = zip(comparison.means.itertuples(), marked, strict=True)
-    return table(["variant", "runs", "mean", "95 %"], [[m.Index, str(m.runs), mean, _interval(m)] for m, mean in named])
 
 
 def _interval(estimate) -> str:
