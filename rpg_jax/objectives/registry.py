@@ -48,7 +48,7 @@ def make(name: str, **settings: Any) -> Objective:
     Unset is the objective's default and not "none": PPO's clip stays on for `make("grpo", clip=None)`, which is spelled
     `clip="default"` too, and only `clip="none"` takes it away. Unset, rpg's divergence is urkl, its clip "none", its
     estimator the first that the clip takes, its reduction token_mean (sequence_mean for level="sequence"); bounds are
-    those of `clips.CLIPS`. `settings.CHECKS` says what each may be.
+    those of `clips.CLIPS`. `settings` says what each may be.
 
     make("FILE.py:NAME", ...) is a user's function (`own`), with its parameters beyond the contract's as settings.
 

@@ -1,7 +1,6 @@
 """What the settings of an objective may be, and errors that say so."""
 
 import difflib
-import functools
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
@@ -29,56 +28,45 @@ def choice(known: Iterable[str], key: str, value: Any) -> Any:
     return value
 
 
-def _control(key: str, value: Any) -> float | str:
-    if value == controls.OPTIMAL:
-        return controls.OPTIMAL
-    return _number(math.isfinite, f"or {controls.OPTIMAL!r}", key, value)
+CHOICES: dict[str, Iterable[str]] = {
+    "divergence": DIVERGENCES,
+    "estimator": surrogates.ESTIMATORS,
+    "level": UNITS,
+    "reduction": REDUCTIONS,
+    "kl": controls.KINDS,
+}
+ABOVE_0: tuple[str, Callable[[Any], bool]] = ("above 0", lambda x: 0 < x < math.inf)
+NUMBERS = {  # what each must be; a number that is not here, such as a bound of a clip, is above 0
+    "beta": ("of at least 0", lambda x: 0 <= x < math.inf),
+    "clip_low": ("above 0 and at most 1", lambda x: 0 < x <= 1),
+    "clip_high": ("above 0", lambda x: x > 0),
+    "clip_c": ("above 1", lambda x: x > 1),
+    "control": (f"or {controls.OPTIMAL!r}", math.isfinite),
+    "alpha": ("other than 0 and 1, the limits ufkl and urkl", lambda x: math.isfinite(x) and x not in (0, 1)),
+    "sampler_correction": ("above 0, the largest weight", ABOVE_0[1]),
+}
 
 
-def _number(fits: Callable, expected: str, key: str, value: Any) -> float:
+def check(key: str, value: Any) -> Any:
+    """The value of a setting or fact, numbers as floats; raises ValueError for what it may not be."""
+    if key in CHOICES:
+        return choice(CHOICES[key], key, value)
+    if key == "advantage":
+        return value if ":" in str(value) else choice([*ADVANTAGES, "FILE.py:NAME"], key, value)
+    if key == "declares":
+        claims, known = (value, value) if isinstance(value, str) else value, (EXACT, EXACT_MEAN, BIASED)
+        if isinstance(claims, tuple | list) and len(claims) == 2 and all(claim in known for claim in claims):
+            return Claim(*claims)
+        expected = f"one of: {', '.join(known)}; or a pair of them, on and off policy"
+        raise InputError(f"{key}={value!r}; expected {expected}")
+    if key == "control" and value == controls.OPTIMAL:
+        return value
+    expected, fits = NUMBERS.get(key, ABOVE_0)
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(value):
         raise InputError(f"{key}={value!r}; expected a number {expected}")
     return float(value)
 
 
-def _advantage(key: str, value: Any) -> str:
-    return value if ":" in str(value) else choice([*ADVANTAGES, "FILE.py:NAME"], key, value)
-
-
-def _declared(key: str, value: Any) -> Claim:
-    claims = (value, value) if isinstance(value, str) else value
-    known = (EXACT, EXACT_MEAN, BIASED)
-    if not isinstance(claims, tuple | list) or len(claims) != 2 or not all(claim in known for claim in claims):
-        raise InputError(f"{key}={value!r}; expected one of: {', '.join(known)}; or a pair of them, on and off policy")
-    return Claim(*claims)
-
-
-CHECKS: dict[str, Callable] = {
-    "divergence": functools.partial(choice, DIVERGENCES),
-    "estimator": functools.partial(choice, surrogates.ESTIMATORS),
-    "level": functools.partial(choice, UNITS),
-    "reduction": functools.partial(choice, REDUCTIONS),
-    "beta": functools.partial(_number, lambda x: 0 <= x < math.inf, "of at least 0"),
-    "clip_low": functools.partial(_number, lambda x: 0 < x <= 1, "above 0 and at most 1"),
-    "clip_high": functools.partial(_number, lambda x: x > 0, "above 0"),
-    "clip_c": functools.partial(_number, lambda x: x > 1, "above 1"),
-    "control": _control,
-    "kl": functools.partial(choice, controls.KINDS),
-    "alpha": functools.partial(
-        _number, lambda x: math.isfinite(x) and x not in (0, 1), "other than 0 and 1, the limits ufkl and urkl"
-    ),
-    "declares": _declared,
-    "z_old": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"),
-    "advantage": _advantage,
-    "sampler_correction": functools.partial(_number, lambda x: 0 < x < math.inf, "above 0, the largest weight"),
-}
-
-
-def check(key: str, value: Any) -> Any:
-    """The value as `CHECKS` leaves it; a key that is not there is a bound of a clip, a number above 0."""
-    return CHECKS.get(key, functools.partial(_number, lambda x: 0 < x < math.inf, "above 0"))(key, value)
-
-
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings or facts of an objective as `CHECKS` leave them; a value that is None is left so."""
+    """Settings or facts of an objective as `check` leaves them; a value that is None is left so."""
     return {key: value if value is None else check(key, value) for key, value in settings.items()}

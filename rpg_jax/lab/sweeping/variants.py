@@ -10,6 +10,7 @@ VARIANTS names what each variant changes of the base config, as the flags --conf
 be a list of (name, settings) pairs instead, in which a name that occurs twice is refused; a dict keeps the last one.
 """
 
+import copy
 import json
 import pathlib
 import re
@@ -159,7 +160,7 @@ def _pairs(variants: Any, file: str) -> list[tuple[str, dict]]:
 
 def _config(where: str, base_name: str, base: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
     """The config of a variant. What is cheap to build of it is built, so that mistakes show before any run starts."""
-    config, known_keys = base.copy_and_resolve_references().unlock(), flatten(base.to_dict())
+    config, known_keys = copy.deepcopy(base).unlock(), flatten(base.to_dict())  # unset keys keep their types
     objective = settings.get("objective.name", known_keys.get("objective.name"))
     for key, value in settings.items():
         if key == "seed":
