@@ -348,12 +348,6 @@ def test_bounds_exclude_what_their_keys_cannot_be(name):
         build.build_settings(config)
 
 
-def test_variants():
-    assert quickstart("smoke").steps < quickstart().steps
-    with pytest.raises(ValueError, match="smoke"):
-        quickstart("smok")
-
-
 def test_workdir_names_the_keys_that_differ(tmp_path):
     config = quickstart("smoke")
     workdir.open_workdir(tmp_path / "run", config, accept_change=False)

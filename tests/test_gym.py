@@ -97,9 +97,7 @@ def test_no_question_is_in_both_splits_whatever_the_seeds():
     heldout = draw(f"gym:{SUMS}, size=12, seed=1) + {SUMS}, size=4, min_digits=1)", "heldout")
     assert len(questions(train)) == 120 and len(questions(heldout)) == 16
     assert not questions(heldout) & (questions(train) | questions(other))
-    assert questions(train) != questions(other) and [p.id for p in train] == [
-        p.id for p in draw(f"gym:{SUMS}, size=120)")
-    ]
+    assert questions(train) != questions(other) and train == draw(f"gym:{SUMS}, size=120)")
     assert {problem.task for problem in train} == {"gym:chain_sum"}
 
 
@@ -194,6 +192,8 @@ def test_another_question_at_the_same_place_is_reported(sums, scorer):
 )
 def test_where_an_answer_is_looked_for(name, response, answer):
     assert EXTRACTIONS[name](response) == answer
+    with pytest.raises(ValueError, match="extraction='last' is unknown; known: stated, boxed, tags, number, text"):
+        Scorer(extraction="last")
 
 
 def test_workers_that_problems_need_are_started_at_once():
@@ -201,11 +201,6 @@ def test_workers_that_problems_need_are_started_at_once():
         Scorer("dapo", workers=1, memory_mb=128, tasks={"aime24", "gym:gcd"})
     with Scorer("dapo", workers=1, memory_mb=128, tasks={"aime24"}) as scorer:
         assert not scorer._pools
-
-
-def test_an_unknown_rule_is_named():
-    with pytest.raises(ValueError, match="extraction='last' is unknown; known: stated, boxed, tags, number, text"):
-        Scorer(extraction="last")
 
 
 @here
@@ -231,10 +226,7 @@ def test_prepare_writes_them(call):
     assert json.loads(open("heldout/summary.json").read())["split"] == "heldout"
     for arguments, says in [
         ([source, "--name=mine"], "--name=mine: problems of reasoning-gym have the name of their family"),
-        (
-            ["--source=gym:gcd(min_value=0)"],
-            "gym:gcd(min_value=0): gcd refuses {'min_value': 0}: min_value must be pos",
-        ),
+        (["--source=gym:gcd(min_value=0)"], "gym:gcd(min_value=0): gcd refuses {'min_value': 0}: min_value must be"),
         (["--source=gym:gcd("], "gym:gcd(: expected gym:FAMILY(PARAMETER=VALUE, ...) + ..., such as"),
         (["--source=in.jsonl", "--split=heldout"], "--split=heldout is for gym: sources"),
     ]:

@@ -18,7 +18,7 @@ import pytest
 from configs import quickstart
 from rpg_jax import parallel
 from rpg_jax.parallel import multihost
-from rpg_jax.run import states
+from rpg_jax.run import states, watchdog
 from rpg_jax.storage import workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -49,12 +49,8 @@ def launched(folder, text, *arguments):
     (folder / "launch" / "setup.sh").write_text(":\n")
     python.write_text(f'#!/usr/bin/env bash\n[[ "$1" != -c ]] || exec "{sys.executable}" "$@"\n{text}\n')
     python.chmod(0o755)
-    return subprocess.Popen(
-        ["bash", folder / "launch" / "multihost_cpu.sh", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = ["bash", folder / "launch" / "multihost_cpu.sh", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
@@ -67,26 +63,26 @@ def outcome(process, timeout=60):
     return process.returncode, out, err
 
 
+ONE = "[[ $JAX_PROCESS_ID == 1 ]] || exec sleep 60\n"
+
+
 def test_every_process_is_given_its_identity_and_the_flags(launch):
-    text = (
-        'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES: $JAX_NUM_CPU_DEVICES at $JAX_COORDINATOR_ADDRESS: $*" >&2; exit 1'
-    )
-    status, _, err = outcome(launch(text, "1", "--devices=4", "--", "--a", "b c"))
+    identity = "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES: $JAX_NUM_CPU_DEVICES at $JAX_COORDINATOR_ADDRESS: $*"
+    status, _, err = outcome(launch(f'echo "{identity}" >&2; exit 1', "1", "--devices=4", "--", "--a", "b c"))
     assert status == 1
     assert err.startswith("0 of 1: 4 at localhost:") and err.splitlines()[0].endswith(": -m rpg_jax.train --a b c")
 
 
-def test_only_the_first_process_is_heard_when_all_goes_well(launch):
-    assert outcome(launch("echo $JAX_PROCESS_ID", "3", "--")) == (0, "0\n", "")
-
-
-def test_a_mistake_is_printed_once(launch):
-    assert outcome(launch("echo 'error: no' >&2; exit 2", "3", "--")) == (2, "", "error: no\n")
-
-
-def test_a_mistake_of_one_process_is_its_last_line(launch):
-    text = "[[ $JAX_PROCESS_ID == 1 ]] || exec sleep 60\necho noise >&2; echo 'error: here' >&2; exit 2"
-    assert outcome(launch(text, "2", "--")) == (2, "", "error: here\n")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("echo $JAX_PROCESS_ID", (0, "0\n", "")),
+        ("echo 'error: no' >&2; exit 2", (2, "", "error: no\n")),
+        (f"{ONE}echo noise >&2; echo 'error: a' >&2; exit 2", (2, "", "error: a\n")),
+    ],
+)
+def test_the_first_process_is_heard_and_a_mistake_is_one_line(launch, text, expected):
+    assert outcome(launch(text, "3", "--")) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,14 +90,11 @@ def test_a_mistake_of_one_process_is_its_last_line(launch):
 )
 def test_a_lost_process_is_named_and_the_others_end(launch, death, how):
     begin = time.monotonic()
-    job = launch(f"[[ $JAX_PROCESS_ID == 1 ]] || exec sleep 60\necho last words >&2; {death}", "3", "--")
+    job = launch(f"{ONE}echo last words >&2; {death}", "3", "--")
     status, _, err = outcome(job)
     assert status == 1 and time.monotonic() - begin < 20
-    assert err.splitlines() == [
-        "last words",
-        f"error: process 1 of 3 was lost: it {how}, and the others were ended; start again to go on from the last "
-        "checkpoint",
-    ]
+    words, line = err.splitlines()
+    assert words == "last words" and line.startswith(f"error: process 1 of 3 was lost: it {how}, and the others were")
 
 
 def test_sigterm_is_passed_on_and_75_comes_back(launch, tmp_path):
@@ -153,10 +146,8 @@ def test_a_coordinator_that_cannot_be_reached_is_one_line(tmp_path):
     identity = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
     status, _, err = processes.finish(*processes.fork("-m", "rpg_jax.train", *flags, **identity), 60)
     assert status == 2 and not (tmp_path / "run").exists()
-    assert err == (
-        f"error: process 1 could not reach the coordinator at localhost:{port} within 1 s; start every process, or "
-        f"raise --coordinator_timeout\n"
-    )
+    assert err.count("\n") == 1 and "--coordinator_timeout" in err
+    assert err.startswith(f"error: process 1 could not reach the coordinator at localhost:{port} within 1 s; ")
 
 
 def test_hosts_with_other_configs_are_named(tmp_path):
@@ -355,7 +346,6 @@ def runs(tmp_path_factory):
     """Folder of the runs `one`, by a process with two devices, and `two`, by two of which one was killed, then one.
 
     `two` began with its parameters over both processes and went on with copies, as `one`, on two devices.
-    And what the launcher said of the killed one: (status, stderr, seconds).
     """
     folder = tmp_path_factory.mktemp("runs")
     (folder / "reward.py").write_text(REWARD)
@@ -369,24 +359,18 @@ def runs(tmp_path_factory):
     os.kill(max(map(int, found.stdout.split())), signal.SIGKILL)  # the last one started
     begin = time.monotonic()
     status, _, err = outcome(job)
-    killed = status, err, time.monotonic() - begin
+    assert status == 1 and time.monotonic() - begin < 30
+    last = err.splitlines()[-1]
+    assert last.startswith("error: process 1 of 2 was lost: it was killed by signal 9 (KILL), and the others were")
     for name in ("two", "one"):
         (member,) = members(("-m", "rpg_jax.train", *training_flags(folder, name)))
         status, _, err = processes.finish(*member, 300)
         assert status == 0, err
-    return folder, killed
-
-
-def test_a_killed_process_ends_the_job(runs):
-    _, (status, err, seconds) = runs
-    assert status == 1 and seconds < 30
-    last = err.splitlines()[-1]
-    assert last.startswith("error: process 1 of 2 was lost: it was killed by signal 9 (KILL), and the others were")
+    return folder
 
 
 def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
-    folder, _ = runs
-    one, two = rows(folder / "one"), rows(folder / "two")
+    one, two = rows(runs / "one"), rows(runs / "two")
     assert [row["step"] for row in one] == [row["step"] for row in two] == [0, 1, 2]
     for mine, theirs in zip(one, two, strict=True):
         assert mine.keys() == theirs.keys()
@@ -394,11 +378,7 @@ def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
             np.testing.assert_allclose(theirs[key], mine[key], rtol=2e-3, atol=1e-5, err_msg=f"{mine['step']} {key}")
     assert max(row.get("train/generation_batches", 0) for row in one) > 1, "dynamic sampling had nothing to do"
     assert all(row["train/reward_failures"] > 0 for row in one[1:])
-
-
-def test_the_first_process_writes_the_samples(runs):
-    folder, _ = runs
-    one, two = ((folder / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
+    one, two = ((runs / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
     assert one == two and len(one) == 6
 
 
@@ -453,8 +433,6 @@ def test_the_watchdog_ends_a_process_that_hangs_but_not_one_that_compiles():
 
 
 def test_a_watchdog_of_zero_seconds_never_fires():
-    from rpg_jax.run.watchdog import Watchdog
-
-    with Watchdog(0.0) as dog:
+    with watchdog.Watchdog(0.0) as dog:
         dog.tick()
         time.sleep(0.1)

@@ -2,7 +2,9 @@
 
 import decimal
 import fractions
+import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -64,7 +66,6 @@ def test_an_unknown_parameter_is_named_with_the_columns_that_there_are(function,
     [
         (True, 1.0),
         (False, 0.0),
-        (1, 1.0),
         (0.25, 0.25),
         (-0.0, 0.0),
         (-1e-9, 0.0),
@@ -73,6 +74,8 @@ def test_an_unknown_parameter_is_named_with_the_columns_that_there_are(function,
         (np.bool_(True), 1.0),
         (np.int8(1), 1.0),
         (np.array(0.5, np.float16), 0.5),
+        (jnp.float32(0.25), 0.25),
+        (jnp.array(True), 1.0),
         (fractions.Fraction(1, 4), 0.25),
         (decimal.Decimal("0.5"), 0.5),
         (1.00001, "returned 1.00001, not a number in 0..1; return a share, and set its size by reward.weights"),
@@ -95,12 +98,6 @@ def test_numbers_of_any_library_are_scores_and_what_is_none_is_said(value, numbe
         assert number in found["error"]
     else:
         assert found == {"value": number} and type(found["value"]) is float and str(found["value"])[0] != "-"
-
-
-def test_a_scalar_of_jax_is_a_score():
-    import jax.numpy as jnp
-
-    assert worker.score(jnp.float32(1.0) / 4) == 0.25 and worker.score(jnp.array(True)) == 1.0
 
 
 REWARDS = """
@@ -151,11 +148,8 @@ def test_several_rewards_are_scored_by_name_and_accuracy_is_the_first_without_it
     with Scorer(functions=functions, weights=weights, workers=1) as scorer:
         scores = scorer.score(ITEMS, [5, 4, 3])
         alone = scorer.score(ITEMS, [5, 4, 3], rewards=False)
-    assert {name: values.tolist() for name, values in scores.rewards.items()} == {
-        "right": [1, 0, 1],
-        "short": [0, 1, 1],
-        "level": [0.75, 0.75, 1],
-    }
+    found = {name: values.tolist() for name, values in scores.rewards.items()}
+    assert found == {"right": [1, 0, 1], "short": [0, 1, 1], "level": [0.75, 0.75, 1]}
     assert scores.correct.tolist() == alone.correct.tolist() == [1, 0, 1] and alone.rewards == {}
     assert scorer.weights == {"right": 0.5, "short": -0.25, "level": 1.0}
     total = weighted_sum(scores.rewards, scorer.weights, scale_named("unit"))
@@ -207,10 +201,7 @@ def test_a_prepared_set_may_have_the_name_of_a_task_with_a_verifier():
         (dict(function="dapo", functions="boxed"), "'dapo' and reward.functions are both set"),
         (dict(functions="dapo,dapo=boxed"), "has two of one name"),
         (dict(functions="dapo,,boxed"), "reward function '' must be one of verifier, dapo"),
-        (
-            dict(functions="dapo", weights={"brief": 1.0}),
-            "reward.weights has 'brief', which is no reward; there are: dapo",
-        ),
+        (dict(functions="dapo", weights={"brief": 1.0}), "reward.weights has 'brief', which is no reward; there are:"),
         (dict(functions="dapo", weights={"dapo": "1"}), "reward.weights.dapo is '1'; it must be a finite number"),
         (dict(functions="dapo", weights={"dapo": float("nan")}), "reward.weights.dapo is nan"),
         (dict(function="dapo", evaluation="brief"), "reward function 'brief' must be one of verifier, dapo"),
@@ -235,11 +226,9 @@ def test_each_function_is_tried_on_a_problem_with_its_own_answer(file, name, say
         scorer.try_out(PROBLEM, rewards=False)  # only what gives accuracy, a rule
         if says is None:
             return scorer.try_out(PROBLEM)
-        with pytest.raises(ValueError, match="reward function ") as error:
+        tried = f"mine.py:{name}', tried on problem 7 (set) with its answer '2' as the response: {says}"
+        with pytest.raises(ValueError, match=re.escape(tried)):
             scorer.try_out(PROBLEM)
-        assert f"mine.py:{name}', tried on problem 7 (set) with its answer '2' as the response: {says}" in str(
-            error.value
-        )
         assert scorer.score(ITEMS[:1], [1]).failures[0].startswith(f"problem 7 (set): reward function {name}: {says}")
 
 
