@@ -1,62 +1,39 @@
-"""`python -m rpg_jax.convert`: there and back to the bit, a run exported at its evaluation point, and what is refused.
+"""`python -m rpg_jax.convert`: there and back to the bit, a run at its evaluation point, and what is refused."""
 
-All commands run in one process of their own: absl keeps one set of flags a process, and commands share names.
-"""
-
+import contextlib
 import json
 
 import jax
 import ml_dtypes
 import numpy as np
-import processes
 import pytest
 import safetensors.numpy
 import test_huggingface as checkpoint
+from fuzzing import outcome
 
-from rpg_jax.models import huggingface
-
-EXTRAS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
-
-DRIVER = """
-import contextlib, io, json, os, sys
-from functools import partial
-import jax, numpy as np
-from absl.testing import flagsaver
 from configs import quickstart
-from rpg_jax.run import build, cli, states
-from rpg_jax import convert
+from rpg_jax.models import huggingface
+from rpg_jax.run import build, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.update import init_params
 
+EXTRAS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
 def make_run(path):
-    '''A run of the quickstart after no step, its two points set apart.'''
+    """A run of the quickstart after no step, its two points set apart, and these."""
     config = quickstart.get_config("smoke")
-    config.data.directory = path + "-data"
+    config.data.directory = f"{path}-data"
     workdir.open_workdir(path, config, False)
     run = build.build_run(config, log=lambda _: None)
     fresh = states.build_state(run, init_params(run.model, run.mesh, 0))
     state = fresh.state
     state.opt_state.z["embed"]["embedding"] = state.opt_state.z["embed"]["embedding"] + 0.5
-    with Checkpoints(path + "/checkpoints") as checkpoints:
+    with Checkpoints(path / "checkpoints") as checkpoints:
         checkpoints.save(7, fresh, {}, wait=True)
-    np.savez(path + "/points.npz", y=state.params["embed"]["embedding"], z=state.opt_state.z["embed"]["embedding"])
     run.scorer.close()
-
-found = []
-os.chdir(sys.argv[1])
-make_run(sys.argv[2])
-for arguments in json.loads(sys.argv[3]):
-    out, err = io.StringIO(), io.StringIO()
-    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.run(convert.main, ["convert", *arguments])
-        except SystemExit as left:
-            code = left.code
-    lines = [line for line in err.getvalue().splitlines() if not line.startswith(("loading", "reading", "writing"))]
-    found.append([code, out.getvalue(), lines])
-json.dump(found, sys.__stdout__)
-"""
+    return jax.device_get((state.params["embed"]["embedding"], state.opt_state.z["embed"]["embedding"]))
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +87,21 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def points(folder):
+    return make_run(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def found(folder, points):
     """{case: (exit status, stdout, lines of stderr without progress)}."""
     cases = CASES | {name: arguments for name, (arguments, _) in REFUSED.items()}
-    done = processes.execute("-c", DRIVER, folder, "run", json.dumps(list(cases.values())))
-    assert done.returncode == 0, done.stderr
-    return dict(zip(cases, json.loads(done.stdout), strict=True))
+    with contextlib.chdir(folder):
+        said = {case: outcome("convert", *arguments) for case, arguments in cases.items()}
+    progress = "loading", "reading", "writing"
+    return {
+        case: (status, out, [line for line in err.splitlines() if not line.startswith(progress)])
+        for case, (status, out, err) in said.items()
+    }
 
 
 def tensors_in(folder):
@@ -155,11 +141,11 @@ def test_what_belongs_to_weights_comes_along(folder, found):
     assert (folder / "back").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_run_is_exported_at_its_evaluation_point(folder, found):
-    points = np.load(folder / "run" / "points.npz")
+def test_a_run_is_exported_at_its_evaluation_point(folder, points, found):
+    y, z = points
     exported = tensors_in(folder / "exported")["model.embed_tokens.weight"]
-    np.testing.assert_allclose(exported, (points["y"] - 0.1 * points["z"]) / 0.9, rtol=1e-5, atol=1e-6)
-    assert np.abs(exported - points["y"]).max() > 0.05
+    np.testing.assert_allclose(exported, (y - 0.1 * z) / 0.9, rtol=1e-5, atol=1e-6)
+    assert np.abs(exported - y).max() > 0.05
     config = huggingface.read_config(folder / "exported")
     assert config.qk_norm and config.vocab_size == len(exported) and config.max_length == 1024
     raw = json.loads((folder / "exported" / "config.json").read_text())

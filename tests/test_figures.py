@@ -1,4 +1,4 @@
-"""The training figure: what it draws is what was logged, whatever is missing."""
+"""Figures: that of a training draws what was logged, whatever is missing, and those of the paper its formulas."""
 
 import math
 import subprocess
@@ -9,6 +9,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from rpg_jax.lab import clip_figures
+from rpg_jax.lab.clip_figures import BOUNDS, RATIOS, curve, figures
 from rpg_jax.lab.reporting.training_curves import training_figure
 
 TITLES = [
@@ -23,24 +25,14 @@ def make_rows(steps, k=8):
     for step in range(steps + 1):
         row = {"step": step}
         if step:
-            row |= {
-                "train/reward": step / steps,
-                "train/entropy": 1.0 / step,
-                "train/response_length": 20.0 + step,
-                "train/kl_behavior_k3": 1e-3 * step,
-                "train/clip_fraction": 0.01,
-                "throughput/rollout_tokens_per_second": 14000.0 + step,
-                "throughput/update_tokens_per_second": 15000.0,
-            }
+            row |= {"train/reward": step / steps, "train/entropy": 1.0 / step, "train/response_length": 20.0 + step}
+            row |= {"train/kl_behavior_k3": 1e-3 * step, "train/clip_fraction": 0.01}
+            row |= {f"throughput/{name}_tokens_per_second": 14000.0 + step for name in ("rollout", "update")}
         if step % 2 == 0:
             for task, accuracy in (("arithmetic", 0.3), ("all", 0.4)):
                 key, value = f"eval/{task}/mean@{k}", accuracy + step / 100
-                row |= {
-                    key: value,
-                    f"{key}_low": value - 0.05,
-                    f"{key}_high": value + 0.05,
-                    f"eval/{task}/pass@{k}": 0.9,
-                }
+                row |= {key: value, f"{key}_low": value - 0.05, f"{key}_high": value + 0.05}
+                row[f"eval/{task}/pass@{k}"] = 0.9
         rows.append(row)
     return rows
 
@@ -116,3 +108,30 @@ def test_training_starts_without_what_only_draws_and_reports():
     command = f"import sys, {modules}; print({{'matplotlib', 'pandas', 'scipy'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stdout + done.stderr
+
+
+# The paper's Figures 2 and 3: the curves are the formulas of Algorithms 1 and 2, and the command draws them.
+
+LOW, HIGH, C = 1 - BOUNDS["clip_low"], 1 + BOUNDS["clip_high"], BOUNDS["clip_c"]
+
+
+@pytest.mark.parametrize("name", ["figure2", "figure3"])
+def test_curves_are_those_of_the_paper(name):
+    """Where they are flat and how high; Algorithm 2 with −log policy = 1 has the values of the dual clip, mirrored."""
+    sign = -1 if name == "figure2" else 1  # the loss term −w·A, and w·A times −log policy
+    objective = figures()[name][1]
+    up, down = curve(objective, 1.0), curve(objective, -1.0)
+    inside = np.abs(RATIOS[:, None] - [LOW, HIGH, C]).min(1) > 1e-9
+    np.testing.assert_allclose(up.loss[inside], sign * np.minimum(RATIOS, HIGH)[inside], rtol=1e-12)
+    np.testing.assert_allclose(down.loss[inside], -sign * np.clip(RATIOS, LOW, C)[inside], rtol=1e-12)
+    np.testing.assert_array_equal(up.slope[inside] != 0, (RATIOS < HIGH)[inside])
+    np.testing.assert_array_equal(down.slope[inside] != 0, ((RATIOS > LOW) & (RATIOS < C))[inside])
+    np.testing.assert_allclose(up.slope[up.slope != 0], -RATIOS[up.slope != 0], rtol=1e-12)
+
+
+def test_the_command_draws_both(call_command, tmp_path):
+    status, out, _ = call_command("study.figures", "--out=drawn")
+    assert status == 0 and "figure2.png, figure3.png" in out
+    for name in clip_figures.figures():
+        image = matplotlib.image.imread(tmp_path / "drawn" / f"{name}.png")
+        assert image.shape[0] > 300 and image.std() > 0.01

@@ -56,36 +56,24 @@ def run(command, tmp_path, **environment):
     )
 
 
-OLD_PYTHON = 'if [[ "$1" == --version ]]; then echo "Python 3.9.2"; else exit 1; fi'
-
-
 def test_an_old_python_is_one_clear_line(clone, tmp_path):
     tools = tmp_path / "tools"
     for name in ("python3", "python"):
-        fake(tools / name, OLD_PYTHON)
+        fake(tools / name, 'if [[ "$1" == --version ]]; then echo "Python 3.9.2"; else exit 1; fi')
     for name in ("dirname", "bash"):
         (tools / name).symlink_to(shutil.which(name))
     for script in ("launch/setup.sh", "launch/test.sh", "launch/quickstart.sh", ".ci/run"):
         result = run([tools / "bash", clone / script], tmp_path, PATH=str(tools))
-        assert result.returncode == 2 and result.stdout == ""
-        assert result.stderr.splitlines() == [
-            "error: Python 3.11 or newer is needed and Python 3.9.2 was found; install it, or name one: "
-            "PYTHON=/path/to/python3.11"
-        ]
+        assert result.returncode == 2 and result.stdout == "" and result.stderr.count("\n") == 1
+        assert "error: Python 3.11 or newer is needed and Python 3.9.2 was found; " in result.stderr
     assert not (clone / ".venv").exists()
 
 
-def fake_venv(clone, works=True):
-    """A .venv whose python notes its arguments, and answers setup's questions with the real one."""
+def fake_venv(clone, more=""):
+    """A .venv whose python notes its arguments, answers setup's questions with the real one, and then does `more`."""
     log = clone / "calls"
-    fake(
-        clone / ".venv" / "bin" / "python",
-        f"""
-        if [[ "$1" == -c ]]; then exec "{sys.executable}" "$@"; fi
-        echo "$*" >> "{log}"
-        [[ "$2" != pip || {int(works)} == 1 ]]
-        """,
-    )
+    answer = f'if [[ "$1" == -c ]]; then exec "{sys.executable}" "$@"; fi'
+    fake(clone / ".venv" / "bin" / "python", f'{answer}\necho "$*" >> "{log}"\n{more}')
     fake(clone / ".venv" / "bin" / "shellcheck", "")
     return lambda: log.read_text().splitlines() if log.exists() else []
 
@@ -103,7 +91,7 @@ def test_requirements_are_installed_once_for_each_change(clone, tmp_path):
 
 
 def test_a_failed_installation_is_tried_again(clone, tmp_path):
-    calls = fake_venv(clone, works=False)
+    calls = fake_venv(clone, '[[ "$2" != pip ]]')
     for tries in (1, 2):
         result = run(["bash", clone / "launch/test.sh"], tmp_path)
         assert result.returncode == 1 and "error: pip could not install requirements.txt" in result.stderr
@@ -111,9 +99,7 @@ def test_a_failed_installation_is_tried_again(clone, tmp_path):
 
 
 def test_an_optional_list_that_cannot_be_installed_costs_neither_the_tests_nor_the_other_list(clone, tmp_path):
-    calls = fake_venv(clone)
-    with (clone / ".venv/bin/python").open("a") as python:
-        python.write('[[ "$*" != *requirements-gym.txt ]]\n')
+    calls = fake_venv(clone, '[[ "$*" != *requirements-gym.txt ]]')
     for name in ("gguf", "gym"):
         (clone / f"requirements-{name}.txt").write_text("# something\n")
     result = run(["bash", clone / "launch/test.sh"], tmp_path)
@@ -121,12 +107,6 @@ def test_an_optional_list_that_cannot_be_installed_costs_neither_the_tests_nor_t
     assert calls()[-1].startswith("-m pytest") and "requirements-gguf.txt" in calls()[-3]
     assert (clone / ".venv/requirements-gguf.sha256").exists()
     assert not (clone / ".venv/requirements-gym.sha256").exists()
-
-
-def test_setup_can_be_sourced(clone, tmp_path):
-    fake_venv(clone)
-    result = run(["bash", "-c", f'source "{clone}/launch/setup.sh" && echo still here'], tmp_path)
-    assert result.stdout == "still here\n" and result.returncode == 0
 
 
 @pytest.mark.parametrize(("asked", "folder"), [({"PYTHONPYCACHEPREFIX": "/elsewhere"}, "/elsewhere"), ({}, None)])
@@ -148,14 +128,7 @@ def test_a_virtual_environment_is_made(clone, tmp_path):
 @pytest.mark.parametrize("script", ["launch/test.sh", ".ci/run"])
 @pytest.mark.parametrize("status", [0, 1])
 def test_pytest_has_the_last_word(clone, tmp_path, script, status):
-    fake_venv(clone)
-    fake(
-        clone / ".venv/bin/python",
-        f"""
-        if [[ "$1" == -c ]]; then exec "{sys.executable}" "$@"; fi
-        if [[ "$2" == pytest ]]; then echo "$PWD"; echo "3 passed in 1s"; exit {status}; fi
-        """,
-    )
+    fake_venv(clone, f'if [[ "$2" == pytest ]]; then echo "$PWD"; echo "3 passed in 1s"; exit {status}; fi')
     result = run(["bash", clone / script], tmp_path)
     assert result.returncode == status
     assert result.stdout.splitlines() == [str(clone), "3 passed in 1s"]
@@ -179,14 +152,6 @@ def test_quickstart_trains_evaluates_and_names_the_figure(clone, tmp_path):
 
 
 def test_quickstart_stops_where_training_stops(clone, tmp_path):
-    fake_venv(clone)
-    fake(
-        clone / ".venv/bin/python",
-        f"""
-        if [[ "$1" == -c ]]; then exec "{sys.executable}" "$@"; fi
-        if [[ "$2" == rpg_jax.train ]]; then exit 75; fi
-        if [[ "$2" == rpg_jax.evaluate ]]; then echo "evaluated"; fi
-        """,
-    )
-    result = run(["bash", clone / "launch/quickstart.sh"], tmp_path)
-    assert result.returncode == 75 and "evaluated" not in result.stdout
+    calls = fake_venv(clone, 'if [[ "$2" == rpg_jax.train ]]; then exit 75; fi')
+    assert run(["bash", clone / "launch/quickstart.sh"], tmp_path).returncode == 75
+    assert "rpg_jax.train" in calls()[-1]
