@@ -153,7 +153,7 @@ def adapted(mesh, initial) -> dict:
 
 def distance(one, other) -> float:
     """The largest difference over all leaves, relative to the largest number of a leaf."""
-    apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(a).max()), one, other)
+    apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6)), one, other)
     return max(jax.tree.leaves(apart))
 
 

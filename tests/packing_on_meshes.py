@@ -1,24 +1,18 @@
 """A packed RL step on a mesh of 8 simulated devices beside an unpacked one on one device; run by test_packing.py."""
 
 import json
-import re
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from mesh_equivalence import collectives, distance
 from test_packing import T, step
 
 from rpg_jax import objectives, parallel
 from rpg_jax.training import packing
 
-KINDS = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
 COMPARED = ("logp", "gradient", "params", "loss", "entropy", "ratio_max")  # not those that are rounding alone
-
-
-def distance(one, other) -> float:
-    """The largest difference over all leaves, relative to the largest number of a leaf."""
-    apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6)), one, other)
-    return max(jax.tree.leaves(apart))
 
 
 def largest_collective(mesh, batch: int, length: int) -> int:
@@ -33,8 +27,7 @@ def largest_collective(mesh, batch: int, length: int) -> int:
 
     plan = packing.Plan(np.int32(1), np.zeros(batch, np.int32))
     text = jax.jit(read).lower(tokens, lengths, mask, plan).compile().as_text()
-    found = re.findall(rf"= \(?\w+\[([\d,]*)\]\S* (?:{KINDS})(?:-start)?\(", text)
-    return max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in found)
+    return max(math.prod(shape) for _, shape in collectives(text)[0])
 
 
 def main():

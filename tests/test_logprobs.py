@@ -6,7 +6,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_models import randomized, some_tokens
@@ -105,20 +104,8 @@ def test_chunks_without_response_tokens_are_skipped_under_jit_and_grad():
     assert "conditional(" in compiled.as_text()  # a select would compute both branches
 
 
-def test_prompts_and_padding_do_not_change_response_values():
-    tokens, column = some_tokens((2, 12), 2), np.arange(12)
-    mask = np.tile((column >= 5) & (column < 9), (2, 1))
-    padded = np.where(column < 9, tokens, 7)
-    whole, cut = (np.asarray(forward(PARAMS, t, mask)[0]) for t in (tokens, padded))
-    np.testing.assert_array_equal(whole, cut)
-    assert (whole[:, :5] == 0).all() and (whole[:, 9:] == 0).all() and (whole[:, 5:9] < 0).all()
-
-
-def test_temperature_may_be_traced_and_extreme_logits_stay_finite():
+def test_extreme_logits_stay_finite():
     tokens, mask = some_tokens((2, 12), 3), np.ones((2, 12), bool)
-    traced, _ = forward(PARAMS, tokens, mask, 0.7)
-    constant = jax.jit(partial(token_logprobs, MODEL, temperature=0.7))(PARAMS, tokens, mask)
-    np.testing.assert_allclose(traced, constant, rtol=1e-5)
     ones = np.ones((2, 12), np.float32)
     found = value_and_gradient((ones, ones), tokens, mask, 1e-4, PARAMS, chunk=64)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
@@ -150,12 +137,6 @@ def test_memory_at_a_real_vocabulary():
     ours, theirs = temporaries(token_logprobs), temporaries(lambda *args: naive(*args)[0])
     assert theirs > 8192 * 151936 * 4
     assert ours <= 0.05 * theirs, f"{ours / 2**20:,.0f} MiB against {theirs / 2**20:,.0f} MiB"
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 1)])
-def test_one_column_has_nothing_to_predict(shape):
-    logp, _ = forward(PARAMS, np.zeros(shape, np.int32), np.ones(shape, bool))
-    assert logp.shape == shape and not np.asarray(logp).any()
 
 
 def test_divergences_of_whole_distributions():

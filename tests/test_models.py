@@ -24,17 +24,11 @@ FAMILIES = {
 
 # From the model cards and safetensors indices on Hugging Face; tied weights counted once.
 PUBLISHED = {
-    "m1": 853_376,
-    "m2": 42_043_904,
-    "qwen3-0.6b": 596_049_920,
-    "qwen3-1.7b": 1_720_574_976,
-    "qwen3-4b": 4_022_468_096,
-    "qwen3-8b": 8_190_735_360,
-    "qwen2.5-0.5b": 494_032_768,
-    "qwen2.5-1.5b": 1_543_714_304,
-    "qwen2.5-7b": 7_615_616_512,
+    "m1": 853_376, "m2": 42_043_904,
+    "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
+    "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-7b": 7_615_616_512,
     "llama3-8b": 8_030_261_248,
-}
+}  # fmt: skip
 
 
 def randomized(model):
@@ -61,17 +55,6 @@ def test_parameter_count_is_the_published_one(name):
     counted = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
     assert counted == parameter_count(named(name)) == PUBLISHED[name]
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(shapes))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_token_changes_nothing_before_it(family):
-    model = Model(FAMILIES[family])
-    params = randomized(model)
-    tokens = some_tokens()
-    other = np.where(np.arange(9) == 6, (tokens + 1) % 37, tokens)
-    before, after = (np.asarray(forward(model, params, t)[0]) for t in (tokens, other))
-    np.testing.assert_array_equal(before[:, :6], after[:, :6])
-    assert (np.abs(before[:, 6:] - after[:, 6:]).max(-1) > 1e-4).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,25 +1,21 @@
 """A loss from a user's file, as an objective like any other."""
 
-import contextlib
-import io
 import pathlib
 import re
-import sys
 import textwrap
 import traceback
 
 import jax
 import numpy as np
 import pytest
-from absl.testing import flagsaver
+from fuzzing import call
 from test_objectives import run, sample
 
-import rpg_jax.train as command
 from configs.sweeps import small
 from rpg_jax import InputError, objectives
 from rpg_jax.lab.sweeping import variants
 from rpg_jax.objectives import metrics
-from rpg_jax.run import build, cli, job
+from rpg_jax.run import build, job
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WEIGHTED = f"{ROOT}/tests/data/my_objective.py:my_objective"
@@ -177,11 +173,7 @@ def test_what_is_said_of_a_function(mine):
         ("plain", {"beta": 0.1}, "no setting 'beta'"),
         ("plain", {"advantage": "best"}, "advantage='best'"),
         ("plain", {"sampler_correction": -1.0}, "sampler_correction"),
-        (
-            "old",
-            {},
-            r"old takes .logp, .*; expected of log_ratio, advantage, .*: def loss.log_ratio, advantage.: return",
-        ),
+        ("old", {}, r"old takes .logp, .*; expected of log_ratio, advantage, .*: def loss.log_ratio, advantage.: ret"),
         ("scalar", {}, r"scalar returns \(\) and a dict; expected the loss of every entry, \(2, 3\), and a dict"),
         ("no_dict", {}, r"no_dict returns \(2, 3\) and a NoneType; expected"),
         ("word", {}, "level='word'"),
@@ -208,27 +200,18 @@ def test_what_a_function_raises_stays_what_it_is_and_has_its_line(mine, name, ki
     assert line in [frame.line for frame in traceback.extract_tb(raised.tb) if frame.filename.endswith("mine.py")]
 
 
-def train(*flags):
-    """Exit status and stderr of a training that is to end before it builds anything."""
-    words = ["train", "--config=configs/sweeps/small.py:smoke", "--workdir=unused", *flags]
-    with pytest.MonkeyPatch.context() as patch, flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
-        patch.setattr(sys, "argv", words)
-        with contextlib.redirect_stderr(io.StringIO()) as errors:
-            cli.run(command.main, words)
-    return left.value.code, errors.getvalue()
-
-
 def test_settings_are_given_on_the_command_line_and_unknown_ones_refused(mine, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("rpg_jax.run.train.main", lambda options, draw: seen.append(options.config))
+    smoke = "--config=configs/sweeps/small.py:smoke", "--workdir=unused"
     name = f"--config.objective.name={mine('gate')}"
-    assert train(name, "--config.objective.tau=2")[0] == 0
+    assert call("train", *smoke, name, "--config.objective.tau=2")[0] == 0
     made = build.build_objective(seen[-1])
     assert made.settings["tau"] == 2.0 and type(made.settings["tau"]) is float
-    assert train(name, "--config.objective.tua=2")[0] == 0
+    assert call("train", *smoke, name, "--config.objective.tua=2")[0] == 0
     with pytest.raises(ValueError, match="no setting 'tua' .did you mean 'tau'.*it has: tau, advantage, sampler_corr"):
         build.build_objective(seen[-1])
-    status, text = train("--config.objective.tau=2")  # of rpg
+    status, text = call("train", *smoke, "--config.objective.tau=2")  # of rpg
     assert status == 2 and "the config has no key 'tau' in objective" in text
     sweep = tmp_path / "sweep.py"
     variants_of = f"{{str(t): {{'objective.name': {mine('gate')!r}, 'objective.tau': t}} for t in (1, 2.5)}}"
@@ -278,11 +261,7 @@ def test_an_advantage_of_ones_own_sees_lengths_and_the_step(mine, name, expected
         ("signs", InputError, "signs returns int32[4, 4]; expected floats"),
         ("wrong", NameError, "name 'stepp' is not defined"),
         ("chooses", jax.errors.TracerBoolConversionError, "boolean"),
-        (
-            "other",
-            InputError,
-            "takes (rewards, gamma); expected (rewards [P, G], lengths [P, G], step) -> floats [P, G]",
-        ),
+        ("other", InputError, "takes (rewards, gamma); expected (rewards [P, G], lengths [P, G], step) -> floats ["),
         ("nothing", InputError, "has no 'nothing'; it has: plain"),
     ],
 )

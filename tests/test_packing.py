@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from stepping import make_experienced
 from test_models import randomized
 
 from rpg_jax import objectives, parallel
-from rpg_jax.models import Model, ModelConfig, token_logprobs
+from rpg_jax.models import Model, ModelConfig
 from rpg_jax.training import packing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.update import init_state, make_update
@@ -146,21 +145,6 @@ def test_packed_steps_equal_unpacked_ones():
     assert all(result.pop("programs") == {1} for result in (one, two, wide))
     for other in (two, wide):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), one, other)
-
-
-def test_a_neighbor_in_the_row_is_not_seen():
-    """What stands beside a sequence changes nothing of it, down to what attention reads."""
-    model = Model(CONFIG)
-    params = randomized(model)
-    tokens = np.random.default_rng(0).integers(0, 24, (1, T))
-    other = np.where(np.arange(T) < 7, tokens, (tokens + 1) % 24)
-    ids, positions = np.where(np.arange(T) < 7, 0, 1)[None], np.where(np.arange(T) < 7, 0, -7) + np.arange(T)[None]
-    mask = (positions > 0) & (np.arange(T) < 10)
-    packed_row = partial(token_logprobs, model, mask=mask, positions=positions, segment_ids=ids)
-    one, two = (np.asarray(jax.jit(packed_row)(params, row)) for row in (tokens, other))
-    np.testing.assert_array_equal(one[:, :7], two[:, :7])
-    alone = jax.jit(partial(token_logprobs, model))(params, other[:, 7:], mask[:, 7:])
-    np.testing.assert_allclose(two[:, 7:], alone, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

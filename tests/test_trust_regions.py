@@ -12,6 +12,7 @@ from rpg_jax.objectives import make
 from rpg_jax.run import build
 
 BETA = 0.4
+close = functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14)
 made_once = functools.cache(make)  # and so compiled once by `run`
 BOUNDS = {"icepop": (0.3, 0.5), "sequence_mask": (0.3, 0.5), "geometric_mask": (0.1, 0.1), "dppo": (0.03, 0.05)}
 
@@ -52,7 +53,7 @@ def test_a_dead_entry_has_no_gradient_and_stays_in_the_denominator(clip):
     survive = alive(clip, low, high, *batch)
     assert survive[batch[4]].any() and not survive[batch[4]].all()
     expected = np.where(survive, unclipped(*batch), 0)
-    np.testing.assert_allclose(coefficients(objective, *batch), expected, rtol=1e-12, atol=1e-14)
+    close(coefficients(objective, *batch), expected)
     loss, _ = run(objective, *batch, denominator=1.0)
     np.testing.assert_allclose(loss, -(expected * batch[0]).sum(), rtol=1e-12)  # a dead entry's value is 0, too
     mean = make("rpg", clip=clip, clip_low=low, clip_high=high, beta=BETA)
@@ -105,13 +106,11 @@ def test_control_replaces_the_constant(divergence, own, z):
         c = own if control is None else control
         log_u = logp - ref - np.log(z)
         expected = np.where(mask, np.exp(logp - mu) * (advantage - BETA * (log_u + c)), 0)
-        np.testing.assert_allclose(
-            coefficients(objective, logp, mu, ref, advantage, mask), expected, rtol=1e-12, atol=1e-14
-        )
+        close(coefficients(objective, logp, mu, ref, advantage, mask), expected)
     clipped = made_once("rpg", divergence=divergence, control=own, clip="rpg", beta=BETA, reduction="constant")
     plain = made_once("rpg", divergence=divergence, clip="rpg", beta=BETA, reduction="constant")
     batch = (logp, mu, ref, advantage, mask)
-    np.testing.assert_allclose(coefficients(clipped, *batch), coefficients(plain, *batch), rtol=1e-12, atol=1e-14)
+    close(coefficients(clipped, *batch), coefficients(plain, *batch))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -141,7 +140,7 @@ def test_the_optimal_control_is_of_the_other_responses(level):
     np.testing.assert_allclose(coefficients(objective, *batch), expected(logp, advantage), rtol=1e-9, atol=1e-12)
     alone = [x[:1] for x in batch]  # nothing to estimate it from: the divergence's own constant
     own = make("rpg", divergence="rkl", level=level, beta=BETA, reduction="constant")
-    np.testing.assert_allclose(coefficients(objective, *alone), coefficients(own, *alone), rtol=1e-12, atol=1e-14)
+    close(coefficients(objective, *alone), coefficients(own, *alone))
     huge = logp.copy()
     huge[0] += 300.0  # a row whose squared weight is e^600 of the others'
     assert np.isfinite(coefficients(objective, huge, mu, ref, advantage, mask)[1:]).all()
@@ -176,38 +175,7 @@ def test_kl_to_go_charges_a_token_with_all_later_ones(control):
     log_u = np.where(mask, logp - ref, 0)
     to_go = np.cumsum(log_u[:, ::-1], axis=1)[:, ::-1] + (1.0 if control is None else control)
     expected = np.where(mask, np.exp(logp - mu) * (advantage - BETA * to_go), 0)
-    np.testing.assert_allclose(
-        coefficients(objective, logp, mu, ref, advantage, mask), expected, rtol=1e-12, atol=1e-14
-    )
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        (dict(divergence="fkl", control=0.5), ["control=0.5", "'rkl' or 'urkl'", "'fkl'"]),
-        (dict(divergence="js", kl="to_go"), ["kl='to_go'", "'rkl' or 'urkl'"]),
-        (dict(control="best"), ["control='best'", "optimal"]),
-        (dict(control=float("nan")), ["control=nan"]),
-        (dict(kl="later"), ["kl='later'", "to_go"]),
-        (dict(kl="to_go", level="sequence"), ["to_go", "level='token'"]),
-        (dict(kl="full", level="sequence"), ["full", "level='sequence'"]),
-        (dict(divergence="rkl", kl="full", control=0.5), ["full", "control=0.5"]),
-        (dict(kl="full", z_old=0.5), ["full", "z_old=0.5"]),
-        (dict(divergence="rkl", control=0.5, clip="dual"), ["control=0.5", "dual"]),
-        (dict(clip="icepop", clip_c=3.0), ["clip_c", "icepop"]),
-        (dict(clip="icepop", estimator="differentiable"), ["icepop", "reinforce"]),
-        (dict(clip="dppo", z_old=2.0), ["z_old", "dppo"]),
-        (dict(clip="m2po", clip_low=0.2), ["clip_low", "m2po"]),
-        (dict(clip="m2po", clip_m2=0.0), ["clip_m2", "above 0"]),
-        (dict(divergence="alpha", alpha=1.0), ["alpha=1", "urkl"]),
-        (dict(divergence="alpha", alpha=0), ["alpha=0", "ufkl"]),
-        (dict(divergence="rkl", alpha=0.5), ["alpha=0.5", "cannot matter"]),
-    ],
-)
-def test_refusals(settings, words):
-    with pytest.raises(ValueError) as error:
-        make("rpg", **settings)
-    assert all(word in str(error.value) for word in words)
+    close(coefficients(objective, logp, mu, ref, advantage, mask), expected)
 
 
 def test_a_config_names_them_and_a_microbatch_of_one_has_no_others():
