@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from rpg_jax import __main__ as listing
+from rpg_jax.study import __main__ as study
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rpg_jax"
@@ -132,11 +133,7 @@ def test_only_commands_define_flags(module):
 def test_no_imports_go_in_a_circle():
     graph = module_graph()
     assert {"rpg_jax.objectives.surrogates", "rpg_jax.sampling", "configs.quickstart"} <= graph.keys()
-    assert cycle(graph) == []
-
-
-def test_a_circle_is_found():
-    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert cycle(graph) == [] and cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -204,35 +201,23 @@ def test_flags_name_what_their_commands_know():
         assert any(f"unset: {', '.join(columns)}." in str(word) for word in words["prepare"]), columns
 
 
-def test_the_list_of_commands():
-    done = subprocess.run([sys.executable, "-m", "rpg_jax"], cwd=ROOT, capture_output=True, text=True)
-    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()[2:]]
-    assert done.returncode == 0 and {name for name, text in lines if text.endswith(".")} == COMMANDS
+def test_commands_are_listed_and_near_words_named(capsys):
+    assert listing.main([]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert {name for name, text in lines if text.endswith(".")} == COMMANDS
+    for word, line in {
+        "trian": "there is no command 'trian'; write python -m rpg_jax.train",
+        "train": "write python -m rpg_jax.train",
+        "xyz": f"there is no command 'xyz'; there are: {', '.join(listing.COMMANDS)}",
+    }.items():
+        assert listing.main([word]) == 2 and capsys.readouterr().err == f"error: {line}\n"
 
 
-@pytest.mark.parametrize(
-    ("word", "line"),
-    [
-        ("trian", "there is no command 'trian'; write python -m rpg_jax.train"),
-        ("train", "write python -m rpg_jax.train"),
-        ("xyz", f"there is no command 'xyz'; there are: {', '.join(listing.COMMANDS)}"),
-    ],
-)
-def test_a_word_that_is_no_command(word, line, capsys):
-    assert listing.main([word]) == 2 and capsys.readouterr().err == f"error: {line}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "line"),
-    [
-        (["--help"], 0, "--help and flags of its own."),
-        (["tradeof"], 2, "error: 'tradeof' is no study; write python -m rpg_jax.study tradeoff | oracle | figures"),
-        (["oracle", "--prompts=7", "--out=nowhere"], 2, "error: --prompts=7"),
-    ],
-)
-def test_a_study_is_named_by_the_first_word(words, status, line):
-    done = subprocess.run([sys.executable, "-m", "rpg_jax.study", *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == status and line in done.stdout + done.stderr, done.stdout + done.stderr
+def test_a_study_is_named_by_the_first_word(capsys):
+    assert study.main(["--help"]) == 0 and "--help and flags of its own." in capsys.readouterr().out
+    assert study.main(["tradeof"]) == 2
+    line = "error: 'tradeof' is no study; write python -m rpg_jax.study tradeoff | oracle | figures\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize("missing", ["absl", "jax", "tensorflow_datasets", "optax"])
@@ -246,60 +231,40 @@ def test_a_package_that_is_not_installed_is_named_with_the_mend(missing, tmp_pat
     assert (done.returncode, done.stderr) == (2, f"error: the package {missing} {mend}")
 
 
-def test_reward_workers_do_not_load_jax():
-    command = "import sys, rpg_jax.rewards; sys.exit(bool({'jax', 'jaxlib'} & sys.modules.keys()))"
-    subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
-
-
 @pytest.mark.parametrize(
     ("module", "source"),
     [
         ("models/a.py", "from rpg_jax.sampling import generate"),
         ("models/a.py", "import rpg_jax.training.loop"),
-        ("models/a.py", "from rpg_jax import training"),
         ("models/a.py", "from ..training import loop"),
-        ("models/a.py", "from .. import sampling"),
         ("models/deep/a.py", "from ...sampling import generate"),
         ("models/a.py", "def f():\n    from rpg_jax.training.loop import run"),
-        ("models/a.py", "def f():\n    from rpg_jax.types import Sequences"),
         ("training/a.py", "from rpg_jax.run import cli"),
-        ("training/a.py", "from rpg_jax.storage import logs"),
         ("training/a.py", "from rpg_jax.train import main"),
         ("training/a.py", "from ml_collections import ConfigDict"),
         ("training/a.py", "if True:\n    import absl.flags"),
-        ("training/a.py", "from rpg_jax.exact import certify"),
-        ("exact/a.py", "from rpg_jax.types import Sequences"),
         ("rewards/a.py", "import jax.numpy as jnp"),
-        ("rewards/a.py", "from rpg_jax.data import problems"),
         ("objectives/a.py", "import numpy as np"),
-        ("objectives/a.py", "from rpg_jax.types import TrainBatch"),
         ("types.py", "import flax"),
-        ("types.py", "from rpg_jax import objectives"),
         ("run/a.py", "from rpg_jax.lab.planning import chips"),
         ("run/a.py", "from rpg_jax import evaluate"),
         ("training/a.py", "from configs import base"),
         ("lab/tradeoff/a.py", "from rpg_jax import verify"),
-        ("lab/reporting/a.py", "from configs import paper"),
         ("evaluate.py", "from rpg_jax import train"),
         ("new.py", "from rpg_jax import types"),
+        ("configs/a.py", "from rpg_jax.run import build"),
+        ("configs/a.py", "import jax"),
+        ("configs/a.py", "from absl import flags"),
     ],
 )
 def test_a_forbidden_import_is_found(module, source):
-    assert faults(f"rpg_jax/{module}", source)
-
-
-@pytest.mark.parametrize("source", ["from rpg_jax.run import build", "import jax", "from absl import flags"])
-def test_a_forbidden_import_of_a_config_is_found(source):
-    assert faults("configs/a.py", source)
+    assert faults(module if module.startswith("configs") else f"rpg_jax/{module}", source)
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        (
-            "training/a.py",
-            "from rpg_jax.training.phases import phase\nfrom . import loop\nfrom rpg_jax import parallel",
-        ),
+        ("training/a.py", "from rpg_jax.training.phases import phase\nfrom . import loop"),
         ("train.py", "from absl import flags\nfrom rpg_jax.run import build, cli\nfrom rpg_jax.training import loop"),
         ("objectives/a.py", "import dataclasses\nimport jax.numpy as jnp\nfrom .divergences import rkl"),
         ("data/tasks/a.py", "from ..problems import Problem\nimport numpy as np"),

@@ -35,13 +35,7 @@ def naive(query, key, value, segment_ids, kind=PLAIN):
     return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
 
 
-KERNELS = {
-    "blockwise": causal_attention,
-    "splash": partial(splash, interpret=True),
-    "pallas_gpu": partial(pallas_gpu, interpret=True),
-}
-
-
+KERNELS = {"splash": partial(splash, interpret=True), "pallas_gpu": partial(pallas_gpu, interpret=True)}
 CASES = [(name, segments, PLAIN) for name in KERNELS for segments in (False, True)]
 CASES += [("splash", segments, AttentionKind(0.4, 1.5, 30)) for segments in (False, True)]
 CASES += [("pallas_gpu", True, AttentionKind(0.4))]
@@ -105,13 +99,8 @@ def test_which_kernel_runs_where():
     assert chosen("tpu") is chosen("tpu", "splash") is splash
     assert chosen("gpu", pack=True) is chosen("gpu") is both
     assert chosen("gpu", "cudnn") is attention_kernels.cudnn and chosen("gpu", "pallas_gpu") is pallas_gpu
-    for plain in (
-        chosen("cpu"),
-        chosen("gpu", dtype=jnp.float32),
-        chosen("gpu", head_dim=256),
-        chosen("tpu", "blockwise"),
-    ):
-        assert plain is causal_attention
+    plain = chosen("cpu"), chosen("gpu", dtype=jnp.float32), chosen("gpu", head_dim=256), chosen("tpu", "blockwise")
+    assert set(plain) == {causal_attention}
     mesh = parallel.make_mesh()
     setting = partial(make_attention, "auto", mesh, HEADS, dtype=jnp.float32, head_dim=8)
     assert setting() is setting()
@@ -175,8 +164,7 @@ print(text.count('"tpu_custom_call"'), text.count("all-gather(") + text.count("a
 def test_splash_compiles_for_a_mesh_of_tpus():
     """Forward and two backward kernels, each on its own rows and heads: nothing is sent."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", FOR_TPUS], env=environment, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", FOR_TPUS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert list(map(int, done.stdout.split())) == [3, 0]

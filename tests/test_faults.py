@@ -2,11 +2,10 @@
 
 import types
 
-import campaign
 import numpy as np
 import pytest
 from faults import damage, verifiers
-from faults.bench import LOST, SAME, TOLD, Ended, Trial, explained, verdict
+from faults.bench import LOST, SAME, TOLD, Ended, explained, verdict
 from faults.signals import PHASES, Watch
 
 REFUSED = "error: config.json is not JSON; restore it\n"
@@ -34,9 +33,6 @@ TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: x\n"
 def test_verdicts(status, err, left, difference, outcome, words):
     found, line = verdict(Ended(status, err, left), difference, ("a.jsonl",))
     assert found == outcome and words in line
-
-
-def test_a_status_may_be_documented():
     assert explained(Ended(75, ""), (0, 75)) == "" != explained(Ended(75, ""))
 
 
@@ -87,12 +83,3 @@ def test_the_verifier_misbehaves_where_it_would_score_zero(tmp_path, monkeypatch
     assert 3 < len(bad) < 30 and all(scores[index] == 0.0 for index in bad) and 50 < sum(scores) < 150
     assert [score for score in others if score != "right"] == [s for i, s in enumerate(scores) if i not in bad]
     assert (tmp_path / "calls").stat().st_size == 400
-
-
-def test_the_table_counts_by_kind():
-    trials = [Trial("SIGKILL", "update", SAME), Trial("full disk", "", TOLD), Trial("SIGKILL", "", LOST)]
-    assert campaign.table(trials).splitlines()[2:] == [
-        "| SIGKILL | 2 | 1 | 0 | 1 |",
-        "| full disk | 1 | 0 | 1 | 0 |",
-        "| all | 3 | 1 | 1 | 1 |",
-    ]

@@ -6,15 +6,13 @@ import shutil
 import sys
 
 import hypothesis
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import safetensors.numpy
-import tokenizers
+import test_huggingface as checkpoint
+import test_huggingface_tokenizer
 from fuzzing import VALUES, budget, call, damaged_bytes, damaged_json
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
 
 from rpg_jax.data import tokenizer
 from rpg_jax.data.chat import ChatTemplate
@@ -48,36 +46,19 @@ def folder(tmp_path_factory):
         yield folder
 
 
+def write_model(folder):
+    checkpoint.save(folder, MODEL, checkpoint.random_tensors(MODEL))
+
+
 def write_bpe(folder):
-    model = tokenizers.Tokenizer(
-        models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
-    )
-    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    model.add_special_tokens(["<s>", "</s>"])
-    model.save(str(folder / "tokenizer.json"))
-    settings = dict(bos_token="<s>", eos_token="</s>", extra_special_tokens=[], chat_template=TEMPLATE)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "special_tokens_map.json").write_text(json.dumps(dict(eos_token={"content": "</s>"})))
-    (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[257])))
+    test_huggingface_tokenizer.save(folder, chat_template=TEMPLATE)
+    (folder / "special_tokens_map.json").write_text(json.dumps(dict(eos_token={"content": "<|end|>"})))
+    (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[1])))
 
 
 def write_pieces(folder):
     (folder / "tokenizer.model").write_bytes(tokenizer.train_tokenizer(["user: 1 + 1", "2 + 2"], 300))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-
-
-def write_model(folder):
-    rng, hidden = np.random.default_rng(0), MODEL["hidden_size"]
-    sizes = {"embed_tokens": (11, hidden), "norm": (hidden,)}
-    for layer in range(MODEL["num_hidden_layers"]):
-        parts = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
-        parts |= {"self_attn.q_norm": (4,), "self_attn.k_norm": (4,), "self_attn.o_proj": (hidden, 8)}
-        parts |= {"self_attn.q_proj": (8, hidden), "self_attn.k_proj": (4, hidden), "self_attn.v_proj": (4, hidden)}
-        parts |= {"mlp.gate_proj": (12, hidden), "mlp.up_proj": (12, hidden), "mlp.down_proj": (hidden, 12)}
-        sizes |= {f"layers.{layer}.{name}": size for name, size in parts.items()}
-    tensors = {f"model.{name}.weight": rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(MODEL))
 
 
 def refused_or_read(file, command, *arguments):
@@ -127,7 +108,7 @@ TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 
 
 @pytest.mark.parametrize("kind", ["bpe", "pieces"])
-@budget(20)
+@budget(40)
 @hypothesis.given(data=st.data())
 def test_tokenizers(folder, kind, data):
     damaged_copy(data, folder / kind, data.draw(st.sampled_from(TOKENIZER)) if kind == "bpe" else "tokenizer.model")

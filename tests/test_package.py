@@ -15,12 +15,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODULES = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rpg_jax").rglob("*.py")}
-OPTIONAL = {
-    "wandb",
-    "libtpu",
-    "gguf",
-    "reasoning_gym",
-}  # imported only where the user asks for it, with an error that says what to install
+# Imported only where the user asks for it, with an error that says what to install.
+OPTIONAL = {"wandb", "libtpu", "gguf", "reasoning_gym"}
 
 
 def packages(text):

@@ -8,12 +8,10 @@ import types
 
 import pytest
 from absl import flags
-from absl.testing import flagsaver
 from ml_collections import config_flags
 
 from configs import paper, quickstart
-from rpg_jax import train
-from rpg_jax.run import build, cli
+from rpg_jax.run import build
 
 ROOT = pathlib.Path(__file__).parents[1]
 EVERY = list(itertools.product(paper.MODELS, paper.OBJECTIVES, paper.CONTEXTS))
@@ -45,9 +43,7 @@ def test_every_variant_builds_with_the_published_hyperparameters(monkeypatch):
         optimizer = config.optimizer
         assert (optimizer.name, optimizer.learning_rate, optimizer.weight_decay) == ("adamw", 1e-6, 0.1)
         assert (optimizer.warmup_steps, optimizer.decay, optimizer.clip_norm) == (160, None, 1.0)
-        assert config.model.checkpoint == {"qwen3-4b": "checkpoints/Qwen3-4B"}.get(
-            model, "checkpoints/Qwen2.5-7B-Instruct"
-        )
+        assert config.model.checkpoint.partition("/")[2].lower().removesuffix("-instruct") == model
         assert config.data.train == "data/dapo-math-17k"
         assert config.data.heldout == ("data/aime24", "data/aime25", "data/amc23") and config.warm_start.steps == 0
         if objective.startswith("rpg"):
@@ -138,14 +134,6 @@ def test_wrong_variants_name_what_is_right(variant, words):
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
-def test_a_wrong_variant_is_one_line_at_the_command(capsys):
-    with flagsaver.flagsaver(), pytest.raises(SystemExit) as left:
-        cli.run(train.main, ["train", f"--config={ROOT}/configs/paper.py:qwen3-4b,rpg-reinforce-ukl,8k"])
-    out, err = capsys.readouterr()
-    assert left.value.code == 2 and not out and err.count("\n") == 1
-    assert "nearest is 'rpg-reinforce-urkl'" in err and "Traceback" not in err
-
-
 def test_keys_are_those_of_the_quickstart_and_can_be_set_one_by_one(monkeypatch):
     variant = "qwen3-4b,rpg-urkl,2k"
     config, known = paper.get_config(variant), quickstart.get_config()
@@ -160,12 +148,8 @@ def test_keys_are_those_of_the_quickstart_and_can_be_set_one_by_one(monkeypatch)
     monkeypatch.setattr(sys, "argv", arguments)  # where config_flags looks for keys to override
     values(arguments)
     section = values.config.objective
-    assert (section.level, section.sampler_correction, section.advantage, section.reduction) == (
-        "token",
-        2.0,
-        None,
-        None,
-    )
+    assert (section.level, section.sampler_correction) == ("token", 2.0)
+    assert section.advantage is section.reduction is None
 
 
 def test_the_listing_has_every_published_run():

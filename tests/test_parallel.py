@@ -57,24 +57,18 @@ def test_optimizer_moments_are_laid_out_like_their_parameters():
 def test_a_mesh_that_does_not_divide_names_the_parameter_and_what_would_do():
     with pytest.raises(ValueError) as error:
         specs(shapes(), parallel.TRAINING, mesh=(1, 3, 1))
-    assert str(error.value) == (
-        "embed/embedding (64, 16): mesh.fsdp=3 does not divide 16; for this model mesh.fsdp may be 1, 2, 4, 8, 16"
-    )
+    assert "embed/embedding (64, 16): mesh.fsdp=3 does not divide 16;" in str(error.value)
+    assert str(error.value).endswith("mesh.fsdp may be 1, 2, 4, 8, 16")
     # A tensor axis of 4 divides every parameter, but would cut each of the 2 KV heads in two.
     parallel.shardings(mesh_of_sizes(1, 1, 4), shapes())
-    with pytest.raises(
-        ValueError, match=r"kv_heads \(2,\): mesh.tensor=4 does not divide 2;.*mesh.tensor may be 1, 2$"
-    ):
+    with pytest.raises(ValueError, match=r"kv_heads .*: mesh.tensor=4 does not divide 2;.*mesh.tensor may be 1, 2$"):
         parallel.check_model(mesh_of_sizes(1, 1, 4), MODEL)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
 def test_the_sizes_named_are_those_that_are_accepted(hidden, mlp, fsdp):
-    tree = {
-        "gate": jax.ShapeDtypeStruct((1, hidden, mlp), float),
-        "down": jax.ShapeDtypeStruct((1, mlp, hidden), float),
-    }
-    tree = {"layers": {name: {"kernel": leaf} for name, leaf in tree.items()}}
+    sizes = dict(gate=(1, hidden, mlp), down=(1, mlp, hidden))
+    tree = {"layers": {name: {"kernel": jax.ShapeDtypeStruct(size, float)} for name, size in sizes.items()}}
     try:
         parallel.shardings(mesh_of_sizes(1, fsdp, 1), tree)
     except ValueError as error:
@@ -94,9 +88,8 @@ def test_rows_that_do_not_divide_name_their_key_and_multiples(count, data, fsdp)
         parallel.check_rows(mesh, {"fine": 7 * shards, "rollout.slots": count})
     *_, listed = str(error.value).partition("such as ")
     near = [int(n) for n in listed.split(", ")]
-    assert all(n % shards == 0 and abs(n - count) < shards and n > 0 for n in near) and len(near) == 1 + (
-        count > shards
-    )
+    assert all(n % shards == 0 and abs(n - count) < shards and n > 0 for n in near)
+    assert len(near) == 1 + (count > shards)
 
 
 DO_NOT_DIVIDE = {

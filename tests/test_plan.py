@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import processes
 import pytest
+from fuzzing import outcome
 
 from configs import paper, quickstart
 from rpg_jax.lab.planning import (
@@ -73,14 +74,7 @@ def test_topologies_are_those_that_exist():
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [
-        ("v5e:3x3", "v5e:{1x1,2x2,2x4"),
-        ("v5p", "v5p:{2x2x1"),
-        ("tpu9:2x2", "v5e, v5p, v6e"),
-        ("h100:12", "multiple of 8"),
-        ("h100:none", "up to 8"),
-        ("v5e:4x4,", "unknown chip ''"),
-    ],
+    [("v5e:3x3", "v5e:{1x1,2x2,2x4"), ("tpu9:2x2", "v5e, v5p, v6e"), ("h100:12", "multiple of 8"), ("v5e:4x4,", "''")],
 )
 def test_topologies_that_do_not_exist_are_refused_with_those_that_do(name, says):
     with pytest.raises(ValueError, match=r"--topology") as refused:
@@ -166,9 +160,7 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
     assert found["cycles"] == 4 * 70 + 9  # the largest int64 stands for unknown
     # Half of 8 x 8 pairs for each of 2 heads, three products of 16 multiplications and additions.
     assert found["kernels"] == 16 and found["kernel_flops"] == 8 * 2 * 32 * 3 * 2 * 16
-
-
-def test_work_outside_of_loops_counts_by_its_share_and_what_is_apart_does_not():
+    # Outside of loops by its share, and what is apart not.
     found = hlo.work(HLO, traced=3, outside=0.25)
     assert found["cycles"] == 4 * 70 + 9 / 4 and found["reduce-scatter times"] == 1 / 4
     assert found["reduce-scatter sent"] == 16 * 7 / 4 and found["all-reduce times"] == 3 + 5
@@ -326,9 +318,7 @@ def test_a_plan_as_text(modelled):
     # Float32 parameters, the averaged iterate and the second moment.
     assert 3 < found["phases"]["update"]["arguments"] / (4 * weights) < 3.1
     text = report.text(found)
-    for says in ("modelled", "nothing is compiled", "at least s", "7 + 9 tokens a response", "h100:1: it fits"):
-        assert says in text, says
-    assert "estimate s" not in text and "collectives" not in text
+    assert "7 + 9 tokens a response" in text and "h100:1: it fits" in text and "estimate s" not in text
     tight = found | {"fits": False, "phases": {name: one | {"fits": False} for name, one in found["phases"].items()}}
     assert "h100:1: it does NOT fit: prefill" in report.text(tight)
     rows = report.comparison([found, tight]).splitlines()
@@ -385,40 +375,28 @@ def test_a_checkpoint_that_is_not_here_is_planned_as_the_size_of_its_name(tmp_pa
 
 def test_the_command_plans_for_gpus(tmp_path):
     path = tmp_path / "out.json"
-    done = processes.run("plan", SMOKE, *ROWS, "--topology=h100:8", f"--json={path}", "--lengths=fixed:9")
-    assert done.returncode == 0, done.stderr
+    done = processes.succeed("plan", SMOKE, *ROWS, "--topology=h100:8", f"--json={path}", "--lengths=fixed:9")
     [found] = json.loads(path.read_text())
     assert found["mesh"] == dict(data=8, fsdp=1, tensor=1) and found["parameters"] == parameter_count(SIZES["tiny"])
     assert found["fits"] and not found["compiled"] and tuple(found["phases"]) == PHASES
     assert "h100:8: it fits" in done.stdout and [file.name for file in tmp_path.iterdir()] == ["out.json"]
 
 
-def test_a_mesh_that_does_not_fit_the_topology_is_refused_by_the_command():
-    done = processes.run("plan", SMOKE, "--topology=h100:8", "--config.mesh.fsdp=3")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
-    assert "error: h100:8: mesh data=-1, fsdp=3, tensor=1 does not cover the devices: there are 8" in done.stderr
-
-
 MISTAKES = {
     (SMOKE,): "--topology=CHIP:SHAPE",
     ("--topology=v5e:4x4",): "--config=FILE.py",
-    (SMOKE, "--topology=v5e:5x5"): "8x8",
     (SMOKE, "--topology=h100:8", "--lengths=fixed:37"): "at most 36",
-    (SMOKE, "--topology=h100:8", "--lengths=fixed:0"): "above 0",
     (SMOKE, "--topology=h100:8", "--prompt_length=0"): "--prompt_length=0.0: expected above 0",
-    (
-        SMOKE,
-        "--topology=h100:8",
-        "--json=nowhere/out.json",
-    ): "expected a file in a folder that is there",
+    (SMOKE, "--topology=h100:8", "--json=nowhere/a"): "expected a file in a folder that is there",
+    (SMOKE, "--topology=h100:8", "--config.mesh.fsdp=3"): "h100:8: mesh data=-1, fsdp=3, tensor=1 does not cover",
     ("--config=configs/paper.py:qwen3-4b", "--topology=h100:8"): "MODEL,OBJECTIVE,CONTEXT",
 }
 
 
 @pytest.mark.parametrize(("arguments", "says"), MISTAKES.items())
-def test_mistakes_are_one_line(call_command, arguments, says):
-    here = [word.replace("--config=configs", f"--config={ROOT}/configs") for word in arguments]
-    status, out, err = call_command("plan", *here)
+def test_mistakes_are_one_line(arguments, says, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    status, out, err = outcome("plan", *arguments)
     assert status == 2 and not out and err.startswith("error: ") and err.count("\n") == 1, err
     assert says in err
 
@@ -445,13 +423,8 @@ def has_libtpu():
 def test_the_command_compiles_for_tpus(tmp_path):
     """A small model for a slice of four, all programs of a step, a microbatch that is too large included."""
     path = tmp_path / "out.json"
-    small = (
-        "--config.model.scan=True",
-        "--config.mesh.data=1",
-        "--config.mesh.fsdp=2",
-        "--config.mesh.tensor=2",
-        "--config.model.dtype=bfloat16",
-    )
+    small = [f"--config.{key}" for key in "model.scan=True mesh.data=1 mesh.fsdp=2 mesh.tensor=2".split()]
+    small += ["--config.model.dtype=bfloat16"]
     done = child("-m", "rpg_jax.plan", SMOKE, *small, "--topology=v5e:2x2", f"--json={path}")
     assert done.returncode == 0, done.stderr
     [found] = json.loads(path.read_text())
@@ -572,12 +545,11 @@ def test_options_of_the_compiler_give_way_to_those_of_the_environment():
     assert changed[-2:] == [f"--{first}=1", "--other=2"] and len(changed) == len(compiler.OPTIONS) + 1
 
 
-@pytest.mark.parametrize("status", [-11, 1])
-def test_a_compiler_that_crashes_is_reported_with_its_last_words(status, monkeypatch):
-    crashed = subprocess.CompletedProcess([], status, stderr="first\ntrace")
+def test_a_compiler_that_crashes_is_reported_with_its_last_words(monkeypatch):
+    crashed = subprocess.CompletedProcess([], -11, stderr="first\ntrace")
     monkeypatch.setattr(command.subprocess, "run", lambda *_, **__: crashed)
     (topology,) = chips.parse("v5p:2x2x4")
-    with pytest.raises(RuntimeError, match=f"planning for v5p:2x2x4 ended with status {status}:\nfirst\ntrace"):
+    with pytest.raises(RuntimeError, match="planning for v5p:2x2x4 ended with status -11:\nfirst\ntrace"):
         command.plan_in_process(topology, [])
 
 

@@ -176,13 +176,10 @@ def test_an_interrupt_while_a_command_is_imported_prints_nothing(command, tmp_pa
     (tmp_path / "absl.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     # A suite that a script runs in the background ignores SIGINT, and so would what it starts.
-    heeding = (
-        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    module = [sys.executable, "-c", heeding, sys.executable, "-m", f"rpg_jax.{command}"]
-    done = subprocess.run(
-        module, env=environment, cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True
-    )
+    heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    module = [sys.executable, "-c", heed, sys.executable, "-m", f"rpg_jax.{command}"]
+    root = pathlib.Path(__file__).parents[1]
+    done = subprocess.run(module, env=environment, cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -212,16 +209,11 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         current=lambda state: Policy(None, {}, state.step), reference=out_of_memory, sampling_params=lambda *_: None
     )
     parts = dict.fromkeys(field.name for field in dataclasses.fields(loop.Parts)) | dict(
-        reference=types.SimpleNamespace(is_due=lambda checkpoint: name == "reference"),
-        policies=policies,
-        should_stop=lambda: False,
-        collect=lambda *_: collected,
-        score=lambda *_: {},
+        reference=types.SimpleNamespace(is_due=lambda checkpoint: name == "reference"), policies=policies,
+        should_stop=lambda: False, collect=lambda *_: collected, score=lambda *_: {}, source="sampler", heldout=0,
         experience=lambda *_: (jnp.zeros(4), {}),
-        source="sampler",
-        heldout=0,
         log=types.SimpleNamespace(progress=lambda *_: contextlib.nullcontext()),
-    )
+    )  # fmt: skip
     parts = loop.Parts(**parts | ({} if part == "policies" else {part: out_of_memory}))
     settings = LoopSettings(
         steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, packed_columns=None,
