@@ -7,15 +7,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import parallel
-from rpg_jax.lab.planning.sampler import sampler_programs
 from rpg_jax.lab.planning.sketch import Sketch
-from rpg_jax.models import quantize_params
+from rpg_jax.models import Model, quantize_params
+from rpg_jax.sampling import batching, decode
+from rpg_jax.sampling.generate import decode_segment, layouts, make_sampler, start, to_answer
 from rpg_jax.training.packing import Plan
 from rpg_jax.training.policies import BEHAVIOR, held
-from rpg_jax.types import Policy
+from rpg_jax.training.settings import RolloutSettings
+from rpg_jax.types import Params, Policy
 
 SEGMENT = 256  # decode steps between two returns to the host; a segment takes about a second
 
@@ -42,16 +44,77 @@ def device_bytes(tree: Any) -> float:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in on_device)
 
 
+def laid_out(mesh: Mesh, tree: Any, specs: Any) -> Any:
+    """The shapes of a tree with shardings; `specs` is a PartitionSpec, or a tree of them for parts of the tree."""
+
+    def of_part(spec, part):
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
+
+    return jax.tree.map(of_part, specs, tree)
+
+
+@partial(jax.jit, static_argnames=("sampler", "mesh"), donate_argnames=("state",))
+def prefill(
+    sampler: decode.Sampler, mesh: Mesh, inputs: decode.Inputs, state: decode.DecodeState
+) -> decode.DecodeState:
+    """All prompts, as many at a time as the sampler prefills; `decode_segment` does it between its decode steps."""
+
+    def load(inputs, state):
+        inputs = decode.prepared(sampler, inputs, state)
+        return batching.prefill(sampler, inputs, state, ~state.prompt_ready, state.done)
+
+    inputs_spec, state_spec = layouts(sampler.kernel.rows)
+    return parallel.over_rows(mesh, load, (inputs_spec, state_spec), state_spec)(inputs, state)
+
+
+def sampler_programs(
+    model: Model, mesh: Mesh, params: Params, rollout: RolloutSettings
+) -> dict[str, tuple[Callable, tuple]]:
+    """Prefill and decode as (jitted function, its arguments), with the shapes that `generate` calls them with.
+
+    Args:
+      params: shapes of the unstacked tree, with shardings.
+    """
+    prompts, sizes = rollout.fresh_prompts, dict(samples=rollout.samples, max_new=rollout.max_new)
+    every, key = parallel.REPLICATED, jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    scalars = {
+        kind: jax.ShapeDtypeStruct((), kind, sharding=NamedSharding(mesh, every)) for kind in ("int32", "float32")
+    }
+    counts = laid_out(mesh, jax.ShapeDtypeStruct((prompts,), jnp.int32), parallel.ROWS)
+    tokens = laid_out(mesh, jax.ShapeDtypeStruct((prompts, rollout.max_prompt), jnp.int32), parallel.ROWS)
+    rows = laid_out(mesh, jax.eval_shape(partial(to_answer, mesh, **sizes), tokens, counts, counts), parallel.ROWS)
+    requests = prompts * rollout.samples
+    sampler, slots, pages = make_sampler(model, mesh, rollout.decoding, rollout.max_prompt, rollout.max_new, requests)
+    begin = partial(start, sampler, mesh, samples=rollout.samples, slots=slots, cache_pages=pages)
+    inputs, state = jax.eval_shape(begin, rows, laid_out(mesh, key, every), scalars["int32"], counts)
+    state = laid_out(mesh, state, layouts(sampler.kernel.spec)[1])
+    inputs = decode.Inputs(
+        params=params,
+        key=laid_out(mesh, inputs.key, parallel.ROWS),
+        limit=laid_out(mesh, inputs.limit, parallel.ROWS),
+        sampling=laid_out(mesh, jax.eval_shape(decode.Sampling.make), every),
+        model_temperature=scalars["float32"],
+        version=scalars["int32"],
+        until=scalars["int32"],
+        must=laid_out(mesh, jax.ShapeDtypeStruct((prompts,), bool), parallel.ROWS),
+    )
+    return {
+        "prefill": (prefill, (sampler, mesh, inputs, state)),
+        "decode": (decode_segment, (sampler, mesh, inputs, state, scalars["int32"])),
+    }
+
+
 def programs(sketch: Sketch) -> dict[str, Program]:
     """The programs of an RL step by phase, in the order of `workload.PHASES`."""
     parts, checkpoint, workload = sketch.parts, sketch.checkpoint, sketch.workload
     mesh, rollout, loop = sketch.run.mesh, workload.rollout, workload.loop
 
     def by_rows(count, dtype, *columns):
-        return jax.ShapeDtypeStruct((count, *columns), dtype, sharding=NamedSharding(mesh, parallel.ROWS))
+        return laid_out(mesh, jax.ShapeDtypeStruct((count, *columns), dtype), parallel.ROWS)
 
     def replicated(dimensions, dtype):
-        return jax.ShapeDtypeStruct(dimensions, dtype, sharding=NamedSharding(mesh, parallel.REPLICATED))
+        return laid_out(mesh, jax.ShapeDtypeStruct(dimensions, dtype), parallel.REPLICATED)
 
     def packing_plan(rows):
         """As `loop.plan` gives it: the number of microbatches, and where the sequences of packed rows start."""
@@ -64,13 +127,10 @@ def programs(sketch: Sketch) -> dict[str, Program]:
         weights = jax.eval_shape(partial(quantize_params, dtype=rollout.weights_dtype), weights)
     layout = parallel.shardings(mesh, weights, parallel.SAMPLING)
     weights = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, layout)
-    sampler = sampler_programs(
-        sketch.run.model, mesh, weights, prompts=rollout.fresh_prompts, max_prompt=rollout.max_prompt,
-        samples=rollout.samples, max_new=rollout.max_new, decoding=rollout.decoding,
-    )  # fmt: skip
-    pools = sampler["decode"][1][3].pools  # of its state
+    sampler = sampler_programs(sketch.run.model, mesh, weights, rollout)
+    drawing = sampler["decode"][1][3]  # the state of decoding
     rows = workload.step_rows
-    responses = jax.tree.map(lambda x: by_rows(rows, x.dtype, *x.shape[1:]), sampler["decode"][1][3].rows)
+    responses = jax.tree.map(lambda x: by_rows(rows, x.dtype, *x.shape[1:]), drawing.rows)
     reward = replicated((loop.prompts, loop.samples), jnp.float32)
     scored = policies | ({BEHAVIOR: behavior} if parts.source == "trainer" else {})
     score = scored, responses, packing_plan(rows)
@@ -87,7 +147,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             *sampler["decode"],
             beside=state_bytes,
             turns=1,
-            cache=device_bytes(pools),
+            cache=device_bytes(drawing.pools),
             apart=("prefill", "filters"),
             outside=1 / SEGMENT,
         ),
