@@ -117,15 +117,9 @@ FORMS += [("coefficient", "reinforce", 1.0), ("sapo", "differentiable", 1.0)]
 def test_rpg_is_what_the_paper_says(divergence, clip, estimator, z, level):
     logp, mu, ref, advantage, mask = sample()
     objective = make(
-        "rpg",
-        divergence=divergence,
-        clip=clip,
-        estimator=estimator,
-        z_old=z,
-        level=level,
-        beta=BETA,
+        "rpg", divergence=divergence, clip=clip, estimator=estimator, z_old=z, level=level, beta=BETA,
         reduction="constant",
-    )
+    )  # fmt: skip
     loss, gradient = run(objective, logp, mu, ref, advantage, mask, denominator=7)
     expected_loss, expected_gradient = 0.0, np.zeros(mask.shape)
     for b in range(len(mask)):

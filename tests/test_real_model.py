@@ -18,14 +18,7 @@ sys.path.insert(0, str(ROOT / "third_party/common"))
 import gguf_models  # noqa: E402
 
 SMALLER = {  # prompts are longer, by a tokenizer that knows little but bytes
-    "evaluate": (
-        "--data=gym:gcd(max_value=20, size=2)",
-        "--max_prompt=128",
-        "--max_new=4",
-        "--rows=2",
-        "--slots=4",
-        "--k=2",
-    ),
+    "evaluate": "--max_prompt=128 --max_new=4 --rows=2 --slots=4 --k=2 --data=gym:gcd(max_value=20,size=2)".split(),
     "train": ("--config.rollout.max_prompt=128", "--config.rollout.max_new=4", "--config.evaluation.k=2"),
 }
 
