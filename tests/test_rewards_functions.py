@@ -164,10 +164,9 @@ def test_sums_that_are_equal_but_for_rounding_are_equal():
     assert first == second and 0.1 + 0.2 != 0.3
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "expected"), [(None, [0, 1, 1]), ("dapo", [1, 0, 0]), ("good", [1, 0, 0]), ("verifier", [1, 0, 0])]
-)
-def test_accuracy_is_a_score_of_its_own(file, evaluation, expected):
+@pytest.mark.parametrize("evaluation", [None, "dapo", "good", "verifier"])
+def test_accuracy_is_a_score_of_its_own(file, evaluation):
+    expected = [1, 0, 0] if evaluation else [0, 1, 1]
     items = [(PROBLEM, "Answer: 2"), (PROBLEM, "Answer: 3"), (PROBLEM, "2")]
     with Scorer(functions=[f"{file}:brief", "good=dapo"], evaluation=evaluation, workers=1) as scorer:
         scores = scorer.score(items, [5, 4, 3])
