@@ -348,10 +348,7 @@ def test_names_of_a_wrapped_model_are_one_short_line_with_the_mend(tmp_path, pre
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (
-            lambda name, x: (name.removeprefix("model."), x),
-            r"all \d+ names lack 'model.' \(.* more\): save the model with",
-        ),
+        (lambda name, x: (name.removeprefix("model."), x), r"all \d+ names lack 'model.' \(.* more\): save the model"),
         (lambda name, x: (f"{name}.x", np.zeros(3, np.int8)), r"missing: .* more; \d+ unexpected: .* more; \d+ of a"),
         (lambda name, x: (name, x[:1]), r"\d+ of another shape: .* more"),
     ],

