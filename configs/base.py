@@ -143,6 +143,20 @@ KEYS = dict(
         overlong_buffer=count_or_zero(0),  # [tokens] at the end of max_new over which a penalty grows; 0: none
         overlong_factor=not_negative(1.0),  # [reward] the largest such penalty of a long response
     ),
+    # What answers the policy's turns, so that a response is a conversation (docs/environments.md). rollout.max_new
+    # then bounds all that follows the prompt, and the sum of an episode's rewards is the reward named environment.
+    environment=dict(
+        name=text(None),  # [name] FILE.py:CLASS, calculator, guess, or textarena:GAME; unset: responses are one turn
+        max_turns=count(8),  # [turns] of the policy in an episode at most
+        turn_tokens=count(None),  # [tokens] of a turn at most; unset: what is left of rollout.max_new
+        stop=texts(()),  # [texts] that end a turn, as stop tokens do, such as </calc>
+        role=text("user"),  # [name] of an observation in a chat: user, or tool where the template knows it
+        workers=processes(2),  # [processes] a host
+        timeout_seconds=seconds(10.0),  # [seconds] for one answer, after which the episode has failed
+        memory_mb=mebibytes(4096),  # [MiB] address space of a worker, which holds several episodes
+        network=switch(False),  # [switch] let FILE.py:CLASS use the network, which is off where the system allows that
+        max_failures=within(0, 1)(0.25),  # [share of episodes] that may fail before the run stops
+    ),
     behavior=dict(  # the policy that drew the responses: the denominator of the importance ratio
         source=text("trainer"),  # [name] of its log-probs: trainer, computed again, or sampler, as recorded when drawn
     ),

@@ -37,7 +37,8 @@ class Sequences:
     version: jax.Array  # i32[B, T], optimizer updates of the policy that drew each token; 0 off the mask
     problem: jax.Array  # i32[B], position in the stream or in the evaluated set: part of the responses' noise
     sample: jax.Array  # i32[B], index among the responses to its problem
-    finished: jax.Array  # bool[B], whether a stop token ended it (false: under way, or cut off at its length limit)
+    complete: jax.Array  # bool[B], whether nothing more is drawn of it
+    finished: jax.Array  # bool[B], whether it came to its own end: a stop token, or what its environment says
 
 
 @pytree

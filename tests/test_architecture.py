@@ -18,12 +18,13 @@ LONGEST = 400  # lines of a file
 
 # Folder (or module) -> what of rpg_jax it may import beside itself.
 MATHEMATICS = {"objectives", "types"}
-STEP = MATHEMATICS | {"models", "parallel", "sampling", "data", "rewards", "gym"}
+STEP = MATHEMATICS | {"models", "parallel", "sampling", "data", "rewards", "environments", "gym"}
 FLOORS = {
     "types": set(),
     "objectives": set(),
     "gym": set(),
     "rewards": {"gym"},  # runs in worker processes, which must not load jax
+    "environments": {"rewards"},  # in worker processes, too
     "exact": {"objectives"},
     "models": MATHEMATICS,
     "parallel": MATHEMATICS,
@@ -39,7 +40,7 @@ COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep"
 FLAGS = {"absl", "ml_collections"}  # of the floors that read configs and of commands only
 # Installed only where they are used, or slow to import and used by few calls: imported where they are used.
 OPTIONAL = {"jax.experimental", "math_verify", "matplotlib", "pyarrow", "tensorboardX", "tensorflow_datasets"}
-OPTIONAL |= {"gguf", "reasoning_gym", "tokenizers", "wandb"}
+OPTIONAL |= {"gguf", "reasoning_gym", "textarena", "tokenizers", "wandb"}
 
 
 def imports(module: str, source: str, inside_functions=False) -> set[str]:
@@ -79,7 +80,7 @@ def faults(module: str, source: str) -> list[str]:
         bad |= {name for name, root in others.items() if root in FLAGS}
     if floor in ("objectives", "types"):
         bad |= {name for name, root in others.items() if root not in {"jax"} | sys.stdlib_module_names}
-    if floor == "rewards":
+    if floor in ("rewards", "environments"):
         bad |= {name for name, root in others.items() if root in {"jax", "jaxlib", "flax", "optax"}}
     lazy = imports(module, source, inside_functions=True) if floor not in COMMANDS else set()
     return sorted(bad | {name for name in lazy if not any(f"{name}.".startswith(f"{one}.") for one in OPTIONAL)})

@@ -7,6 +7,7 @@ import numpy as np
 
 from rpg_jax import InputError
 from rpg_jax.data.problems import Problem
+from rpg_jax.data.tasks.guess import TURN
 from rpg_jax.data.tokenizer import Tokenizer
 
 
@@ -68,19 +69,23 @@ def prompt_rows(
 def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key="sequence_length") -> tuple:
     """Rows prompt ++ worked solution ++ EOS, padded on the right.
 
+    A solution of several turns has observations between them, each between two `TURN` characters.
+
     Returns:
-      (tokens i32[B, length], lengths i32[B], loss_mask bool[B, length]); the mask is true on the solution and its EOS.
+      (tokens i32[B, length], lengths i32[B], loss_mask bool[B, length]); the mask is true on the solution's own turns,
+      with an EOS after each.
 
     Raises:
       ValueError: a row is longer than `length` tokens; names the first such problem, and `key`.
     """
-    prompts = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
-    solutions = [[*tokenizer.encode(problem.solution), tokenizer.eos_id] for problem in problems]
-    rows = [prompt + solution for prompt, solution in zip(prompts, solutions, strict=True)]
-    tokens, lengths = _pad(rows, problems, "prompt and solution", length, tokenizer.pad_id, key)
-    starts = np.array([len(prompt) for prompt in prompts])
-    column = np.arange(length)  # [T]
-    return tokens, lengths, (column >= starts[:, None]) & (column < lengths[:, None])  # [B, T]
+    rows, masks = [], np.zeros((len(problems), length), bool)
+    for mask, problem in zip(masks, problems, strict=True):
+        rows.append(tokenizer.encode_prompt(problem.prompt))
+        for number, text in enumerate(problem.solution.split(TURN)):
+            ids = tokenizer.encode(text) + ([] if number % 2 else [tokenizer.eos_id])
+            mask[len(rows[-1]) : len(rows[-1]) + len(ids)] = number % 2 == 0
+            rows[-1] += ids
+    return *_pad(rows, problems, "prompt and solution", length, tokenizer.pad_id, key), masks
 
 
 def _pad(rows, problems, what, length, pad_id, key):

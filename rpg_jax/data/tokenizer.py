@@ -27,6 +27,7 @@ class Tokenizer:
     eos_id: int
     pad_id: int  # eos_id if the tokenizer has none
     stop_ids: tuple[int, ...]  # the ids that end a response, eos_id first
+    has_template: bool  # whether the folder has a chat template
 
     def encode(self, text: str) -> list[int]:
         """The ids of text as text, without special tokens."""
@@ -39,6 +40,16 @@ class Tokenizer:
         the tokenizer asks for one.
         """
         raise NotImplementedError
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The ids of a part of a rendered chat: special tokens are recognized, and none is added."""
+        raise NotImplementedError
+
+    def token_texts(self) -> list[str]:
+        """What each id adds to a text that it stands in; empty for special tokens."""
+        before = self.encode("a")
+        start = len(self.decode(before))
+        return [self.decode([*before, id])[start:] for id in range(self.vocab_size)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text without special tokens, but with tags such as <answer> (see `_tags`); never raises.
@@ -68,7 +79,8 @@ class Tokenizer:
         self.eos_id = self.stop_ids[0]
         self.pad_id = self.eos_id if pad is None else pad
         self._chat = tokenizer_files.chat_template(folder, named, template)
-        self._complete = self._chat is not None and template != "plain"  # rendered text contains BOS
+        self.has_template = self._chat is not None
+        self._complete = self.has_template and template != "plain"  # rendered text contains BOS
         control = {self._id(token) for token in named.values()} | set(self.stop_ids)
         self._unsaid = {self._id(token) for token in special | marked} - self._tags(special | marked, control)
         return sorted(special)
@@ -177,8 +189,12 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
+        before = [] if self._complete or self.bos_id is None else [self.bos_id]
+        return before + self.encode_rendered(text)
+
+    def encode_rendered(self, text: str) -> list[int]:
         if not self._complete:
-            return [id for id in [self.bos_id] if id is not None] + self.encode(text)
+            return self.encode(text)
         parts = self._special.split(text)  # text, special token, text, …
         return [id for k, part in enumerate(parts) for id in ([self._id(part)] if k % 2 else self.encode(part))]
 
@@ -221,7 +237,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._literal.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        return self._before + self._model.encode(text, add_special_tokens=False).ids
+        return self._before + self.encode_rendered(text)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        return self._model.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: list[int]) -> str:
         return self._model.decode(ids, skip_special_tokens=False)

@@ -113,6 +113,43 @@ def whitened_group_mean(rewards: ArrayLike, penalty: jax.Array, mask: jax.Array)
     return whiten(jnp.broadcast_to(centered.reshape(-1, 1), mask.shape), mask)
 
 
+def begins_turn(mask: ArrayLike) -> jax.Array:
+    """bool[B, T], where a turn of the policy begins: a token that is trained after one that is not."""
+    valid = jnp.asarray(mask).astype(bool)
+    return valid & ~jnp.pad(valid, ((0, 0), (1, 0)))[:, :-1]
+
+
+def turn_return(
+    rewards: ArrayLike, penalty: jax.Array, mask: jax.Array, turn_reward: ArrayLike | None = None,
+    epsilon: float = 1e-6,
+) -> jax.Array:  # fmt: skip
+    """(return to go of a token's turn − mean) / (std + epsilon), over all turns of the group's responses.
+
+    The return to go of a turn is its own reward, those of later turns, and what of the response's reward no turn has; a
+    token's penalties are taken off from it on. Not exact, as `group_mean_std`, which it is for responses of one turn.
+
+    Args:
+      turn_reward: [P, G, K], the rewards of the first K turns of each response; None: no turn has one.
+    """
+    total = _rewards(rewards, 2)
+    first, valid = begins_turn(mask), jnp.asarray(mask).astype(bool)
+    each = jnp.zeros((*total.shape, 1), total.dtype) if turn_reward is None else jnp.asarray(turn_reward, total.dtype)
+    later = jnp.cumsum(each[..., ::-1], axis=-1)[..., ::-1].reshape(total.size, -1)  # [P·G, K]
+    turn = jnp.cumsum(first, axis=1) - 1  # [P·G, T], the turn of each token
+    of_turn = jnp.take_along_axis(later, jnp.clip(turn, 0, later.shape[1] - 1), axis=1)
+    of_turn = jnp.where(turn < later.shape[1], of_turn, 0)
+    returns = (total - jnp.sum(each, -1)).reshape(-1, 1) + of_turn - to_go(penalty)
+    by_group = (total.shape[0], -1)
+    starts, values = first.reshape(by_group), returns.reshape(by_group)  # [P, G·T]
+    count = jnp.sum(starts, axis=1, keepdims=True)
+    one = jnp.take_along_axis(values, jnp.argmax(starts, axis=1, keepdims=True), axis=1)  # so that equal ones get 0
+    shifted = jnp.where(starts, values - one, 0)
+    mean = jnp.sum(shifted, axis=1, keepdims=True) / jnp.maximum(count, 1)
+    variance = jnp.sum(jnp.where(starts, shifted - mean, 0) ** 2, axis=1, keepdims=True) / jnp.maximum(count - 1, 1)
+    advantage = (values - one - mean) / (jnp.sqrt(variance) + epsilon)
+    return jnp.where(valid, advantage.reshape(valid.shape), 0)
+
+
 def penalized(rewards: ArrayLike, penalty: jax.Array) -> jax.Array:
     """Rewards [P, G] minus each response's summed penalty, of penalty [P·G, T]."""
     return jnp.asarray(rewards) - jnp.sum(penalty, axis=1).reshape(jnp.shape(rewards))
@@ -134,6 +171,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "leave_one_out": _of_responses(leave_one_out),
     "batch_mean": _of_responses(batch_mean),
     "rescaled_group_mean": _of_responses(rescaled_group_mean),
+    "turn_return": turn_return,
     "whitened_group_mean": whitened_group_mean,
     "whitened_return": whitened_return,
 }

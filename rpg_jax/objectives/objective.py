@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from rpg_jax import InputError
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
-from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty
+from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty, turn_return
 from rpg_jax.objectives.baselines import k3
 from rpg_jax.objectives.batch import Batch, prepare
 from rpg_jax.objectives.clips import Clipped
@@ -135,13 +135,14 @@ class Objective:
 
     def advantages(
         self, rewards: jax.Array, behavior_logp: jax.Array, reference_logp: jax.Array, mask: jax.Array,
-        step: ArrayLike = 0,
+        step: ArrayLike = 0, turn_reward: jax.Array | None = None,
     ) -> jax.Array:  # fmt: skip
         """The advantages that setting `advantage` names, over a whole batch of B = P·G responses, problem-major.
 
         Args:
           rewards: [P, G], G responses to each of P prompts; behavior_logp, reference_logp, mask: [B, T].
           step: i32[], the optimizer updates so far, for a user's function.
+          turn_reward: [P, G, K], the rewards of an episode's turns, which `rewards` contain; zeros beyond the last.
 
         Returns:
           [B, 1], or [B, T] for those that differ from token to token.
@@ -149,6 +150,8 @@ class Objective:
         penalty = kl_penalty(behavior_logp, reference_logp, mask, self.reward_beta)
         if self.own_advantage is not None:
             return self.own_advantage(rewards, penalty, mask, step)
+        if self.advantage == "turn_return":
+            return turn_return(rewards, penalty, mask, turn_reward)
         return ADVANTAGES[self.advantage](rewards, penalty, mask)
 
     def try_out(self, shape: tuple[int, int]) -> None:

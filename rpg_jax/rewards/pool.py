@@ -1,4 +1,4 @@
-"""Worker processes that call a reward function, each under a warden that ends whatever the function started."""
+"""Worker processes that call a user's function or environment, each under a warden that ends whatever it started."""
 
 import contextlib
 import json
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Any
 
 _HERE = pathlib.Path(__file__).parent
 _START_SECONDS = 60.0  # to import the function's file
@@ -27,15 +28,15 @@ class Failure(Exception):
 class Pool:
     """`workers` processes, each of which scores one sample at a time and is replaced when it dies or hangs."""
 
-    def __init__(self, where, name, workers, timeout_seconds, memory_mb, network=False):
-        """Starts the workers; `where` is a Python file or a module, which holds the function `name`.
+    def __init__(self, where, name, workers, timeout_seconds, memory_mb, network=False, kind="function"):
+        """Starts the workers; `where` is a Python file or a module, which holds the function, or environment, `name`.
 
         Prints a warning where `network` is false and this machine cannot take a process off the network.
 
         Raises:
           Failure: the function cannot be loaded.
         """
-        self._workers = [_Worker(where, name, timeout_seconds, memory_mb, network) for _ in range(workers)]
+        self._workers = [_Worker(where, name, timeout_seconds, memory_mb, network, kind) for _ in range(workers)]
         self._threads, self._free = ThreadPoolExecutor(workers), SimpleQueue()  # a thread waits for each worker
         for worker in self._workers:
             self._free.put(worker)
@@ -50,11 +51,11 @@ class Pool:
             self.close()
             raise
 
-    def submit(self, question: dict) -> Future[float]:
-        """The function's value of a question {name: value}; its result raises Failure where the call fails."""
+    def submit(self, question: dict) -> Future:
+        """What the worker answers to a question {name: value}; its result raises Failure where the call fails."""
         return self._threads.submit(self._ask, question)
 
-    def _ask(self, question: dict) -> float:
+    def _ask(self, question: dict) -> Any:
         with self._free_worker() as worker:
             return worker.ask(question)
 
@@ -78,11 +79,11 @@ class Pool:
 
 
 class _Worker:
-    def __init__(self, where, name, timeout_seconds, memory_mb, network):
+    def __init__(self, where, name, timeout_seconds, memory_mb, network, kind):
         # -P: the function cannot import the modules of this folder by accident. -B: bytecode would outlive an edit of
         # the function's file in the same second that leaves its size as it is.
         python = [sys.executable, "-P", *(["-B"] if where.endswith(".py") else [])]
-        worker = [*python, str(_HERE / "worker.py"), where, name, str(memory_mb), str(int(network))]
+        worker = [*python, str(_HERE / "worker.py"), where, name, str(memory_mb), str(int(network)), kind]
         self._command = [*python, str(_HERE / "warden.py"), str(_MOST_PROCESSES), *worker]
         path = [str(_HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = os.environ | {
@@ -109,14 +110,11 @@ class _Worker:
     def wait_until_ready(self):
         self.network = self._exchange(None, _START_SECONDS)["network"]
 
-    def ask(self, question: dict) -> float:
+    def ask(self, question: dict) -> Any:
         if self._process is None:
             self.start()
             self.wait_until_ready()
-        value = self._exchange(question, self._timeout)["value"]
-        if not 0 <= value <= 1:
-            raise Failure(f"answered {value}, not a number in 0..1")
-        return value
+        return self._exchange(question, self._timeout)["value"]
 
     def _exchange(self, question: dict | None, seconds: float) -> dict:
         """The next line, in answer to a question; a worker that gives no answer of its own in time is ended."""

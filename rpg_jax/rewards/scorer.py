@@ -24,6 +24,7 @@ _IN_PROCESS = VERIFIERS | RULES
 
 
 OWN = "verifier"  # the name of each task's own rule
+ENVIRONMENT = "environment"  # the name of an episode's return, which comes with the response
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Scores:
     failures: list[str]  # one line for each call that failed, naming the problem
     # f32[N] of each named reward, before scale and weight; empty where `correct` is the one reward.
     rewards: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    environment_failures: int = 0  # episodes whose environment failed
+    notes: list[str] = dataclasses.field(default_factory=list)  # one line for what else there is to know of an episode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Submitted:
 
     scorer: "Scorer"
     problems: list  # of each response
-    verdicts: dict[str, list["float | Future[float]"]]  # of each function, a score of each response
+    verdicts: dict[str, list]  # of each function, a score of each response, or what has it as its result()
     named: dict[str, str]  # name of a reward -> its function
 
     def __add__(self, other: "Submitted") -> "Submitted":
@@ -51,24 +54,27 @@ class Submitted:
 
     def result(self) -> Scores:
         """Waits for all; ValueError if a user's function failed on more than `max_failures` of them."""
-        scores, lines = {}, []
+        scores, lines, of_environment = {}, [], 0
         for function, verdicts in self.verdicts.items():
             scores[function], failed = np.zeros(len(verdicts), np.float32), []
             for index, (problem, verdict) in enumerate(zip(self.problems, verdicts, strict=True)):
                 try:
-                    scores[function][index] = verdict.result() if isinstance(verdict, Future) else verdict
+                    scores[function][index] = verdict if isinstance(verdict, float) else verdict.result()
                 except Failure as failure:
-                    name = _name(self.scorer.function_of(function, problem.task))
-                    failed.append((index, f"problem {problem.id} ({problem.task}): reward function {name}: {failure}"))
-            most = self.scorer.max_failures
-            if ".py:" in function and len(failed) > most * len(verdicts):
+                    title = self.scorer.title_of(function, problem.task)
+                    failed.append((index, f"problem {problem.id} ({problem.task}): {title}: {failure}"))
+            most = self.scorer.most_failures(function)
+            if len(failed) > most * len(verdicts):
                 raise InputError(
-                    f"reward function {function!r} failed on {len(failed)} of {len(verdicts)} samples, more than "
+                    f"{self.scorer.title_of(function)} failed on {len(failed)} of {len(verdicts)} samples, more than "
                     f"max_failures={most:g} of them; the first: {failed[0][1]}"
                 )
             lines += failed
+            of_environment += len(failed) * (function == ENVIRONMENT)
         rewards = {name: scores[function] for name, function in self.named.items()}
-        return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards)
+        episodes = zip(self.problems, self.verdicts.get(ENVIRONMENT, ()), strict=False)
+        notes = [f"problem {problem.id} ({problem.task}): {outcome.note}" for problem, outcome in episodes if outcome.note]
+        return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards, of_environment, notes)
 
 
 class Scorer:
@@ -84,7 +90,7 @@ class Scorer:
     def __init__(
         self, function=None, functions=(), weights=None, evaluation=None, workers=2, timeout_seconds=10.0,
         memory_mb=4096, max_failures=0.25, extraction="stated", partial_credit=False, network=False, tasks=(),
-        generated=True,
+        generated=True, environment=None,
     ):  # fmt: skip
         """Checks the settings and starts the workers that the functions and `tasks` need.
 
@@ -105,17 +111,20 @@ class Scorer:
           partial_credit: whether their scores between 0 and 1 are kept; otherwise they are 0.
           tasks: of the problems to come; the workers of those that are not named start with their first problem.
           generated: whether the problems are generated; a prepared set may have the name of a task with a verifier.
+          environment: an `environments.Environment`, whose episodes' returns are a reward named "environment", the
+            first, and the only one unless functions are named. `close` closes it.
 
         Raises:
           ValueError: when a function cannot be loaded, or for a setting out of range.
         """
         if extraction not in EXTRACTIONS:
             raise InputError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
-        self._rewards = named_rewards(function, functions)
+        self.environment = environment
+        self._rewards = named_rewards(function, functions, environment is not None)
         self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
         self.judge = judge_of(self._rewards, evaluation)
         is_first = self.judge == next(iter(self._rewards.values()))
-        self._is_one = not functions and is_first and set(self.weights.values()) == {1.0}
+        self._is_one = not functions and not environment and is_first and set(self.weights.values()) == {1.0}
         self._generated, self.max_failures = generated, max_failures
         self._extract, self._partial_credit = EXTRACTIONS[extraction], partial_credit
         self._limits = dict(workers=workers, timeout_seconds=timeout_seconds, memory_mb=memory_mb)
@@ -123,7 +132,7 @@ class Scorer:
         functions = {*self._rewards.values(), self.judge}
         needed = {self.function_of(name, task) for name in functions for task in tasks} | functions - {OWN}
         try:
-            for name in sorted(needed - _IN_PROCESS.keys()):
+            for name in sorted(needed - _IN_PROCESS.keys() - {ENVIRONMENT}):
                 self._pool(name)
         except BaseException:
             self.close()
@@ -133,7 +142,9 @@ class Scorer:
         """`submit(items, lengths, rewards).result()`."""
         return self.submit(items, lengths, rewards).result()
 
-    def submit(self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True) -> "Submitted":
+    def submit(
+        self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True, outcomes: Sequence = ()
+    ) -> "Submitted":
         """Begins to score N pairs (problem, response); a problem has `id`, `task`, `prompt`, `answer` and `columns`.
 
         Rules judge at once, in this process; worker processes go on until `result()` of what is returned asks for them.
@@ -141,6 +152,7 @@ class Scorer:
         Args:
           lengths: the tokens of each response.
           rewards: false for the accuracy alone.
+          outcomes: with an environment, the `environments.Outcome` of each episode.
 
         Raises:
           ValueError: the workers of reasoning-gym cannot be started.
@@ -150,7 +162,10 @@ class Scorer:
         verdicts = {
             function: [self._begin(function, *item, length) for item, length in zip(items, lengths, strict=True)]
             for function in dict.fromkeys([self.judge, *named.values()])
+            if function != ENVIRONMENT
         }
+        if self.environment is not None:
+            verdicts[ENVIRONMENT] = list(outcomes)
         return Submitted(self, [problem for problem, _ in items], verdicts, named)
 
     def _begin(self, function: str, problem, response: str, length: int | None) -> "float | Future[float]":
@@ -166,8 +181,10 @@ class Scorer:
 
         With `rewards` false only that of the accuracy. Raises ValueError where a call fails.
         """
+        if self.environment is not None:
+            self.environment.try_out(problem)
         for function in dict.fromkeys([*(self._rewards.values() if rewards else ()), self.judge]):
-            if function == OWN or function in _IN_PROCESS or function in _MODULES:
+            if function in (OWN, ENVIRONMENT) or function in _IN_PROCESS or function in _MODULES:
                 continue
             try:
                 self._pool(function).submit(_question(problem, problem.answer, 1)).result()
@@ -183,12 +200,26 @@ class Scorer:
         What a user's function looks at is not known, so its responses vote with their whole text.
         """
         function = self.function_of(self.judge, problem.task)
+        if function == ENVIRONMENT:
+            return " ".join(response.split()) or None
         if function in VERIFIERS:
             return voted_answer(response, final_answer)
         if function in JUDGED:
             return voted_answer(response, JUDGED[function])
         extracted = self._extract(response) if function == _GYM else response
         return " ".join((extracted or "").split()) or None
+
+    def title_of(self, function: str, task: str | None = None) -> str:
+        """What a function is called in a line of text."""
+        if function == ENVIRONMENT:
+            return f"environment {self.environment.name}"
+        return f"reward function {function!r}" if task is None else f"reward function {_name(self.function_of(function, task))}"
+
+    def most_failures(self, function: str) -> float:
+        """The largest share of samples on which it may fail."""
+        if function == ENVIRONMENT:
+            return self.environment.max_failures
+        return self.max_failures if ".py:" in function else 1.0
 
     def function_of(self, function: str, task: str) -> str:
         """The name of the rule, verifier or function that scores a task's problems where `function` is set."""
@@ -218,6 +249,8 @@ class Scorer:
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
+        if self.environment is not None:
+            self.environment.close()
 
     def __enter__(self):
         return self
@@ -237,14 +270,23 @@ def judge_of(rewards: dict[str, str], evaluation: str | None) -> str:
     return rewards.get(evaluation, evaluation) if evaluation else next(iter(rewards.values()))
 
 
-def has_rule(function: str | None, functions: str | Sequence[str] | None = (), evaluation: str | None = None) -> bool:
-    """Whether one of these is no function of the user's."""
-    rewards = named_rewards(function, functions)
-    return not all(".py:" in name for name in (*rewards.values(), judge_of(rewards, evaluation)))
+def has_rule(
+    function: str | None, functions: str | Sequence[str] | None = (), evaluation: str | None = None,
+    environment: bool = False,
+) -> bool:  # fmt: skip
+    """Whether one of these is a rule, neither a function of the user's nor the return of an environment."""
+    rewards = named_rewards(function, functions, environment)
+    judges = {*rewards.values(), judge_of(rewards, evaluation)} - {ENVIRONMENT}
+    return not all(".py:" in name for name in judges)
 
 
-def named_rewards(function: str | None, functions: str | Sequence[str] | None = ()) -> dict[str, str]:
-    """{name: function} of `reward.function` or `reward.functions`, in order."""
+def named_rewards(
+    function: str | None, functions: str | Sequence[str] | None = (), environment: bool = False
+) -> dict[str, str]:
+    """{name: function} of `reward.function` or `reward.functions`, in order, after an environment's return."""
+    if environment:
+        others = named_rewards(function, functions) if function or functions else {}
+        return {ENVIRONMENT: ENVIRONMENT} | others
     if not functions:
         return {_name(function or OWN): function or OWN}
     if function:

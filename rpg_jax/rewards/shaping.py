@@ -42,13 +42,15 @@ def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> dict[st
 
 
 def weighted_sum(
-    values: Mapping[str, np.ndarray], weights: Mapping[str, float], scale: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
+    values: Mapping[str, np.ndarray], weights: Mapping[str, float], scale: Callable[[np.ndarray], np.ndarray],
+    unscaled: Sequence[str] = (),
+) -> np.ndarray:  # fmt: skip
     """f32[...], the sum of weight times `scale` of each reward's values f32[...] in 0..1; a weight is 1 if not given.
 
-    It is summed in float64: sums that are equal but for the order of their terms are equal in float32.
+    Those named in `unscaled` may be any numbers and are taken as they are. It is summed in float64: sums that are equal but for the order of their terms are equal in float32.
     """
-    terms = [np.float64(weights.get(name, 1.0)) * scale(value) for name, value in values.items()]
+    scaled = {name: value if name in unscaled else scale(value) for name, value in values.items()}
+    terms = [np.float64(weights.get(name, 1.0)) * value for name, value in scaled.items()]
     return np.sum(terms, axis=0, dtype=np.float64).astype(np.float32)
 
 

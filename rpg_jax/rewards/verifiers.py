@@ -45,7 +45,13 @@ def word(response: str, answer: str) -> bool:
     return text is not None and text.replace(" ", "") == json.loads(answer)
 
 
-VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "sorting": word, "rewriting": word}
+def guess(response: str, answer: str) -> bool:
+    """Whether the last number is within the range in `answer`: which one is right, the environment draws."""
+    numbers, (low, high) = re.findall("[0-9]{1,9}", response), json.loads(answer)
+    return bool(numbers) and low <= int(numbers[-1]) <= high
+
+
+VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "guess": guess, "sorting": word, "rewriting": word}
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:

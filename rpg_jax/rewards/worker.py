@@ -1,22 +1,24 @@
-"""A worker process of the pool: calls a reward function, one line of JSON in and one out.
+"""A worker process of the pool: calls a reward function or plays with an environment, one line of JSON in and one out.
 
-Run as a script, `python worker.py WHERE NAME MEMORY_MB NETWORK`, where WHERE is a Python file or the name of a module,
-and NETWORK is 1 if the function may use the network. It imports the standard library only, to start within a few
+Run as a script, `python worker.py WHERE NAME MEMORY_MB NETWORK KIND`, where WHERE is a Python file or the name of a
+module, NETWORK is 1 if the function may use the network, and KIND is function or environment. It imports the standard library only, to start within a few
 hundredths of a second. A question is [secret, values], where `values` are those of `OURS` and the problem's columns by
 name, and its answer repeats the secret, so that what the function writes to the pipe is no answer. The first question
 has no values; its answer says whether the function could be loaded, and, where the network should be off and is not,
-why.
+why. An environment's values are those that `play` takes.
 
 The function runs in this process and decides the score: no secret can be kept from it. What the function itself does
 not trust, such as code that a model wrote, it must run in a process of its own, which inherits every limit.
 """
 
+import collections
 import ctypes
 import decimal
 import importlib
 import importlib.util
 import inspect
 import json
+import math
 import numbers
 import os
 import resource
@@ -28,6 +30,8 @@ import time
 OURS = ("prompt", "response", "answer", "task", "response_tokens")
 ROUNDING = 1e-6  # beyond 0 and 1 that is still a sum of float32
 _MOST_FILES = 256  # open at a time
+_MOST_EPISODES = 4096  # that are kept; an older one is played again from its actions
+_MOST_CHARACTERS = 1 << 20  # of an observation
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _PR_SET_DUMPABLE = 4
 
@@ -48,6 +52,71 @@ def load(where: str, name: str):
         own = [key for key, value in named if getattr(value, "__module__", None) == module.__name__ and callable(value)]
         raise Refused(f"{os.path.basename(where)} defines no function {name!r}; it defines {', '.join(own) or 'none'}")
     return function
+
+
+def load_environment(where: str, name: str):
+    """The class `name` of a Python file or module, which has `reset` and `step`; raises whatever loading it raises."""
+    made = load(where, name)
+    lacking = [method for method in ("reset", "step") if not callable(getattr(made, method, None))]
+    if lacking:
+        raise Refused(f"{name} has no {' and no '.join(lacking)}; expected {ENVIRONMENT}")
+    return made
+
+
+ENVIRONMENT = (
+    "a class with __init__(self, problem, seed), reset(self) -> observation or None and "
+    "step(self, action) -> (observation or None, reward)"
+)
+
+
+class Episode:
+    """An environment after some of its actions."""
+
+    def __init__(self, made):
+        self.made, self.observation, self.rewards = made, observed(made.reset(), "reset"), []
+
+    def step(self, action: str) -> None:
+        if self.rewards and self.observation is None:
+            raise Refused(f"ended after {len(self.rewards)} actions when they were played again, and not before")
+        outcome = self.made.step(action)
+        if not isinstance(outcome, tuple | list) or len(outcome) != 2:
+            raise Refused(f"step returned {outcome!r:.60} ({type(outcome).__name__}), not (observation, reward)")
+        self.observation, reward = observed(outcome[0], "step"), number_of(outcome[1])
+        if reward is None or not math.isfinite(reward):
+            raise Refused(f"step returned the reward {outcome[1]!r:.60}, which is not a finite number")
+        self.rewards.append(reward)
+
+
+def observed(value, method: str) -> str | None:
+    """An observation, if it is one. Raises Refused."""
+    if value is not None and not isinstance(value, str):
+        raise Refused(f"{method} returned the observation {value!r:.60} ({type(value).__name__}), not text or None")
+    if value is not None and len(value) > _MOST_CHARACTERS:
+        raise Refused(f"{method} returned an observation of {len(value)} characters, more than {_MOST_CHARACTERS}")
+    if value is not None:
+        value.encode()  # raises for half of a surrogate pair
+    return value
+
+
+def play(kept: collections.OrderedDict, make, values: dict, where: str = "") -> dict:
+    """{"value": [observation or None, rewards]} of an episode after its actions, or {"error": one line}.
+
+    `values` are its name "episode", the "problem" with every column, the "seed", and all "actions" so far. An episode
+    that is not kept, because this worker is another one or has too many, is played again from the beginning.
+    """
+    try:
+        name, actions = values["episode"], values["actions"]
+        episode = kept.pop(name, None)
+        if episode is None or not actions or len(episode.rewards) != len(actions) - 1:
+            episode = Episode(make(values["problem"], values["seed"]))
+        for action in actions[len(episode.rewards) :]:
+            episode.step(action)
+        kept[name] = episode
+        if len(kept) > _MOST_EPISODES:
+            kept.popitem(last=False)
+        return {"value": [episode.observation, episode.rewards]}
+    except BaseException as error:  # SystemExit and MemoryError too: nothing that an environment does may end the run
+        return {"error": _line(error, where)}
 
 
 class Refused(Exception):
@@ -107,13 +176,18 @@ def _are_plain(parameters, values) -> bool:
 
 def score(value) -> float:
     """A number in 0..1 from what a function returned: a number of any library, but no text. Raises Refused."""
-    number = value.item() if getattr(value, "shape", None) == () else value  # NumPy's, JAX's, torch's
-    if not isinstance(number, (numbers.Real, decimal.Decimal)):
+    number = number_of(value)
+    if number is None:
         raise Refused(f"returned {value!r:.60} ({type(value).__name__}), not a number in 0..1")
-    number = float(number)
     if not -ROUNDING <= number <= 1.0 + ROUNDING:
         raise Refused(f"returned {number!r}, not a number in 0..1; return a share, and set its size by reward.weights")
     return min(max(0.0, number), 1.0)
+
+
+def number_of(value) -> float | None:
+    """A number of any library as a float; None for anything else."""
+    number = value.item() if getattr(value, "shape", None) == () else value  # NumPy's, JAX's, torch's
+    return float(number) if isinstance(number, (numbers.Real, decimal.Decimal)) else None
 
 
 def leave_network() -> str:
@@ -135,7 +209,7 @@ def leave_network() -> str:
     return ""
 
 
-def main(where, name, memory_mb, network):
+def main(where, name, memory_mb, network, kind):
     where = os.path.abspath(where) if where.endswith(".py") else where  # the function may change the folder
     reachable = "" if network == "1" else leave_network()
     questions, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
@@ -159,13 +233,14 @@ def main(where, name, memory_mb, network):
 
     secret, _ = json.loads(questions.readline())
     try:
-        function = load(where, name)
+        function = load_environment(where, name) if kind == "environment" else load(where, name)
     except BaseException as error:
         return reply(secret, {"error": _line(error, where)})
     reply(secret, {"value": 1.0, "network": reachable})
+    kept = collections.OrderedDict()
     for line in questions:
         secret, values = json.loads(line)
-        reply(secret, judge(function, values, where))
+        reply(secret, play(kept, function, values, where) if kind == "environment" else judge(function, values, where))
 
 
 def _leave_with(parent):

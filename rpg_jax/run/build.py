@@ -12,11 +12,13 @@ from ml_collections import ConfigDict
 
 from rpg_jax import InputError, data, objectives, parallel
 from rpg_jax.data.datasets import Sets
+from rpg_jax.environments import Environment, Observations
 from rpg_jax.models import LoRA, Model, families, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.sampling import make_sampler
+from rpg_jax.sampling.turns import stop_table
 from rpg_jax.training.collect import make_collect
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import SOURCES, make_experience, make_score
@@ -120,12 +122,36 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
     check_pages(model, mesh, rollout)
     known = dict(generated="tasks" in config.data, tasks=() if "tasks" in config.data else problems.tasks)
-    scorer = Scorer(**set_keys(config.reward, "scale"), **known, evaluation=config.evaluation.get("function"))
+    judge = config.evaluation.get("function")
+    environment = build_environment(config, problems.tokenizer, model)
+    scorer = Scorer(**set_keys(config.reward, "scale"), **known, evaluation=judge, environment=environment)
     return Run(mesh, problems, model, scorer, **settings)
 
 
+def has_environment(config: ConfigDict) -> bool:
+    """Whether responses are conversations; the configs of earlier runs have no such section."""
+    return "environment" in config and bool(config.environment.name)
+
+
+def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Model) -> Environment | None:
+    """The environment of a config, with its workers; None if it has none. Raises InputError for one that cannot be."""
+    if not has_environment(config):
+        return None
+    section = config.environment
+    options = set_keys(config.data.template_options) if "template_options" in config.data else {}
+    try:
+        observations = Observations(tokenizer, section.role, options)
+        strings = (section.stop,) if isinstance(section.stop, str) else tuple(section.stop or ())
+        unused = [""] * (model.config.vocab_size - tokenizer.vocab_size)
+        stops = stop_table(strings, [*tokenizer.token_texts(), *unused]) if strings else None
+    except InputError as error:
+        raise InputError(f"environment.name={section.name}: {error}") from error
+    settings = set_keys(section, "role", "stop")
+    return Environment(observations=observations, stops=stops, seed=config.seed, **settings)
+
+
 def try_rewards(run: Run) -> None:
-    """Tries each user's function on the first problem that it is to score; raises ValueError where a call fails."""
+    """Tries the environment, and each user's function, on the first problem that it is to score; raises ValueError where a call fails."""
     for split in ("train", "heldout"):
         if len(run.data.problems(split)):
             run.scorer.try_out(run.data.problems(split)[0], rewards=split == "train")
@@ -199,7 +225,8 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
     if folder is None:
         raise InputError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
     tokenizer = data.load_tokenizer(folder, config.data.template)
-    judged = has_rule(config.reward.function, config.reward.get("functions"), config.evaluation.get("function"))
+    judges = config.reward.function, config.reward.get("functions"), config.evaluation.get("function")
+    judged = has_rule(*judges, environment=has_environment(config))
     return data.load(
         **set_keys(config.data, "tokenizer", "template", "template_options"), tokenizer=tokenizer, log=log,
         max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options), judged=judged,

@@ -190,7 +190,7 @@ def answer(
         for done, answered in enumerate(answers, start=1):
             log.write(answered)
             for failure in answered.failures:
-                print(f"warning: {failure}; counted as wrong", file=sys.stderr)
+                print(f"warning: {failure}", file=sys.stderr)
             numbers["accuracy"] = np.mean([answered.correct.mean() for answered in log.answered()])
             progress(begun + k * done, **numbers)
     return not log.missing()

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from rpg_jax import InputError, parallel
 from rpg_jax.models import Model, unstack_layers
-from rpg_jax.rewards.scorer import OWN, judge_of, named_rewards
-from rpg_jax.run.build import Run, build_run
+from rpg_jax.rewards.scorer import ENVIRONMENT, OWN, judge_of, named_rewards
+from rpg_jax.run.build import Run, build_run, has_environment
 from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum, saved_steps
 from rpg_jax.training.collect import nothing_pending
@@ -63,9 +63,11 @@ def read_run(
         config.data.update(heldout=heldout or config.data.heldout)
         del config.data["train"]
     section, evaluation = config.reward, config.evaluation.get("function")
-    judge = reward or judge_of(named_rewards(section.function, section.get("functions")), evaluation)
-    section.function, section.functions = "dapo" if heldout and judge == OWN else judge, None
-    section.weights, config.evaluation.function = ConfigDict(), None
+    talks = has_environment(config)
+    judge = reward or judge_of(named_rewards(section.function, section.get("functions"), talks), evaluation)
+    function = None if judge == ENVIRONMENT else "dapo" if heldout and judge == OWN else judge
+    section.function, section.functions, section.weights = function, None, ConfigDict()
+    config.evaluation.function = function if talks else None
     if extraction:
         config.reward.extraction = extraction
     if network:

@@ -17,6 +17,7 @@ from rpg_jax import parallel
 from rpg_jax.sampling import pages
 from rpg_jax.sampling.decode import (
     COMPLETE,
+    ENDED,
     RUNNING,
     WAITING,
     DecodeState,
@@ -36,7 +37,7 @@ def first_true(mask: jax.Array, count: int) -> jax.Array:
     return jnp.take(order, jnp.arange(count), mode="fill", fill_value=mask.size)
 
 
-def leave(state: DecodeState, slots: jax.Array, status: int) -> DecodeState:
+def leave(state: DecodeState, slots: jax.Array, status: int | jax.Array) -> DecodeState:
     """The slots that are true in bool[slots] give their own pages back and are idle; their rows get `status`.
 
     What they have drawn stays, also of a row that will draw the same tokens once more.
@@ -67,12 +68,12 @@ def drop_prompts(sampler: Sampler, state: DecodeState, drop: jax.Array) -> Decod
     return dataclasses.replace(state, free=free, prompt_ready=state.prompt_ready & ~drop)
 
 
-def collect(sampler: Sampler, state: DecodeState) -> DecodeState:
-    """Complete rows leave their slots, and prompts that no row needs any more leave the cache."""
+def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+    """Rows that are done leave their slots, and prompts that no row needs any more leave the cache."""
     row = jnp.where(state.done, state.request, NOWHERE)
-    finished = state.rows.finished.at[row].set(state.stopped, mode="drop")
+    finished = state.rows.finished.at[row].set(state.stopped & (inputs.left == COMPLETE), mode="drop")
     state = dataclasses.replace(state, rows=dataclasses.replace(state.rows, finished=finished))
-    state = leave(state, state.done, COMPLETE)
+    state = leave(state, state.done, inputs.left)
     needed = (state.status != COMPLETE).reshape(state.prompt_ready.size, -1).any(1)  # [P]
     return drop_prompts(sampler, state, ~needed)
 
@@ -117,7 +118,7 @@ class Admission:
     waits: jax.Array  # bool[], whether one of these rows needs a prompt that is not ready
 
 
-def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission:
+def admission(sampler: Sampler, state: DecodeState) -> Admission:
     """The longest run of waiting rows, in order, for which idle slots and free pages suffice.
 
     A row starts with pages for the tokens that it has, and only if another page is left for every row that may still
@@ -136,7 +137,7 @@ def admission(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Admission
         return (length - 1) // size + 1 - tokens[state.prompt_of(row)] // size
 
     def most(row):  # the last token's keys and values are never read
-        return own_pages(row, state.rows.prompt_length[row] + inputs.limit[row] - 1)
+        return own_pages(row, state.rows.prompt_length[row] + state.limit[row] - 1)
 
     prompt_pages = -(-tokens // size)  # [P]
     leads = jnp.concatenate([jnp.ones(1, bool), prompt[1:] != prompt[:-1]])  # the first of its prompt
@@ -202,6 +203,7 @@ def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.
         position=put(length - 1, state.position),
         request=put(request, state.request),
         stopped=put(False, state.stopped),
+        matched=put(state.begin_matched[request], state.matched),
         status=state.status.at[jnp.where(takes, request, NOWHERE)].set(RUNNING, mode="drop"),
     )
     return state, takes
@@ -243,7 +245,7 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
 
     def turn(carry):
         _, state = carry
-        following = admission(sampler, inputs, state)
+        following = admission(sampler, state)
         # Prompts that nobody runs make room where nothing else could start.
         stuck = (state.request < 0).all() & (following.count == 0) & idle_prompts(state).any()
         waits = following.waits | stuck
@@ -263,11 +265,17 @@ def agreed(*conditions: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def unfinished(inputs: Inputs, state: DecodeState) -> jax.Array:
-    """Whether too few prompts have all of their rows complete, over all shards, or one that must is not: bool[]."""
+    """Whether to go on, over all shards: bool[].
+
+    Too few prompts have all of their rows complete, or one that must is not, and there are rows to decode; but where
+    turns are over and a quarter of the slots is idle for want of rows, environments are told first.
+    """
     complete = (state.status == COMPLETE).reshape(state.prompt_ready.size, -1).all(1)  # [P]
-    counts = jnp.stack([complete.sum(), (inputs.must & ~complete).sum()])
-    count, missing = jax.lax.psum(counts, parallel.ROW_AXES)
-    return (count < inputs.until) | (missing > 0)
+    here = [complete, inputs.must & ~complete, *(state.status == x for x in (WAITING, RUNNING, ENDED))]
+    count, missing, waiting, running, ended = jax.lax.psum(jnp.stack([x.sum() for x in here]), parallel.ROW_AXES)
+    slots = state.request.size * jax.lax.psum(1, parallel.ROW_AXES)
+    tells = (ended > 0) & (waiting == 0) & (4 * (slots - running) >= slots)
+    return ((count < inputs.until) | (missing > 0)) & (waiting + running > 0) & ~tells
 
 
 def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
@@ -300,7 +308,7 @@ def advance(
     def turn_over(carry):
         state = admit(sampler, inputs, grant(sampler, carry[1]))
         _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(sampler, state), state))
-        state = collect(sampler, state)
+        state = collect(sampler, inputs, state)
         return unfinished(inputs, state), state
 
     return jax.lax.while_loop(goes_on, turn_over, (unfinished(inputs, state), state))

@@ -1,7 +1,8 @@
 """One step of decoding as a function on explicit state: the queue, the slots, their pages, and the rows being written.
 
 N rows wait in a queue, and a slot works on one at a time: what it draws is written into the row itself. Keys and values
-lie in pages (`pages`, `paged_attention`). On a mesh these functions see one data shard (`parallel.over_rows`): its own
+lie in pages (`pages`, `paged_attention`). A row leaves its slot when it is complete or, where an environment answers
+(`turns`), at the end of a turn. On a mesh these functions see one data shard (`parallel.over_rows`): its own
 rows, slots and pages. How rows come to slots and pages to rows is in `batching`.
 """
 
@@ -24,6 +25,7 @@ from rpg_jax.types import Params, Sequences, pytree
 
 STOP_IDS = 8  # size of Sampling.stop_ids
 WAITING, RUNNING, COMPLETE = 0, 1, 2  # a row's status
+ENDED, ASKED = 3, 4  # a turn of it is over, and then its environment has been told
 
 
 @pytree
@@ -66,14 +68,15 @@ class DecodeState:
     token: jax.Array  # i32[slots], next input
     position: jax.Array  # i32[slots], its column in the row
     request: jax.Array  # i32[slots], the row that it works on; -1 idle
-    done: jax.Array  # bool[slots], the row is complete; it is collected before the next step
-    stopped: jax.Array  # bool[slots], a stop token made it complete
+    done: jax.Array  # bool[slots], the row is to leave; it is collected before the next step
+    stopped: jax.Array  # bool[slots], a stop token or a stop string is why
+    matched: jax.Array  # i32[slots], how much of a stop string the tokens end with (`turns.stop_table`)
     step: jax.Array  # i32[], decode steps taken
     preemptions: jax.Array  # i32[1] on each data shard, rows that went back to the queue
     status: jax.Array  # i32[N]
-    begin: (
-        jax.Array
-    )  # i32[N], tokens with which a row starts in a slot; of a preempted one the later ones are drawn anew
+    begin: jax.Array  # i32[N], tokens with which a row starts in a slot; a preempted one draws the later ones anew
+    begin_matched: jax.Array  # i32[N], `matched` with these tokens
+    limit: jax.Array  # i32[N], tokens after the prompt at which a row leaves; 0 marks padding, which is not run
     # N rows. `length` is that of the time when a row last left a slot; tokens of preempted rows lie beyond it.
     rows: Sequences
 
@@ -105,24 +108,25 @@ class Inputs:
 
     params: Params  # unstacked
     key: jax.Array  # uint32[N, 2], threefry key of each row's noise
-    limit: jax.Array  # i32[N], most tokens after the prompt; 0 marks padding, which is not run
     sampling: Sampling
     model_temperature: jax.Array  # f32[]
     version: jax.Array  # i32[], optimizer updates of the parameters
     until: jax.Array  # i32[], prompts over all shards whose rows are to be complete; the rollout ends with them
     must: jax.Array  # bool[P], prompts that have to be among them
+    left: jax.Array  # i32[], status of a row that leaves: COMPLETE, or ENDED where an environment answers
+    stops: jax.Array | None  # i32[states, V], of `turns.stop_table`; None without stop strings
     turns: Any = ()  # `Model.turns` of all positions, which `prepared` adds
 
 
 def start(
-    sampler: Sampler, rows: Sequences, prompts: int, limit: jax.Array, slots: int, cache_pages: int
+    sampler: Sampler, rows: Sequences, prompts: int, limit: jax.Array, slots: int, cache_pages: int, ready: int
 ) -> DecodeState:
-    """The state before the first step: every slot idle, every page free, and every row in the queue that is not
-    complete already."""
+    """The state before the first step: every slot idle, every page free, and of every row that is not complete the
+    status `ready`: WAITING, or ENDED where its environment is asked first."""
     config, columns = sampler.model.config, rows.tokens.shape[1]
     width = table_width(columns, sampler.page_size)
     zeros, none = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
-    complete = rows.finished | (rows.length - rows.prompt_length >= limit)
+    complete = rows.complete | (rows.length - rows.prompt_length >= limit)
     return DecodeState(
         pools=[
             sampler.kernel.empty(config, sampler.cache_dtype, cache_pages, sampler.page_size)
@@ -139,10 +143,13 @@ def start(
         request=zeros - 1,
         done=none,
         stopped=none,
+        matched=zeros,
         step=jnp.int32(0),
         preemptions=jnp.zeros(1, jnp.int32),
-        status=jnp.where(complete, COMPLETE, WAITING),
+        status=jnp.where(complete, COMPLETE, ready),
         begin=rows.length,
+        begin_matched=jnp.zeros_like(rows.length),
+        limit=limit,
         rows=rows,
     )
 
@@ -233,13 +240,18 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     row = jnp.where(running, request, NOWHERE)
     written = {name: getattr(state.rows, name).at[row, column].set(new, mode="drop") for name, new in drawn.items()}
     stopped = running & (token[:, None] == inputs.sampling.stop_ids).any(-1)  # [slots]
+    matched = state.matched
+    if inputs.stops is not None:
+        matched = inputs.stops[matched, token]
+        stopped |= running & (matched == inputs.stops.shape[0])
     return dataclasses.replace(
         state,
         pools=pools,
         rows=dataclasses.replace(state.rows, **written),
         token=jnp.where(running, token, state.token),
         position=state.position + running,
-        done=running & (stopped | (count + 1 >= inputs.limit[request])),
+        done=running & (stopped | (count + 1 >= state.limit[request])),
         stopped=stopped,
+        matched=matched,
         step=state.step + 1,
     )

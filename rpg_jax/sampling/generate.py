@@ -15,12 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rpg_jax import InputError, parallel
 from rpg_jax.models import Model, with_head
 from rpg_jax.parallel import REPLICATED, ROWS, multihost
-from rpg_jax.sampling import batching, decode, paged_attention, running_softmax
+from rpg_jax.sampling import batching, decode, paged_attention, running_softmax, turns
 from rpg_jax.sampling.draw import request_key
 from rpg_jax.types import Params, Sequences
 
 SEGMENT_SECONDS = 1.0  # between two calls of should_stop and watch, unless Decoding has a number of steps
 FIRST_STEPS, MOST_STEPS = 16, 1024  # decode steps of the first segment, and of any
+FIXED_STEPS = 64  # of every segment, where which rows are complete first must not depend on time
 PREFILL_TOKENS = 512  # prefilled at once on each shard
 
 
@@ -40,9 +41,7 @@ class Decoding:
                 raise InputError(f"generate: {name} is {value}; it must be at least 1")
 
 
-# Called between segments with this process's rows that became complete since the last call: their indices i64[n], and
-# the rows' tokens from the prompt's first to the last, n lists.
-Watch = Callable[[np.ndarray, list[list[int]]], None]
+Watch = Callable[[list[turns.Row]], None]  # called between segments with this process's rows that became complete
 
 
 @partial(jax.jit, static_argnames=("mesh", "samples", "max_new"))
@@ -65,6 +64,7 @@ def to_answer(
         version=jnp.zeros(tokens.shape, jnp.int32),
         problem=problem,
         sample=jnp.arange(rows, dtype=jnp.int32) % samples,
+        complete=jnp.zeros(rows, bool),
         finished=jnp.zeros(rows, bool),
     )
     return jax.lax.with_sharding_constraint(sequences, NamedSharding(mesh, ROWS))
@@ -105,6 +105,7 @@ def generate(
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
+    conversation: turns.Conversation | None = None,
 ) -> Sequences:
     """Goes on with all sequences until each has its stop token or as many tokens as it may have.
 
@@ -132,6 +133,8 @@ def generate(
       progress: called between segments with the number of this process's complete rows, padding included.
       watch: called between segments, and at the end, with this process's rows that have become complete. The first
         call has those that were so before, padding included.
+      conversation: what answers when a stop token, a stop string or the limit of a turn ends it, and says when a row is
+        complete. `max_new` counts what it appends, too.
 
     Returns:
       the sequences. The token that stopped a response is part of it. Rows are split as they came.
@@ -166,8 +169,9 @@ def generate(
 
     sampler, slots, pages = make_sampler(model, mesh, decoding, columns - max_new, max_new, rows)
     inputs, state = start(
-        sampler, mesh, sequences, _threefry(key), np.asarray(step, np.int32), limits, samples, slots, pages
-    )
+        sampler, mesh, sequences, _threefry(key), np.asarray(step, np.int32), limits, samples, slots, pages,
+        decode.ENDED if conversation else decode.WAITING,
+    )  # fmt: skip
     # On CPU a product with tied embeddings would transpose their table at each step.
     params = transposed_head(params) if mesh.devices.flat[0].platform == "cpu" else params
     inputs = dataclasses.replace(
@@ -178,21 +182,30 @@ def generate(
         version=jnp.asarray(version, jnp.int32),
         until=jnp.int32(count if until is None else until),
         must=jnp.zeros(count, bool) if must is None else jnp.asarray(must),
+        left=jnp.int32(decode.ENDED if conversation else decode.COMPLETE),
+        stops=jnp.asarray(conversation.stops) if conversation and conversation.stops is not None else None,
     )
-    seen, steps = np.zeros_like(parallel.local_rows(state.status), bool), decoding.segment or FIRST_STEPS
+    waits_for_all = conversation is not None and until is not None
+    fixed = decoding.segment or (FIXED_STEPS if waits_for_all else None)
+    seen, steps = np.zeros_like(parallel.local_rows(state.status), bool), fixed or FIRST_STEPS
+    goes_on = missing = False
     while True:
-        begin = time.monotonic()
-        unfinished, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(steps))
+        if conversation is not None:
+            patience = None if waits_for_all else turns.PATIENCE if goes_on else SEGMENT_SECONDS
+            state, missing = turns.exchange(mesh, state, conversation, patience)
+        begin, before = time.monotonic(), int(state.step)
+        unfinished, ended, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(steps))
         goes_on = bool(unfinished)  # waits
-        if decoding.segment is None:
-            steps = next_steps(steps, time.monotonic() - begin)
+        if fixed is None and (taken := int(state.step) - before):
+            steps = next_steps(taken, time.monotonic() - begin)
         if progress is not None or watch is not None:
             complete = parallel.local_rows(state.status) == decode.COMPLETE
             if progress is not None and goes_on:
                 progress(int(complete.sum()))
             if watch is not None:
                 seen = _show(watch, state, complete, seen)
-        if not goes_on or (should_stop is not None and should_stop()):
+        is_over = not (goes_on or missing or bool(ended))
+        if is_over or (should_stop is not None and should_stop()):
             now = state.rows, state.status, state.begin, state.position, state.request
             return _result(mesh, *now, keep_all=until is not None)
 
@@ -201,8 +214,10 @@ def _show(watch: Watch, state: decode.DecodeState, complete: np.ndarray, seen: n
     """Calls `watch` with the complete rows that it has not seen yet; returns all complete ones."""
     new = np.flatnonzero(complete & ~seen)
     if len(new):
-        tokens, length = (parallel.local_rows(x)[new] for x in (state.rows.tokens, state.rows.length))
-        watch(new, [row[:count].tolist() for row, count in zip(tokens, length, strict=True)])
+        names = ("tokens", "loss_mask", "length")
+        arrays = (parallel.local_rows(getattr(state.rows, name))[new] for name in names)
+        rows = zip(new.tolist(), *arrays, strict=True)
+        watch([turns.Row(n, tokens[:end].tolist(), drawn[:end].tolist()) for n, tokens, drawn, end in rows])
     return complete
 
 
@@ -264,7 +279,7 @@ def _threefry(key: jax.Array) -> jax.Array:
 def layouts(pools: PartitionSpec) -> tuple[decode.Inputs, decode.DecodeState]:
     """Prefix trees of PartitionSpecs for Inputs and DecodeState; `pools` is that of keys and values."""
     fields: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
-    by_rows = dict(key=ROWS, limit=ROWS, must=ROWS)
+    by_rows = dict(key=ROWS, must=ROWS)
     inputs: dict[str, Any] = {
         field.name: by_rows.get(field.name, REPLICATED) for field in dataclasses.fields(decode.Inputs)
     }
@@ -277,38 +292,39 @@ def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:
     return jax.lax.with_sharding_constraint(tree, laid_out)
 
 
-@partial(jax.jit, static_argnames=("sampler", "mesh", "samples", "slots", "cache_pages"))
+@partial(jax.jit, static_argnames=("sampler", "mesh", "samples", "slots", "cache_pages", "ready"))
 def start(
     sampler: decode.Sampler, mesh: Mesh, sequences: Sequences, key: jax.Array, step: jax.Array, limits: jax.Array,
-    samples: int, slots: int, cache_pages: int,
+    samples: int, slots: int, cache_pages: int, ready: int,
 ) -> tuple[decode.Inputs, decode.DecodeState]:  # fmt: skip
-    """The keys and limits of all rows, and the state before the first decode step; counts are those of a data shard."""
+    """The keys of all rows, and the state before the first decode step; counts are those of a data shard."""
 
     def begin(rows, key, step, limits):
         prompts = limits.size
         step, limit = (jnp.repeat(jnp.broadcast_to(x, prompts), samples) for x in (step, limits))
         keys = jax.vmap(partial(request_key, key))(step, rows.problem, rows.sample)
-        return keys, limit, decode.start(sampler, rows, prompts, limit, slots, cache_pages)
+        return keys, decode.start(sampler, rows, prompts, limit, slots, cache_pages, ready)
 
     (_, state_spec), (_, laid_out) = layouts(sampler.kernel.rows), layouts(sampler.kernel.spec)
     in_specs = (ROWS, REPLICATED, ROWS if step.ndim else REPLICATED, ROWS)
-    out_specs = (ROWS, ROWS, state_spec)
-    keys, limit, state = parallel.over_rows(mesh, begin, in_specs, out_specs)(sequences, key, step, limits)
+    out_specs = (ROWS, state_spec)
+    keys, state = parallel.over_rows(mesh, begin, in_specs, out_specs)(sequences, key, step, limits)
     nothing: Any = None
-    inputs = decode.Inputs(nothing, keys, limit, *(nothing,) * 5)
+    inputs = decode.Inputs(nothing, keys, *(nothing,) * 7)
     return inputs, _pin(mesh, state, laid_out)
 
 
 @partial(jax.jit, static_argnames=("sampler", "mesh"), donate_argnames="state")
 def decode_segment(
     sampler: decode.Sampler, mesh: Mesh, inputs: decode.Inputs, state: decode.DecodeState, max_steps: jax.Array
-) -> tuple[jax.Array, decode.DecodeState]:
-    """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has rows left; state)."""
+) -> tuple[jax.Array, jax.Array, decode.DecodeState]:
+    """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has rows to decode; bool[], whether
+    any has rows whose turn is over; state)."""
     inputs_spec, state_spec = layouts(sampler.kernel.rows)
     in_specs = (inputs_spec, state_spec, REPLICATED)
     advance = parallel.over_rows(mesh, partial(batching.advance, sampler), in_specs, (REPLICATED, state_spec))
     unfinished, state = advance(inputs, state, max_steps)
-    return unfinished, _pin(mesh, state, layouts(sampler.kernel.spec)[1])
+    return unfinished, (state.status == decode.ENDED).any(), _pin(mesh, state, layouts(sampler.kernel.spec)[1])
 
 
 @partial(jax.jit, static_argnames=("mesh", "keep_all"))
@@ -324,7 +340,7 @@ def _result(mesh, rows, status, begin, position, request, keep_all):
         exists = jnp.arange(rows.tokens.shape[1]) < length[:, None]  # [N, T]
         names = ("tokens", "loss_mask", "sampler_logp", "model_logp", "version")
         kept = {name: jnp.where(exists, getattr(rows, name), 0).astype(getattr(rows, name).dtype) for name in names}
-        return dataclasses.replace(rows, length=length, **kept)
+        return dataclasses.replace(rows, length=length, complete=status == decode.COMPLETE, **kept)
 
     over_rows = parallel.over_rows(mesh, result, ROWS, ROWS)
     return _pin(mesh, over_rows(rows, status, begin, position, request), ROWS)

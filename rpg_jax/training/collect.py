@@ -22,10 +22,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import InputError, parallel
 from rpg_jax.data import Problem, ProblemStream, Tokenizer, prompt_rows
+from rpg_jax.environments import Environment
 from rpg_jax.models import Model, quantize_params
 from rpg_jax.parallel import REPLICATED, ROWS, multihost
 from rpg_jax.rewards import Scorer
 from rpg_jax.sampling import Sampling, generate, prompts_to_answer
+from rpg_jax.training.episodes import Episodes
 from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.training.grading import Graded, Response, logged, make_grade, watcher
 from rpg_jax.training.optimizer import Optimizer, layout
@@ -56,10 +58,11 @@ class Collected:
     sequences: Sequences
     lengths: np.ndarray  # i32[B], of the sequences
     reward: np.ndarray  # f32[P, G], shaped
+    turn_reward: np.ndarray | None  # f32[P, G, K], those of an episode's turns; None without an environment
     metrics: dict[str, float]
     examples: list[dict]  # rows of samples.jsonl
     failures: list[str]  # one line for each response that could not be scored
-    seconds: dict[str, float]  # of "rollout", and of what it then still waited for verdicts, "reward"
+    seconds: dict[str, float]  # "rollout", of it "environment" waiting for answers, and "reward", then for verdicts
     tokens: int  # response tokens drawn, those of dropped groups included
     trained: int  # tokens of the sequences that are trained
     pending: Pending | None  # with carry_over, what the next step goes on with
@@ -86,8 +89,8 @@ def nothing_pending(settings: RolloutSettings, optimizer: Optimizer, mesh: Mesh)
 
     def build():
         tokens, mask, logp = (jnp.zeros((rows, columns), dtype) for dtype in (jnp.int32, bool, jnp.float32))
-        ids, finished = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
-        sequences = Sequences(tokens, ids, ids, mask, logp, logp, tokens, ids, ids, finished)
+        ids, none = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
+        sequences = Sequences(tokens, ids, ids, mask, logp, logp, tokens, ids, ids, none, none)
         return {"pending": Pending(sequences, jnp.full(count, -1, jnp.int32), jnp.zeros(count, jnp.int32))}
 
     return jax.jit(build, out_shardings=layout(optimizer, mesh, jax.eval_shape(build)))()["pending"]
@@ -107,6 +110,17 @@ def limits_of(mesh: Mesh, runs: np.ndarray, max_new: int) -> jax.Array:
     return parallel.to_global(mesh, ROWS, np.where(runs, max_new, 0).astype(np.int32))
 
 
+def episodes_of(
+    environment: Environment | None, tokenizer: Tokenizer, sequences: Sequences, problems: Sequence[Problem],
+    names: Sequence[tuple[int, ...]], *, samples: int, max_new: int,
+) -> Episodes | None:  # fmt: skip
+    """The conversations of this process's groups (`Episodes`); None without an environment."""
+    if environment is None:
+        return None
+    sizes = dict(samples=samples, max_new=max_new, prompt_length=parallel.local_rows(sequences.prompt_length))
+    return Episodes(environment, tokenizer, problems=problems, names=names, **sizes)
+
+
 @partial(jax.jit, static_argnames=("mesh", "dtype"))
 def quantized(params: Params, mesh: Mesh, dtype: str) -> Params:
     """The sampler's parameters with their matrices in 8 bits, laid out for sampling."""
@@ -114,12 +128,10 @@ def quantized(params: Params, mesh: Mesh, dtype: str) -> Params:
     return jax.lax.with_sharding_constraint(params, parallel.shardings(mesh, params, parallel.SAMPLING))
 
 
-@partial(jax.jit, static_argnames=("mesh", "samples", "max_new"))
-def _account(mesh, sequences, samples, max_new):
-    """(Response tokens i32[], which groups are complete bool[O]), whole on every process."""
-    drawn = sequences.length - sequences.prompt_length
-    complete = sequences.finished | (drawn == max_new)
-    shared = drawn.sum(), complete.reshape(-1, samples).all(1)
+@partial(jax.jit, static_argnames=("mesh", "samples"))
+def _account(mesh, sequences, samples):
+    """(Tokens drawn i32[], which groups are complete bool[O]), whole on every process."""
+    shared = sequences.loss_mask.sum(), sequences.complete.reshape(-1, samples).all(1)
     return jax.lax.with_sharding_constraint(shared, NamedSharding(mesh, REPLICATED))
 
 
@@ -170,7 +182,8 @@ def make_collect(
     def advance(params, version, groups, sequences, until, oldest):
         """Draws until so many of the groups are complete, and so many of the oldest.
 
-        Returns (sequences, the groups with their places in them, which of them are complete, tokens drawn).
+        Returns (sequences, the groups with their places in them, which of them are complete, tokens drawn, seconds of
+        waiting for environments, None without one).
         """
         padding = [groups[0]._replace(place=NONE)] * (total - len(groups))
         placed = [(groups + padding)[rank] for rank in ranks]
@@ -178,18 +191,22 @@ def make_collect(
         problems = stream.at(positions)
         fresh = prompts_of(mesh, tokenizer, problems, positions, max_prompt=settings.max_prompt, **sizes)
         before = fresh if sequences is None else merge_rows(fresh, sequences, rows_of(placed))
-        had, _ = _account(mesh, before, **sizes)
+        had, _ = _account(mesh, before, samples)
+        names = [(placed[place].begun, placed[place].position) for place in local]
+        episodes = episodes_of(scorer.environment, tokenizer, before, problems, names, **sizes)
         after = generate(
             model, params, before, key=key, step=np.array([group.begun for group in placed]), version=version,
             decoding=settings.decoding, sampling=sampling, limits=limits_of(mesh, runs, settings.max_new),
             until=until + len(padding), must=ranks < oldest, should_stop=should_stop,
-            watch=watcher(scorer, tokenizer, problems, positions, runs, before, samples, begun), **sizes,
+            watch=watcher(scorer, tokenizer, problems, positions, runs, before, samples, begun, episodes=episodes),
+            conversation=episodes, **sizes,
         )  # fmt: skip
         if should_stop():
             raise Preempted
-        has, complete = _account(mesh, after, **sizes)
+        has, complete = _account(mesh, after, samples)
         groups = [group._replace(place=place) for group, place in zip(groups, places.tolist(), strict=False)]
-        return after, groups, np.asarray(complete)[places[: len(groups)]], int(has) - int(had)
+        waited = None if episodes is None else episodes.waited
+        return after, groups, np.asarray(complete)[places[: len(groups)]], int(has) - int(had), waited
 
     def collect(params, version, pending, step):
         clock, seen, tokens = Clock(rollout=0.0, reward=0.0), list[Graded](), 0
@@ -197,6 +214,7 @@ def make_collect(
         names = zip(pending.position.tolist(), pending.begun.tolist(), strict=True) if pending else ()
         groups = [Group(*name, place) for place, name in enumerate(names) if name[0] >= 0]  # oldest first
         sequences, rewards = pending and pending.rollout, list[np.ndarray]()  # f32[G] of each kept group
+        turn_rewards = list[np.ndarray]()  # f32[G, K]
         kept: Any = None  # their Sequences
         while (filled := len(rewards)) < prompts:
             check_batches(settings, step, filled, seen)
@@ -204,9 +222,11 @@ def make_collect(
             groups += begin(step, room - len(groups))
             until = prompts - filled if settings.carry_over else room
             oldest = must_finish([group.begun for group in groups], step, prompts, wait)
-            sequences, groups, complete, drawn = advance(params, version, groups, sequences, until, oldest)
+            sequences, groups, complete, drawn, waited = advance(params, version, groups, sequences, until, oldest)
             ready = [group for group, is_complete in zip(groups, complete, strict=True) if is_complete][:until]
             clock.lap("rollout")
+            if waited is not None:
+                clock.seconds["environment"] = clock.seconds.get("environment", 0.0) + waited
             mine = [number for number, group in enumerate(ready) if group.place in local]
             responses = [[begun.pop((ready[n].position, sample)) for sample in range(samples)] for n in mine]
             seen.append(grade(np.array(mine, int), responses))
@@ -216,6 +236,8 @@ def make_collect(
             rows = np.concatenate([rows, np.full(prompts * samples - len(rows), NONE)])
             kept = merge_rows(take_rows(sequences, np.maximum(rows, 0)) if kept is None else kept, sequences, rows)
             rewards += [seen[-1].reward[n] for n in usable]
+            if seen[-1].turn_reward is not None:
+                turn_rewards += [seen[-1].turn_reward[n] for n in usable]
             tokens += drawn
             groups = [group for group in groups if group not in ready]
         if settings.carry_over:
@@ -225,6 +247,7 @@ def make_collect(
         for name in [name for name in begun if name[0] not in under_way]:  # of a group that another process has now
             del begun[name]
         lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
-        return Collected(kept, lengths, np.stack(rewards), *said, clock.seconds, tokens, trained, pending)
+        of_turns = np.stack(turn_rewards) if turn_rewards else None
+        return Collected(kept, lengths, np.stack(rewards), of_turns, *said, clock.seconds, tokens, trained, pending)
 
     return collect

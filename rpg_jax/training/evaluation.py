@@ -16,13 +16,14 @@ from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer
 from rpg_jax.sampling import Decoding, Sampling, generate
-from rpg_jax.training.collect import limits_of, prompts_of
+from rpg_jax.training.collect import episodes_of, limits_of, prompts_of
 from rpg_jax.training.grading import Response, verdicts, watcher
 from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
 from rpg_jax.types import Params
 
 ALL = "all"  # the name of all tasks together
 EXAMPLES = 4  # held-out problems whose responses are logged
+EVALUATED = 2**31  # in place of an RL step in the seed of an environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Answered:
     correct: np.ndarray  # f32[k]
     lengths: np.ndarray  # i32[k], in tokens
     finished: np.ndarray  # bool[k], ended by a stop token
-    failures: list[str]  # one line for each response that could not be scored
+    failures: list[str]  # one line for each response that could not be scored, or whose episode is to be told of
 
 
 class Evaluate(Protocol):
@@ -127,11 +128,14 @@ def make_evaluate(
             runs = held < len(batch)
             sequences = prompts_of(mesh, tokenizer, own, places, **sizes)
             begun: dict[tuple[int, int], Response] = {}
+            names = [(EVALUATED, place) for place in places]
+            episodes = episodes_of(scorer.environment, tokenizer, sequences, own, names, samples=k, max_new=max_new)
             drawn = generate(
                 model, params, sequences, samples=k, max_new=max_new, decoding=decoding, sampling=sampling, key=key,
                 step=0, limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
                 progress=progress and partial(_tell, progress, k, start, len(batch), len(mine), len(held)),
-                watch=watcher(scorer, tokenizer, own, places, runs, sequences, k, begun, rewards=False),
+                watch=watcher(scorer, tokenizer, own, places, runs, sequences, k, begun, rewards=False, episodes=episodes),
+                conversation=episodes,
             )  # fmt: skip
             if should_stop is not None and should_stop():
                 return
@@ -140,7 +144,8 @@ def make_evaluate(
             finished = parallel.local_rows(drawn.finished).reshape(-1, k).tolist()
             answers = zip(texts, verdicts(scorer, groups, rewards=False), finished, strict=False)
             for problem, answer in zip(batch, multihost.gather_rows(mine, answers), strict=True):
-                texts, (correct, _, lengths, lines), finished = answer
+                texts, (correct, _, lengths, _, (failures, notes, _)), finished = answer
+                lines = [*(f"{line}; counted as wrong" for line in failures), *notes]
                 arrays = np.array(correct, np.float32), np.array(lengths, np.int32), np.array(finished)
                 yield Answered(problem, texts, *arrays, lines)
 

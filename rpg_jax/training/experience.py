@@ -13,6 +13,7 @@ from rpg_jax import parallel
 from rpg_jax.models import token_logprobs_and_entropy
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
+from rpg_jax.objectives.advantages import begins_turn
 from rpg_jax.training.packing import Plan, map_rows
 from rpg_jax.training.policies import BASE, BEHAVIOR, REFERENCE, joined
 from rpg_jax.types import Policy, Sequences, TrainBatch
@@ -49,18 +50,19 @@ def make_score(
 
 
 def make_experience(objective: Objective, mesh: Mesh) -> Experience:
-    """Builds the jitted `experience(rollout, reward f32[P, G], scores, step) -> (TrainBatch, metrics)`.
+    """Builds the jitted `experience(rollout, reward f32[P, G], scores, step, turn_reward) -> (TrainBatch, metrics)`.
 
     The behavior policy's log-probs are those of `scores`, or where it has none those that were recorded as each token
     was drawn (docs/method.md 9.1); the reference's are those of `scores`, or else the behavior policy's. Advantages and
     corrections are the objective's, over all P·G responses at once. `step` i32[] counts the updates so far. Every
-    process gives the same reward. The rollout is donated.
+    process gives the same reward, and with an environment the same `turn_reward` f32[P, G, K], those of the turns of
+    each episode, which are part of `reward`. The rollout is donated.
 
     Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it.
     """
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
-    def experience(rollout, reward, scores, step):
+    def experience(rollout, reward, scores, step, turn_reward=None):
         rollout = jax.lax.with_sharding_constraint(rollout, by_rows)
         reward = jax.lax.with_sharding_constraint(reward, replicated)
         mask = rollout.loss_mask
@@ -68,6 +70,13 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
             "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
             "finished": metric.mean_of(rollout.finished.astype(jnp.float32)),
         }
+        if turn_reward is not None:
+            turn_reward = jax.lax.with_sharding_constraint(turn_reward, replicated)
+            observed = rollout.length - rollout.prompt_length - mask.sum(-1)
+            metrics |= {
+                "turns": metric.mean_of(begins_turn(mask).sum(-1).astype(jnp.float32)),
+                "observation_tokens": metric.mean_of(observed.astype(jnp.float32)),
+            }
         behavior = rollout.sampler_logp
         if BEHAVIOR in scores:
             behavior, entropy = scores[BEHAVIOR]
@@ -85,7 +94,7 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
             loss_mask=mask,
             behavior_logp=behavior,
             reference_logp=reference,
-            advantage=objective.advantages(reward, behavior, reference, mask, step),
+            advantage=objective.advantages(reward, behavior, reference, mask, step, turn_reward),
             weight=weight,
             version=rollout.version,
         )

@@ -10,8 +10,12 @@ import numpy as np
 from rpg_jax import InputError, parallel
 from rpg_jax.data import Problem, Tokenizer
 from rpg_jax.parallel import multihost
-from rpg_jax.rewards import Scorer, Scores, Submitted, overlong_penalty, weighted_sum
+from rpg_jax.environments import Outcome
+from rpg_jax.rewards import ENVIRONMENT, Scorer, Scores, Submitted, overlong_penalty, weighted_sum
+from rpg_jax.rewards.pool import Failure
 from rpg_jax.sampling.generate import Watch
+from rpg_jax.sampling.turns import Row, spans
+from rpg_jax.training.episodes import Episodes
 from rpg_jax.training.settings import RolloutSettings
 from rpg_jax.types import Sequences
 
@@ -25,6 +29,16 @@ class Response(NamedTuple):
     text: str
     length: int  # in tokens
     verdict: Submitted | InputError
+    turns: list[dict[str, str]] | None = None  # of an episode: the action and the observation after it
+    outcome: Outcome | None = None  # of an episode
+
+    @property
+    def turn_rewards(self) -> list[float]:
+        """Of each turn of an episode; none where its environment failed."""
+        try:
+            return [] if self.outcome is None else self.outcome.rewards
+        except Failure:
+            return []
 
 
 class Graded(NamedTuple):
@@ -32,49 +46,66 @@ class Graded(NamedTuple):
 
     rows: np.ndarray  # i64[N], which of the P are this process's
     problems: list[Problem]  # [N]
-    texts: list[list[str]]  # [N][G]
+    responses: list[Sequence[Response]]  # [N][G]
     correct: np.ndarray  # f32[P, G], accuracy
     rewards: dict[str, np.ndarray]  # f32[P, G] of each named reward, before scale and weight
     unpunished: np.ndarray  # f32[P, G], their weighted sum
     reward: np.ndarray  # f32[P, G], that with the overlong punishment
     lengths: np.ndarray  # i32[P, G], in tokens
     failures: list[str]  # one line for each response that could not be scored
+    notes: list[str]  # one line for what else there is to know of an episode
+    environment_failures: int  # episodes whose environment failed
+    turn_reward: np.ndarray | None  # f32[P, G, K], weighted rewards of an episode's turns; 0 beyond the last
 
 
 def watcher(
     scorer: Scorer, tokenizer: Tokenizer, problems: Sequence[Problem], positions: Sequence[int], runs: np.ndarray,
     sequences: Sequences, samples: int, begun: dict[tuple[int, int], Response], rewards: bool = True,
+    episodes: Episodes | None = None,
 ) -> Watch:  # fmt: skip
     """The `watch` of `generate` that gives each complete response to the scorer.
 
     `problems`, `positions` and `runs` (bool[N], false for padding) are those of this process's N groups in `sequences`.
     Responses are added to `begun` by position and sample; those that are in it are not scored again. With `rewards`
-    false they are scored for their accuracy alone.
+    false they are scored for their accuracy alone. `episodes` are those of a conversation.
     """
     prompt_length = parallel.local_rows(sequences.prompt_length)
 
-    def watch(rows: np.ndarray, tokens: list[list[int]]) -> None:
-        for row, ids in zip(rows.tolist(), tokens, strict=True):
-            group, sample = divmod(row, samples)
+    def watch(rows: Sequence[Row]) -> None:
+        for row in rows:
+            group, sample = divmod(row.index, samples)
             if not runs[group] or (positions[group], sample) in begun:
                 continue
-            ids = ids[prompt_length[row] :]
-            text = tokenizer.decode(ids)
+            prompt = prompt_length[row.index]
+            ids = row.tokens[prompt:]
+            text, turns, outcome = tokenizer.decode(ids), None, None
+            if episodes is not None:
+                outcome, turns = episodes.outcome(row), turns_of(row, prompt, tokenizer)
             verdict: Submitted | InputError
             try:
-                verdict = scorer.submit([(problems[group], text)], [len(ids)], rewards)
+                outcomes = () if outcome is None else (outcome,)
+                verdict = scorer.submit([(problems[group], text)], [len(ids)], rewards, outcomes)
             except InputError as error:  # raised in `verdicts`: here, other processes would wait for this one
                 verdict = error
-            begun[positions[group], sample] = Response(problems[group], text, len(ids), verdict)
+            begun[positions[group], sample] = Response(problems[group], text, len(ids), verdict, turns, outcome)
 
     return watch
+
+
+def turns_of(row: Row, prompt: int, tokenizer: Tokenizer) -> list[dict[str, str]]:
+    """The turns of an episode, for the log: each action with the observation after it, and an opening one first."""
+    cuts = [prompt, *(cut for span in spans(row.drawn, prompt) for cut in span), len(row.tokens)]
+    opening, *rest = (tokenizer.decode(row.tokens[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False))
+    turns = [dict(action=action, observation=said) for action, said in zip(rest[::2], rest[1::2], strict=True)]
+    return [dict(observation=opening), *turns] if opening else turns
 
 
 def verdicts(scorer: Scorer, groups: Sequence[Sequence[Response]], rewards: bool = True) -> list[tuple]:
     """Waits for this process's N groups of G responses. An error on one process is raised on all of them.
 
-    For each group its accuracies [G], its named rewards [G] (none if `rewards` is false), its lengths [G], and lines
-    that name what could not be scored.
+    For each group its accuracies [G], its named rewards [G] (none if `rewards` is false), its lengths [G], the rewards
+    of its episodes' turns [G], and, with the first, what could not be scored: lines, notes, and the number of episodes
+    whose environment failed.
     """
     with multihost.together():
         begun = [response.verdict for group in groups for response in group]
@@ -86,7 +117,8 @@ def verdicts(scorer: Scorer, groups: Sequence[Sequence[Response]], rewards: bool
     named = {name: values.reshape(shape).tolist() for name, values in scores.rewards.items()} if groups else {}
     return [
         (correct, {name: values[row] for name, values in named.items()}, [r.length for r in groups[row]],
-         [] if row else scores.failures)
+         [r.turn_rewards for r in groups[row]],
+         ([], [], 0) if row else (scores.failures, scores.notes, scores.environment_failures))
         for row, correct in enumerate(scores.correct.reshape(shape).tolist() if groups else [])
     ]  # fmt: skip
 
@@ -103,15 +135,26 @@ def make_grade(
     def grade(rows: np.ndarray, groups: Sequence[Sequence[Response]]) -> Graded:
         # From here on every process knows all verdicts, and so decides as the others do.
         known = multihost.gather_rows(rows, verdicts(scorer, groups))
-        accuracies, named, counts, lines = zip(*known, strict=True)
+        accuracies, named, counts, of_turns, said = zip(*known, strict=True)
         correct, lengths = np.array(accuracies, np.float32), np.array(counts, np.int32)  # [P, G]
         rewards = {name: np.array([row[name] for row in named], np.float32) for name in named[0]}
-        unpunished = reward = weighted_sum(rewards or dict(one=correct), weights, scale)
+        unpunished = reward = weighted_sum(rewards or dict(one=correct), weights, scale, unscaled=[ENVIRONMENT])
+        turn_reward = None
+        if scorer.environment is not None:
+            turn_reward = np.zeros((*correct.shape, scorer.environment.max_turns), np.float32)
+            for group, responses in enumerate(of_turns):
+                for sample, values in enumerate(responses):
+                    turn_reward[group, sample, : len(values)] = values
+            turn_reward *= weights.get(ENVIRONMENT, 1.0)
         if settings.overlong_buffer:
             penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
             reward = reward + penalty
-        problems, texts = [group[0].problem for group in groups], [[r.text for r in group] for group in groups]
-        return Graded(rows, problems, texts, correct, rewards, unpunished, reward, lengths, sum(lines, []))
+        problems = [group[0].problem for group in groups]
+        failures, notes, failed = zip(*said, strict=True)
+        return Graded(
+            rows, problems, list(groups), correct, rewards, unpunished, reward, lengths, sum(failures, []),
+            sum(notes, []), sum(failed), turn_reward,
+        )  # fmt: skip
 
     return grade
 
@@ -122,24 +165,35 @@ def logged(settings: RolloutSettings, seen: list[Graded]) -> tuple[dict[str, flo
         np.concatenate([getattr(batch, name) for batch in seen]) for name in ("correct", "unpunished", "reward")
     )
     rewards = {name: [batch.rewards[name] for batch in seen] for name in seen[0].rewards}
-    failures = [line for batch in seen for line in batch.failures]
+    failures = [f"{line}; counted as wrong" for batch in seen for line in batch.failures]
+    failures += [line for batch in seen for line in batch.notes]
+    of_environment = sum(batch.environment_failures for batch in seen)
     metrics = {
         "accuracy": float(correct.mean()),
         "reward": float(reward.mean()),
         **{f"reward/{name}": float(np.concatenate(values).mean()) for name, values in rewards.items()},
         "kept_fraction": float(settings.usable(unpunished).mean()),
         "generation_batches": len(seen),
-        "reward_failures": len(failures),
+        "reward_failures": sum(len(batch.failures) for batch in seen) - of_environment,
     }
+    if seen[0].turn_reward is not None:
+        metrics["environment_failures"] = of_environment
     return metrics, examples(seen[0]), failures
 
 
 def examples(batch: Graded) -> list[dict]:
     """The first response to each of this process's first few problems, for the log."""
-    rows = zip(batch.rows.tolist(), batch.problems[:EXAMPLES], batch.texts, strict=False)
+    rows = zip(batch.rows.tolist(), batch.problems[:EXAMPLES], batch.responses, strict=False)
     return [
-        dict(problem=p.id, task=p.task, prompt=p.prompt, response=text[0], answer=p.answer)
+        dict(problem=p.id, task=p.task, prompt=p.prompt, response=responses[0].text, answer=p.answer)
+        | ({} if responses[0].turns is None else dict(turns=rewarded(responses[0])))
         | dict(correct=float(batch.correct[row, 0]), reward=float(batch.reward[row, 0]))
         | {f"reward/{name}": float(values[row, 0]) for name, values in batch.rewards.items()}
-        for row, p, text in rows
+        for row, p, responses in rows
     ]
+
+
+def rewarded(response: Response) -> list[dict]:
+    """The turns of an episode with their rewards, for the log."""
+    rewards = iter(response.turn_rewards)
+    return [turn | (dict(reward=next(rewards, None)) if "action" in turn else {}) for turn in response.turns or ()]

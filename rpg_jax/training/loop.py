@@ -86,7 +86,7 @@ def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: 
     with record.phase("experience"):
         policies = scored(parts.policies, checkpoint, parts.source)
         scores = parts.score(policies, groups.sequences, settings.score_plan(groups.lengths))
-        batch, record.before = parts.experience(groups.sequences, groups.reward, scores, checkpoint.state.step)
+        batch, record.before = parts.experience(groups.sequences, groups.reward, scores, checkpoint.state.step, groups.turn_reward)
         jax.block_until_ready(batch)
     with record.phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):
@@ -216,7 +216,7 @@ def accuracy(row: dict[str, float]) -> float | None:
 def warn_of(failures: Sequence[str]) -> None:
     """Prints the first failed rewards of a step or an evaluation on stderr."""
     for line in failures[:WARNINGS]:
-        warn(f"{line}; counted as wrong")
+        warn(line)
 
 
 def warn(text: str) -> None:

@@ -1,0 +1,55 @@
+"""RL on conversations: a response has several turns, and an environment answers between them (docs/environments.md).
+
+    python -m rpg_jax.train --config=configs/environments.py:guess --workdir=runs/guess
+
+Variants:
+    guess       a small model finds a number by higher and lower; 2 CPU cores, minutes
+    calculator  a pretrained model (runs/real_model/base, as launch/real_model.sh makes it) gets a calculator for sums
+                of large numbers; 2 CPU cores and 8 GB, an hour
+    textarena   the same model plays a game of TextArena (pip install -r requirements-textarena.txt)
+`-smoke` after a name is the same path in two steps, for tests.
+"""
+
+from configs import base
+from rpg_jax import InputError
+
+MODEL = "runs/real_model/base"
+
+
+def guess():
+    return base.get_config(
+        base.generated_tasks(
+            tasks=dict(guess=dict(highest=20, fewest=10, most=15, turns=4)),
+            train_size=36, heldout_size=4, vocab_size=512,
+        ),
+        steps=60,
+        model=dict(size="tiny", dtype="float32", scan=False, remat="none"),
+        mesh=dict(data=-1, fsdp=1),
+        warm_start=dict(steps=150),
+        environment=dict(name="guess", max_turns=4, turn_tokens=4, memory_mb=1024),
+        rollout=dict(prompts=32, samples=8, max_prompt=12, max_new=48, slots=64),
+        reward=dict(scale="unit"),
+        objective=dict(name="rpg", clip="rpg"),
+        learner=dict(minibatch_prompts=8, microbatch_rows=8, logprob_chunk=60, pack=True, packed_lengths=2),
+        optimizer=dict(name="schedule_free_adamw", learning_rate=1e-3, warmup_steps=10, beta2=0.99),
+        evaluation=dict(every=20, k=64),
+        checkpoint=dict(every=20),
+    )  # fmt: skip
+
+
+VARIANTS = dict(guess=guess)
+
+
+def get_config(variant=""):
+    name = variant.removesuffix("-smoke")
+    if name not in VARIANTS:
+        raise InputError(f"variant {variant!r} of configs/environments.py; known: {', '.join(VARIANTS)}")
+    config = VARIANTS[name]()
+    if variant.endswith("-smoke"):
+        config.steps = 2
+        config.warm_start.steps = min(config.warm_start.steps, 6)
+        config.rollout.update(dict(prompts=4, samples=4, slots=8))
+        config.learner.update(dict(minibatch_prompts=2, microbatch_rows=4))
+        config.evaluation.update(dict(every=2, k=2))
+        config.checkpoint.update(dict(every=1))
+    return config

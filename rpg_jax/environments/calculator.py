@@ -1,0 +1,42 @@
+"""Calculator: a tool in the text. `<calc>3*17</calc>` is answered by 51, and what ends without a call is the answer."""
+
+import re
+from fractions import Fraction
+
+from rpg_jax.rewards.verifiers import evaluate
+
+CALL = re.compile(r"<calc>([^<]*)</calc>\s*\Z")
+NUMBER = re.compile(r"-?\d[\d,]{0,30}(?:\.\d{1,9})?")
+EXPECTED = "error: expected numbers of at most 10 digits, + - * / and parentheses"
+
+
+class Calculator:
+    """An action that ends with a call is answered; any other is rewarded by 1 if its last number is the problem's.
+
+    Exact arithmetic by a parser of its own: no text of a policy is ever evaluated as a program.
+    """
+
+    def __init__(self, problem, seed):
+        self.answer = last_number(problem["answer"])
+
+    def reset(self):
+        return None
+
+    def step(self, action):
+        if call := CALL.search(action):
+            return calculated(call[1]), 0.0
+        return None, float(self.answer is not None and last_number(action) == self.answer)
+
+
+def last_number(text):
+    """The last number in a text, exactly; None if there is none."""
+    found = NUMBER.findall(text)
+    return Fraction(found[-1].replace(",", "")) if found else None
+
+
+def calculated(expression):
+    """The value of an expression as text, exact if it is whole; what is expected where it has none."""
+    value = evaluate(" ".join(expression.split()))
+    if value is None:
+        return EXPECTED
+    return str(value[0]) if value[0].denominator == 1 else f"{float(value[0]):.6g}"

@@ -1,0 +1,146 @@
+"""Episodes: the rows of a rollout whose turns an environment answers (`sampling.turns.Conversation`).
+
+Everything that an episode needs is in its row, the problem and the seed: after a resume its actions are read off the
+tokens, and its environment plays them again.
+"""
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from rpg_jax.data import Problem, Tokenizer
+from rpg_jax.environments import Environment, Outcome
+from rpg_jax.rewards.pool import Failure
+from rpg_jax.sampling.turns import Answer, Row, spans
+
+
+@dataclasses.dataclass
+class Episode:
+    """An episode under way."""
+
+    problem: Problem
+    name: str  # the workers' name of it
+    seed: int  # of the environment, the same after a resume
+    prompt: int  # tokens of the prompt
+    actions: list[str] = dataclasses.field(default_factory=list)  # of the turns that are over
+    begin: int = 0  # column at which the coming turn begins, or the one under way
+    row: Row | None = None  # as it was when the environment was asked
+    asked: Future | None = None  # [observation or None, rewards]
+
+
+class Episodes:
+    """The conversations of this process's rows in one call of `generate`."""
+
+    def __init__(
+        self, environment: Environment, tokenizer: Tokenizer, *, problems: Sequence[Problem],
+        names: Sequence[tuple[int, ...]], prompt_length: np.ndarray, samples: int, max_new: int,
+    ):  # fmt: skip
+        """`problems` and `names` are those of this process's groups: what tells a group from every other one, such as
+        the step and the position. `prompt_length` is i32[rows]."""
+        self.stops, self.waited = environment.stops, 0.0  # seconds that decoding waited for environments
+        self._environment, self._tokenizer = environment, tokenizer
+        self._problems, self._names, self._prompts = problems, names, prompt_length
+        self._samples, self._max_new = samples, max_new
+        self._episodes = dict[int, Episode]()  # by row
+        self._outcomes = dict[int, Outcome]()
+        self._ready = list[Answer]()
+
+    def __call__(self, rows: Sequence[Row], seconds: float | None) -> list[Answer]:
+        for row in rows:
+            if row.index in self._episodes:
+                self._ends_turn(row)
+            else:
+                self._begins(row)
+        begin, futures = time.monotonic(), [e.asked for e in self._episodes.values() if e.asked]
+        concurrent.futures.wait(futures, seconds)
+        self.waited += time.monotonic() - begin
+        answers, self._ready = self._ready, []
+        for index, episode in self._episodes.items():
+            if episode.asked and episode.asked.done():
+                answers.append(self._answer(index, episode))
+                episode.asked = None
+        return answers
+
+    def outcome(self, row: Row) -> Outcome:
+        """Of an episode that is over; one that was before this call of `generate` is played again."""
+        if row.index not in self._outcomes:
+            episode = self._of(row)
+            actions = [self._text(row.tokens[begin:end]) for begin, end in spans(row.drawn, episode.prompt)]
+            future = self._environment.submit(episode.name, episode.problem, episode.seed, actions)
+            self._outcomes[row.index] = Outcome(future)
+        return self._outcomes[row.index]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
+    def _of(self, row: Row) -> Episode:
+        group, sample = divmod(row.index, self._samples)
+        name = *self._names[group], sample
+        seed = int(np.random.SeedSequence([self._environment.seed, *name]).generate_state(1)[0])
+        return Episode(self._problems[group], "-".join(map(str, name)), seed, int(self._prompts[row.index]))
+
+    def _ask(self, episode: Episode, row: Row) -> None:
+        episode.row = row
+        episode.asked = self._environment.submit(episode.name, episode.problem, episode.seed, episode.actions)
+
+    def _begins(self, row: Row) -> None:
+        """A row that this call has not seen: it begins, or goes on where an earlier call left it."""
+        episode = self._episodes[row.index] = self._of(row)
+        turns, length = spans(row.drawn, episode.prompt), len(row.tokens)
+        if length == episode.prompt:
+            return self._ask(episode, row)
+        under_way = bool(turns) and turns[-1][1] == length
+        episode.actions = [self._text(row.tokens[begin:end]) for begin, end in (turns[:-1] if under_way else turns)]
+        episode.begin = turns[-1][0] if under_way else length
+        self._ready.append(self._goes_on(row.index, episode, matched=self._matched(row.tokens[episode.begin :])))
+
+    def _matched(self, tokens: Sequence[int]) -> int:
+        """The state of the stop strings' automaton after these tokens of a turn."""
+        state = 0
+        for token in tokens if self.stops is not None else ():
+            state = int(self.stops[state, token])
+        return state
+
+    def _ends_turn(self, row: Row) -> None:
+        episode = self._episodes[row.index]
+        episode.actions.append(self._text(row.tokens[episode.begin :]))
+        self._ask(episode, row)
+
+    def _goes_on(self, index: int, episode: Episode, observation: Sequence[int] = (), matched: int = 0) -> Answer:
+        limit = self._max_new
+        if self._environment.turn_tokens is not None:
+            limit = min(limit, episode.begin - episode.prompt + self._environment.turn_tokens)
+        return Answer(index, observation, limit, matched)
+
+    def _answer(self, index: int, episode: Episode) -> Answer:
+        """How a row goes on after what its environment has answered."""
+        assert episode.asked is not None and episode.row is not None
+
+        def ends(outcome: Outcome, finished: bool = False) -> Answer:
+            self._outcomes[index] = outcome
+            return Answer(index, ended=True, finished=finished)
+
+        try:
+            observation, rewards = episode.asked.result()
+        except Failure as failure:
+            return ends(Outcome(failure=str(failure)))
+        tokens, length = episode.row.tokens, len(episode.row.tokens)
+        left = episode.prompt + self._max_new - length
+        if observation is None and episode.actions:
+            return ends(Outcome(rewards), finished=True)
+        if len(episode.actions) >= self._environment.max_turns or left < 1:
+            return ends(Outcome(rewards))
+        ids, last = list[int](), tokens[-1] if episode.actions else None
+        if observation is not None:
+            ids = self._environment.observations(observation, last)
+        if observation is not None and not ids:
+            return ends(Outcome(failure="returned an observation of no tokens; return None to end the episode"))
+        if len(ids) >= left:
+            room = f"an observation of {len(ids)} tokens leaves none of rollout.max_new={self._max_new} to the policy"
+            return ends(Outcome(rewards, note=f"{room}; the episode ends there"))
+        episode.begin = length + len(ids)
+        return self._goes_on(index, episode, ids)
