@@ -25,5 +25,6 @@ def sequences(tokens, mask, sampler_logp=None, model_logp=None, problem=None, sa
         version=given(version, np.zeros(mask.shape, np.int32)),
         problem=given(problem, ids),
         sample=given(sample, ids),
+        complete=ids > 0,
         finished=given(finished, ids > 0),
     )

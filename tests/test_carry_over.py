@@ -13,6 +13,7 @@ from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import token_logprobs, unstack_layers
 from rpg_jax.rewards import Scores, signed_reward
+from rpg_jax.sampling.turns import Row
 from rpg_jax.training import collect as collecting
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.settings import check_carry_over, steps_to_wait
@@ -61,8 +62,10 @@ def reluctant(seed):
             np.where(fresh, x, y) for x, y in ((rows.problem[:, None], rows.tokens), (version, rows.version))
         )
         whole = np.flatnonzero(length - rows.prompt_length == NEW)
-        watch(whole, [tokens[row, : length[row]].tolist() for row in whole])
-        drawn = dataclasses.replace(rows, tokens=tokens, length=length, loss_mask=mask, version=versions)
+        watch([Row(row, tokens[row, : length[row]].tolist(), mask[row, : length[row]].tolist()) for row in whole.tolist()])
+        drawn = dataclasses.replace(
+            rows, tokens=tokens, length=length, loss_mask=mask, version=versions, complete=length - rows.prompt_length == NEW
+        )
         return parallel.to_global(sharding.mesh, parallel.ROWS, drawn)
 
     return generate

@@ -326,14 +326,17 @@ def test_segments_take_about_a_second_and_progress_counts_complete_responses(mon
 def test_each_complete_row_is_shown_once_with_its_tokens(segment):
     shown, calls = {}, []
 
-    def watch(rows, tokens):
+    def watch(rows):
         calls.append(len(rows))
-        assert not shown.keys() & set(rows.tolist())
-        shown.update(zip(rows.tolist(), tokens, strict=True))
+        assert not shown.keys() & {row.index for row in rows}
+        shown.update({row.index: row for row in rows})
 
     rollout = run(segment=segment, watch=watch)
     assert sorted(shown) == list(range(18)) and (segment == 500 or len(calls) > 3)
-    assert all(shown[row] == rollout.tokens[row, : rollout.length[row]].tolist() for row in shown)
+    for index, row in shown.items():
+        length = rollout.length[index]
+        assert row.tokens == rollout.tokens[index, :length].tolist()
+        assert row.drawn == rollout.loss_mask[index, :length].tolist()
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,12 @@ class Environment:
         for pool in self._pools:
             pool.close()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
 
 def place(name: str) -> tuple[str, str]:
     """(Python file or module, class) of an environment's name; raises InputError for one of no known form."""

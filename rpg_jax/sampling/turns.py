@@ -92,9 +92,11 @@ def stop_table(strings: Sequence[str], texts: Sequence[str]) -> np.ndarray | Non
         return number[held]
 
     table = np.zeros((len(states), len(texts)), np.int32)
-    goes_on = [{string[len(state)] for string in strings if string.startswith(state)} for state in states]
-    for index, characters in enumerate(goes_on):  # any other token leads to 0
-        may = [n for n, text in enumerate(texts) if text[:1] in characters or not goes_on[0].isdisjoint(text) or not text]
+    begins = {string[0] for string in strings}
+    for index, state in enumerate(states):  # most tokens lead to 0: those that no string can go on or begin with
+        ends = [state[start:] for start in range(len(state)) if state[start:] in number]
+        following = {x[len(end)] for end in ends for x in strings if x.startswith(end) and len(x) > len(end)}
+        may = [n for n, text in enumerate(texts) if text[:1] in following or not begins.isdisjoint(text) or not text]
         if may:
             table[index, may] = after(index, np.array(may))
     return table

@@ -1,21 +1,23 @@
 """Guess: find a number by asking whether it is higher or lower. A conversation, for `environments.guess`.
 
-    Guess 3-14
+    kq 3-14
     9
       lower
     5
 
-The worked solution guesses at random: it shows what a turn looks like, and leaves it to RL to listen to the answers.
+Two letters make problems distinct, as the number is drawn by the environment. The worked solution guesses at random: it
+shows what a turn looks like, and leaves it to RL to listen to the answers.
 """
 
 import json
+import string
 
 from rpg_jax import InputError
 
 TURN = "\x1e"  # stands before and after an observation in a worked solution
 
 
-def generate(rng, *, highest=20, fewest=10, most=15, turns=5):
+def generate(rng, *, highest=12, fewest=12, most=12, turns=4):
     """One problem: a range of `fewest` to `most` numbers up to `highest`; the solution has at most so many turns.
 
     Raises ValueError unless 1 <= fewest <= most <= highest and turns >= 1.
@@ -34,9 +36,10 @@ def generate(rng, *, highest=20, fewest=10, most=15, turns=5):
             break
         said.append("higher\n" if guess < number else "lower\n")
     solution = TURN.join(said if len(said) % 2 else said[:-1])
-    return f"Guess {low}-{high}\n", solution, json.dumps([low, high])
+    letters = "".join(string.ascii_lowercase[i] for i in rng.integers(0, 26, size=2))
+    return f"{letters} {low}-{high}\n", solution, json.dumps([low, high])
 
 
 def canonical(prompt: str) -> str:
-    """The range."""
-    return prompt.split()[1]
+    """The letters and the range."""
+    return prompt.strip()

@@ -1,0 +1,492 @@
+"""Conversations: turns between segments, observations as tokens, episodes in workers; the same bits whenever one answers."""
+
+import dataclasses
+import functools
+import random
+from concurrent.futures import Future
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rpg_jax import InputError, models
+from rpg_jax.data import Problem
+from rpg_jax.data.chat import ChatTemplate
+from rpg_jax.environments import Environment, Observations
+from rpg_jax.environments.calculator import Calculator
+from rpg_jax.environments.guess import Guess
+from rpg_jax.objectives.advantages import begins_turn, group_mean_std, turn_return
+from rpg_jax.rewards import ENVIRONMENT, Scorer
+from rpg_jax.rewards.pool import Failure
+from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
+from rpg_jax.sampling.turns import Answer, Row, spans, stop_table
+from rpg_jax.training.episodes import Episodes
+
+CONFIG = models.ModelConfig(40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_length=128)
+MODEL = models.Model(CONFIG)
+KEY = jax.random.key(0, impl="threefry2x32")
+NEW, SAMPLES, STOP = 24, 3, 7
+PROMPTS = np.random.default_rng(0).integers(8, 40, (4, 6)).astype(np.int32)
+LENGTHS = np.array([6, 3, 5, 4], np.int32)
+
+
+@functools.cache
+@jax.jit
+def params():
+    tree = MODEL.init(jax.random.key(1))
+    return models.unstack_layers(jax.tree.map(lambda leaf: 2.0 * leaf, tree))
+
+
+class Talk:
+    """Answers each turn by tokens that depend on what was said, or ends the episode; late, if it is told to."""
+
+    def __init__(self, delay=None, stops=None):
+        self.stops, self.late, self.delay, self.turns = stops, [], delay, {}
+
+    def reply(self, row):
+        turns = spans(row.drawn, int(np.repeat(LENGTHS, SAMPLES)[row.index]))
+        said = sum(row.tokens[slice(*turns[-1])]) if turns else 0
+        length, prompt = len(row.tokens), int(np.repeat(LENGTHS, SAMPLES)[row.index])
+        observation = [8 + (said + n) % 32 for n in range(said % 3)] if turns else [9] * (row.index % 2)
+        left = prompt + NEW - length - len(observation)
+        if len(turns) > 3 or left < 1 or said % 11 == 0 and turns:
+            return Answer(row.index, ended=True, finished=said % 2 == 0)
+        if turns and not observation:
+            observation = [8]
+        return Answer(row.index, observation, length + len(observation) - prompt + min(6, left))
+
+    def __call__(self, rows, seconds):
+        self.late += [(self.delay.randint(0, 3) if self.delay and seconds is not None else 0, row) for row in rows]
+        now = [self.reply(row) for count, row in self.late if count == 0]
+        self.late = [(count - 1, row) for count, row in self.late if count]
+        return now
+
+
+def run(conversation, slots=4, segment=None, pages=None, **changes):
+    arrays = PROMPTS, LENGTHS, np.arange(len(LENGTHS), dtype=np.int32)
+    rows = prompts_to_answer(*arrays, samples=SAMPLES, max_new=NEW)
+    decoding = Decoding(slots, page_size=4, cache_pages=pages, segment=segment)
+    drawn = generate(
+        MODEL, params(), rows, key=KEY, step=0, samples=SAMPLES, max_new=NEW, decoding=decoding,
+        sampling=Sampling.make(stop_ids=[STOP]), version=5, conversation=conversation, **changes,
+    )  # fmt: skip
+    return jax.tree.map(np.asarray, drawn)
+
+
+@functools.cache
+def reference():
+    return run(Talk())
+
+
+def test_a_conversation_has_turns_and_observations_and_its_log_probs_are_those_of_teacher_forcing():
+    rows = reference()
+    assert rows.complete.all() and 0 < rows.finished.sum() < rows.finished.size
+    exists = np.arange(rows.tokens.shape[1]) < rows.length[:, None]
+    after_prompt = np.arange(rows.tokens.shape[1]) >= rows.prompt_length[:, None]
+    assert not (rows.loss_mask & ~(exists & after_prompt)).any()
+    assert (exists & after_prompt & ~rows.loss_mask).sum() > 10  # observations
+    turns = [len(spans(mask)) for mask in rows.loss_mask]
+    assert max(turns) > 2 and min(turns) < max(turns)
+    for name in ("sampler_logp", "model_logp", "version"):
+        assert not getattr(rows, name)[~rows.loss_mask].any()
+    assert (rows.version[rows.loss_mask] == 5).all() and not rows.tokens[~exists].any()
+    expected = models.token_logprobs(MODEL, params(), rows.tokens, rows.loss_mask)
+    np.testing.assert_allclose(rows.model_logp[rows.loss_mask], np.asarray(expected)[rows.loss_mask], rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("segment, pages", [(None, None), (1, None), (3, 26)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_when_an_environment_answers_changes_no_token(seed, segment, pages):
+    late = run(Talk(random.Random(seed)), segment=segment, pages=pages)
+    for name, expected in dataclasses.asdict(reference()).items():
+        np.testing.assert_array_equal(getattr(late, name), expected, name)
+
+
+def test_a_row_that_was_cut_between_segments_goes_on_and_until_waits_for_every_answer():
+    some = run(Talk(random.Random(3)), until=2)
+    again = run(Talk(random.Random(4)), until=2)
+    for name, value in dataclasses.asdict(some).items():
+        np.testing.assert_array_equal(getattr(again, name), value, name)
+    groups = some.complete.reshape(-1, SAMPLES).all(1)
+    assert groups.sum() >= 2 and not groups.all()
+
+
+# Stop strings.
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    texts=st.lists(st.text("ab</>", max_size=4), min_size=1, max_size=8),
+    strings=st.lists(st.text("ab</>", min_size=1, max_size=5), min_size=1, max_size=3),
+    ids=st.lists(st.integers(0, 100), max_size=20),
+)
+@example(texts=["</", "a>", "a"], strings=["</a>"], ids=[2, 0, 1])
+@example(texts=["<ab", "/"], strings=["<ab>", "ab/"], ids=[0, 1])
+def test_a_stop_string_is_found_wherever_tokens_begin(texts, strings, ids):
+    table, state, said, found = stop_table(strings, texts), 0, "", False
+    for token in (index % len(texts) for index in ids):
+        said += texts[token]
+        found = any(string in said for string in strings)
+        state = int(table[state, token])
+        assert (state == len(table)) == found
+        if found:
+            break
+
+
+def test_a_stop_string_of_several_tokens_ends_a_turn():
+    texts = [f"{token:02d}" for token in range(40)]
+    plain = reference()
+    row = int(np.argmax(plain.loss_mask.sum(1)))
+    begin, end = next(span for span in spans(plain.loss_mask[row]) if span[1] - span[0] > 3)
+    string = "".join(texts[token] for token in plain.tokens[row, begin + 1 : begin + 3].tolist())
+    stopped = run(Talk(stops=stop_table([string[1:]], texts)))  # begins in the middle of a token
+    first = next(span for span in spans(stopped.loss_mask[row]) if span[0] == begin)
+    assert first == (begin, begin + 3)
+    np.testing.assert_array_equal(stopped.tokens[row, : begin + 3], plain.tokens[row, : begin + 3])
+
+
+@pytest.mark.parametrize("strings", [["a", ""], ["x" * 300]])
+def test_stop_strings_without_meaning_are_refused(strings):
+    with pytest.raises(InputError, match="stop strings"):
+        stop_table(strings, ["a"])
+    assert stop_table((), ["a"]) is None
+
+
+# Observations as tokens.
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+STRIPS = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
+END = ord("E")
+
+
+class Characters:
+    """A token for each character, and one for <|im_end|>."""
+
+    def __init__(self, template=None):
+        self.has_template, self._chat = template is not None, template and ChatTemplate(template, "chat.jinja")
+
+    def render(self, messages, **options):
+        return self._chat.render(messages, **options)
+
+    def encode(self, text):
+        return list(map(ord, text))
+
+    def encode_rendered(self, text):
+        return self.encode(text.replace("<|im_end|>", chr(END)))
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize("last, first", [(END, "\n"), (ord("x"), chr(END)), (None, chr(END))])
+def test_an_observation_is_what_the_template_adds(last, first):
+    said = Characters().decode(Observations(Characters(CHATML))("higher", last))
+    assert said == f"{first}\n"[: 1 + (first != "\n")] + f"<|im_start|>user\nhigher{chr(END)}\n<|im_start|>assistant\n"
+    tool = Characters().decode(Observations(Characters(CHATML), role="tool")("higher", last))
+    assert tool == said.replace("user", "tool")
+
+
+def test_a_template_that_is_not_append_only_is_refused_with_the_place():
+    with pytest.raises(InputError, match="A made-up reply.* goes on with an observation .* role user, and .*made-up thought.* where it ends"):
+        Observations(Characters(STRIPS))
+    assert Observations(Characters())("higher\n", 5) == list(map(ord, "higher\n"))
+
+
+# Environments.
+
+PROBLEM = Problem(3, "words", "Say it", "", "7", {"level": 2})
+MINE = """
+import os, time
+
+class Mine:
+    def __init__(self, problem, seed):
+        self.problem, self.seed, self.said = problem, seed, []
+
+    def reset(self):
+        return {opening}
+
+    def step(self, action):
+        self.said.append(action)
+        {step}
+"""
+
+
+def mine(tmp_path, step="return f'{self.said} {self.problem[\"level\"]} {self.seed}', 0.5", opening=None, **limits):
+    (tmp_path / "mine.py").write_text(MINE.format(step=step, opening=opening))
+    return Environment(f"{tmp_path}/mine.py:Mine", Observations(Characters()), **{"workers": 1, **limits})
+
+
+def test_an_episode_has_every_column_its_seed_and_its_actions_and_is_played_again_where_it_is_not_kept(tmp_path):
+    with mine(tmp_path, workers=2) as environment:
+        ask = functools.partial(environment.submit, problem=PROBLEM)
+        assert ask("a", seed=5, actions=[]).result() == [None, []]
+        assert ask("a", seed=5, actions=["x"]).result() == ["['x'] 2 5", [0.5]]
+        assert ask("b", seed=6, actions=["u", "v"]).result() == ["['u', 'v'] 2 6", [0.5, 0.5]]
+        assert ask("a", seed=5, actions=["x", "y"]).result() == ["['x', 'y'] 2 5", [0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    "step, line",
+    [
+        ("raise KeyError('lost')", "mine.py:14: KeyError: 'lost'"),
+        ("return 3", "step returned 3 (int), not (observation, reward)"),
+        ("return 'a', 'b'", "step returned the reward 'b', which is not a finite number"),
+        ("return 'a', float('nan')", "step returned the reward nan, which is not a finite number"),
+        ("return 5, 1.0", "step returned the observation 5 (int), not text or None"),
+        ("return 'x' * 10**7, 1.0", "an observation of 10000000 characters, more than 1048576"),
+        ("return chr(0xD800), 1.0", "UnicodeEncodeError"),
+        ("time.sleep(60)", "took longer than 1 s"),
+        ("os._exit(3)", "exit status 3"),
+        ("kept = [bytearray(2**28) for _ in range(99)]", "MemoryError"),
+        ("while True:\n            os.fork()", "it had more than 64 processes"),
+        ("raise SystemExit", "SystemExit"),
+    ],
+)
+def test_an_environment_that_fails_says_why_and_others_go_on(tmp_path, step, line):
+    guarded = f"if action != 'bad': return 'fine', 1.0\n        {step}"
+    with mine(tmp_path, guarded, timeout_seconds=1.0, memory_mb=512) as environment:
+        ask = functools.partial(environment.submit, problem=PROBLEM, seed=0)
+        assert ask("other", actions=["a"]).result() == ["fine", [1.0]]
+        with pytest.raises(Failure) as failed:
+            ask("first", actions=["bad"]).result()
+        assert line in str(failed.value) and "\n" not in str(failed.value)
+        assert ask("other", actions=["a", "b"]).result() == ["fine", [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "name, content, line",
+    [
+        ("mine.py:Mine", "class Mine:\n    def reset(self): pass", "Mine has no step; expected a class with __init__"),
+        ("mine.py:Mine", "class Mine: pass", "Mine has no reset and no step"),
+        ("mine.py:Other", "class Mine: pass", "defines no function 'Other'; it defines Mine"),
+        ("mine.py:Mine", "class Mine(", "mine.py:1: SyntaxError"),
+        ("lost.py:Mine", "", "there is no file"),
+        ("chess", "", "must be one of calculator, guess, textarena:NAME"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused(tmp_path, monkeypatch, name, content, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(content)
+    with pytest.raises(InputError) as refused:
+        Environment(name, Observations(Characters()), workers=1)
+    assert line in str(refused.value)
+
+
+def test_an_environment_is_tried_out(tmp_path):
+    with mine(tmp_path, "return self.lost") as environment, pytest.raises(InputError) as refused:
+        environment.try_out(PROBLEM)
+    assert "tried on problem 3 (words) with its answer '7' as the first action: mine.py:13: AttributeError" in str(refused.value)
+
+
+def test_guess():
+    game = Guess({"answer": "[3, 14]"}, seed=5)
+    assert 3 <= game.number <= 14 and game.reset() is None
+    assert game.step("what?") == ("no number\n", 0.0)
+    assert game.step(str(game.number - 1)) == ("higher\n", 0.0)
+    assert game.step(f"  {game.number + 1} ") == ("lower\n", 0.0)
+    assert game.step(str(game.number)) == (None, 1.0)
+    assert Guess({"answer": "8"}, seed=1).number == 8
+
+
+@pytest.mark.parametrize(
+    "action, expected",
+    [
+        ("I add <calc>1234567*89</calc>", ("109876463", 0.0)),
+        ("<calc>(2 + 3)/4</calc>\n", ("1.25", 0.0)),
+        ("<calc>__import__('os')</calc>", "error: expected"),
+        ("<calc>1/0</calc>", "error: expected"),
+        ("<calc>9**9**9</calc>", "error: expected"),
+        ("The sum is 1,234.", (None, 1.0)),
+        ("It is 1234.0", (None, 1.0)),
+        ("It is 1235", (None, 0.0)),
+        ("", (None, 0.0)),
+        ("<calc>1</calc> is 1234", (None, 1.0)),
+    ],
+)
+def test_calculator(action, expected):
+    observation, reward = Calculator({"answer": "1234"}, 0).step(action)
+    assert (observation, reward) == expected if isinstance(expected, tuple) else observation.startswith(expected)
+
+
+# Episodes: rows and environments together.
+
+
+class Scripted:
+    """An environment in this process, of any answers."""
+
+    name, stops, seed, max_failures = "scripted", None, 1, 1.0
+
+    def __init__(self, answer, max_turns=4, turn_tokens=6):
+        self.answer, self.max_turns, self.turn_tokens = answer, max_turns, turn_tokens
+        self.observations = Observations(Characters())
+
+    def submit(self, episode, problem, seed, actions):
+        future = Future()
+        try:
+            future.set_result(self.answer(actions))
+        except Failure as failure:
+            future.set_exception(failure)
+        return future
+
+
+def episodes(environment, prompts=(4, 4), max_new=20):
+    problems = [dataclasses.replace(PROBLEM, id=n) for n in range(len(prompts))]
+    names = [(0, n) for n in range(len(prompts))]
+    return Episodes(
+        environment, Characters(), problems=problems, names=names, prompt_length=np.array(prompts), samples=1,
+        max_new=max_new,
+    )  # fmt: skip
+
+
+def row(index, *parts):
+    """A row of texts, of which the second, fourth, ... are the policy's."""
+    tokens = [ord(character) for part in parts for character in part]
+    return Row(index, tokens, [n % 2 == 1 for n, part in enumerate(parts) for _ in part])
+
+
+def test_limits_of_turns_and_episodes():
+    said = []
+    talk = episodes(Scripted(lambda actions: said.append(list(actions)) or ("ok", [1.0] * len(actions)), max_turns=2))
+    assert talk([row(0, "abcd"), row(1, "abcd")], None) == [
+        Answer(n, list(map(ord, "ok")), limit=8) for n in range(2)
+    ]
+    (answer,) = talk([row(0, "abcd", "", "ok", "x")], None)
+    assert answer == Answer(0, list(map(ord, "ok")), limit=11)
+    (answer,) = talk([row(0, "abcd", "", "ok", "x", "ok", "y")], None)  # no third turn
+    assert answer == Answer(0, ended=True) and talk.outcome(row(0)).rewards == [1.0, 1.0]
+    (answer,) = talk([row(1, "abcd", "", "ok", "z" * 16)], None)  # two tokens are left, and the observation takes them
+    assert answer == Answer(1, ended=True)
+    assert talk.outcome(row(1)).note == "an observation of 2 tokens leaves none of rollout.max_new=20 to the policy; the episode ends there"
+    assert said == [[], [], ["x"], ["x", "y"], ["z" * 16]]
+
+
+def test_an_opening_that_leaves_no_room_and_a_failed_reset_end_an_episode_without_a_token():
+    talk = episodes(Scripted(lambda actions: ("x" * 20, [])))
+    assert [answer.ended for answer in talk([row(0, "abcd"), row(1, "abcd")], None)] == [True, True]
+    assert talk.outcome(row(0)).result() == 0.0 and "20 tokens" in talk.outcome(row(0)).note
+
+    def fails(actions):
+        raise Failure("broken")
+
+    talk = episodes(Scripted(fails))
+    assert talk([row(1, "abcd")], None) == [Answer(1, ended=True)]
+    with pytest.raises(Failure, match="broken"):
+        talk.outcome(row(1)).result()
+
+
+def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
+    said = []
+    environment = Scripted(lambda actions: said.append(list(actions)) or (None, [0.5] * len(actions)))
+    environment.stops = stop_table(["ST"], [chr(n) for n in range(128)])
+    talk = episodes(environment, prompts=(4, 4, 4))
+    under_way, between = row(0, "abcd", "one", "ok", "tS"), row(1, "abcd", "one", "ok")
+    assert talk([under_way, between], 0) == [Answer(0, limit=11, matched=1), Answer(1, limit=11)]
+    assert said == []
+    assert talk([row(0, "abcd", "one", "ok", "tST")], None) == [Answer(0, ended=True, finished=True)]
+    assert said == [["one", "tST"]] and talk.outcome(row(0)).result() == 1.0
+    assert talk.outcome(row(2, "abcd", "one", "ok", "two")).result() == 1.0 and said[-1] == ["one", "two"]
+
+
+ANYTHING = st.one_of(
+    st.none(), st.text("abc", max_size=30), st.just(Failure("broken")), st.text(max_size=3),
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    answers=st.lists(ANYTHING, min_size=1, max_size=12), turns=st.lists(st.integers(1, 9), min_size=12, max_size=12),
+    prompt=st.integers(1, 5), max_new=st.integers(1, 24), max_turns=st.integers(1, 5),
+    turn_tokens=st.none() | st.integers(1, 6), batch=st.integers(1, 25),
+)  # fmt: skip
+def test_any_episode_ends_within_its_limits(answers, turns, prompt, max_new, max_turns, turn_tokens, batch):
+    """10,000 episodes in all, 25 at a time: what the environment says, and how much the policy, may be anything."""
+
+    def answer(actions):
+        said = answers[len(actions) % len(answers)]
+        if isinstance(said, Failure):
+            raise said
+        return said, [1.0] * len(actions)
+
+    talk = episodes(Scripted(answer, max_turns, turn_tokens), prompts=(prompt,) * batch, max_new=max_new)
+    rows = [row(n, "p" * prompt) for n in range(batch)]
+    for number in range(max_turns + 2):
+        answered = talk(rows, None)
+        assert sorted(a.index for a in answered) == [r.index for r in rows]
+        rows = [r for r, a in zip(rows, sorted(answered), strict=True) if not a.ended]
+        for place, (old, a) in enumerate(zip(rows, (a for a in sorted(answered) if not a.ended), strict=True)):
+            length = len(old.tokens) + len(a.observation)
+            assert length < prompt + a.limit <= prompt + max_new
+            if turn_tokens is not None:
+                assert prompt + a.limit - length <= turn_tokens
+            drawn = min(turns[number], prompt + a.limit - length)
+            tokens, mask = [*old.tokens, *a.observation], [*old.drawn, *[False] * len(a.observation)]
+            rows[place] = Row(old.index, tokens + [ord("y")] * drawn, mask + [True] * drawn)
+        if not rows:
+            break
+    assert not rows
+    for index in range(batch):
+        outcome = talk.outcome(row(index, "p" * prompt))
+        try:
+            assert 0 <= len(outcome.rewards) <= max_turns
+        except Failure as failure:
+            assert str(failure)
+
+
+# Rewards.
+
+
+def test_the_return_is_a_reward_beside_others_and_failures_are_counted():
+    environment = Scripted(lambda actions: (None, [2.0, -0.5]))
+    environment.close = lambda: None
+    talk = episodes(environment)
+    outcomes = [talk.outcome(row(0, "abcd", "x")), talk.outcome(row(1, "abcd", "x"))]
+    outcomes[1]._failure = "broken"
+    items = [(PROBLEM, "It is\nAnswer: 7")] * 2
+    with Scorer(environment=environment) as scorer:
+        scores = scorer.submit(items, [1, 1], True, outcomes).result()
+    assert scores.correct.tolist() == [1.5, 0.0] and scores.rewards[ENVIRONMENT].tolist() == [1.5, 0.0]
+    assert scores.environment_failures == 1
+    assert scores.failures == ["problem 3 (words): environment scripted: broken"]
+    with Scorer(function="dapo", environment=environment, weights=dict(dapo=0.5)) as scorer:
+        scores = scorer.submit(items, [1, 1], True, outcomes).result()
+    assert scores.rewards["dapo"].tolist() == [1.0, 1.0] and list(scores.rewards) == [ENVIRONMENT, "dapo"]
+    environment.max_failures = 0.4
+    with Scorer(environment=environment) as scorer, pytest.raises(InputError, match="failed on 1 of 2 samples"):
+        scorer.submit(items, [1, 1], True, outcomes).result()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
+    groups, samples, turns = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 4)), data.draw(st.integers(1, 3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    mask = rng.random((groups * samples, 9)) < 0.6
+    each = np.where(np.arange(turns) < rng.integers(1, turns + 1, (groups, samples, 1)), rng.normal(size=(groups, samples, turns)), 0)
+    rest = rng.normal(size=(groups, samples))
+    with jax.enable_x64():
+        found = np.asarray(turn_return(each.sum(-1) + rest, jnp.zeros(mask.shape), mask, each))
+    for group in range(groups):
+        values = {}
+        for sample in range(samples):
+            b = group * samples + sample
+            for k, (begin, end) in enumerate(spans(mask[b])):
+                values[b, begin, end] = rest[group, sample] + each[group, sample, k:].sum()
+        all_of = np.array(list(values.values()))
+        scale = all_of.std(ddof=1) + 1e-6 if len(all_of) > 1 else 1e-6
+        for (b, begin, end), value in values.items():
+            np.testing.assert_allclose(found[b, begin:end], (value - all_of.mean()) / scale, atol=1e-9)
+    assert not found[~mask].any()
+
+
+def test_turn_return_of_one_turn_is_the_group_mean_over_the_deviation():
+    rewards, mask = np.array([[1.0, 0.0, 0.5], [1.0, 1.0, 1.0]], np.float32), np.ones((6, 4), bool)
+    found = turn_return(rewards, jnp.zeros((6, 4)), mask)
+    np.testing.assert_allclose(found, np.repeat(np.asarray(group_mean_std(rewards)).reshape(-1, 1), 4, 1), atol=1e-6)
+    assert not np.asarray(found)[3:].any()
+    assert begins_turn(np.array([[0, 1, 1, 0, 1]])).tolist() == [[False, True, False, False, True]]
