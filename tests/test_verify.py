@@ -115,7 +115,7 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
     assert controlled["rpg, KL to go", "token"] == (biased, biased)
     assert "away, by KL(behavior || policy)" in done.stdout and "KL 0.001  KL 0.01" in done.stdout
     one = report["objectives"][0]["measurements"]
-    assert len(one) == 12 and all(m["expected_gap"] < 1e-12 for m in one)
+    assert len(one) == 16 and all(m["expected_gap"] < 1e-12 for m in one)
 
 
 def test_a_function_that_keeps_its_word(call):

@@ -82,7 +82,7 @@ def _rows(count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
     for space, problem in _problems(count, seed, mixture).items():
         assumed = problem.behavior if problem.assumed is None else problem.assumed
         policies = problem.policy, assumed, problem.reference
-        logs = [jax.vmap(functools.partial(token_logprobs, space))(x) for x in policies]
+        logs = [jax.vmap(functools.partial(token_logprobs, space, observed=True))(x) for x in policies]
         arrays = (*logs, problem.advantage, jnp.broadcast_to(space.mask, problem.advantage.shape))
         padding = ((0, 0), (0, 0), (0, widest - space.mask.shape[1]))
         batches.append([jnp.pad(x, padding).reshape(-1, widest) for x in arrays])
@@ -174,7 +174,7 @@ def _measure(
 
     def of_problem(problem, actual, coefficient, gradient):
         probability = jnp.exp(jnp.sum(token_logprobs(space, problem.behavior), axis=1, keepdims=True))
-        _, pull_back = jax.vjp(functools.partial(token_logprobs, space), problem.policy)
+        _, pull_back = jax.vjp(functools.partial(token_logprobs, space, observed=True), problem.policy)
         (expected,) = pull_back(probability * actual)
         scale = -jnp.sum(expected * gradient) / jnp.sum(expected**2)
         size = jnp.linalg.norm(gradient)

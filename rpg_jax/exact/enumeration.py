@@ -22,7 +22,8 @@ class Space:
     histories: int  # H
     history: np.ndarray  # i32[N, T], row of the table of logits
     token: np.ndarray  # i32[N, T]
-    mask: np.ndarray  # bool[N, T], false after the stop token
+    mask: np.ndarray  # bool[N, T], tokens that the policy draws: false after the stop token, and of an observation
+    exists: np.ndarray  # bool[N, T], false after the stop token
 
 
 def every_sequence(name: str, vocab: int, length: int, stop: int | None = None) -> Space:
@@ -38,13 +39,26 @@ def every_sequence(name: str, vocab: int, length: int, stop: int | None = None) 
     for row, x in enumerate(ended):
         for t, symbol in enumerate(x):
             history[row, t], token[row, t], mask[row, t] = row_of[x[:t]], symbol, True
-    return Space(name, vocab, len(prefixes), history, token, mask)
+    return Space(name, vocab, len(prefixes), history, token, mask, mask)
+
+
+def two_turns(name: str, vocab: int) -> Space:
+    """All conversations of two tokens of the policy, between which stands an observation: the first one, plus 1.
+
+    The observation follows a history of its own, so that its log-prob, which no objective counts, is a policy's, too.
+    """
+    first, last = map(np.ravel, np.indices((vocab, vocab), np.int32))  # [N]
+    token = np.stack([first, (first + 1) % vocab, last], axis=1)
+    history = np.stack([0 * first, 1 + first, 1 + vocab + first], axis=1)
+    mask = np.broadcast_to([True, False, True], token.shape)
+    return Space(name, vocab, 1 + 2 * vocab, history, token, mask, np.ones_like(mask))
 
 
 SPACES = (
     every_sequence("softmax over 8", 8, 1),
     every_sequence("3 tokens, length 3", 3, 3),
     every_sequence("3 tokens, length up to 3", 3, 3, stop=0),
+    two_turns("two turns, 4 tokens", 4),
 )
 
 
@@ -102,9 +116,10 @@ def random_problems(
     return Problem(*(jnp.asarray(x) for x in (policy, behavior, reference, advantage, assumed)))
 
 
-def token_logprobs(space: Space, logits: jax.Array) -> jax.Array:
-    """log p(token | history), [H, V] -> [N, T]; 0 where masked."""
-    return jnp.where(space.mask, jax.nn.log_softmax(logits)[space.history, space.token], 0)
+def token_logprobs(space: Space, logits: jax.Array, observed: bool = False) -> jax.Array:
+    """log p(token | history), [H, V] -> [N, T]; 0 where masked, but with `observed` those of observations, too."""
+    mask = space.exists if observed else space.mask
+    return jnp.where(mask, jax.nn.log_softmax(logits)[space.history, space.token], 0)
 
 
 def row_means(space: Space, advantage: jax.Array) -> jax.Array:

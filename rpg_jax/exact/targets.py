@@ -51,7 +51,8 @@ def token_parts(
     at = (space.history, space.token)
     zeros = jnp.zeros((space.histories, space.vocab))
     drawn = zeros.at[at].add(probability)  # [H, V], visits of (h, a)
-    quality = zeros.at[at].add(probability * problem.advantage) / drawn  # Q, [H, V]
+    quality = zeros.at[at].add(probability * problem.advantage)
+    quality = jnp.where(drawn > 0, quality / drawn, 0)  # Q, [H, V]; an observation's history has none
     visits = jnp.sum(drawn, axis=1, keepdims=True)  # [H, 1]
     divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names, alpha).items()}
     return {"reward": jnp.sum(visits * p * quality), **divergences}

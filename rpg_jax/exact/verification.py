@@ -117,7 +117,20 @@ def built_in_cases() -> list[Case]:
         for level in ("token", "sequence"):
             loss = objectives.make("rpg", beta=BETA, level=level, reduction="constant")
             cases.append(_case(f"rpg, two policies, {mixture}", loss)._replace(declares=claim, mixture=mixture))
+    for level in ("token", "sequence"):
+        cases.append(_observations_trained(objectives.make("rpg", beta=BETA, level=level, reduction="constant")))
     return cases
+
+
+def _observations_trained(objective: Objective) -> Case:
+    """The loss with a mask that is true on an environment's tokens as well, which is biased."""
+
+    def loss(logp, behavior_logp, advantage, mask, *others, **more):
+        exists = jax.lax.cummax(jnp.asarray(mask, jnp.int32), axis=1, reverse=True) > 0
+        return objective(logp, behavior_logp, advantage, exists, *others, **more)
+
+    case = _case("rpg, observations trained", objective)
+    return case._replace(members=((loss, case.members[0][1]),), declares=NEVER)
 
 
 def _controlled_cases() -> list[Case]:
