@@ -62,9 +62,16 @@ def reluctant(seed):
             np.where(fresh, x, y) for x, y in ((rows.problem[:, None], rows.tokens), (version, rows.version))
         )
         whole = np.flatnonzero(length - rows.prompt_length == NEW)
-        watch([Row(row, tokens[row, : length[row]].tolist(), mask[row, : length[row]].tolist()) for row in whole.tolist()])
+        watch(
+            [Row(row, tokens[row, : length[row]].tolist(), mask[row, : length[row]].tolist()) for row in whole.tolist()]
+        )
         drawn = dataclasses.replace(
-            rows, tokens=tokens, length=length, loss_mask=mask, version=versions, complete=length - rows.prompt_length == NEW
+            rows,
+            tokens=tokens,
+            length=length,
+            loss_mask=mask,
+            version=versions,
+            complete=length - rows.prompt_length == NEW,
         )
         return parallel.to_global(sharding.mesh, parallel.ROWS, drawn)
 

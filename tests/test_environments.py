@@ -1,4 +1,4 @@
-"""Conversations: turns between segments, observations as tokens, episodes in workers; the same bits whenever one answers."""
+"""Conversations: turns between segments, observations as tokens, episodes in workers, whenever one answers."""
 
 import dataclasses
 import functools
@@ -47,16 +47,16 @@ class Talk:
         self.stops, self.late, self.delay, self.turns = stops, [], delay, {}
 
     def reply(self, row):
-        turns = spans(row.drawn, int(np.repeat(LENGTHS, SAMPLES)[row.index]))
+        turns = spans(row.drawn, int(np.repeat(LENGTHS, SAMPLES)[row.number]))
         said = sum(row.tokens[slice(*turns[-1])]) if turns else 0
-        length, prompt = len(row.tokens), int(np.repeat(LENGTHS, SAMPLES)[row.index])
-        observation = [8 + (said + n) % 32 for n in range(said % 3)] if turns else [9] * (row.index % 2)
+        length, prompt = len(row.tokens), int(np.repeat(LENGTHS, SAMPLES)[row.number])
+        observation = [8 + (said + n) % 32 for n in range(said % 3)] if turns else [9] * (row.number % 2)
         left = prompt + NEW - length - len(observation)
         if len(turns) > 3 or left < 1 or said % 11 == 0 and turns:
-            return Answer(row.index, ended=True, finished=said % 2 == 0)
+            return Answer(row.number, ended=True, finished=said % 2 == 0)
         if turns and not observation:
             observation = [8]
-        return Answer(row.index, observation, length + len(observation) - prompt + min(6, left))
+        return Answer(row.number, observation, length + len(observation) - prompt + min(6, left))
 
     def __call__(self, rows, seconds):
         self.late += [(self.delay.randint(0, 3) if self.delay and seconds is not None else 0, row) for row in rows]
@@ -193,7 +193,10 @@ def test_an_observation_is_what_the_template_adds(last, first):
 
 
 def test_a_template_that_is_not_append_only_is_refused_with_the_place():
-    with pytest.raises(InputError, match="A made-up reply.* goes on with an observation .* role user, and .*made-up thought.* where it ends"):
+    with pytest.raises(
+        InputError,
+        match="A made-up reply.* goes on with an observation .* role user, and .*made-up thought.* where it ends",
+    ):
         Observations(Characters(STRIPS))
     assert Observations(Characters())("higher\n", 5) == list(map(ord, "higher\n"))
 
@@ -281,7 +284,9 @@ def test_an_environment_that_cannot_be_is_refused(tmp_path, monkeypatch, name, c
 def test_an_environment_is_tried_out(tmp_path):
     with mine(tmp_path, "return self.lost") as environment, pytest.raises(InputError) as refused:
         environment.try_out(PROBLEM)
-    assert "tried on problem 3 (words) with its answer '7' as the first action: mine.py:13: AttributeError" in str(refused.value)
+    assert "tried on problem 3 (words) with its answer '7' as the first action: mine.py:13: AttributeError" in str(
+        refused.value
+    )
 
 
 def test_guess():
@@ -353,16 +358,17 @@ def row(index, *parts):
 def test_limits_of_turns_and_episodes():
     said = []
     talk = episodes(Scripted(lambda actions: said.append(list(actions)) or ("ok", [1.0] * len(actions)), max_turns=2))
-    assert talk([row(0, "abcd"), row(1, "abcd")], None) == [
-        Answer(n, list(map(ord, "ok")), limit=8) for n in range(2)
-    ]
+    assert talk([row(0, "abcd"), row(1, "abcd")], None) == [Answer(n, list(map(ord, "ok")), limit=8) for n in range(2)]
     (answer,) = talk([row(0, "abcd", "", "ok", "x")], None)
     assert answer == Answer(0, list(map(ord, "ok")), limit=11)
     (answer,) = talk([row(0, "abcd", "", "ok", "x", "ok", "y")], None)  # no third turn
     assert answer == Answer(0, ended=True) and talk.outcome(row(0)).rewards == [1.0, 1.0]
     (answer,) = talk([row(1, "abcd", "", "ok", "z" * 16)], None)  # two tokens are left, and the observation takes them
     assert answer == Answer(1, ended=True)
-    assert talk.outcome(row(1)).note == "an observation of 2 tokens leaves none of rollout.max_new=20 to the policy; the episode ends there"
+    assert (
+        talk.outcome(row(1)).note
+        == "an observation of 2 tokens leaves none of rollout.max_new=20 to the policy; the episode ends there"
+    )
     assert said == [[], [], ["x"], ["x", "y"], ["z" * 16]]
 
 
@@ -417,7 +423,7 @@ def test_any_episode_ends_within_its_limits(answers, turns, prompt, max_new, max
     rows = [row(n, "p" * prompt) for n in range(batch)]
     for number in range(max_turns + 2):
         answered = talk(rows, None)
-        assert sorted(a.index for a in answered) == [r.index for r in rows]
+        assert sorted(a.number for a in answered) == [r.number for r in rows]
         rows = [r for r, a in zip(rows, sorted(answered), strict=True) if not a.ended]
         for place, (old, a) in enumerate(zip(rows, (a for a in sorted(answered) if not a.ended), strict=True)):
             length = len(old.tokens) + len(a.observation)
@@ -426,7 +432,7 @@ def test_any_episode_ends_within_its_limits(answers, turns, prompt, max_new, max
                 assert prompt + a.limit - length <= turn_tokens
             drawn = min(turns[number], prompt + a.limit - length)
             tokens, mask = [*old.tokens, *a.observation], [*old.drawn, *[False] * len(a.observation)]
-            rows[place] = Row(old.index, tokens + [ord("y")] * drawn, mask + [True] * drawn)
+            rows[place] = Row(old.number, tokens + [ord("y")] * drawn, mask + [True] * drawn)
         if not rows:
             break
     assert not rows
@@ -467,7 +473,11 @@ def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
     groups, samples, turns = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 4)), data.draw(st.integers(1, 3))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     mask = rng.random((groups * samples, 9)) < 0.6
-    each = np.where(np.arange(turns) < rng.integers(1, turns + 1, (groups, samples, 1)), rng.normal(size=(groups, samples, turns)), 0)
+    each = np.where(
+        np.arange(turns) < rng.integers(1, turns + 1, (groups, samples, 1)),
+        rng.normal(size=(groups, samples, turns)),
+        0,
+    )
     rest = rng.normal(size=(groups, samples))
     with jax.enable_x64():
         found = np.asarray(turn_return(each.sum(-1) + rest, jnp.zeros(mask.shape), mask, each))

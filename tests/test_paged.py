@@ -328,8 +328,8 @@ def test_each_complete_row_is_shown_once_with_its_tokens(segment):
 
     def watch(rows):
         calls.append(len(rows))
-        assert not shown.keys() & {row.index for row in rows}
-        shown.update({row.index: row for row in rows})
+        assert not shown.keys() & {row.number for row in rows}
+        shown.update({row.number: row for row in rows})
 
     rollout = run(segment=segment, watch=watch)
     assert sorted(shown) == list(range(18)) and (segment == 500 or len(calls) > 3)

@@ -44,7 +44,8 @@ class Environment:
 
     def __init__(
         self, name: str, observations: Callable[[str, int | None], list[int]], stops=None, max_turns: int = 8,
-        turn_tokens: int | None = None, workers=2, timeout_seconds=10.0, memory_mb=4096, network=False, max_failures=0.25, seed: int = 0,
+        turn_tokens: int | None = None, workers=2, timeout_seconds=10.0, memory_mb=4096, network=False,
+        max_failures=0.25, seed: int = 0,
     ):  # fmt: skip
         """Starts the workers.
 

@@ -73,7 +73,9 @@ class Submitted:
             of_environment += len(failed) * (function == ENVIRONMENT)
         rewards = {name: scores[function] for name, function in self.named.items()}
         episodes = zip(self.problems, self.verdicts.get(ENVIRONMENT, ()), strict=False)
-        notes = [f"problem {problem.id} ({problem.task}): {outcome.note}" for problem, outcome in episodes if outcome.note]
+        notes = [
+            f"problem {problem.id} ({problem.task}): {outcome.note}" for problem, outcome in episodes if outcome.note
+        ]
         return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards, of_environment, notes)
 
 
@@ -213,7 +215,11 @@ class Scorer:
         """What a function is called in a line of text."""
         if function == ENVIRONMENT:
             return f"environment {self.environment.name}"
-        return f"reward function {function!r}" if task is None else f"reward function {_name(self.function_of(function, task))}"
+        return (
+            f"reward function {function!r}"
+            if task is None
+            else f"reward function {_name(self.function_of(function, task))}"
+        )
 
     def most_failures(self, function: str) -> float:
         """The largest share of samples on which it may fail."""

@@ -47,7 +47,8 @@ def weighted_sum(
 ) -> np.ndarray:  # fmt: skip
     """f32[...], the sum of weight times `scale` of each reward's values f32[...] in 0..1; a weight is 1 if not given.
 
-    Those named in `unscaled` may be any numbers and are taken as they are. It is summed in float64: sums that are equal but for the order of their terms are equal in float32.
+    Those named in `unscaled` may be any numbers and are taken as they are. It is summed in float64: sums that are equal
+    but for the order of their terms are equal in float32.
     """
     scaled = {name: value if name in unscaled else scale(value) for name, value in values.items()}
     terms = [np.float64(weights.get(name, 1.0)) * value for name, value in scaled.items()]

@@ -1,11 +1,11 @@
 """A worker process of the pool: calls a reward function or plays with an environment, one line of JSON in and one out.
 
 Run as a script, `python worker.py WHERE NAME MEMORY_MB NETWORK KIND`, where WHERE is a Python file or the name of a
-module, NETWORK is 1 if the function may use the network, and KIND is function or environment. It imports the standard library only, to start within a few
-hundredths of a second. A question is [secret, values], where `values` are those of `OURS` and the problem's columns by
-name, and its answer repeats the secret, so that what the function writes to the pipe is no answer. The first question
-has no values; its answer says whether the function could be loaded, and, where the network should be off and is not,
-why. An environment's values are those that `play` takes.
+module, NETWORK is 1 if the function may use the network, and KIND is function or environment. It imports the standard
+library only, to start within a few hundredths of a second. A question is [secret, values], where `values` are those of
+`OURS` and the problem's columns by name, and its answer repeats the secret, so that what the function writes to the
+pipe is no answer. The first question has no values; its answer says whether the function could be loaded, and, where
+the network should be off and is not, why. An environment's values are those that `play` takes.
 
 The function runs in this process and decides the score: no secret can be kept from it. What the function itself does
 not trust, such as code that a model wrote, it must run in a process of its own, which inherits every limit.

@@ -151,7 +151,10 @@ def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Mode
 
 
 def try_rewards(run: Run) -> None:
-    """Tries the environment, and each user's function, on the first problem that it is to score; raises ValueError where a call fails."""
+    """Tries the environment, and each user's function, on the first problem that it is to score.
+
+    Raises ValueError where a call fails.
+    """
     for split in ("train", "heldout"):
         if len(run.data.problems(split)):
             run.scorer.try_out(run.data.problems(split)[0], rewards=split == "train")

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import InputError, parallel
 from rpg_jax.parallel import multihost
-from rpg_jax.sampling.decode import ASKED, COMPLETE, ENDED, RUNNING, WAITING, DecodeState
+from rpg_jax.sampling.decode import ASKED, COMPLETE, ENDED, WAITING, DecodeState
 
 PATIENCE = 0.1  # seconds that rows to decode wait for answers that are late
 MOST_STATES = 256  # of a stop table
@@ -27,7 +27,7 @@ MOST_STATES = 256  # of a stop table
 class Row(NamedTuple):
     """A row of this process, whole."""
 
-    index: int  # among this process's rows
+    number: int  # among this process's rows
     tokens: list[int]  # that exist, the prompt's first
     drawn: list[bool]  # which of them the policy drew
 
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 class Answer(NamedTuple):
     """How a row goes on."""
 
-    index: int
+    number: int
     observation: Sequence[int] = ()  # tokens that are appended to it
     limit: int = 0  # tokens after the prompt at which the coming turn ends
     matched: int = 0  # how much of a stop string its tokens end with
@@ -124,9 +124,14 @@ def exchange(
     count, limit, matched = np.zeros((3, len(status)), np.int32)
     finished = np.zeros(len(status), bool)
     for answer in answers:
-        n, first = answer.index, length[answer.index]
+        n, first = answer.number, length[answer.number]
         status[n] = COMPLETE if answer.ended else WAITING
-        count[n], limit[n], matched[n], finished[n] = len(answer.observation), answer.limit, answer.matched, answer.finished
+        count[n], limit[n], matched[n], finished[n] = (
+            len(answer.observation),
+            answer.limit,
+            answer.matched,
+            answer.finished,
+        )
         appended[n, first : first + count[n]] = answer.observation
     news, missing = bool(len(ended) or answers), bool((status == ASKED).any())
     if jax.process_count() > 1:
@@ -142,7 +147,7 @@ def _answered(
     mesh: Mesh, state: DecodeState, status: jax.Array, appended: jax.Array, count: jax.Array, limit: jax.Array,
     matched: jax.Array, finished: jax.Array,
 ) -> DecodeState:  # fmt: skip
-    """The state after answers: i32[N, T] and `count` i32[N] of them are appended, and rows have these statuses i32[N]."""
+    """The state after answers: tokens i32[N, T], `count` i32[N] of them, are appended; statuses of rows are i32[N]."""
     rows, column = state.rows, jnp.arange(appended.shape[1])
     length = rows.length + count
     new = (column >= rows.length[:, None]) & (column < length[:, None])  # [N, T]

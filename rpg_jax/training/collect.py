@@ -117,8 +117,8 @@ def episodes_of(
     """The conversations of this process's groups (`Episodes`); None without an environment."""
     if environment is None:
         return None
-    sizes = dict(samples=samples, max_new=max_new, prompt_length=parallel.local_rows(sequences.prompt_length))
-    return Episodes(environment, tokenizer, problems=problems, names=names, **sizes)
+    prompts, sizes = parallel.local_rows(sequences.prompt_length), dict(samples=samples, max_new=max_new)
+    return Episodes(environment, tokenizer, problems=problems, names=names, prompt_length=prompts, **sizes)
 
 
 @partial(jax.jit, static_argnames=("mesh", "dtype"))

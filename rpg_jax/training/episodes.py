@@ -51,7 +51,7 @@ class Episodes:
 
     def __call__(self, rows: Sequence[Row], seconds: float | None) -> list[Answer]:
         for row in rows:
-            if row.index in self._episodes:
+            if row.number in self._episodes:
                 self._ends_turn(row)
             else:
                 self._begins(row)
@@ -67,21 +67,21 @@ class Episodes:
 
     def outcome(self, row: Row) -> Outcome:
         """Of an episode that is over; one that was before this call of `generate` is played again."""
-        if row.index not in self._outcomes:
+        if row.number not in self._outcomes:
             episode = self._of(row)
             actions = [self._text(row.tokens[begin:end]) for begin, end in spans(row.drawn, episode.prompt)]
             future = self._environment.submit(episode.name, episode.problem, episode.seed, actions)
-            self._outcomes[row.index] = Outcome(future)
-        return self._outcomes[row.index]
+            self._outcomes[row.number] = Outcome(future)
+        return self._outcomes[row.number]
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens)
 
     def _of(self, row: Row) -> Episode:
-        group, sample = divmod(row.index, self._samples)
+        group, sample = divmod(row.number, self._samples)
         name = *self._names[group], sample
         seed = int(np.random.SeedSequence([self._environment.seed, *name]).generate_state(1)[0])
-        return Episode(self._problems[group], "-".join(map(str, name)), seed, int(self._prompts[row.index]))
+        return Episode(self._problems[group], "-".join(map(str, name)), seed, int(self._prompts[row.number]))
 
     def _ask(self, episode: Episode, row: Row) -> None:
         episode.row = row
@@ -89,14 +89,14 @@ class Episodes:
 
     def _begins(self, row: Row) -> None:
         """A row that this call has not seen: it begins, or goes on where an earlier call left it."""
-        episode = self._episodes[row.index] = self._of(row)
+        episode = self._episodes[row.number] = self._of(row)
         turns, length = spans(row.drawn, episode.prompt), len(row.tokens)
         if length == episode.prompt:
             return self._ask(episode, row)
         under_way = bool(turns) and turns[-1][1] == length
         episode.actions = [self._text(row.tokens[begin:end]) for begin, end in (turns[:-1] if under_way else turns)]
         episode.begin = turns[-1][0] if under_way else length
-        self._ready.append(self._goes_on(row.index, episode, matched=self._matched(row.tokens[episode.begin :])))
+        self._ready.append(self._goes_on(row.number, episode, matched=self._matched(row.tokens[episode.begin :])))
 
     def _matched(self, tokens: Sequence[int]) -> int:
         """The state of the stop strings' automaton after these tokens of a turn."""
@@ -106,7 +106,7 @@ class Episodes:
         return state
 
     def _ends_turn(self, row: Row) -> None:
-        episode = self._episodes[row.index]
+        episode = self._episodes[row.number]
         episode.actions.append(self._text(row.tokens[episode.begin :]))
         self._ask(episode, row)
 

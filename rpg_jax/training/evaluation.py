@@ -134,8 +134,8 @@ def make_evaluate(
                 model, params, sequences, samples=k, max_new=max_new, decoding=decoding, sampling=sampling, key=key,
                 step=0, limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
                 progress=progress and partial(_tell, progress, k, start, len(batch), len(mine), len(held)),
-                watch=watcher(scorer, tokenizer, own, places, runs, sequences, k, begun, rewards=False, episodes=episodes),
                 conversation=episodes,
+                watch=watcher(scorer, tokenizer, own, places, runs, sequences, k, begun, False, episodes),
             )  # fmt: skip
             if should_stop is not None and should_stop():
                 return

@@ -9,8 +9,8 @@ import numpy as np
 
 from rpg_jax import InputError, parallel
 from rpg_jax.data import Problem, Tokenizer
-from rpg_jax.parallel import multihost
 from rpg_jax.environments import Outcome
+from rpg_jax.parallel import multihost
 from rpg_jax.rewards import ENVIRONMENT, Scorer, Scores, Submitted, overlong_penalty, weighted_sum
 from rpg_jax.rewards.pool import Failure
 from rpg_jax.sampling.generate import Watch
@@ -73,10 +73,10 @@ def watcher(
 
     def watch(rows: Sequence[Row]) -> None:
         for row in rows:
-            group, sample = divmod(row.index, samples)
+            group, sample = divmod(row.number, samples)
             if not runs[group] or (positions[group], sample) in begun:
                 continue
-            prompt = prompt_length[row.index]
+            prompt = prompt_length[row.number]
             ids = row.tokens[prompt:]
             text, turns, outcome = tokenizer.decode(ids), None, None
             if episodes is not None:

@@ -5,8 +5,8 @@
       lower
     5
 
-Two letters make problems distinct, as the number is drawn by the environment. The worked solution guesses at random, and
-listens to the answers now and then: what it shows of them is enough for RL to find out what they are good for.
+Two letters make problems distinct, as the number is drawn by the environment. The worked solution guesses at random and
+listens to the answers now and then, which is enough for RL to find out what they are good for.
 """
 
 import json
