@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import json
+import pathlib
 import random
+import shutil
 from concurrent.futures import Future
 
 import jax
@@ -29,6 +32,7 @@ CONFIG = models.ModelConfig(40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_length=128
 MODEL = models.Model(CONFIG)
 KEY = jax.random.key(0, impl="threefry2x32")
 NEW, SAMPLES, STOP = 24, 3, 7
+ROOT = pathlib.Path(__file__).parents[1]
 PROMPTS = np.random.default_rng(0).integers(8, 40, (4, 6)).astype(np.int32)
 LENGTHS = np.array([6, 3, 5, 4], np.int32)
 
@@ -500,3 +504,51 @@ def test_turn_return_of_one_turn_is_the_group_mean_over_the_deviation():
     np.testing.assert_allclose(found, np.repeat(np.asarray(group_mean_std(rewards)).reshape(-1, 1), 4, 1), atol=1e-6)
     assert not np.asarray(found)[3:].any()
     assert begins_turn(np.array([[0, 1, 1, 0, 1]])).tolist() == [[False, True, False, False, True]]
+
+
+# Training.
+
+LATE = """
+import random, time
+
+class Late:
+    def __init__(self, problem, seed):
+        self.left, self.late = 1 + seed % 3, random.SystemRandom()
+
+    def reset(self):
+        time.sleep(self.late.uniform(0, 0.02))
+        return None
+
+    def step(self, action):
+        time.sleep(self.late.uniform(0, 0.02))
+        self.left -= 1
+        return (f"{len(action)}\\n" if self.left else None), 0.25 * (len(action) % 4)
+"""
+
+
+@pytest.mark.parametrize("carry_over", [False, True])
+def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_command, tmp_path, carry_over):
+    (tmp_path / "late.py").write_text(LATE)
+    flags = [f"--config={ROOT}/configs/environments.py:guess-smoke", "--config.environment.name=late.py:Late"]
+    flags += ["--config.steps=3", "--config.checkpoint.keep_last=3", "--config.model.size=micro"]
+    flags += ["--config.objective.advantage=turn_return", "--config.evaluation.every=3"]
+    if carry_over:
+        flags += ["--config.rollout.carry_over=True", "--config.rollout.oversample=2.0"]
+        flags += ["--config.behavior.source=sampler"]
+
+    def trained(folder):
+        status, _, err = call_command("train", *flags, f"--workdir={folder}")
+        assert status == 0, err
+        rows = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        timed = ("time/", "throughput/", "compilations")
+        return [{name: x for name, x in row.items() if not name.startswith(timed)} for row in rows]
+
+    straight = trained("straight")
+    assert straight[-1]["step"] == 3 and straight[-1]["train/turns"] > 1 and straight[-1]["train/observation_tokens"] > 0
+    shutil.copytree(tmp_path / "straight", tmp_path / "again")
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "again" / "checkpoints" / str(step))
+    (tmp_path / "again" / "summary.json").unlink()
+    assert trained("again") == straight
+    turns = json.loads((tmp_path / "again" / "samples.jsonl").read_text().splitlines()[-1])["turns"]
+    assert all(turn.keys() == {"action", "observation", "reward"} for turn in turns)
