@@ -19,19 +19,19 @@ MODEL = "runs/real_model/base"
 def guess():
     return base.get_config(
         base.generated_tasks(
-            tasks=dict(guess=dict(highest=12, fewest=12, most=12, turns=5, listens=30)),
+            tasks=dict(guess=dict(highest=9, fewest=9, most=9, turns=4, listens=20)),
             train_size=480, heldout_size=16, vocab_size=512,
         ),
         steps=80,
         model=dict(size="tiny", dtype="float32", scan=False, remat="none"),
         mesh=dict(data=-1, fsdp=1),
         warm_start=dict(steps=200),
-        environment=dict(name="guess", max_turns=5, turn_tokens=4, memory_mb=1024),
-        rollout=dict(prompts=32, samples=8, max_prompt=14, max_new=50, slots=64),
+        environment=dict(name="guess", max_turns=4, turn_tokens=3, memory_mb=1024),
+        rollout=dict(prompts=32, samples=8, max_prompt=12, max_new=36, slots=64),
         reward=dict(scale="unit"),
         objective=dict(name="rpg", clip="rpg"),
-        learner=dict(minibatch_prompts=8, microbatch_rows=8, logprob_chunk=64, pack=True, packed_lengths=2),
-        optimizer=dict(name="schedule_free_adamw", learning_rate=1e-3, warmup_steps=10, beta2=0.99),
+        learner=dict(minibatch_prompts=8, microbatch_rows=8, logprob_chunk=48, pack=True, packed_lengths=2),
+        optimizer=dict(name="schedule_free_adamw", learning_rate=2e-3, warmup_steps=10, beta2=0.99),
         evaluation=dict(every=20, k=16),
         checkpoint=dict(every=20),
     )  # fmt: skip

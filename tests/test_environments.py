@@ -544,7 +544,9 @@ def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_com
         return [{name: x for name, x in row.items() if not name.startswith(timed)} for row in rows]
 
     straight = trained("straight")
-    assert straight[-1]["step"] == 3 and straight[-1]["train/turns"] > 1 and straight[-1]["train/observation_tokens"] > 0
+    assert (
+        straight[-1]["step"] == 3 and straight[-1]["train/turns"] > 1 and straight[-1]["train/observation_tokens"] > 0
+    )
     shutil.copytree(tmp_path / "straight", tmp_path / "again")
     for step in (2, 3):
         shutil.rmtree(tmp_path / "again" / "checkpoints" / str(step))
