@@ -6,14 +6,16 @@ Variants:
     guess       a small model finds a number by higher and lower; 2 CPU cores, minutes
     calculator  a pretrained model (runs/real_model/base, as launch/real_model.sh makes it) gets a calculator for sums
                 of large numbers; 2 CPU cores and 8 GB, an hour
-    textarena   the same model plays a game of TextArena (pip install -r requirements-textarena.txt)
+    textarena   the same model plays a game of TextArena (pip install textarena==0.7.4), once
+                python -m configs.environments 400 > data/games.jsonl     has written so many problems, a seed each
 `-smoke` after a name is the same path in two steps, for tests.
 """
 
+import json
+import sys
+
 from configs import base
 from rpg_jax import InputError
-
-MODEL = "runs/real_model/base"
 
 
 def guess():
@@ -37,7 +39,39 @@ def guess():
     )  # fmt: skip
 
 
-VARIANTS = dict(guess=guess)
+def pretrained(**settings):
+    """RL on a pretrained model, with what differs."""
+    return base.get_config(
+        steps=16,
+        model=dict(checkpoint="runs/real_model/base", dtype="float32", remat="dots"),
+        behavior=dict(source="sampler"),
+        objective=dict(name="rpg", clip="rpg"),
+        learner=dict(minibatch_prompts=8, microbatch_rows=8, scoring_rows=16, logprob_chunk=32),
+        optimizer=dict(name="adamw", learning_rate=1e-5, warmup_steps=4),
+        evaluation=dict(every=8, k=4),
+        checkpoint=dict(every=2, keep_last=1),
+        **settings,
+    )
+
+
+def calculator():
+    sums = "gym:chain_sum(min_terms=2, max_terms=2, min_digits=4, max_digits=6, size={})"
+    return pretrained(
+        data=base.prepared_sets(train=sums.format(400), heldout=(sums.format(48),), wording="calculator"),
+        environment=dict(name="calculator", max_turns=3, turn_tokens=40, stop=("</calc>",), memory_mb=1024),
+        rollout=dict(prompts=16, samples=8, max_prompt=128, max_new=128, slots=128),
+    )
+
+
+def textarena():
+    return pretrained(
+        data=base.prepared_sets(train="data/games.jsonl", heldout=("data/heldout_games.jsonl",), wording="none"),
+        environment=dict(name="textarena:GuessTheNumber-v0", max_turns=8, turn_tokens=16, memory_mb=2048),
+        rollout=dict(prompts=16, samples=8, max_prompt=32, max_new=640, slots=64),
+    )
+
+
+VARIANTS = dict(guess=guess, calculator=calculator, textarena=textarena)
 
 
 def get_config(variant=""):
@@ -53,3 +87,8 @@ def get_config(variant=""):
         config.evaluation.update(dict(every=2, k=2))
         config.checkpoint.update(dict(every=1))
     return config
+
+
+if __name__ == "__main__":
+    for seed in range(int(sys.argv[1])):
+        print(json.dumps(dict(prompt=f"Game {seed}. You are told its rules.", answer="a win", seed=seed)))

@@ -323,6 +323,23 @@ def test_calculator(action, expected):
     assert (observation, reward) == expected if isinstance(expected, tuple) else observation.startswith(expected)
 
 
+def test_a_game_of_textarena_draws_its_own_random_numbers():
+    pytest.importorskip("textarena")
+    with Environment("textarena:GuessTheNumber-v0", Observations(Characters()), workers=1) as environment:
+        ask = functools.partial(environment.submit, problem=PROBLEM)
+        one, other = (ask(name, seed=seed, actions=[]).result() for name, seed in (("a", 1), ("b", 2)))
+        assert "between 1 and 20" in one[0] and one[1] == []
+        hints = [ask(name, seed=1, actions=["[10]"]).result() for name in ("a", "c")]
+        assert hints[0] == hints[1] and "The target number is" in hints[0][0]
+        guesses, observation = list[str](), one[0]
+        while observation is not None:
+            guesses.append(f"[{len(guesses) + 1}]")
+            observation, rewards = ask("a", seed=1, actions=guesses).result()
+        assert rewards == [0.0] * (len(guesses) - 1) + [1.0]
+    with pytest.raises(InputError, match="TextArena has no game 'Chess'"):
+        Environment("textarena:Chess", Observations(Characters()), workers=1)
+
+
 # Episodes: rows and environments together.
 
 

@@ -17,4 +17,12 @@ def none(problem: str) -> str:
     return problem
 
 
-TEMPLATES: dict[str, Callable[[str], str]] = {"paper": paper, "none": none}
+def calculator(problem: str) -> str:
+    """The problem, and how to call the tool of `environments.calculator`."""
+    return (
+        f"{problem}\n\nUse the calculator: write an expression between tags, such as <calc>12+34</calc>, and stop. You "
+        "are told its value. Then say the answer."
+    )
+
+
+TEMPLATES: dict[str, Callable[[str], str]] = {"paper": paper, "none": none, "calculator": calculator}

@@ -38,6 +38,8 @@ def sketch(
     config = config.copy_and_resolve_references()
     if size is not None:
         config.model.size, config.model.checkpoint = size, None
+    if "environment" in config:
+        config.environment.name = None  # no program of a step knows of it
     size, checkpoint = config.model.size, config.model.checkpoint
     shape = named(size) if checkpoint is None else huggingface.read_config(checkpoint)
     tokenizer = types.SimpleNamespace(vocab_size=shape.vocab_size, stop_ids=(0,))
