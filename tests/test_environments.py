@@ -16,8 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rpg_jax import InputError, models
-from rpg_jax.data import Problem
+from rpg_jax.data import Problem, load_tokenizer
 from rpg_jax.data.chat import ChatTemplate
+from rpg_jax.data.tokenizer import train_tokenizer
 from rpg_jax.environments import Environment, Observations
 from rpg_jax.environments.calculator import Calculator
 from rpg_jax.environments.guess import Guess
@@ -150,6 +151,17 @@ def test_a_stop_string_of_several_tokens_ends_a_turn():
     first = next(span for span in spans(stopped.loss_mask[row]) if span[0] == begin)
     assert first == (begin, begin + 3)
     np.testing.assert_array_equal(stopped.tokens[row, : begin + 3], plain.tokens[row, : begin + 3])
+
+
+def test_the_texts_of_tokens_are_what_they_add_to_a_text(tmp_path):
+    said = "He said: <calc>12+34</calc>, and then that it is 46.\n"
+    (tmp_path / "tokenizer.model").write_bytes(train_tokenizer([said, "the calc said so, and so on"], 400))
+    tokenizer = load_tokenizer(tmp_path)
+    texts = tokenizer.token_texts()
+    for text in (said, "  <calc>", "é</calc>x"):
+        ids = tokenizer.encode(text)
+        assert "".join(texts[id] for id in ids).replace("\ufffd\ufffd", "é") == text
+    assert len(texts) == tokenizer.vocab_size and not texts[tokenizer.eos_id]
 
 
 @pytest.mark.parametrize("strings", [["a", ""], ["x" * 300]])
