@@ -305,6 +305,15 @@ def test_an_environment_is_tried_out(tmp_path):
     )
 
 
+def test_the_environment_of_the_documents():
+    file = ROOT / "docs/examples/my_environment.py"
+    assert file.read_text() in (ROOT / "docs/environments.md").read_text()
+    with Environment(f"{file}:Hot", Observations(Characters()), workers=1) as environment:
+        answers = environment.submit("a", PROBLEM, 0, ["It is 5", "no", "70", "7"]).result()
+        assert answers == [None, [0.0, 0.0, 0.0, 1.0]]
+        environment.try_out(PROBLEM)
+
+
 def test_guess():
     game = Guess({"answer": "[3, 14]"}, seed=5)
     assert 3 <= game.number <= 14 and game.reset() is None
