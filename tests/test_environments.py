@@ -11,9 +11,11 @@ from concurrent.futures import Future
 import jax
 import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_multihost import members, rows
 
 from rpg_jax import InputError, models
 from rpg_jax.data import Problem, load_tokenizer
@@ -592,3 +594,25 @@ def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_com
     assert trained("again") == straight
     turns = json.loads((tmp_path / "again" / "samples.jsonl").read_text().splitlines()[-1])["turns"]
     assert all(turn.keys() == {"action", "observation", "reward"} for turn in turns)
+
+
+def test_each_process_plays_the_episodes_of_its_own_rows(tmp_path):
+    """Two processes with a device each do what one with two does."""
+    (tmp_path / "late.py").write_text(LATE)
+    flags = ["--config=configs/environments.py:guess-smoke", f"--config.environment.name={tmp_path}/late.py:Late"]
+    flags += ["--config.model.size=micro", f"--config.data.directory={tmp_path}/data", "--config.warm_start.steps=0"]
+    flags += ["--config.rollout.carry_over=True", "--config.rollout.oversample=2.0", "--config.behavior.source=sampler"]
+
+    def started(name, count):
+        command = "-m", "rpg_jax.train", *flags, f"--workdir={tmp_path / name}"
+        return members(*[command] * count, devices=2 // count)
+
+    for process in [*started("two", 2), *started("one", 1)]:
+        status, _, err = processes.finish(*process)
+        assert status == 0, err
+    for mine, theirs in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            np.testing.assert_allclose(theirs[key], mine[key], rtol=2e-3, atol=1e-5, err_msg=key)
+    one, two = ((tmp_path / name / "samples.jsonl").read_text() for name in ("one", "two"))
+    assert one == two and '"observation": "' in one
