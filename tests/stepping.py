@@ -27,7 +27,7 @@ def make_experienced(model, objective, optimizer, mesh, shapes, *, rows, source=
         named = {BEHAVIOR: behavior} if source == "trainer" else {}
         named |= {REFERENCE: dataclasses.replace(behavior, params=reference)} if reference is not None else {}
         scores = score(named, rollout, plan or rows_as_they_are(rollout, rows))
-        return experience(rollout, reward, scores, state.step)
+        return experience(rollout, (reward, None), scores, state.step)
 
     experienced.programs = score, experience
     return experienced

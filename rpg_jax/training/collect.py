@@ -58,7 +58,7 @@ class Collected:
     sequences: Sequences
     lengths: np.ndarray  # i32[B], of the sequences
     reward: np.ndarray  # f32[P, G], shaped
-    turn_reward: np.ndarray | None  # f32[P, G, K], those of an episode's turns; None without an environment
+    turn_reward: np.ndarray | None  # f32[P, G, K], what of it an episode's turns have; None without an environment
     metrics: dict[str, float]
     examples: list[dict]  # rows of samples.jsonl
     failures: list[str]  # one line for each response that could not be scored
@@ -66,6 +66,11 @@ class Collected:
     tokens: int  # response tokens drawn, those of dropped groups included
     trained: int  # tokens of the sequences that are trained
     pending: Pending | None  # with carry_over, what the next step goes on with
+
+    @property
+    def rewards(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Those of responses and of turns."""
+        return self.reward, self.turn_reward
 
 
 Collect = Callable[[Params, jax.Array, Pending | None, int], Collected]

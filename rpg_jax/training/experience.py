@@ -50,28 +50,27 @@ def make_score(
 
 
 def make_experience(objective: Objective, mesh: Mesh) -> Experience:
-    """Builds the jitted `experience(rollout, reward f32[P, G], scores, step, turn_reward) -> (TrainBatch, metrics)`.
+    """Builds the jitted `experience(rollout, rewards, scores, step) -> (TrainBatch, metrics)`.
 
     The behavior policy's log-probs are those of `scores`, or where it has none those that were recorded as each token
     was drawn (docs/method.md 9.1); the reference's are those of `scores`, or else the behavior policy's. Advantages and
     corrections are the objective's, over all P·G responses at once. `step` i32[] counts the updates so far. Every
-    process gives the same reward, and with an environment the same `turn_reward` f32[P, G, K], those of the turns of
-    each episode, which are part of `reward`. The rollout is donated.
+    process gives the same rewards: those of responses f32[P, G], and with an environment, whose part of them it is,
+    those of each episode's turns f32[P, G, K], else None. The rollout is donated.
 
     Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it.
     """
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
-    def experience(rollout, reward, scores, step, turn_reward=None):
+    def experience(rollout, rewards, scores, step):
         rollout = jax.lax.with_sharding_constraint(rollout, by_rows)
-        reward = jax.lax.with_sharding_constraint(reward, replicated)
+        reward, turn_reward = jax.lax.with_sharding_constraint(rewards, replicated)
         mask = rollout.loss_mask
         metrics: metric.Metrics = {
             "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
             "finished": metric.mean_of(rollout.finished.astype(jnp.float32)),
         }
         if turn_reward is not None:
-            turn_reward = jax.lax.with_sharding_constraint(turn_reward, replicated)
             observed = rollout.length - rollout.prompt_length - mask.sum(-1)
             metrics |= {
                 "turns": metric.mean_of(begins_turn(mask).sum(-1).astype(jnp.float32)),

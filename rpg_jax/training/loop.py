@@ -86,9 +86,7 @@ def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: 
     with record.phase("experience"):
         policies = scored(parts.policies, checkpoint, parts.source)
         scores = parts.score(policies, groups.sequences, settings.score_plan(groups.lengths))
-        batch, record.before = parts.experience(
-            groups.sequences, groups.reward, scores, checkpoint.state.step, groups.turn_reward
-        )
+        batch, record.before = parts.experience(groups.sequences, groups.rewards, scores, checkpoint.state.step)
         jax.block_until_ready(batch)
     with record.phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):

@@ -108,7 +108,7 @@ def rl_step(shape, task):
         responses = np.asarray(rollout.tokens)[:, task["prompt"] :]
         reward = (responses % 2 == 0).mean(-1, dtype=np.float32).reshape(-1, samples)
         scores = score({BEHAVIOR: behavior}, rollout, Plan(jnp.int32(rows // LEARNER["rows"]), None))
-        batch, _ = experience(rollout, jnp.asarray(reward), scores, state.step)
+        batch, _ = experience(rollout, (jnp.asarray(reward), None), scores, state.step)
         state, _ = jax.block_until_ready(run(state, batch, Plan(jnp.int32(rows // LEARNER["rows"]), None), {}))
 
     return step

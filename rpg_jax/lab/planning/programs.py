@@ -137,7 +137,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     scored = policies | ({BEHAVIOR: behavior} if parts.source == "trainer" else {})
     score = scored, responses, packing_plan(rows)
     scores = jax.eval_shape(parts.score, *score)
-    batch, _ = jax.eval_shape(parts.experience, responses, reward, scores, state.step)
+    batch, _ = jax.eval_shape(parts.experience, responses, (reward, None), scores, state.step)
     batch = jax.tree.map(lambda x: by_rows(x.shape[0], x.dtype, *x.shape[1:]), batch)
     minibatch = jax.tree.map(lambda x: by_rows(workload.minibatch_rows, x.dtype, *x.shape[1:]), batch)
     update = state, minibatch, packing_plan(workload.minibatch_rows), policies
