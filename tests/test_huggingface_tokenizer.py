@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -282,12 +281,3 @@ def test_a_damaged_sentencepiece_model(llama, tmp_path, damage):
     path.write_bytes(damage((llama / "tokenizer.model").read_bytes()))
     with pytest.raises(ValueError, match=f"^{path}: not a SentencePiece model, or cut short"):
         load_tokenizer(tmp_path)
-
-
-def test_rendering_and_encoding_are_fast_enough_for_a_dataset(tokenizer):
-    """17,000 prompts in 20 s; here 340 of them, with three times the time for a busy machine."""
-    text = "What is 12 - 3? Answer: 9. " * 20
-    start = time.monotonic()
-    for _ in range(340):
-        tokenizer.encode_prompt(tokenizer.render([{"role": "user", "content": text}]))
-    assert time.monotonic() - start < 3 * 20 / 50

@@ -253,8 +253,8 @@ def cut(rollout, counts):
     kept = np.arange(rollout.tokens.shape[1]) < length[:, None]
     names = ("tokens", "loss_mask", "sampler_logp", "model_logp", "version")
     arrays = {name: np.where(kept, getattr(rollout, name), 0).astype(getattr(rollout, name).dtype) for name in names}
-    finished = rollout.finished & (length == rollout.length)
-    return dataclasses.replace(rollout, length=length, finished=finished, **arrays)
+    arrays |= {name: getattr(rollout, name) & (length == rollout.length) for name in ("complete", "finished")}
+    return dataclasses.replace(rollout, length=length, **arrays)
 
 
 @pytest.mark.parametrize("max_new", [NEW, LONG])
@@ -284,10 +284,10 @@ def segments(monkeypatch):
     seen, function = [], module.decode_segment
 
     def segment(*arguments):
-        unfinished, state = function(*arguments)
+        unfinished, ended, state = function(*arguments)
         kept = state.status, state.preemptions, state.free, state.rows.sampler_logp
         seen.append(jax.tree.map(np.array, kept))
-        return unfinished, state
+        return unfinished, ended, state
 
     monkeypatch.setattr(module, "decode_segment", segment)
     return seen
@@ -375,10 +375,10 @@ def test_work_and_memory_of_decoding_do_not_grow_with_the_longest_response():
         decoding = Decoding(SLOTS, page_size=4, cache_pages=3 * LEAST + 60)
         sampler, slots, pool = make_sampler(MODEL, mesh, decoding, COLUMNS, max_new, 18)
         rows, limits = prompts_of(LENGTHS, COLUMNS, max_new=max_new), np.full(6, 40, np.int32)
-        inputs, state = module.start(sampler, mesh, rows, KEY, np.int32(0), limits, 3, slots, pool)
+        inputs, state = module.start(sampler, mesh, rows, KEY, np.int32(0), limits, 3, slots, pool, decode.WAITING)
         inputs = dataclasses.replace(
             inputs, params=params(), sampling=Sampling.make(), model_temperature=jnp.float32(1), version=jnp.int32(0),
-            until=jnp.int32(6), must=np.zeros(6, bool),
+            until=jnp.int32(6), must=np.zeros(6, bool), left=jnp.int32(decode.COMPLETE),
         )  # fmt: skip
         compiled = module.decode_segment.lower(sampler, mesh, inputs, state, jnp.int32(9)).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)

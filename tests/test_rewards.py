@@ -82,7 +82,7 @@ def test_evaluate_agrees_with_python(expression):
 @example("1/(1-1)", "countdown")
 @settings(deadline=None)
 def test_verifiers_give_a_verdict_on_any_text(text, name):
-    answers = {"arithmetic": "7", "countdown": '{"numbers": [1, 2], "target": 3}'}
+    answers = {"arithmetic": "7", "guess": "[1, 9]", "countdown": '{"numbers": [1, 2], "target": 3}'}
     answer = answers.get(name, '"a,b"')
     for response in (text, f"Answer: {text}"):
         assert VERIFIERS[name](response, answer) in (True, False)

@@ -202,7 +202,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     part, remedy = PARTS[name]
     rows = types.SimpleNamespace(tokens=jnp.zeros((4, 3), int))
     collected = types.SimpleNamespace(
-        sequences=rows, lengths=np.ones(4, int), reward=np.zeros((2, 2)), seconds={"rollout": 1.0, "reward": 0.0}
+        sequences=rows, lengths=np.ones(4, int), rewards=None, seconds={"rollout": 1.0, "reward": 0.0}
     )
     state = TrainState(jnp.int32(0), {}, None, jnp.zeros(2, int), jnp.float32(0))
     policies = types.SimpleNamespace(

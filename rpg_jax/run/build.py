@@ -146,8 +146,8 @@ def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Mode
         stops = stop_table(strings, [*tokenizer.token_texts(), *unused]) if strings else None
     except InputError as error:
         raise InputError(f"environment.name={section.name}: {error}") from error
-    settings = set_keys(section, "role", "stop")
-    return Environment(observations=observations, stops=stops, seed=config.seed, **settings)
+    made = dict(observations=observations, stops=stops, seed=config.seed)
+    return Environment(**made, **set_keys(config.environment, "role", "stop"))
 
 
 def try_rewards(run: Run) -> None:

@@ -1,12 +1,12 @@
 """Guess: find a number by asking whether it is higher or lower. A conversation, for `environments.guess`.
 
-    kq 3-14
+    kqz 3-14
     9
       lower
     5
 
-Two letters make problems distinct, as the number is drawn by the environment. The worked solution guesses at random and
-listens to the answers now and then, which is enough for RL to find out what they are good for.
+Three letters make problems distinct, as the number is drawn by the environment. The worked solution guesses at random
+and listens to the answers now and then, which is enough for RL to find out what they are good for.
 """
 
 import json
@@ -40,7 +40,7 @@ def generate(rng, *, highest=12, fewest=12, most=12, turns=5, listens=30):
         left = [max(left[0], guess + 1), left[1]] if guess < number else [left[0], min(left[1], guess - 1)]
         said.append("higher\n" if guess < number else "lower\n")
     solution = TURN.join(said if len(said) % 2 else said[:-1])
-    letters = "".join(string.ascii_lowercase[i] for i in rng.integers(0, 26, size=2))
+    letters = "".join(string.ascii_lowercase[i] for i in rng.integers(0, 26, size=3))
     return f"{letters} {low}-{high}\n", solution, json.dumps([low, high])
 
 
