@@ -4,7 +4,8 @@ python third_party/transformers/parity.py --peer_python=VENV/bin/python
 
 transformers saves random models of each family in odd shapes and with each rope scaling; both sides compute on what was
 saved, in float32. Then `rpg_jax.convert` takes each to Orbax and back to Hugging Face's format, and transformers must
-read the same tensors and give the same logits, bit for bit (counts of what differs, which must be zero).
+read the same tensors and give the same logits, bit for bit (counts of what differs, which must be zero). At last, the
+log-probs that our sampler records of conversations are those that transformers gives to the same ids.
 """
 
 import atexit
@@ -53,6 +54,7 @@ SHAPES = {
     "llama yarn factor": shape("Llama", 2, 2, dict(YARN, attention_factor=1.3, beta_slow=2.0), True),
 }
 PROMPTS, LONGEST, NEW = 6, 40, 32  # batch, prompt columns, greedy tokens
+TALKS = ("qwen2", "qwen3", "llama")  # shapes that converse
 
 
 def arrays():
@@ -70,7 +72,7 @@ def place(arrays, name, suffix=""):
 
 def ours():
     given = arrays()
-    return {"import": (given, imported), "export": (given, exported)}
+    return {"import": (given, imported), "export": (given, exported), "conversation": (given, conversed)}
 
 
 def imported(arrays):
@@ -104,8 +106,59 @@ def imported(arrays):
         )
         responses = np.asarray(rollout.tokens)[np.asarray(rollout.loss_mask)]
         found[f"{name}: greedy"] = responses.reshape(PROMPTS, NEW)
+        if name in TALKS:
+            converse(model, unstack_layers(params), prompts, place(arrays, name, ".npz"))
         convert(place(arrays, name), place(arrays, name, ".orbax"), "--to=orbax")
         convert(place(arrays, name, ".orbax"), place(arrays, name, ".exported"), "--max_shard_gb=5e-5")
+    return found
+
+
+class Talk:
+    """Answers each turn of six tokens by what depends on its last one."""
+
+    stops = None
+
+    def __call__(self, rows, seconds):
+        from rpg_jax.sampling.turns import Answer
+
+        prompts = [LONGEST, 1, 7, 23, 39, 12]
+        answers = []
+        for row in rows:
+            said = len(row.tokens) - prompts[row.number]
+            observation = [(row.tokens[-1] + n) % COMMON["vocab_size"] for n in range(3)] if said else []
+            limit = said + len(observation) + 6
+            answers.append(Answer(row.number, observation, limit, ended=limit > NEW))
+        return answers
+
+
+def converse(model, params, prompts, file):
+    """Draws a conversation from each prompt; writes its ids, which are the policy's, and their log-probs."""
+    import jax
+
+    from rpg_jax.sampling import Decoding, Sampling, generate
+
+    settings = dict(samples=1, max_new=NEW, sampling=Sampling.make(), decoding=Decoding(4), conversation=Talk())
+    rows = generate(model, params, prompts, key=jax.random.key(1, impl="threefry2x32"), step=0, **settings)
+    np.savez(file, tokens=rows.tokens, mask=rows.loss_mask, logp=rows.model_logp)
+
+
+def conversed(arrays):
+    return {name: np.load(place(arrays, name, ".npz"))["logp"] for name in TALKS}
+
+
+def their_conversation(arrays):
+    import torch
+    import transformers
+
+    found = {}
+    for name in TALKS:
+        model = transformers.AutoModelForCausalLM.from_pretrained(place(arrays, name), dtype=torch.float32).eval()
+        with np.load(place(arrays, name, ".npz")) as rows:
+            tokens, mask = torch.from_numpy(rows["tokens"]).long(), torch.from_numpy(rows["mask"])
+        with torch.inference_mode():  # padding is on the right: causal attention keeps it out
+            logp = model(tokens).logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+        assert (mask.sum(1) > 12).all() and (mask[:, :-1] & ~mask[:, 1:]).any(1).all()  # turns and observations
+        found[name] = np.pad((logp * mask[:, 1:]).numpy(), ((0, 0), (1, 0)))
     return found
 
 
@@ -188,5 +241,5 @@ def their_export(arrays):
 
 
 if __name__ == "__main__":
-    theirs = {"import": their_import, "export": their_export}
+    theirs = {"import": their_import, "export": their_export, "conversation": their_conversation}
     parity.main(__file__, "transformers", ours, theirs, tolerance=1e-4)
