@@ -46,7 +46,10 @@ flags.DEFINE_enum(
     "Where answers to gym: problems are looked for; the run's, or stated.",
 )
 flags.DEFINE_enum(
-    "wording", None, ["paper", "none"], "What makes a user message of a problem that is text; the run's, or paper."
+    "wording",
+    None,
+    ["paper", "none", "calculator"],
+    "What makes a user message of a problem that is text; the run's, or paper.",
 )
 flags.DEFINE_string("tokenizer", None, "Folder of a --checkpoint's tokenizer; its own if unset.")
 flags.DEFINE_string("template", None, "In place of a --checkpoint's chat template: plain, or a Jinja file.")

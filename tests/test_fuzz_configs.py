@@ -1,5 +1,7 @@
 """Configs that nobody should write: a line names the key, or training begins."""
 
+import itertools
+
 import hypothesis
 import pytest
 from fuzzing import NUMBERS, VALUES, begin, budget, call
@@ -34,6 +36,9 @@ def get_config():
 """
 
 
+NUMBERS = itertools.count()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("configs")
@@ -41,7 +46,7 @@ def folder(tmp_path_factory):
 
 def trained(folder, changes):
     """What `train` says of the smoke run with changes that a config file makes."""
-    config = folder / "fuzzed.py"
+    config = folder / f"fuzzed_{next(NUMBERS)}.py"  # a new name: bytecode of a file as long and as old would be taken
     config.write_text(FILE.format(directory=str(folder / "data"), changes=changes))
     return call("train", f"--config={config}", f"--workdir={folder / 'run'}", "--watchdog_seconds=0")
 

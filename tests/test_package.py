@@ -16,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODULES = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rpg_jax").rglob("*.py")}
 # Imported only where the user asks for it, with an error that says what to install.
-OPTIONAL = {"wandb", "libtpu", "gguf", "reasoning_gym"}
+OPTIONAL = {"wandb", "libtpu", "gguf", "reasoning_gym", "textarena"}
 
 
 def packages(text):
@@ -58,20 +58,20 @@ def test_the_metadata_says_what_the_lists_say(wheel):
     version = re.search(r'__version__ = "(.+)"', (ROOT / "rpg_jax" / "__init__.py").read_text())[1]
     assert (metadata["Name"], metadata["Version"], metadata["Requires-Python"]) == ("rpg-jax", version, ">=3.11")
     assert metadata["License-Expression"] == "Apache-2.0"
-    required = {extra: set() for extra in ("", "train", "test", "dev", "gguf", "gym")}
+    required = {extra: set() for extra in ("", "train", "test", "dev", "gguf", "gym", "textarena")}
     for line in metadata.get_all("Requires-Dist"):
         requirement, _, extra = line.partition(' ; extra == "' if ' ; extra == "' in line else '; extra == "')
         required[extra.rstrip('"')] |= packages(requirement)
     assert required[""] == {"jax", "numpy"}
     assert required["train"] == listed("requirements.txt")
-    for extra in ("test", "dev", "gguf", "gym"):
+    for extra in ("test", "dev", "gguf", "gym", "textarena"):
         assert required[extra] == listed(f"requirements-{extra}.txt")
 
 
 def test_no_package_is_listed_twice():
     lists = [path.name for path in ROOT.glob("requirements*.txt")]
     names = [name for file in lists for name in listed(file)]
-    assert len(lists) == 7 and len(names) == len(set(names))
+    assert len(lists) == 8 and len(names) == len(set(names))
 
 
 def test_what_is_imported_is_listed():
