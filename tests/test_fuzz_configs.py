@@ -36,7 +36,7 @@ def get_config():
 """
 
 
-NUMBERS = itertools.count()
+COUNT = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 def trained(folder, changes):
     """What `train` says of the smoke run with changes that a config file makes."""
-    config = folder / f"fuzzed_{next(NUMBERS)}.py"  # a new name: bytecode of a file as long and as old would be taken
+    config = folder / f"fuzzed_{next(COUNT)}.py"  # a new name: bytecode of a file as long and as old would be taken
     config.write_text(FILE.format(directory=str(folder / "data"), changes=changes))
     return call("train", f"--config={config}", f"--workdir={folder / 'run'}", "--watchdog_seconds=0")
 
