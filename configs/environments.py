@@ -24,7 +24,7 @@ def guess():
             tasks=dict(guess=dict(highest=9, fewest=9, most=9, turns=4, listens=20)),
             train_size=480, heldout_size=16, vocab_size=512,
         ),
-        steps=80,
+        steps=100,
         model=dict(size="tiny", dtype="float32", scan=False, remat="none"),
         mesh=dict(data=-1, fsdp=1),
         warm_start=dict(steps=200),
