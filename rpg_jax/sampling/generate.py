@@ -188,15 +188,16 @@ def generate(
     waits_for_all = conversation is not None and until is not None
     fixed = decoding.segment or (FIXED_STEPS if waits_for_all else None)
     seen, steps = np.zeros_like(parallel.local_rows(state.status), bool), fixed or FIRST_STEPS
-    goes_on = missing = False
+    goes_on, missing, done = False, False, 0  # done: decode steps
     while True:
         if conversation is not None:
             patience = None if waits_for_all else turns.PATIENCE if goes_on else SEGMENT_SECONDS
             state, missing = turns.exchange(mesh, state, conversation, patience)
-        begin, before = time.monotonic(), int(state.step)
+        begin = time.monotonic()
         unfinished, ended, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(steps))
         goes_on = bool(unfinished)  # waits
-        if fixed is None and (taken := int(state.step) - before):
+        taken, done = int(state.step) - done, int(state.step)
+        if fixed is None and taken:
             steps = next_steps(taken, time.monotonic() - begin)
         if progress is not None or watch is not None:
             complete = parallel.local_rows(state.status) == decode.COMPLETE
@@ -214,10 +215,7 @@ def _show(watch: Watch, state: decode.DecodeState, complete: np.ndarray, seen: n
     """Calls `watch` with the complete rows that it has not seen yet; returns all complete ones."""
     new = np.flatnonzero(complete & ~seen)
     if len(new):
-        names = ("tokens", "loss_mask", "length")
-        arrays = (parallel.local_rows(getattr(state.rows, name))[new] for name in names)
-        rows = zip(new.tolist(), *arrays, strict=True)
-        watch([turns.Row(n, tokens[:end].tolist(), drawn[:end].tolist()) for n, tokens, drawn, end in rows])
+        watch(turns.rows_of(state.rows, new))
     return complete
 
 

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from rpg_jax import InputError, parallel
 from rpg_jax.parallel import multihost
 from rpg_jax.sampling.decode import ASKED, COMPLETE, ENDED, WAITING, DecodeState
+from rpg_jax.types import Sequences
 
 PATIENCE = 0.1  # seconds that rows to decode wait for answers that are late
 MOST_STATES = 256  # of a stop table
@@ -53,6 +54,16 @@ class Conversation(Protocol):
 
         It waits until none is missing, for `seconds` at most; None is any time.
         """
+
+
+def rows_of(sequences: Sequences, numbers: np.ndarray) -> list[Row]:
+    """These of this process's rows, i64[n], whole."""
+    if not len(numbers):
+        return []
+    names = ("tokens", "loss_mask", "length")
+    arrays = (parallel.local_rows(getattr(sequences, name))[numbers] for name in names)
+    rows = zip(numbers.tolist(), *arrays, strict=True)
+    return [Row(n, tokens[:end].tolist(), drawn[:end].tolist()) for n, tokens, drawn, end in rows]
 
 
 def spans(drawn: Sequence[bool], start: int = 0) -> list[tuple[int, int]]:
@@ -111,14 +122,7 @@ def exchange(
     """
     status = parallel.local_rows(state.status).copy()
     ended, length = np.flatnonzero(status == ENDED), parallel.local_rows(state.rows.length)
-    rows = list[Row]()
-    if len(ended):
-        tokens, drawn = (parallel.local_rows(x)[ended] for x in (state.rows.tokens, state.rows.loss_mask))
-        rows = [
-            Row(index, tokens[n, : length[index]].tolist(), drawn[n, : length[index]].tolist())
-            for n, index in enumerate(ended.tolist())
-        ]
-    answers = conversation(rows, seconds)
+    answers = conversation(rows_of(state.rows, ended), seconds)
     status[ended] = ASKED
     appended = np.zeros((len(status), state.rows.tokens.shape[1]), np.int32)
     count, limit, matched = np.zeros((3, len(status)), np.int32)
@@ -126,12 +130,8 @@ def exchange(
     for answer in answers:
         n, first = answer.number, length[answer.number]
         status[n] = COMPLETE if answer.ended else WAITING
-        count[n], limit[n], matched[n], finished[n] = (
-            len(answer.observation),
-            answer.limit,
-            answer.matched,
-            answer.finished,
-        )
+        count[n], limit[n] = len(answer.observation), answer.limit
+        matched[n], finished[n] = answer.matched, answer.finished
         appended[n, first : first + count[n]] = answer.observation
     news, missing = bool(len(ended) or answers), bool((status == ASKED).any())
     if jax.process_count() > 1:
