@@ -592,8 +592,10 @@ def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_com
         shutil.rmtree(tmp_path / "again" / "checkpoints" / str(step))
     (tmp_path / "again" / "summary.json").unlink()
     assert trained("again") == straight
-    turns = json.loads((tmp_path / "again" / "samples.jsonl").read_text().splitlines()[-1])["turns"]
-    assert all(turn.keys() == {"action", "observation", "reward"} for turn in turns)
+    for name in ("samples.jsonl", "heldout.jsonl"):
+        row = json.loads((tmp_path / "again" / name).read_text().splitlines()[-1])
+        turns = (row["examples"][0] if "examples" in row else row)["turns"]
+        assert all(turn.keys() == {"action", "observation", "reward"} for turn in turns)
 
 
 def test_each_process_plays_the_episodes_of_its_own_rows(tmp_path):

@@ -87,6 +87,10 @@ def by_name(step, *, rewards, scale=2.0):
 def everything(rewards, **more):
     return rewards + more["lengths"] + more["step"]
 
+def by_turn(rewards, mask, turn_reward):
+    turn = jnp.cumsum(jnp.diff(mask, axis=-1, prepend=False) & mask, axis=-1) - 1
+    return jnp.take_along_axis(turn_reward, jnp.clip(turn, 0, turn_reward.shape[-1] - 1), axis=-1)
+
 def column(rewards):
     return rewards.mean(1, keepdims=True)
 
@@ -252,14 +256,24 @@ def test_an_advantage_of_ones_own_sees_lengths_and_the_step(mine, name, expected
         np.testing.assert_allclose(found, left - left.mean(1, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
+def test_an_advantage_of_ones_own_may_tell_turns_apart(mine):
+    rewards, turn_reward = REWARDS[:, :2], np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    mask = np.array([[1, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1]])
+    given = rewards, np.zeros(mask.shape), np.zeros(mask.shape), mask
+    found = objectives.make("grpo", advantage=mine("by_turn")).advantages(*given, turn_reward=turn_reward)
+    np.testing.assert_array_equal(np.asarray(found)[mask > 0], [0, 1, 1, 2, 2, 4, 5, 6])
+    found = objectives.make("grpo", advantage=mine("by_turn")).advantages(*given)
+    np.testing.assert_array_equal(found, np.zeros(mask.shape))
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("column", InputError, "column returns float32[4, 1]; expected floats of the shape of rewards, [4, 4]"),
+        ("column", InputError, "column returns float32[4, 1]; expected floats of the shape of rewards, [4, 4], or of mask, [4, 4, "),
         ("signs", InputError, "signs returns int32[4, 4]; expected floats"),
         ("wrong", NameError, "name 'stepp' is not defined"),
         ("chooses", jax.errors.TracerBoolConversionError, "boolean"),
-        ("other", InputError, "takes (rewards, gamma); expected (rewards [P, G], lengths [P, G], step) -> floats ["),
+        ("other", InputError, "takes (rewards, gamma); expected (rewards [P, G], lengths [P, G], step, mask [P, G, T], turn_re"),
         ("nothing", InputError, "has no 'nothing'; it has: plain"),
     ],
 )

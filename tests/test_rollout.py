@@ -277,7 +277,7 @@ def test_evaluation_metrics_by_task():
     problems = [Problem(i, task, "", "", "") for i, task in enumerate(["a", "b", "a"])]
     correct, texts = np.array([[1.0, 0], [0, 0], [1, 1]]), ["Answer: 1", "Answer: 2"]
     answered = [
-        Answered(problem, texts, row, lengths=np.array([4, 6]), finished=np.array([True, False]), failures=[])
+        Answered(problem, texts, row, lengths=np.array([4, 6]), finished=np.array([True, False]), failures=[], turns=[None] * 2)
         for problem, row in zip(problems, correct, strict=True)
     ]
     found = metrics(answered, lambda problem, text: voted_answer(text))
@@ -293,8 +293,9 @@ def test_votes_of_ones_own_function_are_whole_texts_and_partial_credit_is_no_pas
     texts, scores = ["It is  5", "It is 5\n", "It is 6", " "], np.array([0.5, 0.5, 0.25, 0.0])
     with Scorer(f"{tmp_path}/mine.py:score", workers=1) as scorer:
         assert [scorer.vote(problem, text) for text in texts] == ["It is 5", "It is 5", "It is 6", None]
-        found = metrics([Answered(problem, texts, scores, np.ones(4), np.ones(4), [])], scorer.vote)
-        (example,) = examples([Answered(problem, texts, scores, np.ones(4), np.ones(4), [])], scorer.vote)
+        answered = [Answered(problem, texts, scores, np.ones(4), np.ones(4), [], [None] * 4)]
+        found = metrics(answered, scorer.vote)
+        (example,) = examples(answered, scorer.vote)
     assert found["a/mean@4"] == 0.3125 and found["a/maj@4"] == 0.5 and found["a/pass@4"] == 0
     assert example["response"] == "It is  5" and example["vote"] == "It is 5" and example["correct"] == 0.5
 

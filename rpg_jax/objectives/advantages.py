@@ -6,7 +6,8 @@ each token an advantage of its own.
 
 `ADVANTAGES` holds all of them by name as `(rewards [P, G], penalty [P·G, T], mask [P·G, T]) -> [P·G, 1] or [P·G, T]`,
 where `penalty` is subtracted from each token's reward: `kl_penalty` for objectives with their KL in the reward, zeros
-for all others. A user's function FILE.py:NAME is another one (`own.advantage`).
+for all others. One that names `step` or `turn_reward` gets it, too (`Objective.advantages`). A user's function
+FILE.py:NAME is another one (`own.advantage`).
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from jax.typing import ArrayLike
 
 from rpg_jax import InputError
 
-Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (rewards, penalty, mask) -> advantages
+Advantage = Callable[..., jax.Array]  # (rewards, penalty, mask) -> advantages
 
 
 def _rewards(rewards: ArrayLike, least: int) -> jax.Array:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from rpg_jax import InputError
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives import reductions
-from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty, turn_return
+from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty
 from rpg_jax.objectives.baselines import k3
 from rpg_jax.objectives.batch import Batch, prepare
 from rpg_jax.objectives.clips import Clipped
@@ -148,11 +148,10 @@ class Objective:
           [B, 1], or [B, T] for those that differ from token to token.
         """
         penalty = kl_penalty(behavior_logp, reference_logp, mask, self.reward_beta)
-        if self.own_advantage is not None:
-            return self.own_advantage(rewards, penalty, mask, step)
-        if self.advantage == "turn_return":
-            return turn_return(rewards, penalty, mask, turn_reward)
-        return ADVANTAGES[self.advantage](rewards, penalty, mask)
+        function = self.own_advantage or ADVANTAGES[self.advantage]
+        known = dict(step=step, turn_reward=turn_reward)
+        takes = inspect.signature(function).parameters
+        return function(rewards, penalty, mask, **{name: x for name, x in known.items() if name in takes})
 
     def try_out(self, shape: tuple[int, int]) -> None:
         """Traces loss and gradient at that shape, and computes nothing: a user's function raises what it raises."""

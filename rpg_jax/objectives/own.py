@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from rpg_jax import InputError
 from rpg_jax.objectives import own_files, reductions
@@ -23,8 +22,8 @@ from rpg_jax.objectives.objective import INPUTS, Objective
 
 EXAMPLE = "def loss(log_ratio, advantage): return -jnp.exp(log_ratio) * advantage"
 REQUIRED = inspect.Parameter.empty  # the default of a setting that has none
-ADVANTAGE_INPUTS = ("rewards", "lengths", "step")
-ADVANTAGE = "(rewards [P, G], lengths [P, G], step) -> floats [P, G]"
+ADVANTAGE_INPUTS = ("rewards", "lengths", "step", "mask", "turn_reward")
+ADVANTAGE = "(rewards [P, G], lengths [P, G], step, mask [P, G, T], turn_reward [P, G, K]) -> floats [P, G] or [P, G, T]"
 FACTS = dict(level="token", divergence=None, beta=0.0, z_old=1.0, declares=None, reduction=None, advantage="group_mean")
 
 
@@ -80,11 +79,14 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
     return made
 
 
-def advantage(spec: str) -> Callable[[jax.Array, jax.Array, jax.Array, ArrayLike], jax.Array]:
-    """The function that FILE.py:NAME names, as (rewards [P, G], penalty [P·G, T], mask [P·G, T], step) -> [P·G, 1].
+def advantage(spec: str) -> Callable[..., jax.Array]:
+    """The function that FILE.py:NAME names, as (rewards [P, G], penalty [P·G, T], mask [P·G, T], step, turn_reward) ->
+    [P·G, 1] or [P·G, T].
 
-    The user's function gets rewards f32[P, G], from which penalties are taken, and those of lengths i32[P, G], the
-    tokens of responses, and step i32[], the optimizer updates so far, that it names; it returns floats [P, G].
+    The user's function gets rewards f32[P, G], from which penalties are taken, and what it names of: lengths i32[P, G],
+    the tokens of responses; step i32[], the optimizer updates so far; mask bool[P, G, T], the tokens that are trained;
+    turn_reward f32[P, G, K], the rewards of an episode's turns, K = 1 zeros without an environment. It returns floats
+    [P, G], or [P, G, T] to tell tokens apart.
 
     Raises:
       ValueError: there is no such function, it takes something else, or, when called, it returns something else.
@@ -99,15 +101,17 @@ def advantage(spec: str) -> Callable[[jax.Array, jax.Array, jax.Array, ArrayLike
     except TypeError as error:
         raise InputError(f"advantage {spec} takes {signature}; expected {ADVANTAGE}: {error}") from error
 
-    def of_batch(rewards, penalty, mask, step):
-        left = penalized(rewards, penalty)
-        lengths = jnp.sum(mask.astype(bool), axis=1, dtype=jnp.int32).reshape(left.shape)
-        given = dict(zip(ADVANTAGE_INPUTS, (left, lengths, jnp.asarray(step, jnp.int32)), strict=True))
+    def of_batch(rewards, penalty, mask, step, turn_reward):
+        left, mask = penalized(rewards, penalty), mask.astype(bool)
+        lengths = jnp.sum(mask, axis=1, dtype=jnp.int32).reshape(left.shape)
+        each = jnp.zeros((*left.shape, 1), left.dtype) if turn_reward is None else turn_reward
+        by_group = mask.reshape(*left.shape, -1)
+        given = dict(zip(ADVANTAGE_INPUTS, (left, lengths, jnp.asarray(step, jnp.int32), by_group, each), strict=True))
         values = function(*(given[x] for x in first), **{x: given[x] for x in names})
-        if jnp.shape(values) != left.shape or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
-            found = f"{jnp.result_type(values)}{list(jnp.shape(values))}"
-            expected = f"expected floats of the shape of rewards, {list(left.shape)}"
-            raise InputError(f"advantage {spec} returns {found}; {expected}")
-        return values.astype(left.dtype).reshape(-1, 1)
+        shape = jnp.shape(values)
+        if shape not in (left.shape, by_group.shape) or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
+            expected = f"expected floats of the shape of rewards, {list(left.shape)}, or of mask, {list(by_group.shape)}"
+            raise InputError(f"advantage {spec} returns {jnp.result_type(values)}{list(shape)}; {expected}")
+        return values.astype(left.dtype).reshape(left.size, -1)
 
     return of_batch

@@ -200,7 +200,8 @@ def build_objective(config: ConfigDict) -> objectives.Objective:
     """The objective. It is tried on abstract arrays, so that a mistake is found now and not after the warm start."""
     objective = objectives.make(config.objective.name, **set_keys(config.objective, "name", "denominator"))
     groups, samples = config.rollout.prompts, config.rollout.samples
-    rewards, tokens = (jax.ShapeDtypeStruct(x, jnp.float32) for x in ((groups, samples), (groups * samples, 1)))
+    shapes = (groups, samples), (groups * samples, config.rollout.max_prompt + config.rollout.max_new)
+    rewards, tokens = (jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes)
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
         jax.eval_shape(objective.advantages, rewards, tokens, tokens, tokens, step)

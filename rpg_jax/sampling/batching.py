@@ -1,8 +1,10 @@
 """Continuous batching: complete rows leave, pages change hands, waiting rows start, inside the jitted loop.
 
 A prompt is prefilled once, and its full pages are shared by its rows. A row takes a page when it writes the first
-token there. When none is free, the youngest row gives its pages back and waits again; its noise is keyed by its own
-number and by token indices, so it draws the same tokens later. What a row draws therefore does not depend on pages.
+token there, and keeps its pages while its environment answers. When none is free, the youngest row between two turns
+gives its own back, or else the youngest that runs, which waits again. It begins anew: its noise is keyed by its own
+number and by token indices, so it draws the same tokens again, and what was observed is prefilled as before. What a row
+draws therefore does not depend on pages.
 
 Data shards agree on nothing but the conditions of loops that compute with the model, so that all of them take the same
 number of steps.
@@ -37,17 +39,25 @@ def first_true(mask: jax.Array, count: int) -> jax.Array:
     return jnp.take(order, jnp.arange(count), mode="fill", fill_value=mask.size)
 
 
-def leave(state: DecodeState, slots: jax.Array, status: int | jax.Array) -> DecodeState:
-    """The slots that are true in bool[slots] give their own pages back and are idle; their rows get `status`.
+def release(sampler: Sampler, state: DecodeState, row: jax.Array) -> DecodeState:
+    """These rows, i32[n], give their own pages back; NOWHERE is none."""
+    at = jnp.minimum(row, state.status.size - 1)
+    held = jnp.where(row < state.status.size, state.held[at], 0)
+    first = jnp.minimum(full_pages(sampler, state, at), held)
+    return dataclasses.replace(
+        state,
+        free=pages.give_back(state.free, state.table[at], first, held),
+        held=state.held.at[row].set(0, mode="drop"),
+        cached=state.cached.at[row].set(0, mode="drop"),
+    )
 
-    What they have drawn stays, also of a row that will draw the same tokens once more.
-    """
-    free = pages.give_back(state.free, state.table, state.shared, jnp.where(slots, state.held, state.shared))
+
+def leave(state: DecodeState, slots: jax.Array, status: int | jax.Array) -> DecodeState:
+    """The slots that are true in bool[slots] are idle; their rows get `status`, and keep what they have drawn."""
     row = jnp.where(slots, state.request, NOWHERE)
     length = state.rows.length.at[row].max(state.position + 1, mode="drop")
     return dataclasses.replace(
         state,
-        free=free,
         status=state.status.at[row].set(status, mode="drop"),
         rows=dataclasses.replace(state.rows, length=length),
         request=jnp.where(slots, -1, state.request),
@@ -60,6 +70,11 @@ def prompt_tokens(state: DecodeState) -> jax.Array:
     return state.prompt_length - 1
 
 
+def full_pages(sampler: Sampler, state: DecodeState, row: jax.Array) -> jax.Array:
+    """The pages of each of some rows that are its prompt's: those that the prompt fills."""
+    return (state.rows.prompt_length[row] - 1) // sampler.page_size
+
+
 def drop_prompts(sampler: Sampler, state: DecodeState, drop: jax.Array) -> DecodeState:
     """The prompts that are true in bool[P] give their pages back."""
     drop &= state.prompt_ready
@@ -69,42 +84,93 @@ def drop_prompts(sampler: Sampler, state: DecodeState, drop: jax.Array) -> Decod
 
 
 def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
-    """Rows that are done leave their slots, and prompts that no row needs any more leave the cache."""
-    row = jnp.where(state.done, state.request, NOWHERE)
-    finished = state.rows.finished.at[row].set(state.stopped & (inputs.left == COMPLETE), mode="drop")
+    """Rows that are done leave their slots, and pages of what is complete are free again."""
+    complete = state.done & (inputs.left == COMPLETE)
+    row = jnp.where(complete, state.request, NOWHERE)
+    finished = state.rows.finished.at[row].set(state.stopped, mode="drop")
     state = dataclasses.replace(state, rows=dataclasses.replace(state.rows, finished=finished))
-    state = leave(state, state.done, inputs.left)
+    state = release(sampler, leave(state, state.done, inputs.left), row)
     needed = (state.status != COMPLETE).reshape(state.prompt_ready.size, -1).any(1)  # [P]
     return drop_prompts(sampler, state, ~needed)
 
 
-def needs_page(sampler: Sampler, state: DecodeState) -> jax.Array:
-    """bool[slots], whether the next token begins a page that the slot does not hold yet."""
-    return (state.request >= 0) & (state.position >= state.held * sampler.page_size)
+def needs_pages(sampler: Sampler, state: DecodeState) -> jax.Array:
+    """i32[slots], pages up to the next input that the row does not hold yet."""
+    needs = state.position // sampler.page_size + 1 - state.held[state.request]
+    return jnp.where(state.request >= 0, jnp.maximum(needs, 0), 0)
+
+
+def observes(state: DecodeState) -> jax.Array:
+    """bool[slots], whether the token after the next input is there already, and was not drawn."""
+    column = jnp.minimum(state.position + 1, state.rows.tokens.shape[1] - 1)
+    there = (column < state.turn[state.request]) & ~state.rows.loss_mask[state.request, column]
+    return (state.request >= 0) & there
+
+
+def next_input(state: DecodeState, row: jax.Array, column: jax.Array) -> jax.Array:
+    """The first column from i32[n] on, in each of some rows, i32[n], after which a token is to be drawn."""
+    columns = jnp.arange(state.rows.tokens.shape[1])
+    drawn = state.rows.loss_mask[row] | (columns >= state.turn[row][:, None])  # [n, T]
+    return jnp.argmax(drawn & (columns > column[:, None]), axis=1) - 1
+
+
+def first_input(state: DecodeState, row: jax.Array) -> jax.Array:
+    """The column of the first input of each of some rows, i32[n], when it comes into a slot."""
+    return next_input(state, row, jnp.where(state.held[row] > 0, state.cached[row], state.begin[row] - 1))
+
+
+def read_observations(state: DecodeState) -> DecodeState:
+    """Rows that draw again what they once drew pass over what they observed, which is prefilled next."""
+    position = next_input(state, state.request, state.position)
+    return dataclasses.replace(state, position=jnp.where(observes(state), position, state.position))
+
+
+def first_waiting(state: DecodeState) -> jax.Array:
+    """i32[], the first row that waits, or 0."""
+    return jnp.argmax(state.status == WAITING)
 
 
 def idle_prompts(state: DecodeState) -> jax.Array:
-    """bool[P], ready prompts of which no row runs, except that of the first row that waits."""
-    by_prompt = state.status.reshape(state.prompt_ready.size, -1)  # [P, rows of each]
-    first = jnp.arange(state.prompt_ready.size) == jnp.argmax((by_prompt == WAITING).any(1))
-    return state.prompt_ready & ~first & ~(by_prompt == RUNNING).any(1)
+    """bool[P], ready prompts of which no row runs or holds pages, except that of the first row that waits."""
+    used = (state.status == RUNNING) | (state.held > 0) | (jnp.arange(state.status.size) == first_waiting(state))
+    return state.prompt_ready & ~used.reshape(state.prompt_ready.size, -1).any(1)
+
+
+def idle_rows(state: DecodeState) -> jax.Array:
+    """bool[N], rows that hold pages and do not run."""
+    return (state.held > 0) & (state.status != RUNNING)
+
+
+def evict(sampler: Sampler, state: DecodeState, rows: jax.Array) -> DecodeState:
+    """The last of these rows, bool[N], gives its pages back; one that runs waits again."""
+    row = jnp.max(jnp.where(rows, jnp.arange(rows.size), -1))
+    slots = (state.request == row) & (row >= 0)
+    state = dataclasses.replace(leave(state, slots, WAITING), preemptions=state.preemptions + slots.any())
+    state = release(sampler, state, jnp.where(row < 0, NOWHERE, row)[None])
+    return drop_prompts(sampler, state, idle_prompts(state) & (row >= 0))
 
 
 def grant(sampler: Sampler, state: DecodeState) -> DecodeState:
-    """Every running slot gets the page that it needs; the youngest rows go back to the queue where none is left."""
+    """Every running slot gets the pages that it needs; the youngest rows give theirs back where none is left."""
 
     def short(state):
-        return needs_page(sampler, state).sum() > state.free.count[0]
+        return needs_pages(sampler, state).sum() > state.free.count[0]
 
-    def preempt(state):
-        youngest = jnp.arange(state.request.size) == jnp.argmax(state.request)
-        return dataclasses.replace(leave(state, youngest, WAITING), preemptions=state.preemptions + 1)
+    def make_room(state):
+        idle = idle_rows(state)
+        return evict(sampler, state, jnp.where(idle.any(), idle, state.status == RUNNING))
 
     state = drop_prompts(sampler, state, idle_prompts(state) & short(state))
-    state = jax.lax.while_loop(short, preempt, state)
-    needs = needs_page(sampler, state)
-    held = state.held + needs
-    free, table = pages.take(state.free, state.table, state.held, held)
+    state = jax.lax.while_loop(short, make_room, state)
+    return hold(state, state.request, needs_pages(sampler, state))
+
+
+def hold(state: DecodeState, row: jax.Array, more: jax.Array) -> DecodeState:
+    """These rows, i32[n], get so many more pages, i32[n], which there must be."""
+    held = state.held[row]
+    free, table = pages.take(state.free, state.table[row], held, held + more)
+    row = jnp.where(more > 0, row, NOWHERE)
+    table, held = (old.at[row].set(new, mode="drop") for old, new in ((state.table, table), (state.held, held + more)))
     return dataclasses.replace(state, free=free, table=table, held=held)
 
 
@@ -125,7 +191,6 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     need one, so that it is not sent back at once; if nothing runs, it starts anyway.
     """
     size, prompts = sampler.page_size, state.prompt_ready.size
-    tokens = prompt_tokens(state)  # [P]
     running = state.request >= 0  # [slots]
     rank = jnp.arange(running.size)
     candidate = first_true(state.status == WAITING, rank.size)  # [slots]
@@ -133,19 +198,18 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     request = jnp.minimum(candidate, state.status.size - 1)
     prompt = state.prompt_of(request)
 
-    def own_pages(row, length):  # of a row of so many tokens, beside full ones of its prompt
-        return (length - 1) // size + 1 - tokens[state.prompt_of(row)] // size
+    def more_pages(row, position):  # up to an input, beside those that a row holds, or that are its prompt's
+        return position // size + 1 - jnp.maximum(state.held[row], full_pages(sampler, state, row))
 
     def most(row):  # the last token's keys and values are never read
-        return own_pages(row, state.rows.prompt_length[row] + state.limit[row] - 1)
+        return more_pages(row, state.rows.prompt_length[row] + state.limit[row] - 2)
 
-    prompt_pages = -(-tokens // size)  # [P]
+    prompt_pages = -(-prompt_tokens(state) // size)  # [P]
     leads = jnp.concatenate([jnp.ones(1, bool), prompt[1:] != prompt[:-1]])  # the first of its prompt
     load = jnp.where(leads & ~state.prompt_ready[prompt], prompt_pages[prompt], 0)
-    own = state.held - state.shared
-    may_grow = running & (own < most(jnp.maximum(state.request, 0)))
+    may_grow = running & (most(jnp.maximum(state.request, 0)) > 0)
     budget = state.free.count[0] - may_grow.sum()
-    least = own_pages(request, state.begin[request])
+    least = more_pages(request, first_input(state, request))
     total = jnp.cumsum(jnp.where(valid, least + (most(request) > least) + load, 0))  # [slots], with a page to grow
     alone = ~running.any() & (rank == 0) & (least + load <= state.free.count[0])
     starts = valid & ((total <= budget) | alone)
@@ -165,63 +229,52 @@ def hold_prompts(sampler: Sampler, state: DecodeState, load: jax.Array) -> Decod
     return dataclasses.replace(state, free=free, prompt_table=table, prompt_ready=state.prompt_ready | load)
 
 
-def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.Array) -> tuple[DecodeState, jax.Array]:
-    """Idle slots take the first `count` of these rows, i32[slots]; returns the slots that do, too: bool[slots].
+def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.Array) -> DecodeState:
+    """Idle slots take the first `count` of these rows, i32[slots].
 
-    The pages that their prompts fill are shared. A page of their own takes what a prompt has on its last one.
+    A row without pages shares those that its prompt fills. A page of its own takes what a prompt has on its last one.
     """
-    size, idle = sampler.page_size, state.request < 0
+    idle = state.request < 0
     rank = jnp.cumsum(idle) - 1
     takes = idle & (rank < count)  # [slots]
-    request = request[rank]
-    prompt, length = state.prompt_of(request), state.begin[request]
-    tokens = prompt_tokens(state)[prompt]  # [slots]
-    full = tokens // size
-    held = (length - 1) // size + 1
-    table = jnp.where(takes[:, None], state.prompt_table[prompt], state.table)
-    source = jnp.take_along_axis(table, full[:, None], axis=1)[:, 0]
-    free, table = pages.take(state.free, table, full, jnp.where(takes, held, full))
-    target = jnp.take_along_axis(table, full[:, None], axis=1)[:, 0]
-    copied = takes & (tokens % size > 0)
+    request = jnp.where(takes, request[rank], NOWHERE)
+    at = jnp.minimum(request, state.status.size - 1)
+    new, full, position = takes & (state.held[at] == 0), full_pages(sampler, state, at), first_input(state, at)
+    state = dataclasses.replace(
+        state,
+        position=jnp.where(takes, position, state.position),
+        request=jnp.where(takes, request, state.request),
+        status=state.status.at[request].set(RUNNING, mode="drop"),
+    )
+    fresh = jnp.where(new, request, NOWHERE)
+    source = state.prompt_table[state.prompt_of(at)]  # [slots, W]
+    begun = dict(table=source, held=full, cached=state.rows.prompt_length[at] - 1)
+    begun = {name: getattr(state, name).at[fresh].set(value, mode="drop") for name, value in begun.items()}
+    state = dataclasses.replace(state, **begun)
+    state = hold(state, state.request, jnp.where(takes, needs_pages(sampler, state), 0))
+    copied = new & (state.cached[at] % sampler.page_size > 0)
     order = first_true(copied, copied.size)
 
     def copy(n, pools):
-        return [sampler.kernel.copy(pool, source[order[n]], target[order[n]]) for pool in pools]
+        slot = order[n]
+        pair = source[slot, full[slot]], state.table[at[slot], full[slot]]
+        return [sampler.kernel.copy(pool, *pair) for pool in pools]
 
-    def put(new, old):
-        return jnp.where(takes, new, old)
-
-    token = jnp.take_along_axis(state.rows.tokens[request], length[:, None] - 1, axis=1)[:, 0]  # the next input
-    state = dataclasses.replace(
-        state,
-        pools=jax.lax.fori_loop(0, copied.sum(), copy, state.pools),
-        free=free,
-        table=table,
-        shared=put(full, state.shared),
-        held=put(held, state.held),
-        token=put(token, state.token),
-        position=put(length - 1, state.position),
-        request=put(request, state.request),
-        stopped=put(False, state.stopped),
-        matched=put(state.begin_matched[request], state.matched),
-        status=state.status.at[jnp.where(takes, request, NOWHERE)].set(RUNNING, mode="drop"),
-    )
-    return state, takes
+    return dataclasses.replace(state, pools=jax.lax.fori_loop(0, copied.sum(), copy, state.pools))
 
 
-def prefill(sampler: Sampler, inputs: Inputs, state: DecodeState, prompts: jax.Array, slots: jax.Array) -> DecodeState:
-    """Computes the keys and values of prompts, bool[P], and of what the rows in slots, bool[slots], have beyond theirs.
+def prefill(sampler: Sampler, inputs: Inputs, state: DecodeState, prompts: jax.Array) -> DecodeState:
+    """Computes the keys and values of prompts, bool[P], and of what rows in slots have before their next input.
 
     A chunk of `prefill_rows` prompts or rows at a time, each from its own beginning, so that results depend on neither
     their order nor each other.
     """
-    tokens, count = prompt_tokens(state), prompts.size
-    request = jnp.maximum(state.request, 0)
-    first = jnp.concatenate([jnp.zeros(count, jnp.int32), tokens[state.prompt_of(request)]])  # [P + slots]
-    end = jnp.concatenate([tokens, state.position])
-    first = jnp.where(jnp.concatenate([prompts, slots]), first, end)
+    count, request = prompts.size, jnp.maximum(state.request, 0)
+    end = jnp.concatenate([jnp.where(prompts, prompt_tokens(state), 0), state.position])  # [P + slots]
+    cached = jnp.where(state.request >= 0, state.cached[request], state.position)
+    first = jnp.concatenate([jnp.zeros(count, jnp.int32), cached])
     row = jnp.concatenate([jnp.arange(count) * (state.status.size // count), request])
-    table = jnp.concatenate([state.prompt_table, state.table])
+    table = jnp.concatenate([state.prompt_table, state.table[request]])
 
     def chunk(carry):
         _, done, pools = carry
@@ -237,23 +290,27 @@ def prefill(sampler: Sampler, inputs: Inputs, state: DecodeState, prompts: jax.A
     with jax.named_scope("prefill"):  # by which plans tell it from decoding
         start = agreed((first < end).any())[0], first, state.pools
         _, _, pools = jax.lax.while_loop(lambda carry: carry[0], chunk, start)
-    return dataclasses.replace(state, pools=pools)
+    runs = jnp.where(state.request >= 0, state.request, NOWHERE)
+    return dataclasses.replace(state, pools=pools, cached=state.cached.at[runs].set(state.position, mode="drop"))
 
 
 def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
-    """Idle slots take the next rows of the queue, as far as pages suffice; their prompts are prefilled before."""
+    """Idle slots take the next rows of the queue, as far as pages suffice; what they have is prefilled before."""
 
     def turn(carry):
         _, state = carry
         following = admission(sampler, state)
-        # Prompts that nobody runs make room where nothing else could start.
-        stuck = (state.request < 0).all() & (following.count == 0) & idle_prompts(state).any()
+        # Prompts and rows that do not run make room where nothing else could start.
+        rows = idle_rows(state) & (jnp.arange(state.status.size) != first_waiting(state))
+        idle = (state.request < 0).all() & (following.count == 0) & (state.status == WAITING).any()
+        stuck = idle & (idle_prompts(state).any() | rows.any())
         waits = following.waits | stuck
         load = following.load & ~stuck
         state = drop_prompts(sampler, state, idle_prompts(state) & stuck)
-        state, taken = occupy(sampler, state, following.request, jnp.where(waits, 0, following.count))
+        state = evict(sampler, state, rows & stuck)
+        state = occupy(sampler, state, following.request, jnp.where(waits, 0, following.count))
         state = hold_prompts(sampler, state, load & waits)
-        return agreed(waits)[0], prefill(sampler, inputs, state, load & waits, taken)
+        return agreed(waits)[0], prefill(sampler, inputs, state, load & waits)
 
     return jax.lax.while_loop(lambda carry: carry[0], turn, (jnp.array(True), state))[1]
 
@@ -279,8 +336,9 @@ def unfinished(inputs: Inputs, state: DecodeState) -> jax.Array:
 
 
 def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
-    """Whether on all shards together some slot runs, and none is complete or needs a page: bool[]."""
-    running, disturbed = agreed((state.request >= 0).any(), (state.done | needs_page(sampler, state)).any())
+    """Whether on all shards together some slot runs, and none is done, needs a page or reads an observation: bool[]."""
+    disturbed = state.done | (needs_pages(sampler, state) > 0) | observes(state)
+    running, disturbed = agreed((state.request >= 0).any(), disturbed.any())
     return running & ~disturbed
 
 
@@ -297,6 +355,8 @@ def advance(
       whether rows are left, bool[], and the state.
     """
     end, inputs = state.step + max_steps, prepared(sampler, inputs, state)
+    over = (state.status == COMPLETE) & (state.held > 0)  # ended by their environments
+    state = release(sampler, state, jnp.where(over, jnp.arange(over.size), NOWHERE))
 
     def goes_on(carry):
         return carry[0] & (carry[1].step < end)
@@ -306,7 +366,7 @@ def advance(
         return undisturbed(sampler, state), state
 
     def turn_over(carry):
-        state = admit(sampler, inputs, grant(sampler, carry[1]))
+        state = admit(sampler, inputs, grant(sampler, read_observations(carry[1])))
         _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(sampler, state), state))
         state = collect(sampler, inputs, state)
         return unfinished(inputs, state), state

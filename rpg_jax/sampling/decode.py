@@ -1,9 +1,9 @@
 """One step of decoding as a function on explicit state: the queue, the slots, their pages, and the rows being written.
 
 N rows wait in a queue, and a slot works on one at a time: what it draws is written into the row itself. Keys and values
-lie in pages (`pages`, `paged_attention`). A row leaves its slot when it is complete or, where an environment answers
-(`turns`), at the end of a turn. On a mesh these functions see one data shard (`parallel.over_rows`): its own
-rows, slots and pages. How rows come to slots and pages to rows is in `batching`.
+lie in pages that rows hold (`pages`, `paged_attention`). A row leaves its slot when it is complete or, where an
+environment answers (`turns`), at the end of a turn, and then keeps its pages. On a mesh these functions see one data
+shard (`parallel.over_rows`): its own rows, slots and pages. How rows come to slots and pages to rows is in `batching`.
 """
 
 import dataclasses
@@ -60,13 +60,12 @@ class DecodeState:
 
     pools: list[Pool]  # keys and values of each layer, in pages
     free: pages.Free
-    table: jax.Array  # i32[slots, W], the pages of each slot: full ones of its prompt, then its own
-    shared: jax.Array  # i32[slots], entries that are the prompt's
-    held: jax.Array  # i32[slots], entries in use
+    table: jax.Array  # i32[N, W], the pages of each row: full ones of its prompt, then its own
+    held: jax.Array  # i32[N], entries in use; 0 of a row without pages
+    cached: jax.Array  # i32[N], tokens whose keys and values are in these pages
     prompt_table: jax.Array  # i32[P, W]
     prompt_ready: jax.Array  # bool[P], prefilled and held
-    token: jax.Array  # i32[slots], next input
-    position: jax.Array  # i32[slots], its column in the row
+    position: jax.Array  # i32[slots], column of the next input in the row
     request: jax.Array  # i32[slots], the row that it works on; -1 idle
     done: jax.Array  # bool[slots], the row is to leave; it is collected before the next step
     stopped: jax.Array  # bool[slots], a stop token or a stop string is why
@@ -74,8 +73,9 @@ class DecodeState:
     step: jax.Array  # i32[], decode steps taken
     preemptions: jax.Array  # i32[1] on each data shard, rows that went back to the queue
     status: jax.Array  # i32[N]
-    begin: jax.Array  # i32[N], tokens with which a row starts in a slot; a preempted one draws the later ones anew
-    begin_matched: jax.Array  # i32[N], `matched` with these tokens
+    begin: jax.Array  # i32[N], tokens that a row had at the start; one without pages draws the later ones anew
+    turn: jax.Array  # i32[N], column of the first token of the turn under way
+    turn_matched: jax.Array  # i32[N], `matched` before that token
     limit: jax.Array  # i32[N], tokens after the prompt at which a row leaves; 0 marks padding, which is not run
     # N rows. `length` is that of the time when a row last left a slot; tokens of preempted rows lie beyond it.
     rows: Sequences
@@ -133,12 +133,11 @@ def start(
             for _ in range(config.layers)
         ],
         free=pages.all_free(cache_pages),
-        table=jnp.zeros((slots, width), jnp.int32),
-        shared=zeros,
-        held=zeros,
+        table=jnp.zeros((len(rows.length), width), jnp.int32),
+        held=jnp.zeros_like(rows.length),
+        cached=jnp.zeros_like(rows.length),
         prompt_table=jnp.zeros((prompts, width), jnp.int32),
         prompt_ready=jnp.zeros(prompts, bool),
-        token=zeros,
         position=zeros,
         request=zeros - 1,
         done=none,
@@ -148,7 +147,8 @@ def start(
         preemptions=jnp.zeros(1, jnp.int32),
         status=jnp.where(complete, COMPLETE, ready),
         begin=rows.length,
-        begin_matched=jnp.zeros_like(rows.length),
+        turn=rows.length,
+        turn_matched=jnp.zeros_like(rows.length),
         limit=limit,
         rows=rows,
     )
@@ -227,8 +227,9 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     """Every running slot reads one token and draws the next. What idle slots compute beside is not kept."""
     running = state.request >= 0  # [slots]
     request = jnp.maximum(state.request, 0)  # [slots], an index even where idle
+    last = state.rows.tokens[request, state.position]
     hidden, pools = extend(
-        sampler, inputs, state.pools, state.table, state.token[:, None], state.position, running.astype(jnp.int32)
+        sampler, inputs, state.pools, state.table[request], last[:, None], state.position, running.astype(jnp.int32)
     )
     logits = sampler.model.logits(inputs.params, hidden[:, 0])  # [slots, V]
     column = state.position + 1
@@ -240,7 +241,7 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     row = jnp.where(running, request, NOWHERE)
     written = {name: getattr(state.rows, name).at[row, column].set(new, mode="drop") for name, new in drawn.items()}
     stopped = running & (token[:, None] == inputs.sampling.stop_ids).any(-1)  # [slots]
-    matched = state.matched
+    matched = jnp.where(column == state.turn[request], state.turn_matched[request], state.matched)
     if inputs.stops is not None:
         matched = inputs.stops[matched, token]
         stopped |= running & (matched == inputs.stops.shape[0])
@@ -248,9 +249,9 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
         state,
         pools=pools,
         rows=dataclasses.replace(state.rows, **written),
-        token=jnp.where(running, token, state.token),
+        cached=state.cached.at[row].set(column, mode="drop"),
         position=state.position + running,
-        done=running & (stopped | (count + 1 >= state.limit[request])),
+        done=running & (stopped | (count + 1 >= state.limit[request])) & (column >= state.turn[request]),
         stopped=stopped,
         matched=matched,
         step=state.step + 1,

@@ -31,7 +31,7 @@ class Decoding:
 
     slots: int  # responses decoded at once; at least two on each shard
     page_size: int = 128  # tokens of a page of the KV cache, a power of two up to 128
-    cache_pages: int | None = None  # of the KV cache; None is what the slots can need at most
+    cache_pages: int | None = None  # of the KV cache; None is what the slots, in conversations the rows, need at most
     cache_dtype: str | None = None  # of keys and values, "int8" or "float8_e4m3fn"; None is the model's
     segment: int | None = None  # decode steps between two looks of the host; None is what takes SEGMENT_SECONDS
 
@@ -167,7 +167,9 @@ def generate(
     if temperature_model is None:
         temperature_model = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
 
-    sampler, slots, pages = make_sampler(model, mesh, decoding, columns - max_new, max_new, rows)
+    sampler, slots, pages = make_sampler(
+        model, mesh, decoding, columns - max_new, max_new, rows, keeps=conversation is not None
+    )
     inputs, state = start(
         sampler, mesh, sequences, _threefry(key), np.asarray(step, np.int32), limits, samples, slots, pages,
         decode.ENDED if conversation else decode.WAITING,
@@ -235,11 +237,11 @@ transposed_head = jax.jit(with_head)
 
 
 def make_sampler(
-    model: Model, mesh: Mesh, decoding: Decoding, columns: int, max_new: int, rows: int
+    model: Model, mesh: Mesh, decoding: Decoding, columns: int, max_new: int, rows: int, keeps: bool = False
 ) -> tuple[decode.Sampler, int, int]:
     """The `Sampler` of a data shard, its slots, and the pages of its pool.
 
-    `columns` are those of the prompts, `rows` of all shards. Raises InputError for pages or a cache_dtype that the
+    `columns` are those of the prompts, `rows` of all shards, which keep their pages between turns if `keeps`. Raises InputError for pages or a cache_dtype that the
     kernel does not take, for pages that do not divide over the shards, and for too few for one longest response.
     """
     if mesh.devices.flat[0].platform == "tpu":
@@ -255,7 +257,7 @@ def make_sampler(
     longest = -(-(columns + max_new - 1) // page)  # the last token's keys and values are never read
     least, pages = longest + 1, decoding.cache_pages  # beside the last page of its prompt, which is copied
     if pages is None:
-        pages = slots * least * shards
+        pages = max(slots, keeps * rows // shards) * least * shards
     elif pages % shards or pages // shards < least:
         raise InputError(
             f"cache_pages is {pages}; a response of {max_new} tokens to a prompt of {columns} needs {least} "

@@ -1,8 +1,7 @@
 """Conversations inside `generate`: a row whose turn is over leaves its slot, and waits again with what was answered.
 
 An environment answers on the host, between two segments, while other rows are decoded. When an answer comes changes no
-token: a row goes on from its own tokens, under the noise of its own number and of its tokens' indices, and what it had
-before is prefilled anew. Only with `until`, where the rows that are complete first end the rollout, all answers are
+token: a row goes on from its own tokens, under the noise of its own number and of its tokens' indices. Only with `until`, where the rows that are complete first end the rollout, all answers are
 waited for after every segment, and segments have a fixed number of steps.
 """
 
@@ -161,7 +160,7 @@ def _answered(
         **off,
     )
     goes_on = (status == WAITING) & (state.status != WAITING)
-    fresh = dict(begin=length, limit=limit, begin_matched=matched)
+    fresh = dict(turn=length, limit=limit, turn_matched=matched)
     changed = {name: jnp.where(goes_on, value, getattr(state, name)) for name, value in fresh.items()}
     by_rows = jax.lax.with_sharding_constraint((rows, status, changed), NamedSharding(mesh, parallel.ROWS))
     return dataclasses.replace(state, rows=by_rows[0], status=by_rows[1], **by_rows[2])

@@ -62,10 +62,12 @@ def to_rows(answered: Answered) -> list[dict]:
     problem = answered.problem
     shared = dict(problem=problem.id, task=problem.task, prompt=problem.prompt, answer=problem.answer)
     keys = ("sample", "response", "correct", "tokens", "finished")
-    columns = zip(answered.texts, answered.correct, answered.lengths, answered.finished, strict=True)
+    columns = zip(answered.texts, answered.correct, answered.lengths, answered.finished, answered.turns, strict=True)
     return [
-        shared | dict(zip(keys, (sample, text, float(right), int(length), bool(finished)), strict=True))
-        for sample, (text, right, length, finished) in enumerate(columns)
+        shared
+        | dict(zip(keys, (sample, text, float(right), int(length), bool(finished)), strict=True))
+        | ({} if turns is None else dict(turns=turns))
+        for sample, (text, right, length, finished, turns) in enumerate(columns)
     ]
 
 
@@ -79,7 +81,8 @@ def from_rows(rows: list[dict], problems: Sequence[Problem], k: int) -> dict[tup
         if sorted(group) == list(range(k)):
             texts, *columns = ([group[i][name] for i in range(k)] for name in ("response", *_DTYPES))
             arrays = (np.array(column, dtype) for column, dtype in zip(columns, _DTYPES.values(), strict=True))
-            done[_name(problem)] = Answered(problem, texts, *arrays, failures=[])
+            turns = [group[i].get("turns") for i in range(k)]
+            done[_name(problem)] = Answered(problem, texts, *arrays, failures=[], turns=turns)
     return done
 
 

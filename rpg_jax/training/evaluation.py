@@ -36,6 +36,7 @@ class Answered:
     lengths: np.ndarray  # i32[k], in tokens
     finished: np.ndarray  # bool[k], ended by a stop token
     failures: list[str]  # one line for each response that could not be scored, or whose episode is to be told of
+    turns: list[list[dict] | None]  # [k], of an episode: its actions, observations and rewards
 
 
 class Evaluate(Protocol):
@@ -89,6 +90,7 @@ def examples(answered: list[Answered], vote: Callable[[Problem, str], str | None
         dict(problem=answer.problem.id, task=answer.problem.task, prompt=answer.problem.prompt)
         | dict(response=answer.texts[0], vote=vote(answer.problem, answer.texts[0]))
         | dict(answer=answer.problem.answer, correct=float(answer.correct[0]))
+        | ({} if answer.turns[0] is None else dict(turns=answer.turns[0]))
         for _, answer in chosen
     ]
 
@@ -140,13 +142,15 @@ def make_evaluate(
             if should_stop is not None and should_stop():
                 return
             groups = [[begun[place, sample] for sample in range(k)] for place in places[: len(mine)]]
+            said = verdicts(scorer, groups, rewards=False)
             texts = [[response.text for response in group] for group in groups]
+            turns = [[response.rewarded_turns for response in group] for group in groups]
             finished = parallel.local_rows(drawn.finished).reshape(-1, k).tolist()
-            answers = zip(texts, verdicts(scorer, groups, rewards=False), finished, strict=False)
+            answers = zip(texts, said, turns, finished, strict=False)
             for problem, answer in zip(batch, multihost.gather_rows(mine, answers), strict=True):
-                texts, (correct, _, lengths, _, (failures, notes, _)), finished = answer
+                texts, (correct, _, lengths, _, (failures, notes, _)), turns, finished = answer
                 lines = [*(f"{line}; counted as wrong" for line in failures), *notes]
                 arrays = np.array(correct, np.float32), np.array(lengths, np.int32), np.array(finished)
-                yield Answered(problem, texts, *arrays, lines)
+                yield Answered(problem, texts, *arrays, lines, turns)
 
     return evaluate

@@ -40,6 +40,13 @@ class Response(NamedTuple):
         except Failure:
             return []
 
+    @property
+    def rewarded_turns(self) -> list[dict] | None:
+        """`turns` with the reward of each action; waits for the episode."""
+        rewards = iter(self.turn_rewards)
+        scored = [turn | (dict(reward=next(rewards, None)) if "action" in turn else {}) for turn in self.turns or ()]
+        return None if self.turns is None else scored
+
 
 class Graded(NamedTuple):
     """P groups of G responses that were scored; problems and texts are this process's share only."""
@@ -186,14 +193,8 @@ def examples(batch: Graded) -> list[dict]:
     rows = zip(batch.rows.tolist(), batch.problems[:EXAMPLES], batch.responses, strict=False)
     return [
         dict(problem=p.id, task=p.task, prompt=p.prompt, response=responses[0].text, answer=p.answer)
-        | ({} if responses[0].turns is None else dict(turns=rewarded(responses[0])))
+        | ({} if responses[0].turns is None else dict(turns=responses[0].rewarded_turns))
         | dict(correct=float(batch.correct[row, 0]), reward=float(batch.reward[row, 0]))
         | {f"reward/{name}": float(values[row, 0]) for name, values in batch.rewards.items()}
         for row, p, responses in rows
     ]
-
-
-def rewarded(response: Response) -> list[dict]:
-    """The turns of an episode with their rewards, for the log."""
-    rewards = iter(response.turn_rewards)
-    return [turn | (dict(reward=next(rewards, None)) if "action" in turn else {}) for turn in response.turns or ()]

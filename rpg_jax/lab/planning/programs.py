@@ -62,7 +62,7 @@ def prefill(
 
     def load(inputs, state):
         inputs = decode.prepared(sampler, inputs, state)
-        return batching.prefill(sampler, inputs, state, ~state.prompt_ready, state.done)
+        return batching.prefill(sampler, inputs, state, ~state.prompt_ready)
 
     inputs_spec, state_spec = layouts(sampler.kernel.rows)
     return parallel.over_rows(mesh, load, (inputs_spec, state_spec), state_spec)(inputs, state)

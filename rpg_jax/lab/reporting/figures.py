@@ -26,6 +26,7 @@ DYNAMICS = {
     "train/reward": "Training reward",
     "train/entropy": "Entropy, nats a token",
     "train/response_length": "Response length, tokens",
+    "train/turns": "Turns of an episode",
     "train/kl_behavior_k3": "KL to the behavior policy (k3)",
     "train/kl_reference_weighted": "KL to the reference (w k3)",
     "train/clip_fraction": "Clip fraction",
