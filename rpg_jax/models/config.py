@@ -1,6 +1,7 @@
 """Shapes of decoder-only transformers: one dataclass, and what all families' config.json have in common."""
 
 import dataclasses
+from typing import ClassVar
 
 from rpg_jax import InputError
 from rpg_jax.models import rope
@@ -27,6 +28,7 @@ class ModelConfig:
     tied_embeddings: bool = True
     max_length: int = 32768  # longest sequence, in tokens, that the positions support
     rope_scaling: rope.Scaling = None
+    experts: ClassVar[int] = 0  # of a layer; another family makes it a field
 
     def __post_init__(self):
         for field in ("vocab_size", "hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_dim", "max_length"):

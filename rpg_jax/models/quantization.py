@@ -54,12 +54,12 @@ def dequantize(x: Quantized, axis: int, dtype: Any) -> jax.Array:
 def quantize_params(params: Params, dtype: Any) -> Params:
     """The tree with every matrix `Quantized`, one scale for each output of a layer and each row of the vocabulary.
 
-    Norms and biases stay as they are.
+    Norms and biases stay as they are, and so do routers: rounding them would choose other experts.
     """
 
     def leaf(path, x):
         axis = CHANNEL_AXES.get(path[-1].key)
-        return x if axis is None else quantize(x, dtype, axis)
+        return x if axis is None or path[-2].key == "router" else quantize(x, dtype, axis)
 
     return jax.tree_util.tree_map_with_path(leaf, params)
 

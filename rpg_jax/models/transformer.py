@@ -54,6 +54,7 @@ class Model:
     attention: Callable = causal_attention
     constrain: Callable = lambda array, name: array
     per_shard: Callable = lambda function, weights, shared, rows: function(weights, shared, rows)
+    per_expert: Callable = lambda function, kernels, rows: function(kernels, 0, *rows)
     lora: LoRA | None = None
 
     def __post_init__(self):
@@ -100,10 +101,11 @@ class Model:
         kinds = dict.fromkeys(self.kinds)
         return tuple(rope.turns(positions, self.config.head_dim, kind.rope_theta, kind.rope_scaling) for kind in kinds)
 
-    def layer(self, params: dict, x: jax.Array, index: int, turns: tuple, attend: Callable) -> tuple:
+    def layer(self, params: dict, x: jax.Array, index: int, turns: tuple, attend: Callable, **routing) -> tuple:
         """The layer of an index, with its parameters, as a family gives it; `turns` are those of all kinds."""
         own = turns[list(dict.fromkeys(self.kinds)).index(self.kinds[index])]
-        return self.family.layer(self.config, params, x, own, attend, self.constrain)
+        more = routing | {"per_expert": self.per_expert} if self.config.experts else {}
+        return self.family.layer(self.config, params, x, own, attend, self.constrain, **more)
 
     def embed(self, params: dict, tokens: jax.Array) -> jax.Array:
         """[B, T] token ids to [B, T, hidden] in the compute dtype."""
@@ -119,13 +121,15 @@ class Model:
         return self.hidden_and_auxiliary(params, tokens, positions, segment_ids)[0]
 
     def hidden_and_auxiliary(
-        self, params: dict, tokens: jax.Array, positions=None, segment_ids=None
+        self, params: dict, tokens: jax.Array, positions=None, segment_ids=None, counted=None, routes=None
     ) -> tuple[jax.Array, dict]:
         """Final hidden states for training: tokens i32[B, T] -> [B, T, hidden], causal, no vocabulary projection.
 
         Beside them, what the layers return of auxiliary numbers, {name: [layers, ...]}; {} for families without any.
         Rows of several sequences need positions and segment_ids i32[B, T]; no token attends to another segment. With
-        unstacked `params` (`unstack_layers`) the layers are unrolled, whatever `scan` says.
+        unstacked `params` (`unstack_layers`) the layers are unrolled, whatever `scan` says. Families with experts take
+        `counted` bool[B, T], the tokens that auxiliary sums are over, and `routes` i32[layers, B, T, k], the experts of
+        each token in place of those that the routers prefer.
         """
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None]  # [1, T]: one table of angles for all rows
@@ -137,26 +141,30 @@ class Model:
             def attend(q, k, v):
                 return self.attention(q, k, v, kind=self.kinds[index], **segments), None
 
-            def run(x, params):
-                x, _, auxiliary = self.layer(params, x, index, turns, attend)
+            def run(x, own):
+                params, routes = own
+                x, _, auxiliary = self.layer(params, x, index, turns, attend, counted=counted, routes=routes)
                 return x, auxiliary
 
             policy = REMAT_POLICIES[self.remat]
             return run if self.remat == "none" else jax.checkpoint(run, policy=policy, prevent_cse=not scan)
 
-        def unrolled(x, layers):
+        def unrolled(x, own):
+            layers, routes = own
+            layers = layers if isinstance(layers, list) else _unstacked(layers)
             auxiliary = []
-            for index, params in enumerate(layers if isinstance(layers, list) else _unstacked(layers)):
-                x, numbers = layer(index)(x, params)
+            for index, params in enumerate(layers):
+                x, numbers = layer(index)(x, (params, None if routes is None else routes[index]))
                 auxiliary.append(numbers)
             return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *auxiliary)
 
+        own = layers, routes
         if scan and period > 1:
-            layers = jax.tree.map(lambda leaf: leaf.reshape(-1, period, *leaf.shape[1:]), layers)
-            x, auxiliary = jax.lax.scan(unrolled, x, layers)
+            own = jax.tree.map(lambda leaf: leaf.reshape(-1, period, *leaf.shape[1:]), own)
+            x, auxiliary = jax.lax.scan(unrolled, x, own)
             auxiliary = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), auxiliary)
         else:
-            x, auxiliary = jax.lax.scan(layer(0), x, layers) if scan else unrolled(x, layers)
+            x, auxiliary = jax.lax.scan(layer(0), x, own) if scan else unrolled(x, own)
         return self.normalize(params, x), auxiliary
 
     def cached(self, params: dict, tokens, turns, attend: Callable) -> tuple[jax.Array, list]:

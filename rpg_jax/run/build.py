@@ -15,6 +15,7 @@ from rpg_jax.data.datasets import Sets
 from rpg_jax.environments import Environment, Observations
 from rpg_jax.models import LoRA, Model, families, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
+from rpg_jax.models.lora import TARGETS
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.sampling import make_sampler
@@ -283,6 +284,13 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
         shape, dtype=dtype, scan=config.model.scan, remat=config.model.remat, attention=attention,
         constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh), lora=adapters,
     )  # fmt: skip
+    absent = set(adapters.targets) - set(model.shapes["layers"]) if adapters else ()
+    if absent:
+        there = ",".join(name for name in TARGETS if name in model.shapes["layers"])
+        raise InputError(
+            f"model.lora.targets names {','.join(sorted(absent))}, which a layer of {shape.model_type} does not have "
+            f"(adapters leave experts and routers alone); it may be {there}"
+        )
     parallel.check_model(mesh, model)
     return model
 

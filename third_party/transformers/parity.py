@@ -30,6 +30,8 @@ YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
 BARE = dict(rope_type="default")
 COMMON = dict(vocab_size=67, hidden_size=48, intermediate_size=80, num_hidden_layers=2, max_position_embeddings=128)
 
+EXPERTS = dict(head_dim=12, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20)
+
 
 def shape(family, heads, kv_heads, rope, tied, theta=1e4, files=1, dtype="float32", **more):
     """One checkpoint: what its config says, how many files it is cut into, and the dtype it is saved in."""
@@ -52,9 +54,12 @@ SHAPES = {
     "llama linear": shape("Llama", 4, 2, LINEAR, False, head_dim=26, dtype="float16"),
     "llama yarn": shape("Llama", 4, 2, dict(YARN, mscale=0.7, mscale_all_dim=1.4), True, head_dim=18),
     "llama yarn factor": shape("Llama", 2, 2, dict(YARN, attention_factor=1.3, beta_slow=2.0), True),
+    "qwen3 moe": shape("Qwen3Moe", 4, 2, BARE, False, theta=1e6, norm_topk_prob=True, **EXPERTS),
+    "qwen3 moe tied": shape("Qwen3Moe", 6, 1, YARN, True, files=3, dtype="bfloat16", **EXPERTS),
 }
 PROMPTS, LONGEST, NEW = 6, 40, 32  # batch, prompt columns, greedy tokens
 TALKS = ("qwen2", "qwen3", "llama")  # shapes that converse
+GRADIENTS = ("qwen3 moe", "qwen3 moe tied")  # shapes whose gradients are compared: of all log-probs' sum
 
 
 def arrays():
@@ -94,6 +99,9 @@ def imported(arrays):
         logits = jax.jit(lambda p, model=model: model.logits(p, model.hidden(p, tokens)))(params)
         found[f"{name}: logits"] = logits * mask[..., None]
         found[f"{name}: log-probs"] = token_logprobs(model, params, tokens, mask)
+        if name in GRADIENTS:
+            gradient = jax.grad(lambda p, model=model: token_logprobs(model, p, tokens, mask).sum())(params)
+            found[f"{name}: gradients"] = flat(huggingface_tensors(gradient))
         rollout = generate(
             model,
             unstack_layers(params),
@@ -110,6 +118,41 @@ def imported(arrays):
             converse(model, unstack_layers(params), prompts, place(arrays, name, ".npz"))
         convert(place(arrays, name), place(arrays, name, ".orbax"), "--to=orbax")
         convert(place(arrays, name, ".orbax"), place(arrays, name, ".exported"), "--max_shard_gb=5e-5")
+    return found
+
+
+def huggingface_tensors(tree):
+    """A tree as Hugging Face's tensors, {name: array}."""
+    import jax
+
+    from rpg_jax import parallel
+    from rpg_jax.models import huggingface
+
+    leaves = {parallel.leaf_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    places = huggingface.places({name: leaf.shape for name, leaf in leaves.items()})
+    tensors = {name: leaves[place.leaf][place.index] for name, place in places.items()}
+    return {name: tensor.T if places[name].transposed else tensor for name, tensor in tensors.items()}
+
+
+def flat(tensors):
+    """All numbers of {name: tensor}, in the order of the names."""
+    return np.concatenate([np.ravel(tensors[name]) for name in sorted(tensors)])
+
+
+def their_gradients(model, tokens, mask):
+    """The same of a model of transformers 5, which in memory stacks experts and joins their gates and ups."""
+    logp = model(tokens, attention_mask=mask.long()).logits.log_softmax(-1)[:, :-1]
+    (logp.gather(-1, tokens[:, 1:, None])[..., 0] * mask[:, 1:]).sum().backward()
+    found = {}
+    for name, parameter in model.named_parameters():
+        module, _, last = name.rpartition(".")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+        if not module.endswith("experts"):
+            found[name] = parameter.grad.numpy()
+            continue
+        for expert, kernel in enumerate(parameter.grad.numpy()):
+            for part, rows in zip(parts[last], np.split(kernel, len(parts[last])), strict=True):
+                found[f"{module}.{expert}.{part}.weight"] = rows
     return found
 
 
@@ -211,6 +254,8 @@ def their_import(arrays):
                 eos_token_id=None,
                 pad_token_id=0,
             )
+        if name in GRADIENTS:
+            found[f"{name}: gradients"] = flat(their_gradients(model, tokens, mask))
         found[f"{name}: logits"] = (logits * mask[..., None]).numpy()
         found[f"{name}: log-probs"] = np.pad((logp * mask[:, 1:]).numpy(), ((0, 0), (1, 0)))
         found[f"{name}: greedy"] = text[:, LONGEST:].numpy()

@@ -1,0 +1,141 @@
+"""Qwen3-MoE: the mixture against one expert and one token at a time, and all that a family must do."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rpg_jax.models import Model, huggingface, quantization, unstack_layers
+from rpg_jax.models.attention import causal_attention
+from rpg_jax.models.families import qwen3_moe
+from rpg_jax.storage import weights
+
+CONFIG = qwen3_moe.Config(
+    29, 16, 12, 2, 4, 2, 4, rope_theta=1e3, max_length=64, experts=6, experts_per_token=2, expert_size=10
+)
+MODEL = Model(CONFIG)
+TOKENS = np.random.default_rng(0).integers(0, 29, (2, 17)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(MODEL.init)(jax.random.key(0))
+
+
+def dense_mixture(kernels, x, chosen, weight):
+    """Every expert on every token."""
+    hidden = jax.nn.silu(jnp.einsum("btd,edm->btem", x, kernels["gate"])) * jnp.einsum(
+        "btd,edm->btem", x, kernels["up"]
+    )
+    every = jnp.einsum("btem,emd->bted", hidden, kernels["down"])
+    return jnp.einsum("btkd,btk->btd", jnp.take_along_axis(every, chosen[..., None], 2), weight)
+
+
+def test_a_mixture_and_its_gradient_are_those_of_every_expert_on_every_token():
+    """Also where a device has half of the experts, and where an expert has no token."""
+    rng = np.random.default_rng(1)
+    with jax.enable_x64():
+        sizes = dict(gate=(6, 16, 10), up=(6, 16, 10), down=(6, 10, 16))
+        kernels = {name: rng.normal(size=size) for name, size in sizes.items()}
+        x, weight = rng.normal(size=(2, 9, 16)), rng.uniform(size=(2, 9, 2))
+        chosen = np.array([0, 1, 2, 4, 5])[rng.permuted(np.tile(np.arange(5), (2, 9, 1)), axis=-1)[..., :2]]
+
+        def halves(kernels, x, weight):
+            parts = [{name: kernel[first : first + 3] for name, kernel in kernels.items()} for first in (0, 3)]
+            return sum(qwen3_moe.mixture(part, 3 * n, x, chosen, weight) for n, part in enumerate(parts))
+
+        def both(mixture):
+            out, pullback = jax.vjp(mixture, kernels, x, weight)
+            return out, pullback(jnp.cos(jnp.arange(out.size).reshape(out.shape)))
+
+        found = jax.jit(lambda: [both(halves), both(lambda k, x, w: dense_mixture(k, x, chosen, w))])()
+        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12), *found)
+
+
+def test_layers_in_any_order_of_computing_and_with_given_routes(params):
+    def computed(model):
+        def loss(params, routes):
+            hidden, auxiliary = model.hidden_and_auxiliary(params, TOKENS, routes=routes)
+            return jnp.sin(hidden).sum(), auxiliary
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+    (value, auxiliary), gradient = computed(MODEL)(params, None)
+    replayed = computed(dataclasses.replace(MODEL, scan=False, remat="full"))
+    (other, _), again = replayed(params, auxiliary["routes"])
+    np.testing.assert_allclose(other, value, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), again, gradient)
+    assert np.abs(gradient["layers"]["router"]["kernel"]).max() > 0
+    (moved, _), _ = replayed(params, (auxiliary["routes"] + 1) % 6)
+    assert abs(moved - value) > 1e-2
+
+
+def test_auxiliary_numbers_are_sums_over_the_counted_tokens(params):
+    counted = np.arange(17) < np.array([[5], [9]])
+    _, auxiliary = jax.jit(lambda p: MODEL.hidden_and_auxiliary(p, TOKENS, counted=counted))(params)
+    assert auxiliary["routes"].shape == (2, 2, 17, 2)
+    np.testing.assert_allclose(auxiliary["router_load"].sum(-1), 2 * 14)
+    for layer, load in enumerate(auxiliary["router_load"]):
+        np.testing.assert_allclose(load, np.bincount(auxiliary["routes"][layer][counted].reshape(-1), minlength=6))
+    np.testing.assert_allclose(auxiliary["router_probability"].sum(-1), 14, rtol=1e-5)
+    assert (0 < auxiliary["router_entropy"]).all() and (auxiliary["router_entropy"] < 14 * np.log(6)).all()
+
+
+def test_decoding_computes_the_same_also_with_8_bits(params):
+    attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=MODEL.attention_kind(layer)), None)  # noqa: E731
+    quantized = quantization.quantize_params(unstack_layers(params), "int8")
+    rounded = [quantization.dequantized(layer, jnp.float32) for layer in quantized["layers"]]
+    assert isinstance(quantized["layers"][0]["experts"]["up"]["kernel"], quantization.Quantized)
+    assert quantized["layers"][0]["experts"]["up"]["kernel"].scales.shape == (6, 10)
+    np.testing.assert_array_equal(rounded[1]["router"]["kernel"], params["layers"]["router"]["kernel"][1])
+
+    @jax.jit
+    def both(plain, quantized, rounded):
+        turns = MODEL.turns(np.arange(17)[None])
+        eight = MODEL.cached(quantized, TOKENS, turns, attend)[0], MODEL.hidden(rounded, TOKENS)
+        return MODEL.cached(unstack_layers(plain), TOKENS, turns, attend)[0], MODEL.hidden(plain, TOKENS), *eight
+
+    embed = quantization.dequantized(quantized["embed"], jnp.float32)
+    found = both(params, quantized, params | {"layers": rounded, "embed": embed})
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[2], found[3], rtol=1e-4, atol=1e-5)
+
+
+def test_its_files(params, tmp_path):
+    for config in (CONFIG, dataclasses.replace(CONFIG, normalized=False, tied_embeddings=False, balance=0.25)):
+        assert huggingface.parse_config(huggingface.config_json(config)) == config
+    weights.save_safetensors(tmp_path, params, 1e9)
+    (tmp_path / "config.json").write_text(json.dumps(huggingface.config_json(CONFIG)))
+    assert huggingface.read_config(tmp_path) == CONFIG
+    jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path, MODEL.shapes), params)
+    places = huggingface.places({"layers/experts/gate/kernel": (2, 6, 16, 10), "layers/router/kernel": (2, 16, 6)})
+    assert places["model.layers.1.mlp.experts.5.gate_proj.weight"].shape == (10, 16)
+    assert places["model.layers.1.mlp.gate.weight"].shape == (6, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(mlp_only_layers=[0]), "mlp_only_layers is .0.; only .. is supported"),
+        (dict(decoder_sparse_step=2), "decoder_sparse_step is 2; only 1"),
+        (dict(use_sliding_window=True), "use_sliding_window is True"),
+        (dict(num_experts_per_tok=7), r"experts_per_token \(7\) must be at most experts \(6\)"),
+        (dict(moe_intermediate_size="wide"), "moe_intermediate_size is 'wide'; expected an integer"),
+    ],
+)
+def test_what_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        huggingface.parse_config(huggingface.config_json(CONFIG) | changes)
+
+
+def test_a_bfloat16_router_chooses_as_a_float32_one_of_the_rounded_numbers(params):
+    x = jax.random.normal(jax.random.key(1), (2, 17, 16), jnp.bfloat16)
+    kernel = jax.tree.map(lambda leaf: leaf[0], params["layers"]["router"])
+    wide = {"kernel": kernel["kernel"].astype(jnp.bfloat16).astype(jnp.float32)}
+    narrow = qwen3_moe.route(CONFIG, x, kernel, None)
+    for one, other in zip(narrow, qwen3_moe.route(CONFIG, x.astype(jnp.float32), wide, None), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=1e-5)
