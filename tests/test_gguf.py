@@ -65,6 +65,8 @@ def test_a_file_becomes_a_checkpoint(architecture, folder):
     assert (config.qk_norm, config.qkv_bias) == (architecture == "qwen3", architecture == "qwen2")
     assert (config.norm_epsilon, config.rope_theta, config.max_length) == (1e-5, 1e4, 512)
     assert config.tied_embeddings == (architecture == "qwen3")
+    norm, stored = tensors["model.layers.1.input_layernorm.weight"], theirs["blk.1.attn_norm.weight"]
+    np.testing.assert_array_equal(norm, stored - (architecture == "gemma3"))
     assert json.loads((target / "generation_config.json").read_text())["eos_token_id"] == [2]
 
 

@@ -1,5 +1,6 @@
-"""The tokenizer of a GGUF file in Hugging Face's format: byte-level BPE from the `tokenizer.*` keys of its metadata."""
+"""The tokenizer of a GGUF file in Hugging Face's format: byte-level BPE or SentencePiece, from `tokenizer.*` keys."""
 
+import math
 from typing import Any
 
 from rpg_jax import InputError
@@ -14,6 +15,7 @@ _PRE = {
     "llama-bpe": (_WORDS + r"\p{N}{1,3}" + _REST, False, False, True),
     "qwen2": (_WORDS + r"\p{N}" + _REST, False, True, False),
 }
+_SPACE = "\u2581"  # what stands for a space in tokens of SentencePiece
 _BOS_BY_DEFAULT = ("llama-bpe",)  # where the file does not say, as llama.cpp has it
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # tokenizer.ggml.token_type
 _NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # our name -> GGUF's
@@ -45,20 +47,40 @@ def files(metadata: dict[str, Any]) -> dict[str, dict | str]:
 def _tokenizer(keys: dict, bos: int | None) -> str:
     """`tokenizer.json`; every text begins with the token `bos`, if it is given."""
     import tokenizers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import processors
 
-    if keys.get("model") != "gpt2":
-        raise InputError(f"tokenizer.ggml.model is {keys.get('model')!r}; only gpt2, byte-level BPE, is supported")
-    if keys.get("pre") not in _PRE:
-        raise InputError(f"tokenizer.ggml.pre is {keys.get('pre')!r}, which is not supported; known: {', '.join(_PRE)}")
-    pattern, digits, normalized, keeps_whole = _PRE[keys["pre"]]
-    tokens, merges = keys.get("tokens"), keys.get("merges")
-    kinds = keys.get("token_type", [_NORMAL] * len(tokens or []))
-    if not tokens or not isinstance(merges, list) or len(kinds) != len(tokens):
-        raise InputError("tokenizer.ggml.tokens, token_type or merges is missing, or they are not of one length")
+    if keys.get("model") not in _MODELS:
+        raise InputError(f"tokenizer.ggml.model is {keys.get('model')!r}; only gpt2, byte-level BPE, and llama, "
+                         "SentencePiece's, are supported")  # fmt: skip
+    tokens = keys.get("tokens") or []
+    kinds = keys.get("token_type", [_NORMAL] * len(tokens))
+    if keys["model"] == "llama":  # llama.cpp writes spaces of user-defined tokens as they are in texts
+        tokens = [t.replace(" ", _SPACE) if kind == _USER else t for t, kind in zip(tokens, kinds, strict=False)]
+    if not tokens or len(kinds) != len(tokens):
+        raise InputError("tokenizer.ggml.tokens or token_type is missing, or they are not of one length")
     used = {token: id for id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     if len(used) != len(kinds) - kinds.count(_UNUSED):
         raise InputError("tokenizer.ggml.tokens holds a token twice")
+    model = _MODELS[keys["model"]](keys, used, kinds)
+    for kind, add in ((_CONTROL, model.add_special_tokens), (_USER, model.add_tokens)):
+        texts = (token for token, other in zip(tokens, kinds, strict=True) if other == kind)
+        add([tokenizers.AddedToken(text, special=kind == _CONTROL, normalized=False) for text in texts])
+    if bos is not None:
+        parts = dict(single=f"{tokens[bos]} $A", pair=f"{tokens[bos]} $A {tokens[bos]} $B")
+        model.post_processor = processors.TemplateProcessing(**parts, special_tokens=[(tokens[bos], bos)])
+    return model.to_str()
+
+
+def _byte_level(keys: dict, used: dict[str, int], kinds: list[int]):
+    """GPT-2's BPE: merges are listed."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    if keys.get("pre") not in _PRE:
+        raise InputError(f"tokenizer.ggml.pre is {keys.get('pre')!r}, which is not supported; known: {', '.join(_PRE)}")
+    pattern, digits, normalized, keeps_whole = _PRE[keys["pre"]]
+    if not isinstance(merges := keys.get("merges"), list):
+        raise InputError("tokenizer.ggml.merges is missing")
     pairs = [tuple(merge.split(" ")) for merge in merges]
     wrong = next((m for m, pair in zip(merges, pairs, strict=True) if not _merges(pair, used)), None)
     if wrong is not None:
@@ -72,14 +94,42 @@ def _tokenizer(keys: dict, bos: int | None) -> str:
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
     model.pre_tokenizer = pre_tokenizers.Sequence(steps)
     model.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, kinds, strict=True):
-        if kind in (_CONTROL, _USER):
-            added = tokenizers.AddedToken(token, special=kind == _CONTROL, normalized=False)
-            (model.add_special_tokens if kind == _CONTROL else model.add_tokens)([added])
-    if bos is not None:
-        parts = dict(single=f"{tokens[bos]} $A", pair=f"{tokens[bos]} $A {tokens[bos]} $B")
-        model.post_processor = processors.TemplateProcessing(**parts, special_tokens=[(tokens[bos], bos)])
-    return model.to_str()
+    return model
+
+
+def _sentencepiece(keys: dict, used: dict[str, int], kinds: list[int]):
+    """SentencePiece's BPE without a space before texts, as Gemma has it: of two neighbours that make a token, those
+    merge first whose token has the highest score, and before all of them spaces; characters without a token are bytes.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, normalizers
+
+    if keys.get("add_space_prefix", True) or keys.get("remove_extra_whitespaces") or "precompiled_charsmap" in keys:
+        raise InputError("tokenizer.ggml.add_space_prefix is not false, or texts are normalized; only SentencePiece "
+                         "models that take a text as it is, as Gemma's do, are supported")  # fmt: skip
+    scores, unknown = keys.get("scores"), _id(keys, "unknown_token_id")
+    if not isinstance(scores, list) or len(scores) != len(kinds) or unknown is None:
+        raise InputError("tokenizer.ggml.scores or unknown_token_id is missing, or there is no score for each token")
+    scored = {token: scores[id] for token, id in used.items() if kinds[id] == _NORMAL}
+    scored |= {token: math.inf for token, id in used.items() if kinds[id] == _USER and not token.strip(_SPACE)}
+    splits = ((token, token[:at], token[at:]) for token in scored for at in range(len(token) - 1, 0, -1))
+    pairs = [(scored[token], left, right) for token, left, right in splits if left in scored and right in scored]
+    pairs.sort(key=lambda pair: (pair[0], len(pair[1])), reverse=True)
+    model = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=used,
+            merges=[pair[1:] for pair in pairs],
+            unk_token=keys["tokens"][unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )  # fmt: skip
+    )
+    model.normalizer = normalizers.Replace(" ", _SPACE)
+    model.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return model
+
+
+_MODELS = {"gpt2": _byte_level, "llama": _sentencepiece}  # tokenizer.ggml.model -> its Tokenizer
 
 
 def _merges(pair: tuple[str, ...], tokens: dict[str, int]) -> bool:

@@ -6,7 +6,8 @@ import gguf
 import numpy as np
 
 HIDDEN, HEADS, KV_HEADS, LAYERS = 256, 4, 2, 2  # rows of 256 numbers hold a block of every quantization
-HEAD_DIM = {"llama": 64, "qwen2": 64, "qwen3": 128}  # transformers does not read it for Qwen3, and takes 128
+WINDOW = 8  # of Gemma 3
+HEAD_DIM = {"llama": 64, "qwen2": 64, "qwen3": 128, "gemma3": 256}  # transformers takes 128 for any Qwen3
 ARCHITECTURES = tuple(HEAD_DIM)
 TEXT = "the cat sat on the mat, then 12 cats sat on 345 mats; wasn't that café fun?\n\n  Yes!\tIt was. "
 
@@ -62,6 +63,7 @@ def write(file, architecture="llama", quantization="F32", tied=False, tokenizer=
         "attention.key_length": head_dim, "attention.value_length": head_dim,
         "rope.dimension_count": head_dim, "rope.freq_base": 10000.0,
     }  # fmt: skip
+    metadata |= {"attention.sliding_window": WINDOW} if architecture == "gemma3" else {}
     metadata = {f"{architecture}.{key}": value for key, value in metadata.items()}
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
     metadata |= {
@@ -89,7 +91,9 @@ def write(file, architecture="llama", quantization="F32", tied=False, tokenizer=
         vectors |= {f"{name}attn_norm.weight": HIDDEN, f"{name}ffn_norm.weight": HIDDEN}
         if architecture == "qwen2":
             vectors |= {f"{name}attn_q.bias": q, f"{name}attn_k.bias": kv, f"{name}attn_v.bias": kv}
-        if architecture == "qwen3":
+        if architecture == "gemma3":
+            vectors |= {f"{name}post_attention_norm.weight": HIDDEN, f"{name}post_ffw_norm.weight": HIDDEN}
+        if architecture in ("qwen3", "gemma3"):
             vectors |= {f"{name}attn_q_norm.weight": head_dim, f"{name}attn_k_norm.weight": head_dim}
     vectors = {name: (1 + 0.2 * rng.standard_normal(size)).astype(np.float32) for name, size in vectors.items()}
     for name, array in (vectors | dict(tensors)).items():

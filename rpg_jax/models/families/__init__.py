@@ -22,9 +22,9 @@ from types import ModuleType
 
 from rpg_jax import InputError
 from rpg_jax.models.config import ModelConfig
-from rpg_jax.models.families import qwen3_moe, qwen_llama
+from rpg_jax.models.families import gemma3, qwen3_moe, qwen_llama
 
-ALL = (qwen_llama, qwen3_moe)
+ALL = (qwen_llama, qwen3_moe, gemma3)
 FAMILIES: dict[str, ModuleType] = {name: family for family in ALL for name in family.ARCHITECTURES}
 SIZES = {name: size for family in ALL for name, size in family.SIZES.items()}
 TENSORS = {ours: theirs for family in ALL for ours, theirs in family.MODULES.items()}
