@@ -11,11 +11,9 @@ from concurrent.futures import Future
 import jax
 import jax.numpy as jnp
 import numpy as np
-import processes
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_multihost import members, rows
 
 from rpg_jax import InputError, models
 from rpg_jax.data import Problem, load_tokenizer
@@ -514,7 +512,7 @@ def test_the_return_is_a_reward_beside_others_and_failures_are_counted():
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
-    groups, samples, turns = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 4)), data.draw(st.integers(1, 3))
+    groups, samples, turns = data.draw(st.sampled_from([(1, 2, 1), (3, 4, 3)]))  # a program each
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     mask = rng.random((groups * samples, 9)) < 0.6
     each = np.where(
@@ -524,7 +522,7 @@ def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
     )
     rest = rng.normal(size=(groups, samples))
     with jax.enable_x64():
-        found = np.asarray(turn_return(each.sum(-1) + rest, jnp.zeros(mask.shape), mask, each))
+        found = np.asarray(jax.jit(turn_return)(each.sum(-1) + rest, np.zeros(mask.shape), mask, each))
     for group in range(groups):
         values = {}
         for sample in range(samples):
@@ -596,27 +594,3 @@ def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_com
         row = json.loads((tmp_path / "again" / name).read_text().splitlines()[-1])
         turns = (row["examples"][0] if "examples" in row else row)["turns"]
         assert all(turn.keys() == {"action", "observation", "reward"} for turn in turns)
-
-
-def test_each_process_plays_the_episodes_of_its_own_rows(tmp_path):
-    """Two processes with a device each do what one with two does."""
-    (tmp_path / "late.py").write_text(LATE)
-    flags = ["--config=configs/environments.py:guess-smoke", f"--config.environment.name={tmp_path}/late.py:Late"]
-    flags += ["--config.model.size=micro", f"--config.data.directory={tmp_path}/data", "--config.warm_start.steps=0"]
-    flags += ["--config.rollout.carry_over=True", "--config.rollout.oversample=2.0", "--config.behavior.source=sampler"]
-
-    def started(name, count):
-        command = "-m", "rpg_jax.train", *flags, f"--workdir={tmp_path / name}"
-        return members(*[command] * count, devices=2 // count)
-
-    for process in [*started("two", 2), *started("one", 1)]:
-        status, _, err = processes.finish(*process)
-        assert status == 0, err
-    for mine, theirs in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in mine:
-            np.testing.assert_allclose(theirs[key], mine[key], rtol=2e-3, atol=1e-5, err_msg=key)
-    lines = ((tmp_path / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
-    one, two = ({(row["step"], row["problem"]): row for row in map(json.loads, each)} for each in lines)
-    both = one.keys() & two.keys()  # the first process shows responses of its own rows
-    assert both and all(one[key] == two[key] and one[key]["turns"][0]["observation"] for key in both)

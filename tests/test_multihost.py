@@ -311,6 +311,17 @@ def sevenths(prompt, response, answer, task):
     if len(response) % 7 == 6:
         raise ValueError("no verdict")
     return float(len(response) % 7 == 0)
+
+class Echo:
+    def __init__(self, problem, seed):
+        self.left = 1 + seed % 3
+
+    def reset(self):
+        return None
+
+    def step(self, action):
+        self.left -= 1
+        return (f"{len(action)}\\n" if self.left else None), 0.0
 """
 
 
@@ -325,7 +336,9 @@ def training_flags(folder, name, **mesh):
         "rollout.carry_over": True,
         "rollout.oversample": 2.0,
         "behavior.source": "sampler",
-        "rollout.max_new": 12,
+        "rollout.max_new": 16,
+        "environment.name": f"{folder / 'reward.py'}:Echo",
+        "environment.turn_tokens": 5,
         "reward.function": f"{folder / 'reward.py'}:sevenths",
         "reward.workers": 1,
         "reward.max_failures": 1.0,
@@ -380,6 +393,7 @@ def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
     assert all(row["train/reward_failures"] > 0 for row in one[1:])
     one, two = ((runs / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
     assert one == two and len(one) == 6
+    assert any(turn["observation"] for row in map(json.loads, one) for turn in row["turns"])
 
 
 def test_a_run_of_many_devices_is_read_on_few():
