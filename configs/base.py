@@ -106,6 +106,7 @@ KEYS = dict(
         data=devices(1),  # [devices] copies of the parameters; rows are divided among them
         fsdp=devices(-1),  # [devices] that share one copy of the parameters and divide rows
         tensor=devices(1),  # [devices] that divide heads, hidden units and the vocabulary
+        expert=devices(1),  # [devices] that divide the experts of each layer and have copies of all else
         slices=count(1),  # [slices] of TPUs joined by the data center's network, over which `data` is laid
     ),
     data=PREPARED,  # [section] or GENERATED

@@ -26,7 +26,7 @@ def shapes():
 
 def mesh_of_sizes(*sizes):
     """A mesh of devices of which none need exist."""
-    return AbstractMesh(sizes, parallel.mesh.AXES, axis_types=(AxisType.Auto,) * 3)
+    return AbstractMesh((*sizes, 1), parallel.mesh.AXES, axis_types=(AxisType.Auto,) * 4)
 
 
 def specs(tree, table, mesh=(2, 2, 2)):
@@ -151,9 +151,9 @@ class Chip:
 def test_only_the_data_axis_crosses_slices():
     chips = [Chip(i, slice_index=i % 2) for i in range(8)]
     mesh = parallel.make_mesh(-1, 2, 1, slices=2, devices=chips)
-    assert dict(mesh.shape) == {"data": 4, "fsdp": 2, "tensor": 1}
+    assert dict(mesh.shape) == {"data": 4, "fsdp": 2, "tensor": 1, "expert": 1}
     slices = np.vectorize(lambda chip: chip.slice_index, otypes=[int])(mesh.devices)
-    assert (slices == slices[:, :1, :1]).all() and slices[:, 0, 0].tolist() == [0, 0, 1, 1]
+    assert (slices == slices[:, :1, :1]).all() and slices[:, 0, 0, 0].tolist() == [0, 0, 1, 1]
     with pytest.raises(ValueError, match="mesh.slices=2 does not divide mesh.data=1"):
         parallel.make_mesh(1, 8, 1, slices=2, devices=chips)
     with pytest.raises(ValueError, match="needs 16 devices and there are 8 .a chip.; lower a size"):

@@ -377,7 +377,7 @@ def test_the_command_plans_for_gpus(tmp_path):
     path = tmp_path / "out.json"
     done = processes.succeed("plan", SMOKE, *ROWS, "--topology=h100:8", f"--json={path}", "--lengths=fixed:9")
     [found] = json.loads(path.read_text())
-    assert found["mesh"] == dict(data=8, fsdp=1, tensor=1) and found["parameters"] == parameter_count(SIZES["tiny"])
+    assert found["mesh"] == dict(data=8, fsdp=1, tensor=1, expert=1) and found["parameters"] == parameter_count(SIZES["tiny"])
     assert found["fits"] and not found["compiled"] and tuple(found["phases"]) == PHASES
     assert "h100:8: it fits" in done.stdout and [file.name for file in tmp_path.iterdir()] == ["out.json"]
 

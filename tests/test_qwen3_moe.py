@@ -6,8 +6,10 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 
+from rpg_jax import models, parallel
 from rpg_jax.models import Model, huggingface, quantization, unstack_layers
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.families import qwen3_moe
@@ -139,3 +141,19 @@ def test_a_bfloat16_router_chooses_as_a_float32_one_of_the_rounded_numbers(param
     for one, other in zip(narrow, qwen3_moe.route(CONFIG, x.astype(jnp.float32), wide, None), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_mesh_that_divides_experts_computes_what_one_device_does():
+    done = processes.execute("-m", "experts_on_meshes", timeout=600, JAX_NUM_CPU_DEVICES="8")
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    assert found["shards"] == [[1, 8, 16, 12], [1, 4, 8, 6]], "two devices each divide experts, inputs and outputs"
+    assert max(found["apart"].values()) < 1e-5, found["apart"]
+
+
+def test_a_mesh_divides_experts_only_where_there_are_some():
+    mesh = jax.sharding.AbstractMesh((1, 1, 1, 3), parallel.mesh.AXES)
+    with pytest.raises(ValueError, match="experts/.*mesh.expert=4 does not divide 6; .* mesh.expert may be 1, 2, 3, 6"):
+        parallel.check_model(jax.sharding.AbstractMesh((1, 1, 1, 4), parallel.mesh.AXES), MODEL)
+    with pytest.raises(ValueError, match="mesh.expert=3 divides the experts of a layer, and a llama has none"):
+        parallel.check_model(mesh, Model(models.ModelConfig(29, 16, 12, 2, 4, 2, 4)))

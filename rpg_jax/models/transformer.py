@@ -42,8 +42,9 @@ class Model:
     """A model's shape and how to compute it. It holds no arrays and is hashable, so it can be a static argument.
 
     `attention(q, k, v, kind=AttentionKind[, segment_ids]) -> out` is that of training; `constrain(array, name)` pins
-    activations to a mesh and `per_shard(function, weights, shared, rows)` runs a function on each data shard's rows
-    (`parallel.make_constrain`, `parallel.make_per_shard`). All are injected. `dtype` is that of the computation;
+    activations to a mesh, `per_shard(function, weights, shared, rows)` runs a function on each data shard's rows, and
+    `per_expert(function, kernels, rows)` where experts are (`parallel.make_constrain`, `parallel.make_per_shard`,
+    `parallel.make_per_expert`). All are injected. `dtype` is that of the computation;
     parameters are float32 unless the caller casts them. With `lora` they are frozen, and only its adapters are trained.
     """
 

@@ -18,6 +18,7 @@ from rpg_jax.parallel.sharding import (
     check_model,
     leaf_name,
     make_constrain,
+    make_per_expert,
     make_per_shard,
     over_rows,
     shardings,

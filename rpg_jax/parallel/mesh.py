@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rpg_jax import InputError
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "tensor", "expert")
 ROW_AXES = ("data", "fsdp")
 ROWS = PartitionSpec(ROW_AXES)  # rows of a batch
 MICROBATCHES = PartitionSpec(None, ROW_AXES)  # [microbatch, row, ...]
@@ -18,9 +18,10 @@ REPLICATED = PartitionSpec()
 
 
 def make_mesh(
-    data: int = -1, fsdp: int = 1, tensor: int = 1, slices: int = 1, devices: Sequence[jax.Device] | None = None
-) -> Mesh:
-    """A (data, fsdp, tensor) mesh over all devices; one size may be -1 and takes the remaining devices.
+    data: int = -1, fsdp: int = 1, tensor: int = 1, slices: int = 1, devices: Sequence[jax.Device] | None = None,
+    *, expert: int = 1,
+) -> Mesh:  # fmt: skip
+    """A (data, fsdp, tensor, expert) mesh over all devices; one size may be -1 and takes the remaining devices.
 
     Axes are Auto: under the Explicit ones that `jax.make_mesh` defaults to, a sharding constraint only asserts.
 
@@ -33,8 +34,8 @@ def make_mesh(
       ValueError: the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes, there = [data, fsdp, tensor], f"there are {len(devices)} ({devices[0].device_kind})"
-    asked = f"mesh data={data}, fsdp={fsdp}, tensor={tensor}"
+    sizes, there = [data, fsdp, tensor, expert], f"there are {len(devices)} ({devices[0].device_kind})"
+    asked = f"mesh data={data}, fsdp={fsdp}, tensor={tensor}" + (f", expert={expert}" if expert != 1 else "")
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
         raise InputError(f"{asked}: sizes must be positive, and at most one may be -1 (all remaining devices)")
     fixed = int(np.prod([size for size in sizes if size != -1]))
@@ -49,7 +50,7 @@ def make_mesh(
 
 
 def _arranged(sizes, slices, devices) -> np.ndarray:
-    """Devices [data, fsdp, tensor], with neighbors along the last axes physically near each other."""
+    """Devices [data, fsdp, tensor, expert], with neighbors along the last axes physically near each other."""
     if slices == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     actual = len({getattr(device, "slice_index", 0) for device in devices})
@@ -60,7 +61,7 @@ def _arranged(sizes, slices, devices) -> np.ndarray:
     if sizes[0] % slices:
         raise InputError(f"mesh.slices={slices} does not divide mesh.data={sizes[0]}, the axis laid over slices")
     within = [sizes[0] // slices, *sizes[1:]]
-    return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
+    return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1, 1), devices, allow_split_physical_axes=True)
 
 
 def row_shards(mesh: Mesh) -> int:

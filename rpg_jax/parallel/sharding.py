@@ -21,6 +21,9 @@ TRAINING: Table = (
     (r"layers/(q|k|v|gate|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
     (r"layers/(q|k|v)/bias", PartitionSpec(None, "tensor")),
     (r"layers/(o|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
+    (r"layers/experts/(gate|up)/kernel", PartitionSpec(None, "expert", "fsdp", "tensor")),
+    (r"layers/experts/down/kernel", PartitionSpec(None, "expert", "tensor", "fsdp")),
+    (r"layers/router/kernel", PartitionSpec(None, "fsdp", None)),
     (r"layers/(q|k|v|gate|up)/lora_a", PartitionSpec(None, "fsdp", None)),
     (r"layers/(q|k|v|gate|up)/lora_b", PartitionSpec(None, None, "tensor")),
     (r"layers/(o|down)/lora_a", PartitionSpec(None, "tensor", None)),
@@ -37,7 +40,14 @@ SAMPLING: Table = (
     (r"layers/\d+/(q|k|v|gate|up)/kernel(/values)?", PartitionSpec(None, "tensor")),
     (r"layers/\d+/(q|k|v|gate|up)/(bias|kernel/scales)", PartitionSpec("tensor")),
     (r"layers/\d+/(o|down)/kernel(/values)?", PartitionSpec("tensor", None)),
+    (r"layers/\d+/experts/(gate|up)/kernel(/values)?", PartitionSpec("expert", None, "tensor")),
+    (r"layers/\d+/experts/(gate|up)/kernel/scales", PartitionSpec("expert", "tensor")),
+    (r"layers/\d+/experts/down/kernel(/values)?", PartitionSpec("expert", "tensor", None)),
+    (r"layers/\d+/experts/down/kernel/scales", PartitionSpec("expert", None)),
 )
+# The kernels of a layer's experts while they multiply, [experts, I, O].
+EXPERTS = {"gate": PartitionSpec("expert", None, "tensor"), "up": PartitionSpec("expert", None, "tensor")}
+EXPERTS |= {"down": PartitionSpec("expert", "tensor", None)}
 
 # Activations: batches stay split by rows; heads and MLP, between two projections, are also split over tensor.
 ACTIVATIONS = {
@@ -84,6 +94,11 @@ def shardings(mesh: Mesh, tree: Any, table: Table = TRAINING) -> Any:
 
 def check_model(mesh: Mesh, model: Any) -> None:
     """Raises ValueError, as `shardings` does, for a mesh that does not divide a model's parameters or its KV heads."""
+    if mesh.shape["expert"] > 1 and not model.config.experts:
+        raise InputError(
+            f"mesh.expert={mesh.shape['expert']} divides the experts of a layer, and a {model.config.model_type} has "
+            f"none: set mesh.expert=1"
+        )
     shardings(mesh, model.shapes | {"kv_heads": jax.ShapeDtypeStruct((model.config.kv_heads,), int)})
 
 
@@ -119,10 +134,10 @@ def make_constrain(mesh: Mesh) -> Callable[[jax.Array, str], jax.Array]:
 def over_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
     """A shard_map of `function` over ROW_AXES, which its collectives may name; the compiler partitions `tensor`.
 
-    A tensor axis of one device partitions nothing and is mapped over, too. As long as an axis is left to the compiler,
+    Axes of one device partition nothing and are mapped over, too. As long as an axis is left to the compiler,
     JAX annotates every operation inside: two fifths of the instructions of the sampler's program.
     """
-    names = ROW_AXES if mesh.shape["tensor"] > 1 else mesh.axis_names
+    names = ROW_AXES if mesh.shape["tensor"] * mesh.shape["expert"] > 1 else mesh.axis_names
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(names), check_vma=False
     )
@@ -160,3 +175,33 @@ def make_per_shard(mesh: Mesh) -> Callable:
         return pin(jax.tree.map(lambda leaf: leaf.sum(0), scattered), lambda spec: spec), values
 
     return per_shard
+
+
+@functools.cache
+def make_per_expert(mesh: Mesh) -> Callable:
+    """Builds the `per_expert(function, kernels, rows)` of a `Model`.
+
+    It runs `function(kernels, first, *rows) -> out` on each device's rows with the kernels of its experts, those from
+    number `first` on, and adds up what the devices give that divide the experts or their hidden units. Rows and the
+    sum are whole on each of those devices. The result can be differentiated.
+    """
+    divided = ("tensor", "expert")
+
+    def per_expert(function, kernels, rows):
+        current = jax.sharding.get_abstract_mesh()
+        if "expert" in current.manual_axes:  # inside `over_rows`, where one device has all experts
+            return function(kernels, 0, *rows)
+
+        def local(kernels, *rows):
+            first = jax.lax.axis_index("expert") * kernels["gate"].shape[0]
+            return jax.lax.psum(function(kernels, first, *rows), divided)
+
+        inside = bool(current.manual_axes)
+        by_rows, names = (REPLICATED, divided) if inside else (ROWS, mesh.axis_names)
+        run = jax.shard_map(
+            local, mesh=None if inside else mesh, in_specs=(dict(EXPERTS), *(by_rows,) * len(rows)),
+            out_specs=by_rows, axis_names=set(names), check_vma=False,
+        )  # fmt: skip
+        return run(kernels, *rows)
+
+    return per_expert

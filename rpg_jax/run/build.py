@@ -282,7 +282,8 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
     adapters = LoRA(lora.rank, lora.alpha, tuple(lora.targets.split(","))) if lora.rank else None
     model = Model(
         shape, dtype=dtype, scan=config.model.scan, remat=config.model.remat, attention=attention,
-        constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh), lora=adapters,
+        constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh),
+        per_expert=parallel.make_per_expert(mesh), lora=adapters,
     )  # fmt: skip
     absent = set(adapters.targets) - set(model.shapes["layers"]) if adapters else ()
     if absent:
