@@ -101,7 +101,7 @@ def test_running_softmax_is_bit_for_bit_the_same_for_every_page_size():
         np.testing.assert_array_equal(outs[0], out)
 
 
-@pytest.mark.parametrize("count, kind", [(1, PLAIN), (16, PLAIN), (16, KINDS[1])])
+@pytest.mark.parametrize("count, kind", [(1, PLAIN), (1, KINDS[1]), (16, PLAIN), (16, KINDS[1])])
 def test_the_tpu_kernel_is_called_as_its_own_reference_reads_the_arguments(count, kind, monkeypatch):
     """JAX has a reference for the kernel's arguments; `rpg_jax.plan` compiles the kernel itself for TPUs.
 

@@ -2,6 +2,8 @@
 
 python third_party/transformers/parity.py --peer_python=VENV/bin/python
 
+PARITY_SHAPES=gemma3 in the environment leaves out shapes whose names do not begin so.
+
 transformers saves random models of each family in odd shapes and with each rope scaling; both sides compute on what was
 saved, in float32. Then `rpg_jax.convert` takes each to Orbax and back to Hugging Face's format, and transformers must
 read the same tensors and give the same logits, bit for bit (counts of what differs, which must be zero). At last, the
@@ -11,6 +13,7 @@ log-probs that our sampler records of conversations are those that transformers 
 import atexit
 import contextlib
 import io
+import os
 import pathlib
 import shutil
 import sys
@@ -40,6 +43,15 @@ def shape(family, heads, kv_heads, rope, tied, theta=1e4, files=1, dtype="float3
     return dict(family=family, config=dict(config, rope_parameters=rope), files=files, dtype=dtype)
 
 
+def windowed(heads, kv_heads, rope, window, layers, types=None, tied=True, **more):
+    """A checkpoint of Gemma 3, whose windows are shorter than the rows; types: 1 for each global layer."""
+    names = "sliding_attention", "full_attention"
+    more |= dict(sliding_window=window, num_hidden_layers=layers, layer_types=types and [names[kind] for kind in types])
+    given = shape("Gemma3", heads, kv_heads, rope, tied, theta=1e6, pad_token_id=None, **more)
+    bases = dict(zip(names, (dict(BARE, rope_theta=1e4), given["config"]["rope_parameters"]), strict=True))
+    return given | dict(config=given["config"] | dict(rope_parameters=bases))
+
+
 SHAPES = {
     "qwen2": shape("Qwen2", 6, 2, BARE, True, theta=1e6),
     "qwen2 untied, one kv": shape("Qwen2", 4, 1, LINEAR, False, rms_norm_eps=1e-5),
@@ -56,10 +68,15 @@ SHAPES = {
     "llama yarn factor": shape("Llama", 2, 2, dict(YARN, attention_factor=1.3, beta_slow=2.0), True),
     "qwen3 moe": shape("Qwen3Moe", 4, 2, BARE, False, theta=1e6, norm_topk_prob=True, **EXPERTS),
     "qwen3 moe tied": shape("Qwen3Moe", 6, 1, YARN, True, files=3, dtype="bfloat16", **EXPERTS),
+    "gemma3 1b": windowed(4, 1, BARE, 8, 7, head_dim=16, query_pre_attn_scalar=16),
+    "gemma3 4b": windowed(8, 4, LINEAR, 12, 4, types=(0, 0, 1, 0), head_dim=10, query_pre_attn_scalar=24, files=3),
+    "gemma3 untied": windowed(6, 3, LINEAR, 2, 2, types=(0, 1), tied=False, head_dim=8, dtype="bfloat16"),
 }
 PROMPTS, LONGEST, NEW = 6, 40, 32  # batch, prompt columns, greedy tokens
-TALKS = ("qwen2", "qwen3", "llama")  # shapes that converse
-GRADIENTS = ("qwen3 moe", "qwen3 moe tied")  # shapes whose gradients are compared: of all log-probs' sum
+TALKS = ("qwen2", "qwen3", "llama", "gemma3 4b")  # shapes that converse
+GRADIENTS = ("qwen3 moe", "qwen3 moe tied", "gemma3 1b", "gemma3 4b")  # and whose gradients of all log-probs' sum
+SHAPES = {name: given for name, given in SHAPES.items() if name.startswith(os.environ.get("PARITY_SHAPES", ""))}
+TALKS, GRADIENTS = (tuple(name for name in names if name in SHAPES) for names in (TALKS, GRADIENTS))
 
 
 def arrays():
@@ -233,7 +250,8 @@ def their_import(arrays):
     left = torch.stack([row.roll(int(LONGEST - n)) for row, n in zip(tokens, arrays["length"], strict=True)])
     left_mask = torch.arange(LONGEST) >= LONGEST - torch.from_numpy(arrays["length"])[:, None]
     for seed, (name, given) in enumerate(SHAPES.items()):
-        config = getattr(transformers, f"{given['family']}Config")(**given["config"])
+        text = "Text" if given["family"] == "Gemma3" else ""
+        config = getattr(transformers, f"{given['family']}{text}Config")(**given["config"])
         torch.manual_seed(seed)
         model = getattr(transformers, f"{given['family']}ForCausalLM")(config)
         with torch.no_grad():
