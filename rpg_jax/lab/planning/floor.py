@@ -57,17 +57,23 @@ def kv_bytes(w: Workload) -> float:
 
 
 def attention(w: Workload) -> dict[str, Cost]:
-    """The part of `costs` that attention takes. A token attends to those before it: half of all pairs of a row."""
-    pair = 4 * widths(w.shape)[2] * w.shape.layers / (w.row_shards * w.tensor)  # FLOPs of a token that attends to one
-    causal = pair * w.length**2 / 2  # of a row
-    cached = w.rollout.slots * (w.prompt_length + decoding.age(w.lengths))  # tokens, whose keys a decode step reads
+    """The part of `costs` that attention takes. A token attends to those before it, as many as a layer's window holds:
+    half of all pairs of a row without one."""
+    kinds = w.model.kinds
+    pair = 4 * widths(w.shape)[2] / (w.row_shards * w.tensor)  # FLOPs of a token that attends to one in a layer
+
+    def pairs(tokens):  # of a row, over all layers
+        return sum(tokens**2 - max(tokens - (kind.window or tokens), 0) ** 2 for kind in kinds) / 2
+
+    age = w.prompt_length + decoding.age(w.lengths)
+    cached = w.rollout.slots * sum(min(age, kind.window or age) for kind in kinds)  # keys that a decode step reads
     passes = 3.5 + RECOMPUTED[w.model.remat][1]  # the backward pass is of 2.5 times as many products as the forward
     policies = 1 + w.separate_reference
     return {
-        "prefill": Cost(pair * w.rollout.fresh_prompts * w.prompt_length**2 / 2),
-        "decode": Cost(pair * cached, kv_bytes(w) * cached / w.row_shards),
-        "experience": Cost(policies * causal * w.step_rows),
-        "update": Cost(passes * causal * w.minibatch_rows),
+        "prefill": Cost(pair * w.rollout.fresh_prompts * pairs(w.prompt_length)),
+        "decode": Cost(pair * cached, kv_bytes(w) / w.shape.layers * cached / w.row_shards),
+        "experience": Cost(pair * policies * pairs(w.length) * w.step_rows),
+        "update": Cost(pair * passes * pairs(w.length) * w.minibatch_rows),
     }
 
 
