@@ -6,6 +6,7 @@ import json
 import pathlib
 import random
 import shutil
+import sys
 from concurrent.futures import Future
 
 import jax
@@ -25,10 +26,11 @@ from rpg_jax.environments.guess import Guess
 from rpg_jax.objectives.advantages import begins_turn, group_mean_std, turn_return
 from rpg_jax.rewards import ENVIRONMENT, Scorer
 from rpg_jax.rewards.pool import Failure
-from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
+from rpg_jax.sampling import Decoding, Sampling, decode, generate, prompts_to_answer
 from rpg_jax.sampling.turns import Answer, Row, spans, stop_table
 from rpg_jax.training.episodes import Episodes
 
+module = sys.modules["rpg_jax.sampling.generate"]
 CONFIG = models.ModelConfig(40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_length=128)
 MODEL = models.Model(CONFIG)
 KEY = jax.random.key(0, impl="threefry2x32")
@@ -102,12 +104,28 @@ def test_a_conversation_has_turns_and_observations_and_its_log_probs_are_those_o
     np.testing.assert_allclose(rows.model_logp[rows.loss_mask], np.asarray(expected)[rows.loss_mask], rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize("segment, pages", [(None, None), (1, None), (3, 26)])
+@pytest.mark.parametrize("segment, pages", [(None, None), (1, None), (3, 12)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_when_an_environment_answers_changes_no_token(seed, segment, pages):
     late = run(Talk(random.Random(seed)), segment=segment, pages=pages)
     for name, expected in dataclasses.asdict(reference()).items():
         np.testing.assert_array_equal(getattr(late, name), expected, name)
+
+
+def test_rows_keep_their_pages_between_turns_while_pages_suffice(monkeypatch):
+    seen, function = [], module.decode_segment
+
+    def segment(*arguments):
+        unfinished, ended, state = function(*arguments)
+        seen.append((np.asarray(state.held)[np.asarray(state.status) == decode.ENDED], int(state.preemptions[0])))
+        return unfinished, ended, state
+
+    monkeypatch.setattr(module, "decode_segment", segment)
+    for pages, kept in (None, True), (12, False):
+        seen.clear()
+        run(Talk(), segment=3, pages=pages)
+        held, preemptions = zip(*seen, strict=True)
+        assert (np.concatenate(held) > 0).all() == kept and (preemptions[-1] == 0) == kept
 
 
 def test_a_row_that_was_cut_between_segments_goes_on_and_until_waits_for_every_answer():

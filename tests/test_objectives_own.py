@@ -269,11 +269,19 @@ def test_an_advantage_of_ones_own_may_tell_turns_apart(mine):
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("column", InputError, "column returns float32[4, 1]; expected floats of the shape of rewards, [4, 4], or of mask, [4, 4, "),
+        (
+            "column",
+            InputError,
+            "column returns float32[4, 1]; expected floats of the shape of rewards, [4, 4], or of mask, [4, 4, ",
+        ),
         ("signs", InputError, "signs returns int32[4, 4]; expected floats"),
         ("wrong", NameError, "name 'stepp' is not defined"),
         ("chooses", jax.errors.TracerBoolConversionError, "boolean"),
-        ("other", InputError, "takes (rewards, gamma); expected (rewards [P, G], lengths [P, G], step, mask [P, G, T], turn_re"),
+        (
+            "other",
+            InputError,
+            "takes (rewards, gamma); expected (rewards [P, G], lengths [P, G], step, mask [P, G, T], turn_re",
+        ),
         ("nothing", InputError, "has no 'nothing'; it has: plain"),
     ],
 )

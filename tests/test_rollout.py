@@ -277,7 +277,15 @@ def test_evaluation_metrics_by_task():
     problems = [Problem(i, task, "", "", "") for i, task in enumerate(["a", "b", "a"])]
     correct, texts = np.array([[1.0, 0], [0, 0], [1, 1]]), ["Answer: 1", "Answer: 2"]
     answered = [
-        Answered(problem, texts, row, lengths=np.array([4, 6]), finished=np.array([True, False]), failures=[], turns=[None] * 2)
+        Answered(
+            problem,
+            texts,
+            row,
+            lengths=np.array([4, 6]),
+            finished=np.array([True, False]),
+            failures=[],
+            turns=[None] * 2,
+        )
         for problem, row in zip(problems, correct, strict=True)
     ]
     found = metrics(answered, lambda problem, text: voted_answer(text))

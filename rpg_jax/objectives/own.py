@@ -23,7 +23,7 @@ from rpg_jax.objectives.objective import INPUTS, Objective
 EXAMPLE = "def loss(log_ratio, advantage): return -jnp.exp(log_ratio) * advantage"
 REQUIRED = inspect.Parameter.empty  # the default of a setting that has none
 ADVANTAGE_INPUTS = ("rewards", "lengths", "step", "mask", "turn_reward")
-ADVANTAGE = "(rewards [P, G], lengths [P, G], step, mask [P, G, T], turn_reward [P, G, K]) -> floats [P, G] or [P, G, T]"
+ADVANTAGE = "(rewards [P, G], lengths [P, G], step, mask [P, G, T], turn_reward [P, G, K]) -> [P, G] or [P, G, T]"
 FACTS = dict(level="token", divergence=None, beta=0.0, z_old=1.0, declares=None, reduction=None, advantage="group_mean")
 
 
@@ -110,8 +110,8 @@ def advantage(spec: str) -> Callable[..., jax.Array]:
         values = function(*(given[x] for x in first), **{x: given[x] for x in names})
         shape = jnp.shape(values)
         if shape not in (left.shape, by_group.shape) or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
-            expected = f"expected floats of the shape of rewards, {list(left.shape)}, or of mask, {list(by_group.shape)}"
-            raise InputError(f"advantage {spec} returns {jnp.result_type(values)}{list(shape)}; {expected}")
+            expected = f"floats of the shape of rewards, {list(left.shape)}, or of mask, {list(by_group.shape)}"
+            raise InputError(f"advantage {spec} returns {jnp.result_type(values)}{list(shape)}; expected {expected}")
         return values.astype(left.dtype).reshape(left.size, -1)
 
     return of_batch

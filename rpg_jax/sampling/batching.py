@@ -248,9 +248,12 @@ def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.
     )
     fresh = jnp.where(new, request, NOWHERE)
     source = state.prompt_table[state.prompt_of(at)]  # [slots, W]
-    begun = dict(table=source, held=full, cached=state.rows.prompt_length[at] - 1)
-    begun = {name: getattr(state, name).at[fresh].set(value, mode="drop") for name, value in begun.items()}
-    state = dataclasses.replace(state, **begun)
+    state = dataclasses.replace(
+        state,
+        table=state.table.at[fresh].set(source, mode="drop"),
+        held=state.held.at[fresh].set(full, mode="drop"),
+        cached=state.cached.at[fresh].set(state.rows.prompt_length[at] - 1, mode="drop"),
+    )
     state = hold(state, state.request, jnp.where(takes, needs_pages(sampler, state), 0))
     copied = new & (state.cached[at] % sampler.page_size > 0)
     order = first_true(copied, copied.size)

@@ -241,8 +241,9 @@ def make_sampler(
 ) -> tuple[decode.Sampler, int, int]:
     """The `Sampler` of a data shard, its slots, and the pages of its pool.
 
-    `columns` are those of the prompts, `rows` of all shards, which keep their pages between turns if `keeps`. Raises InputError for pages or a cache_dtype that the
-    kernel does not take, for pages that do not divide over the shards, and for too few for one longest response.
+    `columns` are those of the prompts, `rows` of all shards, which keep their pages between turns if `keeps`. Raises
+    InputError for pages or a cache_dtype that the kernel does not take, for pages that do not divide over the shards,
+    and for too few for one longest response.
     """
     if mesh.devices.flat[0].platform == "tpu":
         # libtpu merges the Python frames of operations that it inlines. With a tensor axis and tens of layers it took

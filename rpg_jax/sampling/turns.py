@@ -1,8 +1,9 @@
 """Conversations inside `generate`: a row whose turn is over leaves its slot, and waits again with what was answered.
 
 An environment answers on the host, between two segments, while other rows are decoded. When an answer comes changes no
-token: a row goes on from its own tokens, under the noise of its own number and of its tokens' indices. Only with `until`, where the rows that are complete first end the rollout, all answers are
-waited for after every segment, and segments have a fixed number of steps.
+token: a row goes on from its own tokens, under the noise of its own number and of its tokens' indices. Only with
+`until`, where the rows that are complete first end the rollout, all answers are waited for after every segment, and
+segments have a fixed number of steps.
 """
 
 import dataclasses
