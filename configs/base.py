@@ -96,6 +96,7 @@ KEYS = dict(
         scan=switch(True),  # [switch] one compiled layer, looped over: compiles faster than layers one after the other
         remat=text("full"),  # [name] what the backward pass computes again: none, dots, attention, offload, full
         attention=text("auto"),  # [name] kernel: auto, blockwise, splash (TPU), pallas_gpu, cudnn
+        router_balance=not_negative(0.0),  # [loss] factor of the balance loss of routers, in models with experts
         lora=dict(  # low-rank adapters, which alone are trained; the checkpoint's weights stay as they are
             rank=count_or_zero(0),  # [columns] of A and rows of B in W + (alpha / rank) A B; 0: all weights are trained
             alpha=positive(32.0),  # [factor] of A B, divided by the rank

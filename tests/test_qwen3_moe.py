@@ -9,11 +9,17 @@ import numpy as np
 import processes
 import pytest
 
-from rpg_jax import models, parallel
+from rpg_jax import models, objectives, parallel
 from rpg_jax.models import Model, huggingface, quantization, unstack_layers
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.families import qwen3_moe
+from rpg_jax.objectives import metrics
 from rpg_jax.storage import weights
+from rpg_jax.training import routing
+from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.packing import Plan
+from rpg_jax.training.update import init_state, make_update
+from rpg_jax.types import TrainBatch
 
 CONFIG = qwen3_moe.Config(
     29, 16, 12, 2, 4, 2, 4, rope_theta=1e3, max_length=64, experts=6, experts_per_token=2, expert_size=10
@@ -157,3 +163,33 @@ def test_a_mesh_divides_experts_only_where_there_are_some():
         parallel.check_model(jax.sharding.AbstractMesh((1, 1, 1, 4), parallel.mesh.AXES), MODEL)
     with pytest.raises(ValueError, match="mesh.expert=3 divides the experts of a layer, and a llama has none"):
         parallel.check_model(mesh, Model(models.ModelConfig(29, 16, 12, 2, 4, 2, 4)))
+
+
+def test_the_balance_of_loads_by_hand():
+    load, probability = np.float32([[6, 2, 0, 0], [2, 2, 2, 2]]), np.float32([[2, 1, 0.5, 0.5], [1, 1, 1, 1]])
+    sums = dict(router_load=load, router_probability=probability, router_entropy=np.float32([4, 8]))
+    balance, measured = routing.measure(sums, jnp.float32(4))  # of two experts a token
+    found = metrics.values(measured)
+    by_hand = np.mean([4 * (6 / 4 * 2 / 4 + 2 / 4 * 1 / 4), 2])
+    np.testing.assert_allclose([balance, found["router_balance"]], by_hand)
+    np.testing.assert_allclose([found[f"router_{name}"] for name in ("entropy", "load_max", "unused")], [1.5, 3, 0.25])
+
+
+def test_the_balance_loss_alone_spreads_tokens(params):
+    """Advantages of zero leave nothing else to learn from; the loss is the mean over both microbatches."""
+    mesh, optimizer = parallel.make_mesh(data=1, devices=jax.devices()[:1]), make_optimizer("adamw", learning_rate=0.01)
+    state = init_state(optimizer, mesh, jax.tree.map(jnp.copy, params))
+    ones, none = np.ones((4, 9), np.float32), np.zeros((4, 9), np.float32)
+    tokens = np.random.default_rng(2).integers(0, 29, (4, 9)).astype(np.int32)
+    batch = TrainBatch(tokens, np.full(4, 9, np.int32), np.arange(9) > none, -ones, -ones, none[:, :1], ones)
+    update = make_update(
+        MODEL, objectives.make("reinforce"), optimizer, mesh, state, rows=2, temperature=1.0, clip_norm=1e9,
+        logprob_chunk=9, router_balance=0.5,
+    )  # fmt: skip
+    history = []
+    for _ in range(6):
+        state, measured = update(state, parallel.to_global(mesh, parallel.ROWS, batch), Plan(jnp.int32(2), None), {})
+        history.append(jax.device_get(metrics.values(measured)))
+    np.testing.assert_allclose([row["loss"] for row in history], [row["router_balance"] / 2 for row in history], 1e-5)
+    assert history[-1]["router_balance"] < history[0]["router_balance"]
+    assert 0 < history[0]["router_entropy"] < np.log(6) and 1 <= history[0]["router_load_max"] <= 3

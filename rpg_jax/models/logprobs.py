@@ -22,11 +22,14 @@ def token_logprobs(model: Model, params: dict, tokens: jax.Array, mask: jax.Arra
       positions, segment_ids: i32[B, T], for rows of several sequences; `mask` is false at a sequence's first token.
       temperature: logits are divided by it (1); may be a traced scalar, and gets no gradient.
       chunk: columns per step (64); memory, not values, depend on it.
+      auxiliary: beside the result, return the auxiliary numbers of `Model.hidden_and_auxiliary`, whose sums are over
+        the tokens of `mask` (False). The other functions take it, too, and return them last.
 
     Returns:
       [B, T], float32 or wider.
     """
-    return _chunked(((model, params),), _logprob, tokens, mask, **settings)[0]
+    found = _chunked(((model, params),), _logprob, tokens, mask, **settings)
+    return found if settings.get("auxiliary") else found[0]
 
 
 def token_logprobs_and_entropy(model: Model, params: dict, tokens, mask, **settings) -> tuple[jax.Array, jax.Array]:
@@ -62,18 +65,24 @@ def _logprob_and_entropy(logits, targets):
     return jnp.take_along_axis(logp, targets[..., None], -1)[..., 0], entropy
 
 
-def _chunked(policies, measure, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64):
+def _chunked(
+    policies, measure, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64, auxiliary=False
+):
     """`policies` are pairs of a model and its tree; the first is trained, the others are constants."""
-    heads, hidden = [], []
+    heads, hidden, numbers = [], [], []
     for model, params in policies:
-        states = model.hidden(params, tokens, positions, segment_ids)
+        if auxiliary and not numbers:
+            states, found = model.hidden_and_auxiliary(params, tokens, positions, segment_ids, counted=mask)
+            numbers.append(found)
+        else:
+            states = model.hidden(params, tokens, positions, segment_ids)
         hidden.append(jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))  # column t is predicted by column t - 1
         table = "embed" if model.config.tied_embeddings else "head"
         heads.append({table: params[table]})
     mask = mask & (jnp.arange(mask.shape[1]) > 0)
     constants = jax.lax.stop_gradient((heads[1:], hidden[1:])), tokens, mask, temperature
     models = tuple(model for model, _ in policies)
-    return _by_chunks(models, measure, min(chunk, mask.shape[1]), heads[0], hidden[0], constants)
+    return *_by_chunks(models, measure, min(chunk, mask.shape[1]), heads[0], hidden[0], constants), *numbers
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

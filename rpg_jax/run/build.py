@@ -293,7 +293,17 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
             f"(adapters leave experts and routers alone); it may be {there}"
         )
     parallel.check_model(mesh, model)
+    if router_balance(config) and not shape.experts:
+        raise InputError(
+            f"model.router_balance={router_balance(config):g} spreads tokens over experts, and a {shape.model_type} "
+            f"has none; set it to 0"
+        )
     return model
+
+
+def router_balance(config: ConfigDict) -> float:
+    """The factor of the balance loss; the configs of earlier runs have none."""
+    return config.model.get("router_balance", 0.0)
 
 
 ROLLOUT, EVALUATION = range(2)
@@ -343,6 +353,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, sho
         update=make_update(
             run.model, run.objective, run.optimizer, run.mesh, shapes, rows=run.loop.microbatch_rows,
             clip_norm=config.optimizer.clip_norm, denominator=denominator, **logprobs,
+            router_balance=router_balance(config),
         ),
         evaluate=partial(evaluate, problems=run.data.problems("heldout")),
         heldout=config.evaluation.k * len(run.data.problems("heldout")),

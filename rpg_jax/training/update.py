@@ -26,6 +26,7 @@ from rpg_jax.models import (
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives.divergences import full_vocabulary
+from rpg_jax.training import routing
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.training.packing import Plan, microbatches
 from rpg_jax.training.policies import REFERENCE, frozen_params, joined
@@ -94,7 +95,7 @@ def sample_sizes(logp: jax.Array, batch: TrainBatch) -> metric.Metrics:
 def make_update(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, *,
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
-    packed_columns: int | None = None,
+    packed_columns: int | None = None, router_balance: float = 0.0,
 ) -> Update:  # fmt: skip
     """Builds the jitted `update(state, batch, plan, policies) -> (state, metrics)`, which donates the state.
 
@@ -108,30 +109,33 @@ def make_update(
       clip_norm: largest norm of the gradient; logprob_chunk: columns whose logits are computed at a time.
       denominator: the number that reduction="constant" divides by.
       packed_columns: W, of a packed row, at least T; None is T.
+      router_balance: factor of `routing.measure`, whose mean over microbatches is weighted by their trained tokens.
     """
     state_shardings = layout(optimizer, mesh, shapes)
 
     def policy(params, held, rows, undo):
-        """Log-probs of the sequences' tokens, and with kl="full" each token's divergence from the reference."""
+        """Log-probs of the sequences' tokens, with kl="full" each token's divergence from the reference, and with
+        experts the auxiliary numbers of the layers."""
+        settings = rows | dict(temperature=temperature, chunk=logprob_chunk, auxiliary=bool(model.config.experts))
         if objective.full_kl is None:
-            logp = token_logprobs(model, params, **rows, temperature=temperature, chunk=logprob_chunk)
-            return undo(logp), None
-        pair = token_logprobs_and_divergence(
-            model, params, (model, held), partial(full_vocabulary, objective.full_kl), **rows,
-            temperature=temperature, chunk=logprob_chunk,
-        )  # fmt: skip
-        return tuple(map(undo, pair))
+            found = token_logprobs(model, params, **settings)
+            logp, *auxiliary = found if model.config.experts else (found,)
+            return undo(logp), None, *auxiliary
+        divergence = partial(full_vocabulary, objective.full_kl)
+        logp, full_kl, *auxiliary = token_logprobs_and_divergence(model, params, (model, held), divergence, **settings)
+        return undo(logp), undo(full_kl), *auxiliary
 
     def update(state, batch, plan, policies):
         state = jax.lax.with_sharding_constraint(state, state_shardings)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
         micro = microbatches(mesh, plan.start, batch, rows, packed_columns)
         total = objective.count(batch.loss_mask) if denominator is None else denominator  # of the whole minibatch
+        trained = jnp.maximum(batch.loss_mask.sum(dtype=jnp.float32), 1)
 
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
             with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
-                logp, full_kl = policy(join(model.lora, base, params), held, model_rows, undo)
+                logp, full_kl, *auxiliary = policy(join(model.lora, base, params), held, model_rows, undo)
             value, metrics = objective(
                 logp,
                 sequences.behavior_logp,
@@ -142,7 +146,12 @@ def make_update(
                 denominator=total,
                 **({} if full_kl is None else dict(full_kl=full_kl)),
             )
-            return value, metrics | sample_sizes(logp, sequences) | finiteness(logp, sequences)
+            metrics = metrics | sample_sizes(logp, sequences) | finiteness(logp, sequences)
+            for numbers in auxiliary:  # at most one
+                count = model_rows["mask"].sum(dtype=jnp.float32)
+                balance, routed = routing.measure(numbers, count)
+                value, metrics = value + router_balance * balance * count / trained, metrics | routed
+            return value, metrics
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         # Unrolled layers are cut out of the stack once, and not in every microbatch.
