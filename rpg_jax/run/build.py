@@ -303,7 +303,7 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
 
 def router_balance(config: ConfigDict) -> float:
     """The factor of the balance loss; the configs of earlier runs have none."""
-    return config.model.get("router_balance", 0.0)
+    return config.model.router_balance if "router_balance" in config.model else 0.0
 
 
 ROLLOUT, EVALUATION = range(2)
