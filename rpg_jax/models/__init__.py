@@ -6,4 +6,12 @@ from rpg_jax.models.families import SIZES, named
 from rpg_jax.models.logprobs import token_logprobs, token_logprobs_and_divergence, token_logprobs_and_entropy
 from rpg_jax.models.lora import LoRA, join, merge
 from rpg_jax.models.quantization import quantize_params
-from rpg_jax.models.transformer import Model, parameter_count, stack_layers, unstack_layers, with_head
+from rpg_jax.models.transformer import (
+    Model,
+    active_parameter_count,
+    expert_parameter_count,
+    parameter_count,
+    stack_layers,
+    unstack_layers,
+    with_head,
+)

@@ -226,3 +226,15 @@ def _period(kinds):
 def parameter_count(config: ModelConfig) -> int:
     """Number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(Model(config).shapes))
+
+
+@cache
+def expert_parameter_count(config: ModelConfig) -> int:
+    """Number of those in experts; 0 for a family without any."""
+    return sum(leaf.size for leaf in jax.tree.leaves(Model(config).shapes["layers"].get("experts", {})))
+
+
+def active_parameter_count(config: ModelConfig) -> int:
+    """Number of those that a token meets: all but the experts that it is not sent to."""
+    idle = config.experts - config.experts_per_token if config.experts else 0
+    return parameter_count(config) - (expert_parameter_count(config) * idle // config.experts if idle else 0)

@@ -238,10 +238,12 @@ PAGED_GPU = Kernel("paged_gpu", _by_head_and_page, _gpu_empty, _gpu_write, _page
 
 
 def over_tensor(function: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """A shard_map over the tensor axis inside `parallel.over_rows`, for kernels that the compiler cannot partition."""
+    """A shard_map over the tensor axis inside `parallel.over_rows`, for kernels that the compiler cannot partition.
+
+    It is over all axes that are left, for a kernel of Mosaic refuses a mesh of which one is the compiler's.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if "tensor" not in mesh.axis_names or "tensor" in mesh.manual_axes:  # outside of any mesh; one device's heads
         return function
-    return partial(jax.shard_map, axis_names={"tensor"}, check_vma=False)(
-        function, in_specs=in_specs, out_specs=out_specs
-    )
+    left = set(mesh.axis_names) - set(mesh.manual_axes)
+    return partial(jax.shard_map, axis_names=left, check_vma=False)(function, in_specs=in_specs, out_specs=out_specs)

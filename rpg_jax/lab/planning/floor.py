@@ -3,7 +3,8 @@
 Nothing here is compiled. What a good program may avoid is left out, such as activations that go through HBM. Rows of
 updates and log-prob passes count as max_prompt + max_new tokens long; how full packed ones are is in `Workload.times`.
 Prefill and decoding count the tokens that are there on average. D, M, Q and K are the widths of the residual stream,
-the MLP, all query heads and all key heads; one pass over a product of [D, M] takes 2 D M FLOPs a token.
+the MLP (all experts of a token), all query heads and all key heads; one pass over a product of [D, M] takes 2 D M FLOPs
+a token. Routers are taken to spread tokens evenly. Devices of the axis `expert` compute everything but experts alike.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from rpg_jax.lab.planning import decoding
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.workload import PHASES, Workload
-from rpg_jax.models import ModelConfig, parameter_count
+from rpg_jax.models import ModelConfig, expert_parameter_count, parameter_count
 from rpg_jax.sampling.generate import PREFILL_TOKENS
 
 MASTER = 4  # bytes of a float32: parameters, gradients, moments, logits
@@ -41,13 +42,20 @@ class Cost(NamedTuple):
 
 def widths(shape: ModelConfig) -> tuple[int, int, int, int]:
     """(D, M, Q, K)."""
-    return shape.hidden_size, shape.mlp_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    mlp = shape.experts_per_token * shape.expert_size if shape.experts else shape.mlp_size
+    return shape.hidden_size, mlp, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
 
 def layer_weights(shape: ModelConfig) -> int:
-    """Weights of the matrix products of one layer."""
+    """Weights of the matrix products of a token in one layer."""
     d, m, q, k = widths(shape)
-    return d * (2 * q + 2 * k) + 3 * d * m
+    return d * (2 * q + 2 * k + shape.experts) + 3 * d * m
+
+
+def gathered_parameters(w: Workload) -> float:
+    """Parameters of the model that a device has once those that fsdp divides are gathered."""
+    experts = expert_parameter_count(w.shape)
+    return (parameter_count(w.shape) - experts + experts / w.expert) / w.tensor
 
 
 def kv_bytes(w: Workload) -> float:
@@ -81,13 +89,16 @@ def costs(w: Workload) -> dict[str, Cost]:
     """The work of each phase: of one generation batch, one token of every slot, an RL step's log-probs, one update."""
     shape, fsdp, data = w.shape, w.mesh["fsdp"], w.mesh["data"]
     devices, kernels = w.row_shards * w.tensor, attention(w)
-    products = 2 * layer_weights(shape) * shape.layers / devices  # FLOPs of a token, forward
+    mlp = 3 * widths(shape)[0] * widths(shape)[1]
+    products = layer_weights(shape) - mlp + mlp / w.expert
+    products *= 2 * shape.layers / devices  # FLOPs of a token, forward
     vocabulary = 2 * shape.hidden_size * shape.vocab_size / devices
-    weights = parameter_count(shape) * w.itemsize / w.tensor  # bytes that a pass reads
-    drawn_from = parameter_count(shape) * jnp.dtype(w.rollout.weights_dtype or w.model.dtype).itemsize / w.tensor
+    weights = gathered_parameters(w) * w.itemsize  # bytes that a pass reads
+    drawn_from = gathered_parameters(w) * jnp.dtype(w.rollout.weights_dtype or w.model.dtype).itemsize
     gathered = weights * (fsdp - 1) / fsdp  # bytes that a pass sends so that every device has all weights
-    # Bytes that the two all-reduces of a layer send for a token, over the tensor axis.
-    summed = 4 * (w.tensor - 1) / w.tensor * shape.layers * shape.hidden_size * w.itemsize / w.row_shards
+    # Bytes that the two all-reduces of a layer send for a token, over the tensor axis, and that of experts over theirs.
+    summed = 4 * (w.tensor - 1) / w.tensor + (2 * (w.expert - 1) / w.expert if shape.experts else 0)
+    summed *= shape.layers * shape.hidden_size * w.itemsize / w.row_shards
 
     prompts, slots = w.rollout.fresh_prompts * w.prompt_length, w.rollout.slots
     prefill = Cost(products * prompts, w.prefill_passes() * drawn_from, summed * prompts)
@@ -102,7 +113,7 @@ def costs(w: Workload) -> dict[str, Cost]:
     # A product has three passes: forward, and the gradients of its input and, if it is trained, of its kernel.
     passes, tokens = 3 if w.model.lora is None else 2, w.minibatch_rows * w.length
     again, _ = RECOMPUTED[w.model.remat]
-    computed_again = again * (1 - shape.hidden_size * shape.mlp_size / layer_weights(shape))
+    computed_again = again * (1 - mlp / 3 / layer_weights(shape))
     flops = ((passes + computed_again) * products + (passes + 1) * vocabulary) * tokens
     count, shard = w.microbatches(w.minibatch_rows, w.loop.microbatch_rows), master_shard(w)
     moved = count * ((passes + again) * weights + 3 * shard) + (2 * (1 + w.moments) + 2) * shard
@@ -115,7 +126,8 @@ def costs(w: Workload) -> dict[str, Cost]:
 
 def master_shard(w: Workload) -> float:
     """Bytes of a device's shard of the float32 parameters that are trained."""
-    return w.trained * MASTER / (w.mesh["fsdp"] * w.tensor)
+    trained = gathered_parameters(w) if w.model.lora is None else w.trained / w.tensor
+    return trained * MASTER / w.mesh["fsdp"]
 
 
 def saved(shape: ModelConfig, remat: str, tensor: int) -> float:
@@ -130,8 +142,11 @@ def temporaries(w: Workload) -> dict[str, float]:
     """Bytes that each phase holds at once beside its arguments; the KV cache is an argument, updated in place."""
     (d, m, q, k), vocabulary = widths(w.shape), w.shape.vocab_size / w.tensor
     chunk = min(w.logprob_chunk, w.columns)
-    layer = (4 * d + (3 * m + 2 * q + 3 * k) / w.tensor) * w.itemsize  # of a token, forward
-    two_layers = 2 * layer_weights(w.shape) * w.itemsize / w.tensor  # gathered, one ahead of the other
+    copies = 2 * w.shape.experts_per_token if w.shape.experts else 0  # of a token, sorted by expert, and their results
+    layer = ((4 + copies) * d + (3 * m + 2 * q + 3 * k) / w.tensor) * w.itemsize  # of a token, forward
+    a_layer = layer_weights(w.shape) - 3 * d * m * bool(copies)
+    a_layer += expert_parameter_count(w.shape) / w.shape.layers / w.expert
+    two_layers = 2 * a_layer * w.itemsize / w.tensor  # gathered, one ahead of the other
     matrix = vocabulary * d * w.itemsize  # of the vocabulary, gathered
 
     rows = w.loop.scoring_rows / w.row_shards
@@ -144,7 +159,7 @@ def temporaries(w: Workload) -> dict[str, float]:
     rows, shard = w.loop.microbatch_rows / w.row_shards, master_shard(w)
     tokens = rows * w.columns
     kept = shard + saved(w.shape, w.model.remat, w.tensor) * w.itemsize * tokens * w.shape.layers
-    backward = shard + two_layers + (8 * d + (7 * m + 6 * q + 6 * k) / w.tensor) * w.itemsize * tokens
+    backward = shard + two_layers + ((8 + 2 * copies) * d + (7 * m + 6 * q + 6 * k) / w.tensor) * w.itemsize * tokens
     logits = 2 * rows * chunk * vocabulary * MASTER
     loss = matrix + logits + 2 * d * w.itemsize * tokens
     loss += 0 if w.model.lora else vocabulary * d * MASTER  # the matrix's gradient

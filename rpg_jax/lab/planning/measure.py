@@ -12,7 +12,7 @@ from rpg_jax.lab.planning.chips import GIB, Topology
 from rpg_jax.lab.planning.programs import Program, programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.lab.planning.workload import PHASES, Workload
-from rpg_jax.models import parameter_count
+from rpg_jax.models import active_parameter_count, parameter_count
 
 FILLED = 0.95  # of a device's memory by the largest KV cache; the rest is for what a slot takes beside its pages
 ROWS = 8  # slots of a shard are a multiple of it: a register of a TPU has so many rows
@@ -21,9 +21,9 @@ ROWS = 8  # slots of a shard are a multiple of it: a register of a TPU has so ma
 def measure(topology: Topology, sketch: Sketch) -> dict:
     """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
 
-    Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, trained (of them,
-    or of adapters), rows, length, phases (memory and cost of each), step (an RL step), cache (the largest KV cache),
-    fits.
+    Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, active (those
+    that a token meets), trained (of them, or of adapters), rows, length, phases (memory and cost of each), step (an RL
+    step), cache (the largest KV cache), fits.
     """
     made, workload = programs(sketch), sketch.workload
     with ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
@@ -43,6 +43,7 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         "memory": topology.chip.memory,
         "source": topology.chip.source,
         "parameters": parameter_count(workload.shape),
+        "active": active_parameter_count(workload.shape),
         "trained": workload.trained,
         "rows": {
             "microbatch": workload.loop.microbatch_rows,

@@ -26,6 +26,8 @@ def text(plan: dict) -> str:
     how = "compiled" if is_compiled else "modelled from shapes, nothing is compiled"
     axes = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     size = f"{plan['parameters'] / 1e9:.3g}B parameters"
+    if plan["active"] < plan["parameters"]:
+        size += f", of which a token meets {plan['active'] / 1e9:.3g}B"
     if plan["trained"] < plan["parameters"]:
         size += f" and {plan['trained'] / 1e6:.3g}M of adapters"
     lines = [

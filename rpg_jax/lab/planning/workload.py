@@ -81,6 +81,10 @@ class Workload:
     def tensor(self) -> int:
         return self.mesh["tensor"]
 
+    @property
+    def expert(self) -> int:
+        return self.mesh.get("expert", 1)
+
     def microbatches(self, sequences: int, rows: int) -> float:
         """Microbatches of so many rows that hold sequences of full length."""
         return sequences * self.length / (rows * self.columns)
