@@ -34,6 +34,7 @@ from rpg_jax.lab.planning import (
 )
 from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
+from rpg_jax.models.families import gemma3
 from rpg_jax.run import compiler
 from rpg_jax.run.cli import read_config
 from rpg_jax.sampling.generate import make_sampler
@@ -255,6 +256,17 @@ def test_memory_that_weights_and_caches_must_take():
     assert update() > update(mesh=dict(data=1, fsdp=2, tensor=1)) > update() / 2  # both gather the same weights
     fetched = update(rollout=dict(max_new=1, max_prompt=1), moments=9, offload=True)
     assert fetched == 11 * gradient
+
+
+def test_windows_leave_out_pairs_of_tokens():
+    """Six layers, one of them global; a window of 4 among 16 tokens."""
+    wide, narrow = (
+        floor.attention(workload(gemma3.Config(64, 32, 48, 6, 4, 2, 8, window=window))) for window in (16, 4)
+    )
+    for phase in ("experience", "update"):
+        share = (5 * (4 * 16 - 4 * 4 / 2) + 16**2 / 2) / (6 * 16**2 / 2)
+        assert narrow[phase].flops == pytest.approx(share * wide[phase].flops)
+    assert narrow["decode"].bytes < wide["decode"].bytes and narrow["prefill"].flops < wide["prefill"].flops
 
 
 def test_a_phase_takes_as_long_as_its_slowest_resource():
