@@ -73,7 +73,7 @@ def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):
     assert (batch.weight == 1).all() and metrics.keys() == {"response_length", "finished"}
     theirs, _ = sampler(second, recorded(), reward, reference=reference)
     ours, more = trainer(second, recorded(), reward, reference=reference)
-    np.testing.assert_array_equal(theirs.reference_logp, ours.reference_logp)
+    np.testing.assert_allclose(theirs.reference_logp, ours.reference_logp, rtol=1e-6)  # programs of one and of two
     assert np.abs(theirs.behavior_logp - ours.behavior_logp).max() > 0.1
     assert more.keys() == {*metrics, "entropy", "sampler_logp_gap", "sampler_logp_gap_max"}
     assert (np.asarray(ours.version) == 3).all()

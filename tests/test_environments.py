@@ -287,7 +287,8 @@ def test_an_episode_has_every_column_its_seed_and_its_actions_and_is_played_agai
 )
 def test_an_environment_that_fails_says_why_and_others_go_on(tmp_path, step, line):
     guarded = f"if action != 'bad': return 'fine', 1.0\n        {step}"
-    with mine(tmp_path, guarded, timeout_seconds=4.0, memory_mb=512) as environment:
+    seconds = 4.0 if "sleep" in step else 60.0
+    with mine(tmp_path, guarded, timeout_seconds=seconds, memory_mb=512) as environment:
         ask = functools.partial(environment.submit, problem=PROBLEM, seed=0)
         assert ask("other", actions=["a"]).result() == ["fine", [1.0]]
         with pytest.raises(Failure) as failed:

@@ -441,7 +441,7 @@ def test_a_wrong_index_is_named(tmp_path):
     ("name", "change", "match"),
     [
         ("qwen2", dict(architectures=["MistralForCausalLM"]), "'MistralForCausalLM' is not supported; known: Qwen2For"),
-        ("qwen2-yarn", dict(model_type="qwen3_moe"), "'qwen3_moe' is not supported"),
+        ("qwen2-yarn", dict(model_type="mixtral"), "'mixtral' is not supported"),
         ("qwen3", dict(rope_scaling={"rope_type": "longrope", "factor": 2}), "'longrope' is not supported; known: def"),
         ("qwen3", dict(rope_scaling={"type": "mrope"}), "'mrope' is not supported"),
         ("qwen3", dict(rope_scaling={"rope_type": "linear"}), "linear lacks factor"),
