@@ -31,7 +31,7 @@ class RolloutSettings:
     overlong_buffer: int  # soft punishment over the last so many tokens
     overlong_factor: float
     page_size: int = Decoding.page_size  # of the KV cache
-    cache_pages: int | None = None  # of the KV cache; None is what the slots can need at most
+    cache_pages: int | None = None  # of the KV cache; None is what the slots, in conversations the rows, need at most
     cache_dtype: str | None = None  # of the KV cache; None is the model's
     weights_dtype: str | None = None  # of the sampler's matrices; None is the model's
     carry_over: bool = False  # unfinished responses go on in the next step

@@ -11,10 +11,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from rpg_jax import InputError
+from rpg_jax import InputError, parallel
 from rpg_jax.lab.planning.workload import Workload
 from rpg_jax.models import SIZES, huggingface, named
 from rpg_jax.run import build, states
+from rpg_jax.sampling import make_sampler
 from rpg_jax.training.loop import Parts
 from rpg_jax.types import Checkpoint
 
@@ -38,14 +39,20 @@ def sketch(
     config = config.copy_and_resolve_references()
     if size is not None:
         config.model.size, config.model.checkpoint = size, None
-    if "environment" in config:
-        config.environment.name = None  # no program of a step knows of it
+    keeps = build.has_environment(config)
+    if keeps:
+        config.environment.name = None  # no program of a step knows of it, but rows keep their pages between turns
     size, checkpoint = config.model.size, config.model.checkpoint
     shape = named(size) if checkpoint is None else huggingface.read_config(checkpoint)
     tokenizer = types.SimpleNamespace(vocab_size=shape.vocab_size, stop_ids=(0,))
     problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None], tasks=())
     run = build.build_run(config, devices=devices, problems=problems)
     build.check_rows(config, run)
+    if keeps and run.rollout.cache_pages is None:
+        sizes = run.rollout.max_prompt, run.rollout.max_new, run.rollout.fresh_prompts * run.rollout.samples
+        *_, pages = make_sampler(run.model, run.mesh, run.rollout.decoding, *sizes, keeps=True)
+        pages *= parallel.row_shards(run.mesh)
+        run = dataclasses.replace(run, rollout=dataclasses.replace(run.rollout, cache_pages=pages))
     # No program of a step has in its arguments what rollout.carry_over keeps, and earlier policies are on the hosts.
     checkpoint = states.abstract(run, partial(states.build_state, run))
     checkpoint, state = dataclasses.replace(checkpoint, past=(), pending=None), checkpoint.state
