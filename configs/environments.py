@@ -5,7 +5,7 @@
 Variants:
     guess       a small model finds a number by higher and lower; 2 CPU cores, minutes
     calculator  a pretrained model (runs/real_model/base, as launch/real_model.sh makes it) gets a calculator for sums
-                of large numbers; 2 CPU cores and 8 GB, an hour
+                of large numbers; 2 CPU cores and 8 GB, an hour. A model of 135M never calls it (docs/environments.md)
     textarena   the same model plays a game of TextArena (requirements-textarena.txt), once
                 python -m configs.environments 400 > data/games.jsonl     has written so many problems, a seed each
 `-smoke` after a name is the same path in two steps, for tests.

@@ -358,8 +358,9 @@ def test_guess():
         ("<calc>1</calc> is 1234", (None, 1.0)),
     ],
 )
-def test_calculator(action, expected):
-    observation, reward = Calculator({"answer": "1234"}, 0).step(action)
+@pytest.mark.parametrize("answer", ["1234", '{"answer": "1234", "family": "chain_sum", "seed": 7, "digest": "a2c99"}'])
+def test_calculator(action, expected, answer):
+    observation, reward = Calculator({"answer": answer}, 0).step(action)
     assert (observation, reward) == expected if isinstance(expected, tuple) else observation.startswith(expected)
 
 
