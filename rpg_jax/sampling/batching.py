@@ -34,6 +34,7 @@ from rpg_jax.sampling.holding import (
     idle_rows,
     leave,
     needs_pages,
+    prompt_pages,
     prompt_tokens,
     release,
 )
@@ -113,9 +114,9 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     def most(row):  # the last token's keys and values are never read
         return more_pages(row, state.rows.prompt_length[row] + state.limit[row] - 2)
 
-    prompt_pages = -(-prompt_tokens(state) // size)  # [P]
+    of_prompts = prompt_pages(sampler, state)
     leads = jnp.concatenate([jnp.ones(1, bool), prompt[1:] != prompt[:-1]])  # the first of its prompt
-    load = jnp.where(leads & ~state.prompt_ready[prompt], prompt_pages[prompt], 0)
+    load = jnp.where(leads & ~state.prompt_ready[prompt], of_prompts[prompt], 0)
     may_grow = running & (most(jnp.maximum(state.request, 0)) > 0)
     budget = state.free.count[0] - may_grow.sum()
     least = more_pages(request, first_input(state, request))
@@ -126,7 +127,7 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     needed = starting & ~state.prompt_ready
     beside = (state.status == WAITING).reshape(prompts, -1).any(1) & ~state.prompt_ready & ~needed
     left = budget - jnp.max(jnp.where(starts, total, 0))
-    beside &= jnp.cumsum(jnp.where(beside, prompt_pages, 0)) <= left
+    beside &= jnp.cumsum(jnp.where(beside, of_prompts, 0)) <= left
     beside &= jnp.cumsum(beside) <= -needed.sum() % sampler.prefill_rows  # what a batch of prefill has room for
     return Admission(request, starts.sum(), needed | beside, needed.any())
 

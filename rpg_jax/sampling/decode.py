@@ -3,8 +3,8 @@
 N rows wait in a queue, and a slot works on one at a time: what it draws is written into the row itself. Keys and values
 lie in pages that rows hold (`pages`, `paged_attention`). A row leaves its slot when it is complete or, where an
 environment answers (`turns`), at the end of a turn, and then keeps its pages. On a mesh these functions see one data
-shard (`parallel.over_rows`): its own rows, slots and pages. How rows come to slots is in
-`batching`, and how pages come to rows in `holding`.
+shard (`parallel.over_rows`): its own rows, slots and pages. How rows come to slots is in `batching`, and how pages come
+to rows in `holding`.
 """
 
 import dataclasses

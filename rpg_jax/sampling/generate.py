@@ -258,7 +258,7 @@ def make_sampler(
     longest = -(-(columns + max_new - 1) // page)  # the last token's keys and values are never read
     least, pages = longest + 1, decoding.cache_pages  # beside the last page of its prompt, which is copied
     if pages is None:
-        pages = max(slots, keeps * rows // shards) * least * shards
+        pages = (max(slots, rows // shards) if keeps else slots) * least * shards
     elif pages % shards or pages // shards < least:
         raise InputError(
             f"cache_pages is {pages}; a response of {max_new} tokens to a prompt of {columns} needs {least} "

@@ -22,6 +22,11 @@ def prompt_tokens(state: DecodeState) -> jax.Array:
     return state.prompt_length - 1
 
 
+def prompt_pages(sampler: Sampler, state: DecodeState) -> jax.Array:
+    """i32[P], the pages that hold these tokens."""
+    return -(-prompt_tokens(state) // sampler.page_size)
+
+
 def full_pages(sampler: Sampler, state: DecodeState, row: jax.Array) -> jax.Array:
     """The pages of each of some rows that are its prompt's: those that the prompt fills."""
     return (state.rows.prompt_length[row] - 1) // sampler.page_size
@@ -44,7 +49,7 @@ def hold(state: DecodeState, row: jax.Array, more: jax.Array) -> DecodeState:
 
 def hold_prompts(sampler: Sampler, state: DecodeState, load: jax.Array) -> DecodeState:
     """The prompts that are true in bool[P] get pages, which there must be; they are to be prefilled next."""
-    held = jnp.where(load, -(-prompt_tokens(state) // sampler.page_size), 0)
+    held = jnp.where(load, prompt_pages(sampler, state), 0)
     free, table = pages.take(state.free, state.prompt_table, jnp.zeros_like(held), held)
     return dataclasses.replace(state, free=free, prompt_table=table, prompt_ready=state.prompt_ready | load)
 
@@ -65,7 +70,7 @@ def release(sampler: Sampler, state: DecodeState, row: jax.Array) -> DecodeState
 def drop_prompts(sampler: Sampler, state: DecodeState, drop: jax.Array) -> DecodeState:
     """The prompts that are true in bool[P] give their pages back."""
     drop &= state.prompt_ready
-    held = jnp.where(drop, -(-prompt_tokens(state) // sampler.page_size), 0)  # [P]
+    held = jnp.where(drop, prompt_pages(sampler, state), 0)
     free = pages.give_back(state.free, state.prompt_table, jnp.zeros_like(held), held)
     return dataclasses.replace(state, free=free, prompt_ready=state.prompt_ready & ~drop)
 
