@@ -83,6 +83,20 @@ def to_json(config: ModelConfig) -> dict:
     }
 
 
+def expect(raw: dict, values: dict) -> None:
+    """Raises InputError for a key that is there with another value than this one, the only one that is supported."""
+    for key, value in values.items():
+        if raw.get(key, value) != value:
+            raise InputError(f"{key} is {raw[key]!r}; only {value!r} is supported")
+
+
+def expect_full_attention(layer_types: list | None) -> None:
+    """Raises InputError for a type of layers that does not attend to all earlier tokens."""
+    other = set(layer_types or []) - {"full_attention"}
+    if other:
+        raise InputError(f"layers with {', '.join(sorted(map(str, other)))} are not supported; only full_attention is")
+
+
 def integer(raw, key) -> int:
     """A value of a config.json; raises InputError where it is missing or of another kind."""
     value = raw.get(key)

@@ -39,7 +39,7 @@ def token_logprobs_and_entropy(model: Model, params: dict, tokens, mask, **setti
 
 def token_logprobs_and_divergence(
     model: Model, params: dict, reference: tuple[Model, dict], divergence: Callable, tokens, mask, **settings
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """As `token_logprobs`, and `divergence(logits, reference_logits)`, [...] from [..., V], of each token's two
     distributions. `reference` is a model of the same vocabulary and its tree, which takes a forward pass of its own and
     gets no gradient."""
@@ -71,18 +71,16 @@ def _chunked(
     """`policies` are pairs of a model and its tree; the first is trained, the others are constants."""
     heads, hidden, numbers = [], [], []
     for model, params in policies:
-        if auxiliary and not numbers:
-            states, found = model.hidden_and_auxiliary(params, tokens, positions, segment_ids, counted=mask)
-            numbers.append(found)
-        else:
-            states = model.hidden(params, tokens, positions, segment_ids)
+        states, found = model.hidden_and_auxiliary(params, tokens, positions, segment_ids, counted=mask)
+        numbers.append(found)
         hidden.append(jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))  # column t is predicted by column t - 1
         table = "embed" if model.config.tied_embeddings else "head"
         heads.append({table: params[table]})
     mask = mask & (jnp.arange(mask.shape[1]) > 0)
     constants = jax.lax.stop_gradient((heads[1:], hidden[1:])), tokens, mask, temperature
     models = tuple(model for model, _ in policies)
-    return *_by_chunks(models, measure, min(chunk, mask.shape[1]), heads[0], hidden[0], constants), *numbers
+    found = _by_chunks(models, measure, min(chunk, mask.shape[1]), heads[0], hidden[0], constants)
+    return (*found, numbers[0]) if auxiliary else found
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -116,14 +116,13 @@ def make_update(
     def policy(params, held, rows, undo):
         """Log-probs of the sequences' tokens, with kl="full" each token's divergence from the reference, and with
         experts the auxiliary numbers of the layers."""
-        settings = rows | dict(temperature=temperature, chunk=logprob_chunk, auxiliary=bool(model.config.experts))
+        settings = rows | dict(temperature=temperature, chunk=logprob_chunk, auxiliary=True)
         if objective.full_kl is None:
-            found = token_logprobs(model, params, **settings)
-            logp, *auxiliary = found if model.config.experts else (found,)
-            return undo(logp), None, *auxiliary
+            logp, auxiliary = token_logprobs(model, params, **settings)
+            return undo(logp), None, auxiliary
         divergence = partial(full_vocabulary, objective.full_kl)
-        logp, full_kl, *auxiliary = token_logprobs_and_divergence(model, params, (model, held), divergence, **settings)
-        return undo(logp), undo(full_kl), *auxiliary
+        logp, full_kl, auxiliary = token_logprobs_and_divergence(model, params, (model, held), divergence, **settings)
+        return undo(logp), undo(full_kl), auxiliary
 
     def update(state, batch, plan, policies):
         state = jax.lax.with_sharding_constraint(state, state_shardings)
@@ -135,7 +134,7 @@ def make_update(
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
             with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
-                logp, full_kl, *auxiliary = policy(join(model.lora, base, params), held, model_rows, undo)
+                logp, full_kl, auxiliary = policy(join(model.lora, base, params), held, model_rows, undo)
             value, metrics = objective(
                 logp,
                 sequences.behavior_logp,
@@ -147,9 +146,9 @@ def make_update(
                 **({} if full_kl is None else dict(full_kl=full_kl)),
             )
             metrics = metrics | sample_sizes(logp, sequences) | finiteness(logp, sequences)
-            for numbers in auxiliary:  # at most one
+            if auxiliary:  # of routers; {} without experts
                 count = model_rows["mask"].sum(dtype=jnp.float32)
-                balance, routed = routing.measure(numbers, count)
+                balance, routed = routing.measure(auxiliary, count)
                 value, metrics = value + router_balance * balance * count / trained, metrics | routed
             return value, metrics
 

@@ -117,9 +117,7 @@ EXPECTED |= {"final_logit_softcapping": None, "attn_logit_softcapping": None}
 def read_config(raw: dict) -> Config:
     """The shape that a config.json describes; raises InputError for a key that changes the forward pass."""
     raw = DEFAULTS | raw
-    for key, value in EXPECTED.items():
-        if raw.get(key, value) != value:
-            raise InputError(f"{key} is {raw[key]!r}; only {value!r} is supported")
+    shapes.expect(raw, EXPECTED)
     if "query_pre_attn_scalar" not in raw and raw["head_dim"] != 256:  # the 27B: GGUF files do not say its 168
         raise InputError(f"query_pre_attn_scalar is missing, and heads have {raw['head_dim']!r} numbers, not 256")
     raw = {"query_pre_attn_scalar": 256} | raw | _rope(raw)
@@ -169,16 +167,9 @@ def write_config(config: Config) -> dict:
     if own["query_pre_attn_scalar"] == int(own["query_pre_attn_scalar"]):
         own["query_pre_attn_scalar"] = int(own["query_pre_attn_scalar"])  # which transformers demands
     local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
-    return (
-        raw
-        | own
-        | dict(
-            hidden_activation="gelu_pytorch_tanh",
-            layer_types=_types(config.layers, config.period),
-            sliding_window_pattern=config.period,
-            rope_parameters={GLOBAL: raw["rope_parameters"], LOCAL: local},
-        )
-    )
+    more = dict(hidden_activation="gelu_pytorch_tanh", layer_types=_types(config.layers, config.period))
+    more |= dict(sliding_window_pattern=config.period)
+    return raw | own | more | dict(rope_parameters={GLOBAL: raw["rope_parameters"], LOCAL: local})
 
 
 GGUF = {"gemma3": "gemma3_text"}

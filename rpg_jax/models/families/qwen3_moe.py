@@ -145,12 +145,8 @@ def read_config(raw: dict) -> Config:
     """The shape that a config.json describes; raises InputError for a key that changes the forward pass."""
     raw = DEFAULTS | ({"num_experts": raw["num_local_experts"]} if "num_local_experts" in raw else {}) | raw
     expected = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False, "decoder_sparse_step": 1}
-    for key, value in (expected | {"mlp_only_layers": []}).items():
-        if raw.get(key, value) != value:
-            raise InputError(f"{key} is {raw[key]!r}; only {value!r} is supported")
-    other = set(raw.get("layer_types") or []) - {"full_attention"}
-    if other:
-        raise InputError(f"layers with {', '.join(sorted(map(str, other)))} are not supported; only full_attention is")
+    shapes.expect(raw, expected | {"mlp_only_layers": []})
+    shapes.expect_full_attention(raw.get("layer_types"))
     return Config(
         **shapes.from_json(raw), **{field: shapes.integer(raw, key) for key, field in EXPERTS.items()},
         normalized=bool(raw["norm_topk_prob"]), balance=float(raw["router_aux_loss_coef"]),

@@ -91,16 +91,12 @@ def read_config(raw: dict) -> ModelConfig:
     traits = dict(qk_norm=raw["model_type"] == "qwen3", qkv_bias=raw["model_type"] == "qwen2")
     raw = DEFAULTS[raw["model_type"]] | raw
     expected = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
-    for key, value in expected.items():
-        if raw.get(key, value) != value:
-            raise InputError(f"{key} is {raw[key]!r}; only {value!r} is supported")
+    shapes.expect(raw, expected)
     kinds = raw.get("layer_types")
     if kinds is None and raw.get("use_sliding_window") and "sliding_window" in raw:
         windowed = raw["max_window_layers"] < shapes.integer(raw, "num_hidden_layers")
         kinds = ["sliding_attention"] if windowed else []
-    other = set(kinds or []) - {"full_attention"}
-    if other:
-        raise InputError(f"layers with {', '.join(sorted(map(str, other)))} are not supported; only full_attention is")
+    shapes.expect_full_attention(kinds)
     return ModelConfig(**shapes.from_json(raw), **traits)
 
 
