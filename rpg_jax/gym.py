@@ -93,6 +93,11 @@ def drawn(parts: list[Part], split: str, title: str) -> Iterator[dict]:
     return _replies({"parts": [part._asdict() for part in parts], "split": split}, title)
 
 
+def own_answer(answer: str) -> str:
+    """The answer that the family itself gives, of the record that `problems` writes as a problem's answer."""
+    return str(json.loads(answer)["answer"])
+
+
 def families() -> dict[str, dict[str, str]]:
     """{family: {parameter: the text of its default}}. Raises ValueError if reasoning-gym is not installed."""
     return next(_replies(None, "reasoning-gym"))

@@ -358,10 +358,17 @@ def test_guess():
         ("<calc>1</calc> is 1234", (None, 1.0)),
     ],
 )
-@pytest.mark.parametrize("answer", ["1234", '{"answer": "1234", "family": "chain_sum", "seed": 7, "digest": "a2c99"}'])
-def test_calculator(action, expected, answer):
-    observation, reward = Calculator({"answer": answer}, 0).step(action)
+def test_calculator(action, expected):
+    observation, reward = Calculator({"answer": "1234"}, 0).step(action)
     assert (observation, reward) == expected if isinstance(expected, tuple) else observation.startswith(expected)
+
+
+def test_the_answer_of_a_family_of_reasoning_gym_reaches_an_environment():
+    record = json.dumps(dict(answer="1234", family="chain_sum", parameters={}, seed=7, index=0, digest="a2c99"))
+    problem = Problem(1, "gym:chain_sum", "State the final answer: 1200 + 34 =", "", record)
+    with Environment("calculator", Observations(Characters()), workers=1) as environment:
+        environment.try_out(problem)
+        assert environment.submit("a", problem, 0, ["It is 1234"]).result() == [None, [1.0]]
 
 
 def test_a_game_of_textarena_draws_its_own_random_numbers():

@@ -1,6 +1,5 @@
 """Calculator: a tool in the text. `<calc>3*17</calc>` is answered by 51, and what ends without a call is the answer."""
 
-import json
 import re
 from fractions import Fraction
 
@@ -18,7 +17,7 @@ class Calculator:
     """
 
     def __init__(self, problem, seed):
-        self.answer = last_number(stated(problem["answer"]))
+        self.answer = last_number(problem["answer"])
 
     def reset(self):
         return None
@@ -27,15 +26,6 @@ class Calculator:
         if call := CALL.search(action):
             return calculated(call[1]), 0.0
         return None, float(self.answer is not None and last_number(action) == self.answer)
-
-
-def stated(answer):
-    """The answer of a problem, which in problems of reasoning-gym is a field of a JSON object."""
-    try:
-        entry = json.loads(answer)
-    except ValueError:
-        return answer
-    return str(entry.get("answer")) if isinstance(entry, dict) else answer
 
 
 def last_number(text):

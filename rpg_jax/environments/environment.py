@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from rpg_jax import InputError
+from rpg_jax import InputError, gym
 from rpg_jax.rewards.pool import Failure, Pool
 
 # Our own environments, by module and class.
@@ -78,7 +78,7 @@ class Environment:
 
         The result raises Failure where the environment raises, hangs, dies or returns something else.
         """
-        ours = dict(id=problem.id, task=problem.task, prompt=problem.prompt, answer=problem.answer)
+        ours = dict(id=problem.id, task=problem.task, prompt=problem.prompt, answer=told(problem))
         question = dict(episode=episode, problem=problem.columns | ours, seed=seed, actions=list(actions))
         return self._pools[zlib.crc32(episode.encode()) % len(self._pools)].submit(question)
 
@@ -86,11 +86,11 @@ class Environment:
         """Plays one turn with a problem's own answer as the action; raises InputError where that fails."""
         try:
             self.submit("try", problem, 0, []).result()
-            self.submit("try", problem, 0, [problem.answer]).result()
+            self.submit("try", problem, 0, [told(problem)]).result()
         except Failure as failure:
             raise InputError(
                 f"environment {self.name!r}, tried on problem {problem.id} ({problem.task}) with its answer "
-                f"{problem.answer!r:.60} as the first action: {failure}"
+                f"{told(problem)!r:.60} as the first action: {failure}"
             ) from None
 
     def close(self) -> None:
@@ -102,6 +102,11 @@ class Environment:
 
     def __exit__(self, *_):
         self.close()
+
+
+def told(problem) -> str:
+    """The answer of a problem as an environment gets it: of reasoning-gym, the family's own in place of our record."""
+    return gym.own_answer(problem.answer) if problem.task.startswith(gym.PREFIX) else problem.answer
 
 
 def place(name: str) -> tuple[str, str]:
