@@ -4,9 +4,9 @@
 
 Variants:
     guess       a small model finds a number by higher and lower; 2 CPU cores, minutes
-    calculator  a pretrained model (runs/real_model/base, as launch/real_model.sh makes it) gets a calculator for sums
-                of large numbers; 2 CPU cores and 8 GB, an hour. A model of 135M never calls it (docs/environments.md)
-    textarena   the same model plays a game of TextArena (requirements-textarena.txt), once
+    calculator  Qwen2.5-Coder-0.5B (runs/real_model_qwen/base, as `launch/real_model.sh qwen2.5-coder-0.5b` makes it)
+                gets a calculator for sums that it cannot do in its head; 2 CPU cores and 10 GB, an hour
+    textarena   SmolLM2-135M (runs/real_model/base) plays a game of TextArena (requirements-textarena.txt), once
                 python -m configs.environments 400 > data/games.jsonl     has written so many problems, a seed each
 `-smoke` after a name is the same path in two steps, for tests.
 """
@@ -39,35 +39,45 @@ def guess():
     )  # fmt: skip
 
 
-def pretrained(**settings):
+def pretrained(data, *, model, rollout, learner, optimizer, **settings):
     """RL on a pretrained model, with what differs."""
     return base.get_config(
-        steps=16,
-        model=dict(checkpoint="runs/real_model/base", dtype="float32", remat="dots"),
+        data,
+        model=dict(dtype="float32", remat="dots") | model,
         behavior=dict(source="sampler"),
+        rollout=dict(max_prompt=128) | rollout,
         objective=dict(name="rpg", clip="rpg"),
-        learner=dict(minibatch_prompts=8, microbatch_rows=8, scoring_rows=16, logprob_chunk=32),
-        optimizer=dict(name="adamw", learning_rate=1e-5, warmup_steps=4),
-        evaluation=dict(every=8, k=4),
+        learner=dict(microbatch_rows=8, scoring_rows=16, logprob_chunk=32) | learner,
+        optimizer=dict(name="adamw", warmup_steps=2) | optimizer,
         checkpoint=dict(every=2, keep_last=1),
         **settings,
     )
 
 
 def calculator():
-    sums = "gym:chain_sum(min_terms=2, max_terms=2, min_digits=4, max_digits=6, size={})"
+    sums = "gym:chain_sum(min_terms=2, max_terms=2, min_digits=7, max_digits=9, size={})"
     return pretrained(
-        data=base.prepared_sets(train=sums.format(400), heldout=(sums.format(48),), wording="calculator"),
-        environment=dict(name="calculator", max_turns=3, turn_tokens=40, stop=("</calc>",), memory_mb=1024),
-        rollout=dict(prompts=16, samples=8, max_prompt=128, max_new=128, slots=128),
+        base.prepared_sets(train=sums.format(400), heldout=(sums.format(12),), wording="calculator"),
+        steps=12,
+        model=dict(checkpoint="runs/real_model_qwen/base", lora=dict(rank=16)),
+        environment=dict(name="calculator", max_turns=2, turn_tokens=32, stop=("</calc>",), memory_mb=1024),
+        rollout=dict(prompts=8, samples=4, max_new=80, slots=32),
+        learner=dict(minibatch_prompts=4),
+        optimizer=dict(learning_rate=5e-4),
+        evaluation=dict(every=12, k=4),
     )
 
 
 def textarena():
     return pretrained(
-        data=base.prepared_sets(train="data/games.jsonl", heldout=("data/heldout_games.jsonl",), wording="none"),
+        base.prepared_sets(train="data/games.jsonl", heldout=("data/heldout_games.jsonl",), wording="none"),
+        steps=16,
+        model=dict(checkpoint="runs/real_model/base"),
         environment=dict(name="textarena:GuessTheNumber-v0", max_turns=8, turn_tokens=16, memory_mb=2048),
-        rollout=dict(prompts=16, samples=8, max_prompt=32, max_new=640, slots=64),
+        rollout=dict(prompts=16, samples=8, max_prompt=64, max_new=640, slots=64),
+        learner=dict(minibatch_prompts=8),
+        optimizer=dict(learning_rate=1e-5),
+        evaluation=dict(every=8, k=4),
     )
 
 
