@@ -1,0 +1,184 @@
+"""What the pages of findings print is what the kept runs give, computed here anew by a few lines of pandas."""
+
+import itertools
+import json
+import math
+import pathlib
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+STUDY = pathlib.Path(__file__).parents[1] / "docs/study"
+SCORE = "eval/counting/mean@4"
+
+
+def page(name: str) -> str:
+    return " ".join((STUDY / name).read_text().split())
+
+
+def runs(name: str) -> dict[tuple[str, int], tuple[pd.Series, dict]]:
+    """(variant, seed) -> (its scores by step, its settings) of the runs of a study's file."""
+    found = {}
+    for row in pd.read_parquet(STUDY / f"{name}.parquet").itertuples():
+        columns = json.loads(row.metrics)
+        scores = pd.Series(columns[SCORE], columns["step"], dtype=float).dropna()
+        found[row.path.split("/")[-2], json.loads(row.settings)["seed"]] = scores, columns
+    return found
+
+
+def holm(p: list[float]) -> np.ndarray:
+    order, adjusted = np.argsort(p), np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(np.sort(p) * np.arange(len(p), 0, -1))
+    return np.minimum(adjusted, 1)
+
+
+def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float, float]:
+    """Of a − b over seeds: mean and 95 % t interval in points, p of the t-test, p of the exact sign-flip test."""
+    gap = a - b
+    half = stats.t.ppf(0.975, len(gap) - 1) * stats.sem(gap)
+    flips = np.abs(np.array(list(itertools.product((1, -1), repeat=len(gap)))) @ gap)
+    return 100 * gap.mean(), 100 * half, stats.ttest_1samp(gap, 0).pvalue, np.mean(flips >= abs(gap.sum()) - 1e-12)
+
+
+@pytest.fixture(scope="module")
+def stale():
+    """delay, score -> {(arm, arm): (mean, half, p of t after Holm, p of the sign-flip after Holm)}."""
+    values = {}
+    for (variant, seed), (scores, _) in runs("asynchrony").items():
+        arm, delay = variant.split("-")
+        area = np.trapezoid(scores, scores.index) / scores.index[-1]
+        for key, value in (("final", scores.iloc[-1]), ("area", area)):
+            values.setdefault((int(delay), key), {}).setdefault(arm, {})[seed] = value
+    table = {}
+    for key, arms in values.items():
+        score = pd.DataFrame(arms).sort_index()
+        pairs = {(a, b): paired(score[a].to_numpy(), score[b].to_numpy()) for a, b in itertools.combinations(score, 2)}
+        corrected = [holm([of[place] for of in pairs.values()]) for place in (2, 3)]
+        table[key] = {
+            names: (*of[:2], *p) for (names, of), *p in zip(pairs.items(), *corrected, strict=True)
+        }  # fmt: skip
+        table[key] |= {(b, a): (-mean, *rest) for (a, b), (mean, *rest) in table[key].items()}
+    return table
+
+
+def test_stale_rollouts(stale):
+    text, findings = page("asynchrony.md"), page("../findings.md")
+
+    def printed(delay, score, a, b, digits=2):
+        mean, half, *_ = stale[delay, score][a, b]
+        return f"{mean:.{digits}f} ± {half:.{digits}f}".replace("-", "−")
+
+    for key, digits in {
+        (16, "area", "none", "rpg"): 2, (16, "area", "urkl", "rpg"): 2, (16, "final", "rpg", "none"): 2,
+        (16, "final", "rpg", "m2po"): 2, (16, "final", "dppo", "rpg"): 2, (16, "final", "rpg", "urkl"): 2,
+        (64, "area", "urkl", "none"): 2, (64, "area", "urkl", "m2po"): 2, (64, "area", "urkl", "dppo"): 1,
+        (64, "area", "urkl", "rpg"): 1, (64, "final", "urkl", "none"): 2,
+    }.items():  # fmt: skip
+        assert printed(*key, digits) in text, key
+    assert printed(64, "area", "urkl", "rpg", 1) in findings and printed(16, "final", "rpg", "none", 1) in findings
+    late = stale[64, "area"]
+    assert [
+        f"{late['urkl', arm][2]:.0e}" for arm in ("none", "m2po", "dppo", "rpg")
+    ] == "6e-04 4e-09 2e-05 2e-13".split()
+    assert {round(p[3], 2) for p in late.values()} == {0.02}
+    assert max(p[2] for names, p in stale[64, "final"].items() if "rpg" in names) == pytest.approx(0.025, abs=5e-4)
+    assert max(p[3] for names, p in stale[64, "final"].items() if "rpg" in names) == pytest.approx(0.041, abs=5e-4)
+    assert stale[64, "final"]["urkl", "none"][2:] == pytest.approx((0.026, 0.07), abs=1e-3)
+    assert stale[16, "final"]["rpg", "urkl"][2:] == pytest.approx((0.063, 0.059), abs=1e-3)
+    assert min(p[2] for score in ("final", "area") for p in stale[0, score].values()) > 0.05
+
+
+def test_as_printed_and_as_released():
+    found = runs("equivalence")
+    assert len(found) == 70
+    for _, columns in found.values():  # no clip acted
+        assert not np.any(np.array(columns["train/clip_fraction"], float) > 0)
+    last = pd.Series({key: scores.iloc[-1] for key, (scores, _) in found.items()}).unstack(0)
+    text = page("released.md")
+    half = stats.t.ppf(0.975, 9) * last.sem()
+    for variant, mean in last.mean().items():
+        assert f"| {mean:.4f} | {mean - half[variant]:.4f} – {mean + half[variant]:.4f} |" in text, variant
+    alike = last.drop(columns=["as-released", "dapo"])
+    assert all(abs(paired(alike[a], alike[b])[0]) < 0.1 for a, b in itertools.combinations(alike, 2))
+    costs = [paired(last[name], last["as-released"])[0] for name in last if name != "as-released"]
+    assert f"{min(costs):.1f} to {max(costs):.1f} points" in text
+    rate = paired(last["algorithm-2-urkl"], last["as-released"])
+    assert f"{rate[0]:.1f} ± {rate[1]:.1f} points" in page("../findings.md")
+
+
+def moments(row, keep):
+    """(|g|², |m|², m·g, variance of a group's gradient) of one estimator from the blocks `keep`."""
+    grid = {key: row[key].reshape(8, 8)[np.ix_(keep, keep)] for key in ("fresh_fresh", "stale_stale", "stale_fresh")}
+    n = len(keep)
+    g, m = ((grid[key].sum() - grid[key].trace()) / (n * n - n) for key in ("fresh_fresh", "stale_stale"))
+    return g, m, grid["stale_fresh"].mean(), row.square[keep].mean() - m
+
+
+def jackknifed(statistic):
+    """A statistic of the blocks that are kept, and its standard error."""
+    every = np.arange(8)
+    left = [statistic(np.delete(every, block)) for block in every]
+    return statistic(every), math.sqrt(7 * np.var(left))
+
+
+def test_stale_gradients():
+    kept = pd.read_parquet(STUDY / "oracle.parquet")
+    kept = kept[kept.group == 8].set_index(["length", "updates", "estimator"])
+    text, findings = page("oracle.md"), page("../findings.md")
+    columns = ("token", "token, RPG-Style Clip", "token, truncated", "token, IcePop")
+
+    def cosine(row):
+        def at(keep):
+            g, m, product, variance = moments(row, keep)
+            return product / math.sqrt(g * (m + variance * 8 / 128))
+
+        return "{:.3f} ± {:.3f}".format(*jackknifed(at)).replace("-", "−")
+
+    def ratio(length, updates, name):
+        rows = kept.loc[length, updates, name], kept.loc[length, updates, "token"]
+        return jackknifed(lambda keep: moments(rows[0], keep)[3] / moments(rows[1], keep)[3])
+
+    for length, updates in itertools.product((16, 64, 256), (16, 64)):
+        line = " | ".join(cosine(kept.loc[length, updates, name]) for name in columns)
+        assert f"| {length}, {updates} | {line} |" in text
+        assert updates == 64 or f"| {length} | {line} |" in findings
+    for length, digits in ((16, 2), (64, 0), (256, 0)):
+        for name, places in (("sequence", digits), ("sequence, truncated", 2)):
+            value = "{:.{places}f} ± {:.{places}f}".format(*ratio(length, 16, name), places=places)
+            assert value in text and value in findings
+    assert "{:.0f} ± {:.0f}".format(*ratio(16, 64, "sequence")) in text
+    assert [round(x, -2) for x in ratio(64, 64, "sequence")] == [5600, 4800] and "5,600 ± 4,800" in text
+
+
+def test_the_coefficient_of_the_kl():
+    name = re.compile(r"(.*)-([\d.e-]+)$")
+    rows = [
+        (
+            *name.match(variant).groups(),
+            scores.iloc[-1],
+            pd.Series(columns["eval/kl_reference"], dtype=float).dropna().iloc[-1],
+        )
+        for (variant, _), (scores, columns) in runs("betas").items()
+    ]
+    mean = pd.DataFrame(rows, columns=["family", "beta", "score", "kl"]).groupby(["family", "beta"]).mean()
+    text = page("kl.md")
+    for family, of in mean.groupby("family"):
+        for (_, beta), (score, kl) in of.iterrows():
+            if float(beta) <= 0.01:
+                assert f"{score:.3f}, {kl:.3f}" in text, (family, beta)
+    last = mean.kl.unstack(0).loc[max(mean.index.levels[1], key=float)]
+    assert [f"{last[a] / last[b]:.1f}" for a, b in (("fkl", "ufkl"), ("rkl", "urkl"))] == ["3.4", "3.8"]
+
+
+def test_a_sampler_in_8_bits():
+    last = {}
+    for row in pd.read_parquet(STUDY / "quantized.parquet").itertuples():
+        score = pd.Series(json.loads(row.metrics)["eval/all/mean@8"], dtype=float).dropna().iloc[-1]
+        last.setdefault(row.path.split("/")[-2], {})[row.path.split("/")[-1]] = score
+    last = 100 * pd.DataFrame(last)
+    text, half = page("quantized.md"), stats.t.ppf(0.975, 4) * last.sem()
+    for variant, mean in last.mean().items():
+        assert f"{mean:.1f} % ({mean - half[variant]:.1f} – {mean + half[variant]:.1f})" in text, variant
