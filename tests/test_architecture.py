@@ -24,7 +24,7 @@ FLOORS = {
     "objectives": set(),
     "gym": set(),
     "rewards": {"gym"},  # runs in worker processes, which must not load jax
-    "environments": {"rewards"},  # in worker processes, too
+    "environments": {"rewards", "gym"},  # in worker processes, too
     "exact": {"objectives"},
     "models": MATHEMATICS,
     "parallel": MATHEMATICS,
