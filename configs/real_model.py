@@ -7,12 +7,14 @@ came of it. Hardware: 2 CPU cores and 8 GB.
     python -m configs.real_model --heldout=trained [MODEL]     the problems of these evaluations, for `evaluate --data`;
                                                                the other set is `untrained`
     python -m configs.real_model FOLDER...     their scores, once launch/real_model.sh has written them there; of
-                                               several folders, runs of other seeds, their mean, too
+                                               several folders, runs of other seeds, their mean, too; of one, what a
+                                               constant answer scores, and scores without operands seen in training
 Variants: `:qwen2.5-coder-0.5b` is that model, with adapters; `:smoke` is the path of SmolLM2 in two steps, for tests.
 """
 
 import json
 import pathlib
+import re
 import statistics
 import sys
 
@@ -38,6 +40,7 @@ SMOLLM2, QWEN = FAMILIES
 UNTRAINED = "gym:lcm(max_value=20, size=24) + letter_counting(min_words=1, max_words=3, size=24)"
 EVALUATIONS = [f"{when}-{how}" for how in ("sampled", "greedy") for when in ("before", "after")]
 SETS = ("trained", "untrained")
+TRAINED = dict(chain_sum=300, products=80, gcd=200)  # problems of each
 
 
 def mixture(model, *sizes):
@@ -56,7 +59,7 @@ def get_config(variant=""):
     model = variant if variant in FAMILIES else SMOLLM2
     config = base.get_config(
         base.prepared_sets(
-            train=mixture(model, 300, 80, 200),
+            train=mixture(model, *TRAINED.values()),
             heldout=(heldout("trained", model),),
             wording="none",
         ),
@@ -122,6 +125,50 @@ def table_of_seeds(folders: list[pathlib.Path]) -> str:
     return aligned(rows)
 
 
+def table_of_constants(folder: pathlib.Path) -> str:
+    """What always giving a family's commonest training answer scores, of all held-out problems and of the new ones.
+
+    A problem is new if no training problem has its answer and, in any order, its words: swapped operands are not new.
+    A family that is not trained has the answers of 100 problems of its training split, and all of its problems are new.
+    """
+    from rpg_jax import gym  # takes NumPy
+
+    header = ["constant answer", "scores", "problems", "of them new", "constant, new"]
+    rows: dict[str, list[str]] = {"": [*header, *(f"{evaluation}, new" for evaluation in EVALUATIONS)]}
+    for families in SETS:
+        places = [folder / f"{evaluation}-{families}" for evaluation in EVALUATIONS]
+        titles = json.loads((places[0] / "settings.json").read_text())["data"]
+        parts = [part for title in titles for part in gym.parse(title)]
+        training = [part._replace(size=TRAINED.get(part.family, 100)) for part in parts]
+        seen = [described(problem)[1] for problem in gym.drawn(training, "train", families)]
+        problems = dict(described(problem) for problem in gym.drawn(parts, "heldout", families))
+        for family in dict.fromkeys(part.family for part in parts):
+            constant = statistics.mode(answer for of, answer, _ in seen if of == family)
+            right = {digest: float(answer == constant) for digest, (of, answer, _) in problems.items() if of == family}
+            new = [digest for digest in right if family not in TRAINED or problems[digest] not in seen]
+            rows[family] = [constant, mean(right, right), str(len(right)), str(len(new)), mean(right, new)]
+            rows[family] += [mean(correct(place), new) for place in places]
+    return aligned(rows)
+
+
+def described(problem: dict) -> tuple[str, tuple]:
+    """A digest of a problem of reasoning-gym; its family, answer and sorted words."""
+    record = json.loads(problem["answer"])
+    return record["digest"], (record["family"], record["answer"], sorted(re.findall(r"\w+", problem["question"])))
+
+
+def correct(place: pathlib.Path) -> dict[str, float]:
+    """digest -> mean score of its responses in an evaluation's folder."""
+    found: dict[str, list[float]] = {}
+    for row in map(json.loads, (place / "responses.jsonl").read_text().splitlines()):
+        found.setdefault(json.loads(row["answer"])["digest"], []).append(row["correct"])
+    return {digest: statistics.mean(scores) for digest, scores in found.items()}
+
+
+def mean(scores: dict[str, float], digests) -> str:
+    return f"{statistics.mean(scores[digest] for digest in digests):.1%}" if digests else "-"
+
+
 def aligned(rows: dict[str, list[str]]) -> str:
     """Rows as text, each with its name before its cells."""
     width = max(map(len, rows))
@@ -133,4 +180,4 @@ if __name__ == "__main__":
         print(heldout(sys.argv[1].removeprefix("--heldout="), *sys.argv[2:]))
     else:
         places = list(map(pathlib.Path, sys.argv[1:]))
-        print("\n\n".join([*map(table, places), *([table_of_seeds(places)] if len(places) > 1 else [])]))
+        print("\n\n".join([*map(table, places), table_of_seeds(places) if places[1:] else table_of_constants(*places)]))

@@ -121,7 +121,10 @@ def test_every_command_works_on_a_small_model(tmp_path):
         for families in ("trained", "untrained")
     }
     assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == 3
-    rows = [line.split() for line in out.splitlines()]
+    scores, constants = out.split("\n\n")
+    rows, constant = ([line.split() for line in text.splitlines()] for text in (scores, constants))
+    # Both held-out pairs, 4 and 16 and 10 and 6, are training pairs in the other order.
+    assert constant[1][:6] == ["gcd", "1", "0.0%", "2", "0", "-"] and len(constant) == 2
     assert rows[0] == ["before-sampled", "after-sampled", "before-greedy", "after-greedy"]
     assert [row[0] for row in rows[1:]] == ["trained", "gym:gcd", "untrained", "gym:lcm"]
     assert all(len(row) == 1 + 4 * len("60.5% (50.9% - 70.3%)".split()) for row in rows[1:])
