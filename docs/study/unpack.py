@@ -10,6 +10,8 @@ import sys
 
 import pandas as pd
 
+BASE = 5e-4  # the learning rate of the sweeps' config; a trial ran at the same share of its own base
+
 
 def main(file: str, out: str) -> None:
     for row in pd.read_parquet(file).itertuples():
@@ -18,7 +20,10 @@ def main(file: str, out: str) -> None:
         columns = json.loads(row.metrics)
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-        (folder / "config.json").write_text(row.settings)
+        settings = json.loads(row.settings)
+        if {"trial.learning_rate", "optimizer.learning_rate"} <= settings.keys():
+            settings["optimizer.learning_rate"] *= settings["trial.learning_rate"] / BASE
+        (folder / "config.json").write_text(json.dumps(settings))
         (folder / "summary.json").write_text(row.summary)
 
 
