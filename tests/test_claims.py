@@ -11,12 +11,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-STUDY = pathlib.Path(__file__).parents[1] / "docs/study"
+ROOT = pathlib.Path(__file__).parents[1]
+STUDY = ROOT / "docs/study"
 SCORE = "eval/counting/mean@4"
 
 
 def page(name: str) -> str:
-    return " ".join((STUDY / name).read_text().split())
+    return " ".join((ROOT / name).read_text().split())
 
 
 def runs(name: str) -> dict[tuple[str, int], tuple[pd.Series, dict]]:
@@ -65,7 +66,7 @@ def stale():
 
 
 def test_stale_rollouts(stale):
-    text, findings = page("asynchrony.md"), page("../findings.md")
+    text, findings = page("docs/study/asynchrony.md"), page("docs/findings.md")
 
     def printed(delay, score, a, b, digits=2):
         mean, half, *_ = stale[delay, score][a, b]
@@ -97,7 +98,7 @@ def test_as_printed_and_as_released():
     for _, columns in found.values():  # no clip acted
         assert not np.any(np.array(columns["train/clip_fraction"], float) > 0)
     last = pd.Series({key: scores.iloc[-1] for key, (scores, _) in found.items()}).unstack(0)
-    text = page("released.md")
+    text = page("docs/study/released.md")
     half = stats.t.ppf(0.975, 9) * last.sem()
     for variant, mean in last.mean().items():
         assert f"| {mean:.4f} | {mean - half[variant]:.4f} – {mean + half[variant]:.4f} |" in text, variant
@@ -106,7 +107,7 @@ def test_as_printed_and_as_released():
     costs = [paired(last[name], last["as-released"])[0] for name in last if name != "as-released"]
     assert f"{min(costs):.1f} to {max(costs):.1f} points" in text
     rate = paired(last["algorithm-2-urkl"], last["as-released"])
-    assert f"{rate[0]:.1f} ± {rate[1]:.1f} points" in page("../findings.md")
+    assert f"{rate[0]:.1f} ± {rate[1]:.1f} points" in page("docs/findings.md")
 
 
 def moments(row, keep):
@@ -127,7 +128,7 @@ def jackknifed(statistic):
 def test_stale_gradients():
     kept = pd.read_parquet(STUDY / "oracle.parquet")
     kept = kept[kept.group == 8].set_index(["length", "updates", "estimator"])
-    text, findings = page("oracle.md"), page("../findings.md")
+    text, findings = page("docs/study/oracle.md"), page("docs/findings.md")
     columns = ("token", "token, RPG-Style Clip", "token, truncated", "token, IcePop")
 
     def cosine(row):
@@ -164,7 +165,7 @@ def test_the_coefficient_of_the_kl():
         for (variant, _), (scores, columns) in runs("betas").items()
     ]
     mean = pd.DataFrame(rows, columns=["family", "beta", "score", "kl"]).groupby(["family", "beta"]).mean()
-    text = page("kl.md")
+    text = page("docs/study/kl.md")
     for family, of in mean.groupby("family"):
         for (_, beta), (score, kl) in of.iterrows():
             if float(beta) <= 0.01:
@@ -179,6 +180,6 @@ def test_a_sampler_in_8_bits():
         score = pd.Series(json.loads(row.metrics)["eval/all/mean@8"], dtype=float).dropna().iloc[-1]
         last.setdefault(row.path.split("/")[-2], {})[row.path.split("/")[-1]] = score
     last = 100 * pd.DataFrame(last)
-    text, half = page("quantized.md"), stats.t.ppf(0.975, 4) * last.sem()
+    text, half = page("docs/study/quantized.md"), stats.t.ppf(0.975, 4) * last.sem()
     for variant, mean in last.mean().items():
         assert f"{mean:.1f} % ({mean - half[variant]:.1f} – {mean + half[variant]:.1f})" in text, variant
