@@ -31,7 +31,7 @@ FAMILIES = {
     ),
     "qwen2.5-coder-0.5b": (  # 494M
         "chain_sum(min_terms=3, max_terms=3, min_digits=2, max_digits=2, size={0})",
-        "products(min_digits=2, max_digits=2, size={1})",
+        "products(min_digits=1, max_digits=2, size={1})",
         "gcd(max_value=100, size={2})",
     ),
 }
