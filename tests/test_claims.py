@@ -21,7 +21,7 @@ def page(name: str) -> str:
 
 
 def runs(name: str) -> dict[tuple[str, int], tuple[pd.Series, dict]]:
-    """(variant, seed) -> (its scores by step, its settings) of the runs of a study's file."""
+    """(variant, seed) -> (its scores by step, all that was logged) of the runs of a study's file."""
     found = {}
     for row in pd.read_parquet(STUDY / f"{name}.parquet").itertuples():
         columns = json.loads(row.metrics)
