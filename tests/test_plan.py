@@ -34,7 +34,7 @@ from rpg_jax.lab.planning import (
 )
 from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
-from rpg_jax.models.families import gemma3
+from rpg_jax.models.families import gemma3, qwen3_moe
 from rpg_jax.run import compiler
 from rpg_jax.run.cli import read_config
 from rpg_jax.sampling.generate import make_sampler
@@ -295,6 +295,23 @@ def test_work_is_shared_by_the_devices_of_a_mesh():
         one, eighth = whole[phase], parts[phase]
         assert one.flops == pytest.approx(8 * eighth.flops) and one.sent == 0 < eighth.sent, phase
         assert one.bytes / 8 < eighth.bytes < one.bytes, phase  # weights are read by several
+
+
+def test_a_token_meets_its_own_experts_and_a_device_reads_all_that_it_has():
+    """Two layers of 8 experts with 3 x 4 x 3 weights, 2 for a token; 4 slots draw a token each."""
+    shape = qwen3_moe.Config(64, 4, 9, 2, 2, 1, 2, experts=8, experts_per_token=2, expert_size=3)
+    one, expert = dict(data=1, fsdp=1, tensor=1), 36
+    products = 4 * 4 + 2 * (4 * 2) + 4 * 4 + 4 * 8  # of a layer: queries, keys and values, output, router
+    scales = 4 + 4 + 2 + 2
+    for devices in (1, 2):
+        w = workload(shape, dtype=jnp.bfloat16, mesh=one | dict(expert=devices))
+        cost = floor.costs(w)["decode"]
+        parts = zip(cost, floor.attention(w)["decode"], strict=True)
+        flops, moved, sent = (whole - part for whole, part in parts)
+        assert flops == 4 * 2 * (2 * (products + 2 * expert / devices) + 64 * 4)
+        held = 64 * 4 + 4 + 2 * (products + scales + 8 * expert / devices)
+        assert moved == 2 * held + 4 * 4 * 64 * 4  # bfloat16; and the float32 logits, which come and go four times
+        assert sent == (devices - 1) * 4 * 2 * 4 * 2  # as an all-reduce of two: 4 tokens, 2 layers, 4 numbers, 16-bit
 
 
 def test_the_largest_cache_fills_the_memory_that_is_left():
