@@ -14,7 +14,8 @@ from rpg_jax.models import config as shapes
 from rpg_jax.models import rope
 from rpg_jax.models.attention import AttentionKind
 from rpg_jax.models.config import ModelConfig
-from rpg_jax.models.layers import dense, init_kernel, rms_norm, rotate
+from rpg_jax.models.families import qwen_llama
+from rpg_jax.models.layers import dense, rms_norm
 
 ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM"}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"  # what config.json calls the two types of layers
@@ -25,6 +26,7 @@ class Config(ModelConfig):
     """Shape of a Gemma 3 model; `rope_theta` and `rope_scaling` are those of global layers."""
 
     model_type = "gemma3_text"
+    qk_norm: bool = True
     window: int = 512  # tokens that a query of a local layer sees, itself included
     period: int = 6  # of so many layers the last one is global
     local_rope_theta: float = 1e4
@@ -63,24 +65,18 @@ def init_norm(size: int) -> dict:
 
 
 def init_layer(config: Config, key: jax.Array) -> dict:
-    """Kernels of variance 1 / fan-in, scales of zero, by which norms multiply by one."""
-    hidden, mlp, head_dim = config.hidden_size, config.mlp_size, config.head_dim
-    wide, narrow = config.heads * head_dim, config.kv_heads * head_dim
-    kernels = {"q": (hidden, wide), "k": (hidden, narrow), "v": (hidden, narrow), "o": (wide, hidden)}
-    kernels |= {"gate": (hidden, mlp), "up": (hidden, mlp), "down": (mlp, hidden)}
+    """Kernels as those of a dense Qwen; scales of zero, by which norms multiply by one."""
+    hidden, head_dim = config.hidden_size, config.head_dim
+    kernels = {name: module for name, module in qwen_llama.init_layer(config, key).items() if "kernel" in module}
     norms = {"attention_norm": hidden, "attention_out_norm": hidden, "mlp_in_norm": hidden, "mlp_out_norm": hidden}
     norms |= {"q_norm": head_dim, "k_norm": head_dim}
-    params = {name: init_kernel(key, name, shape) for name, shape in kernels.items()}
-    return params | {name: init_norm(size) for name, size in norms.items()}
+    return kernels | {name: init_norm(size) for name, size in norms.items()}
 
 
 def layer(config: Config, params, x, turns, attend, constrain):
     """One layer, without auxiliary numbers; what attention and the MLP add is normalized before and after."""
     h = norm(config, x, params["attention_norm"])
-    q, k, v = (dense(h, params[name]).reshape(*x.shape[:2], -1, config.head_dim) for name in "qkv")
-    q, k = rotate(norm(config, q, params["q_norm"]), *turns), rotate(norm(config, k, params["k_norm"]), *turns)
-    mixed, kept = attend(*(constrain(z, "heads") for z in (q, k, v)))  # [B, T, heads, head_dim]
-    mixed = dense(mixed.reshape(*x.shape[:2], -1), params["o"])
+    mixed, kept = qwen_llama.attention(config, params, h, turns, attend, constrain, norm)
     x = constrain(x + norm(config, mixed, params["attention_out_norm"]), "residual")
     h = norm(config, x, params["mlp_in_norm"])
     gated = jax.nn.gelu(dense(h, params["gate"]), approximate=True)  # [B, T, mlp]
@@ -89,18 +85,11 @@ def layer(config: Config, params, x, turns, attend, constrain):
 
 
 # Dense Qwen's and Llama's mlp_norm is the post_attention_layernorm of theirs, before the MLP. Gemma's is another one.
-MODULES = {
-    "embed": "model.embed_tokens",
-    "layers/attention_norm": "model.layers.{}.input_layernorm",
-    **{f"layers/{name}": f"model.layers.{{}}.self_attn.{name}_proj" for name in "qkv"},
-    **{f"layers/{name}": f"model.layers.{{}}.self_attn.{name}" for name in ("q_norm", "k_norm")},
-    "layers/o": "model.layers.{}.self_attn.o_proj",
+MODULES = {name: theirs for name, theirs in qwen_llama.MODULES.items() if name != "layers/mlp_norm"}
+MODULES |= {
     "layers/attention_out_norm": "model.layers.{}.post_attention_layernorm",
     "layers/mlp_in_norm": "model.layers.{}.pre_feedforward_layernorm",
-    **{f"layers/{name}": f"model.layers.{{}}.mlp.{name}_proj" for name in ("gate", "up", "down")},
     "layers/mlp_out_norm": "model.layers.{}.post_feedforward_layernorm",
-    "final_norm": "model.norm",
-    "head": "lm_head",
 }
 
 # Key of config.json -> our field, beside those that all families have.

@@ -45,8 +45,9 @@ def init_layer(config: ModelConfig, key: jax.Array) -> dict:
     return params | {name: init_norm(size) for name, size in norms.items()}
 
 
-def attention(config, params, x, turns, attend, constrain):
-    """x [B, T, hidden], normalized, to what attention adds to the residual, and what `attend` kept."""
+def attention(config, params, x, turns, attend, constrain, norm=norm):
+    """x [B, T, hidden], normalized, to what attention adds to the residual, and what `attend` kept; `norm` is that of
+    queries and keys."""
     batch_and_time = x.shape[:2]
     q, k, v = (dense(x, params[name]).reshape(*batch_and_time, -1, config.head_dim) for name in "qkv")
     if config.qk_norm:
