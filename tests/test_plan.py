@@ -136,6 +136,8 @@ HLO = """HloModule jit_f, is_scheduled=true, num_partitions=8
 ENTRY %main (a: f32[8,4]) -> f32[8,4] {
   %a = f32[8,4]{1,0} parameter(0)
   %unknown = f32[4]{0} fusion(%a), kind=kLoop, calls=%small, backend_config={"estimated_cycles":"9223372036854775807"}
+  %ragged-dot-metadata = s32[5]{0} custom-call(%s), custom_call_target="tpu_custom_call", GROUPS{s32[4]{0}}
+  %ragged-dot-none.2 = bf16[16,3]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", GROUPS{s32[5]{0}, KERNELS}
   %whole = f32[4]{0} copy(%a), backend_config={"window_config":{"estimated_cycles":"9"}}
   %w.1 = (s32[], f32[8,4]{1,0}) while(%t), condition=%until_seven, body=%twice
   %w.2 = (s32[], f32[8,4]{1,0}) while(%t), condition=%while_traced, body=%reduce, metadata={op_name="f/prefill/while"}
@@ -145,6 +147,7 @@ ENTRY %main (a: f32[8,4]) -> f32[8,4] {
   ROOT %either = f32[8,4]{1,0} conditional(%p, %a, %a), branch_computations={%small, %large}, METADATA
 }
 """.replace("METADATA", 'metadata={op_name="f/filters/cond"}')
+HLO = HLO.replace("GROUPS", "operand_layout_constraints=").replace("KERNELS", "bf16[16,8]{1,0}, bf16[4,8,3]{2,1,0}")
 HLO = HLO.replace("OPERANDS", "operand_layout_constraints={s8[1,9,9]{2,1,0}, bf16[2,8,16]{2,1,0}, bf16[1,8,16]{2,1,0}}")
 
 
@@ -161,6 +164,7 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
     assert found["cycles"] == 4 * 70 + 9  # the largest int64 stands for unknown
     # Half of 8 x 8 pairs for each of 2 heads, three products of 16 multiplications and additions.
     assert found["kernels"] == 16 and found["kernel_flops"] == 8 * 2 * 32 * 3 * 2 * 16
+    assert found["grouped_flops"] == 2 * 16 * 8 * 3 and found["grouped_bytes"] == 2 * 4 * 8 * 3
     # Outside of loops by its share, and what is apart not.
     found = hlo.work(HLO, traced=3, outside=0.25)
     assert found["cycles"] == 4 * 70 + 9 / 4 and found["reduce-scatter times"] == 1 / 4

@@ -11,6 +11,7 @@ _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+NUMBERS = ("cycles", "kernels", "kernel_flops", "grouped_flops", "grouped_bytes", "sent")  # that a program always has
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 # Splash attention: matrix products over all visible pairs of tokens in each of its kernels.
 _PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
@@ -51,6 +52,7 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
     Returns:
       cycles: the sum of the `estimated_cycles` that XLA for TPUs writes on every fusion, without custom calls and
       without waiting; kernels and kernel_flops: calls of Pallas kernels, and their FLOPs where they follow from shapes;
+      grouped_flops and grouped_bytes: of `ragged_dot`, as if every row had a group, and of the kernels that it reads;
       sent: bytes to other devices; and for each kind of collective, KIND times and KIND sent. Bytes are those of ring
       algorithms: of n devices each sends (n-1)/n of the larger side of an all-gather, a reduce-scatter or an
       all-to-all, and twice that for an all-reduce. Of a conditional the branch that takes the most cycles counts; where
@@ -86,13 +88,15 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
                 called = work_of(instruction.computation("calls|to_apply"), share)
                 # A fusion's own estimate covers what is fused in it.
                 add({**called, "cycles": share * stated} if stated else called)
+            elif _KERNEL in instruction.rest and name.startswith("ragged-dot"):
+                add(_grouped(instruction), share)
             elif _KERNEL in instruction.rest:
                 add({"kernels": 1, "kernel_flops": _kernel_flops(name, instruction)}, share)
             else:
                 add({"cycles": stated}, share)
         return total
 
-    nothing = dict.fromkeys(("cycles", "kernels", "kernel_flops", "sent"), 0.0)
+    nothing = dict.fromkeys(NUMBERS, 0.0)
     return nothing | work_of(entry, outside)
 
 
@@ -101,11 +105,27 @@ def _kernel_flops(name: str, call: _Instruction) -> float:
 
     Half of all pairs of tokens are visible, and each matrix product takes 2 D FLOPs for a pair.
     """
-    products = next((count for start, count in _PRODUCTS.items() if name.startswith(start)), 0)
-    operands = _ARRAY.findall(call.rest.partition("operand_layout_constraints=")[2])
-    shapes = [tuple(map(int, dimensions.split(","))) for dtype, dimensions in operands if dimensions]
+    products = next((count for start, count in _PRODUCTS.items() if name.startswith(start)), None)
+    if products is None:
+        return 0.0
+    shapes = [tuple(map(int, dimensions.split(","))) for _, dimensions in _operands(call) if dimensions]
     largest = max(shapes, key=math.prod, default=(0, 0))
     return products * math.prod(largest) * largest[-2]
+
+
+def _operands(call: _Instruction) -> list[tuple[str, str]]:
+    """(dtype, dimensions) of the operands of a custom call."""
+    return _ARRAY.findall(call.rest.partition("operand_layout_constraints=")[2])
+
+
+def _grouped(call: _Instruction) -> Work:
+    """Of the product of rows [m, k] with kernels [g, k, n]; the call before it, which lists the groups, is nothing."""
+    arrays = [(dtype, dimensions, tuple(map(int, dimensions.split(",")))) for dtype, dimensions in _operands(call)]
+    rows, kernels = ([array for array in arrays if len(array[2]) == rank] for rank in (2, 3))
+    if not rows or not kernels:
+        return {}
+    (_, _, (m, _)), (dtype, dimensions, (_, k, n)) = rows[0], kernels[0]
+    return {"grouped_flops": 2 * m * k * n, "grouped_bytes": _bytes(dtype, dimensions)}
 
 
 def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:

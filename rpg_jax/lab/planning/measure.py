@@ -33,7 +33,7 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         cost = costs[phase] if measured["sent"] is None else costs[phase]._replace(sent=measured["sent"])
         limits = cost.seconds(topology)
         times = dict(limits=limits, roofline_seconds=max(limits.values()))
-        times["estimate"] = estimate(topology, measured, cost, floor.attention(workload)[phase])
+        times["estimate"] = estimate(topology, measured, cost, floor.attention(workload)[phase], 1 / workload.expert)
         phases[phase] = measured | cost._asdict() | times
     return {
         "topology": topology.name,
@@ -58,8 +58,9 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
     }
 
 
-def estimate(topology: Topology, measured: dict, cost: floor.Cost, attention: floor.Cost) -> dict | None:
-    """What the compiler estimates a phase to take; None where it made no estimate.
+def estimate(topology, measured: dict, cost: floor.Cost, attention: floor.Cost, here: float = 1) -> dict | None:
+    """What the compiler estimates a phase to take; None where it made no estimate. Of the rows of `ragged_dot` the
+    share that is `here` has its expert on the device, and no other is computed.
 
     Returns:
       xla: seconds for all but custom kernels and waiting for collectives; kernels: seconds of the custom kernels at the
@@ -71,6 +72,8 @@ def estimate(topology: Topology, measured: dict, cost: floor.Cost, attention: fl
     if measured["kernels"]:
         work = attention._replace(flops=measured["kernel_flops"] or attention.flops)
         kernels = max(work.seconds(topology).values())
+    experts = floor.Cost(here * measured["grouped_flops"], measured["grouped_bytes"])
+    kernels += max(experts.seconds(topology).values())
     return {"xla": xla, "kernels": kernels, "seconds": max(xla + kernels, cost.seconds(topology)["interconnect"])}
 
 
@@ -120,7 +123,7 @@ def memory(topology: Topology, phase: str, program: Program, workload: Workload)
     Returns:
       arguments, output (without what is written over arguments), temporaries (held at once in addition), code, beside
       and peak: bytes of a device, None where the compiler gave no number; collectives: kind -> {count, sent}; sent:
-      bytes to other devices; cycles, kernels and kernel_flops as in `hlo.work`; fits; and `refused`, the compiler's
+      bytes to other devices; those of `hlo.NUMBERS` as in `hlo.work`; fits; and `refused`, the compiler's
       words, if it said no.
     """
     measured = compiled(program) if topology.compiled else modelled(program, floor.temporaries(workload)[phase])
@@ -162,7 +165,7 @@ def _refused(message: str, program: Program) -> dict:
     sizes = [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([KMGT])\b", message)]
     arguments = program.argument_bytes()
     peak = max(max(sizes, default=math.inf), arguments) + program.beside
-    unknown = dict.fromkeys(("temporaries", "output", "code", "sent", "cycles", "kernels", "kernel_flops"))
+    unknown = dict.fromkeys(("temporaries", "output", "code", *hlo.NUMBERS))
     sizes = dict(arguments=arguments, beside=program.beside, peak=peak)
     return unknown | sizes | dict(collectives={}, refused=" ".join(message.split())[:200])
 
@@ -170,5 +173,5 @@ def _refused(message: str, program: Program) -> dict:
 def modelled(program: Program, temporaries: float) -> dict:
     """The same numbers from shapes alone; None where only a compiler knows."""
     sizes = dict(arguments=program.argument_bytes(), temporaries=temporaries, beside=program.beside)
-    unknown = dict.fromkeys(("sent", "cycles", "kernels", "kernel_flops"))
+    unknown = dict.fromkeys(hlo.NUMBERS)
     return unknown | sizes | dict(output=0, code=0, peak=sum(sizes.values()), collectives={})
