@@ -3,8 +3,8 @@
     python -m rpg_jax.plan --config=configs/experts.py:rpg-reinforce-urkl,8k --topology=v5p:2x4x4 --prompt_length=256
     python -m rpg_jax.train --config=configs/experts.py:rpg-reinforce-urkl,8k --workdir=runs/a3b
 
-The model is in checkpoints/Qwen3-30B-A3B, and the words after it are those of configs/paper.py. Hardware: meant
-for 32 chips of a TPU v5p. No run was made and no plan was compiled whole: nothing is known of its scores or its time.
+The model is in checkpoints/Qwen3-30B-A3B, and the words after it are those of configs/paper.py. Hardware: meant for 32
+chips of a TPU v5p. No run was made and no plan was compiled whole; docs/devices.md has what is known of its time.
 """
 
 from configs import paper
