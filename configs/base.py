@@ -166,7 +166,8 @@ KEYS = dict(
         scale=text("signed"),  # [name] of each score in 0..1, before weights: signed, which is -1..1, or unit, as it is
         # Unset, generated tasks have verifiers of their own and prepared sets the dapo rule. These rules run in
         # the process that trains; math_verify and FILE.py:NAME run in workers under the limits below.
-        function=text(None),  # [name] verifier (as if unset), dapo, boxed, math_verify, or FILE.py:NAME
+        # With none there is no reward, and the accuracy is what it would be with this key unset.
+        function=text(None),  # [name] verifier (as if unset), dapo, boxed, math_verify, FILE.py:NAME, or none
         # Several rewards in place of `function`, with commas between them: dapo,brief=FILE.py:NAME,FILE.py:OTHER
         # are the rewards dapo, brief and OTHER, whose weighted sum is trained on.
         functions=texts(None),  # [names] text, or a list of texts; unset: function
@@ -211,6 +212,9 @@ KEYS = dict(
         every=count(None),  # [optimizer updates] between renewals, with mode every
         kl_target=positive(None),  # [nats a token] from the reference, above which mode kl_target renews it
         decay=kept_share(None),  # [share an optimizer update] of the old reference that mode ema keeps
+        # A teacher: another model, of any size and family, in place of a copy of the policy (docs/distillation.md).
+        checkpoint=text(None),  # [folder] of its weights and of a tokenizer with the run's vocabulary; mode fixed
+        dtype=text(None),  # [dtype] of its weights and activations; unset: model.dtype
     ),
     learner=dict(
         epochs=count(1),  # [passes] over a rollout

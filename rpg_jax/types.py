@@ -89,8 +89,9 @@ class Checkpoint:
     """Everything that a run goes on from. `frozen` is read from its folders again, and the rest is saved."""
 
     state: TrainState
-    reference: Policy | None = None  # None where it is the behavior policy itself
+    reference: Policy | None = None  # None where it is the behavior policy itself, or a frozen one
     past: tuple[Policy, ...] = ()  # rollout.delay: what coming rollouts are drawn from, in that order, on the hosts
     pending: Pending | None = None  # rollout.carry_over: what the next step goes on with
-    frozen: dict[str, Policy] = dataclasses.field(default_factory=dict)  # "base": the weights that have adapters
+    # "base": the weights that have adapters; "reference": a teacher
+    frozen: dict[str, Policy] = dataclasses.field(default_factory=dict)
     checksums: dict[str, jax.Array] = dataclasses.field(default_factory=dict)  # u32[leaves] of each frozen policy

@@ -59,7 +59,7 @@ def workload(
         rollout=RolloutSettings(**sizes | dict(rollout)),
         loop=LoopSettings(**learning | dict(loop)),
         lengths=decoding.parse(lengths, 10),
-        **dict(prompt_length=6, logprob_chunk=8, moments=2, separate_reference=False, offload=False) | facts,
+        **dict(prompt_length=6, logprob_chunk=8, moments=2, reference_passes=0, offload=False) | facts,
     )
 
 

@@ -38,7 +38,8 @@ def test_provided_sweeps_can_be_read_and_share_a_warm_start(file):
     assert len({run.name for run in read.runs}) == len(read.runs)
     shared = {warm_starts.shared_folder(pathlib.Path("runs") / read.name, run) for run in read.runs}
     first = variants.read("configs/sweeps/objectives.py").runs[0]
-    assert shared == {warm_starts.shared_folder(pathlib.Path("runs/objectives"), first)}
+    common = {warm_starts.shared_folder(pathlib.Path("runs/objectives"), first)}
+    assert shared == common or file.stem == "distillation" and len(shared) == 1  # of students of half the width
     assert f"{len(read.runs)} runs" in file.read_text() and f"configs/sweeps/{file.name}" in file.read_text()
 
 

@@ -45,6 +45,10 @@ class Tokenizer:
         """The ids of a part of a rendered chat: special tokens are recognized, and none is added."""
         raise NotImplementedError
 
+    def tokens(self) -> list[str]:
+        """Each id's token as the vocabulary spells it; empty for an id without one."""
+        raise NotImplementedError
+
     def token_texts(self) -> list[str]:
         """What each id adds to a text that it stands in; empty for special tokens."""
         before = self.encode("a")
@@ -169,7 +173,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
             self.vocab_size = self._model.vocab_size()
-            pieces = [self._model.id_to_piece(id) for id in range(self.vocab_size)]  # raises unless they are UTF-8
+            pieces = self.tokens()  # raises unless they are UTF-8
         except (RuntimeError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: not a SentencePiece model, or cut short: {error}") from error
         ids = {"bos": self._model.bos_id(), "eos": self._model.eos_id(), "pad": self._model.pad_id()}
@@ -197,6 +201,9 @@ class SentencePieceTokenizer(Tokenizer):
             return self.encode(text)
         parts = self._special.split(text)  # text, special token, text, …
         return [id for k, part in enumerate(parts) for id in ([self._id(part)] if k % 2 else self.encode(part))]
+
+    def tokens(self) -> list[str]:
+        return [self._model.id_to_piece(id) for id in range(self.vocab_size)]
 
     def _decode(self, ids: list[int]) -> str:
         return self._model.decode(ids)
@@ -241,6 +248,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_rendered(self, text: str) -> list[int]:
         return self._model.encode(text, add_special_tokens=False).ids
+
+    def tokens(self) -> list[str]:
+        return [self._model.id_to_token(id) or "" for id in range(self.vocab_size)]
 
     def _decode(self, ids: list[int]) -> str:
         return self._model.decode(ids, skip_special_tokens=False)

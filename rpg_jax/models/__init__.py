@@ -3,7 +3,12 @@
 from rpg_jax.models.attention import AttentionKind
 from rpg_jax.models.config import ModelConfig
 from rpg_jax.models.families import SIZES, named
-from rpg_jax.models.logprobs import token_logprobs, token_logprobs_and_divergence, token_logprobs_and_entropy
+from rpg_jax.models.logprobs import (
+    token_logprobs,
+    token_logprobs_and_divergence,
+    token_logprobs_and_entropy,
+    token_logprobs_of_two,
+)
 from rpg_jax.models.lora import LoRA, join, merge
 from rpg_jax.models.quantization import quantize_params
 from rpg_jax.models.transformer import (

@@ -50,7 +50,8 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     x [B, T, H, D]; cos, sin f32[B, T, D / 2] or f32[1, T, D / 2], of `rope.turns`.
     """
     half, cos, sin = x.shape[-1] // 2, cos[..., None, :], sin[..., None, :]
-    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    first, second = wide[..., :half], wide[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 

@@ -41,10 +41,19 @@ def token_logprobs_and_divergence(
     model: Model, params: dict, reference: tuple[Model, dict], divergence: Callable, tokens, mask, **settings
 ) -> tuple[jax.Array, ...]:
     """As `token_logprobs`, and `divergence(logits, reference_logits)`, [...] from [..., V], of each token's two
-    distributions. `reference` is a model of the same vocabulary and its tree, which takes a forward pass of its own and
-    gets no gradient."""
+    distributions. `reference` is a model of any size, with the same tokens, and its tree, which takes a forward pass of
+    its own and gets no gradient."""
     measure = partial(_logprob_and_divergence, divergence)
     return _chunked(((model, params), reference), measure, tokens, mask, **settings)
+
+
+def token_logprobs_of_two(
+    model: Model, params: dict, other: tuple[Model, dict], tokens, mask, **settings
+) -> tuple[jax.Array, ...]:
+    """Seven arrays [B, T] of two policies, of which `other` is a model with the same tokens and its tree: log-probs and
+    entropy of each, KL(policy, other) and KL(other, policy) of a token's two distributions in nats, and 1 where both
+    have the same most likely token. These three are over the ids that both tables have."""
+    return _chunked(((model, params), other), _compared, tokens, mask, **settings)
 
 
 # What is measured: from the logits [..., V] of each policy and targets i32[...] to a tuple of [...].
@@ -63,6 +72,15 @@ def _logprob_and_entropy(logits, targets):
     logp = jax.nn.log_softmax(logits[0], -1)
     entropy = -jnp.sum(jnp.exp(logp) * jnp.where(logp > -jnp.inf, logp, 0.0), -1)
     return jnp.take_along_axis(logp, targets[..., None], -1)[..., 0], entropy
+
+
+def _compared(logits, targets):
+    shared = min(x.shape[-1] for x in logits)
+    log_p, log_q = (jax.nn.log_softmax(x[..., :shared], -1) for x in logits)
+    divergences = [jnp.sum(jnp.exp(a) * (a - b), -1) for a, b in ((log_p, log_q), (log_q, log_p))]
+    agree = jnp.argmax(log_p, -1) == jnp.argmax(log_q, -1)
+    own = [value for x in logits for value in _logprob_and_entropy([x], targets)]
+    return *own, *divergences, agree.astype(log_p.dtype)
 
 
 def _chunked(

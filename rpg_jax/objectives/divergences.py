@@ -80,8 +80,11 @@ def named(name: str, alpha: float | None = None) -> Divergence:
 
 
 def full_vocabulary(divergence: Divergence, logits: jax.Array, reference_logits: jax.Array) -> jax.Array:
-    """D(policy, reference) of two distributions over the vocabulary, [...] from logits [..., V], without a sample."""
-    log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(reference_logits)
+    """D(policy, reference) of two distributions over the vocabulary, [...] from logits [..., V], without a sample.
+
+    Of a reference with a longer table than the policy's V, it is its distribution over the ids that both have.
+    """
+    log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(reference_logits[..., : logits.shape[-1]])
     return jnp.sum(divergence.rho(log_p - log_q, jnp.exp(log_p), jnp.exp(log_q)), axis=-1)
 
 

@@ -25,6 +25,8 @@ _IN_PROCESS = VERIFIERS | RULES
 
 OWN = "verifier"  # the name of each task's own rule
 ENVIRONMENT = "environment"  # the name of an episode's return, which comes with the response
+ONE = "one"  # the name of the accuracy in the sum of rewards, where no reward has a name of its own
+NO_REWARD = "none"  # in place of a function: that sum is 0, and the accuracy is what it would be with the key unset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +100,8 @@ class Scorer:
 
         Args:
           function: "verifier" or None, each task's own verifier and the DAPO rule for tasks without one; "dapo",
-            "boxed" or "math_verify" for all tasks; or "FILE.py:NAME". Problems of reasoning-gym are scored by their
-            family unless the function is a user's.
+            "boxed" or "math_verify" for all tasks; "FILE.py:NAME"; or "none", no reward. Problems of reasoning-gym are
+            scored by their family unless the function is a user's.
           functions: in place of `function`, several of these, or one text with commas between them. Each is a reward
             named by its rule, its NAME, or a name of its own before it, "brief=FILE.py:NAME".
           weights: {name of a reward: number} in the sum of rewards; 1 where a reward has none.
@@ -124,8 +126,9 @@ class Scorer:
         self.environment = environment
         self._rewards = named_rewards(function, functions, environment is not None)
         self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
-        self.judge = judge_of(self._rewards, evaluation)
-        is_first = self.judge == next(iter(self._rewards.values()))
+        self.weights = self.weights or {ONE: 0.0, ENVIRONMENT: 0.0}  # reward.function=none
+        self.judge = judge_of(self._rewards, evaluation, environment is not None)
+        is_first = self.judge == next(iter(self._rewards.values()), None)
         self._is_one = not functions and not environment and is_first and set(self.weights.values()) == {1.0}
         self._generated, self.max_failures = generated, max_failures
         self._extract, self._partial_credit = EXTRACTIONS[extraction], partial_credit
@@ -271,9 +274,11 @@ def _question(problem, response: str, tokens) -> dict:
     return problem.columns | dict(zip(OURS, ours, strict=True))
 
 
-def judge_of(rewards: dict[str, str], evaluation: str | None) -> str:
-    """The function whose score is the accuracy: `evaluation`, which may be the name of a reward; else the first."""
-    return rewards.get(evaluation, evaluation) if evaluation else next(iter(rewards.values()))
+def judge_of(rewards: dict[str, str], evaluation: str | None, environment: bool = False) -> str:
+    """The function whose score is the accuracy: `evaluation`, which may be the name of a reward; else the first reward,
+    or where there is none what would be the first."""
+    first = next(iter(rewards.values()), ENVIRONMENT if environment else OWN)
+    return rewards.get(evaluation, evaluation) if evaluation else first
 
 
 def has_rule(
@@ -282,14 +287,17 @@ def has_rule(
 ) -> bool:  # fmt: skip
     """Whether one of these is a rule, neither a function of the user's nor the return of an environment."""
     rewards = named_rewards(function, functions, environment)
-    judges = {*rewards.values(), judge_of(rewards, evaluation)} - {ENVIRONMENT}
+    judges = {*rewards.values(), judge_of(rewards, evaluation, environment)} - {ENVIRONMENT}
     return not all(".py:" in name for name in judges)
 
 
 def named_rewards(
     function: str | None, functions: str | Sequence[str] | None = (), environment: bool = False
 ) -> dict[str, str]:
-    """{name: function} of `reward.function` or `reward.functions`, in order, after an environment's return."""
+    """{name: function} of `reward.function` or `reward.functions`, in order, after an environment's return; {} where
+    the function is "none"."""
+    if function == NO_REWARD and not functions:
+        return {}
     if environment:
         others = named_rewards(function, functions) if function or functions else {}
         return {ENVIRONMENT: ENVIRONMENT} | others

@@ -52,7 +52,7 @@ def weighted_sum(
     """
     scaled = {name: value if name in unscaled else scale(value) for name, value in values.items()}
     terms = [np.float64(weights.get(name, 1.0)) * value for name, value in scaled.items()]
-    return np.sum(terms, axis=0, dtype=np.float64).astype(np.float32)
+    return np.sum(terms, axis=0, dtype=np.float64).astype(np.float32) + 0.0  # no -0 of a weight of 0
 
 
 def overlong_penalty(lengths: ArrayLike, maximum: int, buffer: int, factor: float = 1.0) -> np.ndarray:

@@ -17,7 +17,7 @@ from rpg_jax.models import LoRA, Model, families, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.models.lora import TARGETS
 from rpg_jax.rewards import Scorer, scale_named
-from rpg_jax.rewards.scorer import has_rule
+from rpg_jax.rewards.scorer import NO_REWARD, has_rule
 from rpg_jax.sampling import make_sampler
 from rpg_jax.sampling.turns import stop_table
 from rpg_jax.training.collect import make_collect
@@ -53,6 +53,7 @@ class Run:
     mesh: jax.sharding.Mesh
     data: data.Prepared | Sets
     model: Model
+    teacher: Model | None  # the reference's, where `reference.checkpoint` names one
     scorer: Scorer
     objective: objectives.Objective
     optimizer: Optimizer
@@ -94,7 +95,8 @@ def build_settings(config: ConfigDict) -> dict:
             f"({MOST_UPDATES}); lower steps"
         )
     optimizer = make_optimizer(**set_keys(config.optimizer, "clip_norm"), total_steps=total_steps)
-    reference = ReferenceSchedule(**set_keys(config.reference))
+    reference = ReferenceSchedule(**set_keys(config.reference, "checkpoint", "dtype"))
+    check_teacher(config)
     if objective.full_kl is not None and reference.mode == "iterative":
         raise InputError(
             "objective.kl=full needs the reference's distributions, and reference.mode=iterative keeps log-probs only; "
@@ -117,16 +119,18 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     if problems is None:
         say("reading problems")
         problems = build_data(config, log)
+        check_vocabulary(config, problems.tokenizer)
     if not len(problems.problems("heldout")):
         raise InputError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
     longest = rollout.max_prompt + rollout.max_new
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
+    teacher = build_teacher(config, model, problems.tokenizer, longest, mesh)
     check_pages(model, mesh, rollout)
     known = dict(generated="tasks" in config.data, tasks=() if "tasks" in config.data else problems.tasks)
     judge = config.evaluation.get("function")
     environment = build_environment(config, problems.tokenizer, model)
     scorer = Scorer(**set_keys(config.reward, "scale"), **known, evaluation=judge, environment=environment)
-    return Run(mesh, problems, model, scorer, **settings)
+    return Run(mesh, problems, model, teacher, scorer, **settings)
 
 
 def has_environment(config: ConfigDict) -> bool:
@@ -199,8 +203,11 @@ def check_behavior(source: str, objective: objectives.Objective) -> None:
 
 def build_objective(config: ConfigDict) -> objectives.Objective:
     """The objective. It is tried on abstract arrays, so that a mistake is found now and not after the warm start."""
-    objective = objectives.make(config.objective.name, **set_keys(config.objective, "name", "denominator"))
     groups, samples = config.rollout.prompts, config.rollout.samples
+    settings = set_keys(config.objective, "name", "denominator")
+    if config.reward.function == NO_REWARD and samples == 1:
+        settings = dict(advantage="batch_mean") | settings  # of zeros, for which no group is needed
+    objective = objectives.make(config.objective.name, **settings)
     shapes = (groups, samples), (groups * samples, config.rollout.max_prompt + config.rollout.max_new)
     rewards, tokens = (jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes)
     step = jax.ShapeDtypeStruct((), jnp.int32)
@@ -301,6 +308,62 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
     return model
 
 
+def check_teacher(config: ConfigDict) -> None:
+    """Raises ValueError for settings of a teacher, or of no reward, that make no sense."""
+    reference, folder = config.reference, config.reference.get("checkpoint")
+    if folder and reference.mode != "fixed":
+        raise InputError(
+            f"reference.checkpoint={folder} is a teacher, which stays as it is, and reference.mode={reference.mode} "
+            f"renews the reference from the policy; set reference.mode=fixed, or unset reference.checkpoint"
+        )
+    if reference.get("dtype") and not folder:
+        raise InputError(f"reference.dtype={reference.dtype} is for a teacher: set reference.checkpoint, or unset it")
+    if config.reward.function == NO_REWARD and config.rollout.dynamic_sampling:
+        raise InputError(
+            "rollout.dynamic_sampling leaves out groups of equal rewards, and with reward.function=none that is every "
+            "group; set rollout.dynamic_sampling=False"
+        )
+
+
+def check_vocabulary(config: ConfigDict, tokenizer: data.Tokenizer) -> None:
+    """Raises ValueError unless each id of the run's tokenizer is the same token in the teacher's, if there is one."""
+    folder = config.reference.get("checkpoint")
+    if not folder:
+        return
+    try:
+        ours, theirs = tokenizer.tokens(), data.load_tokenizer(folder).tokens()
+    except InputError as error:
+        raise InputError(f"reference.checkpoint={folder} is no teacher: {error}") from error
+    theirs = theirs[: len(ours)] + ["(no token)"] * (len(ours) - len(theirs))
+    others = [(id, *pair) for id, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
+    if others:
+        first = ", ".join(f"{id} is {theirs!r} and not {ours!r}" for id, ours, theirs in others[:3])
+        raise InputError(
+            f"reference.checkpoint={folder} has another vocabulary than the run's tokenizer: {len(others)} of "
+            f"{len(ours)} ids differ, there {first}; a teacher must know each token by the same id"
+        )
+
+
+def build_teacher(config: ConfigDict, model: Model, tokenizer, longest: int, mesh: jax.sharding.Mesh) -> Model | None:
+    """The model of `reference.checkpoint`, the teacher of `model`; None if it is unset."""
+    folder = config.reference.get("checkpoint")
+    if not folder:
+        return None
+    own = dict(size=None, checkpoint=folder, dtype=config.reference.get("dtype") or config.model.dtype)
+    section = config.model.to_dict() | own | dict(lora=dict(rank=0), router_balance=0.0)
+    try:
+        teacher = build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh, config.learner.pack)
+    except InputError as error:
+        raise InputError(f"reference.checkpoint={folder}: {error}") from error
+    rows, least = teacher.config.vocab_size, model.config.vocab_size
+    if rows < least:
+        raise InputError(
+            f"reference.checkpoint={folder} has a table of {rows} tokens, and the policy one of {least}: it may draw "
+            f"ids that this teacher has no row for; name a teacher whose table is padded to as many"
+        )
+    return teacher
+
+
 def router_balance(config: ConfigDict) -> float:
     """The factor of the balance loss; the configs of earlier runs have none."""
     return config.model.router_balance if "router_balance" in config.model else 0.0
@@ -347,7 +410,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, sho
             key=noise_key(config.seed, ROLLOUT), should_stop=should_stop, scale=scale_named(config.reward.scale),
             weights=run.scorer.weights, wait=steps_to_wait(run.rollout.max_age, run.loop.updates, run.loop.delay),
         ),
-        score=make_score(run.mesh, rows=run.loop.scoring_rows, **logprobs),
+        score=make_score(run.mesh, rows=run.loop.scoring_rows, teacher=run.teacher is not None, **logprobs),
         source=config.behavior.source,
         experience=make_experience(run.objective, run.mesh),
         update=make_update(

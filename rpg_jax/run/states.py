@@ -22,10 +22,12 @@ from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum
 from rpg_jax.training.collect import nothing_pending
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.phases import say
-from rpg_jax.training.policies import BASE, make_policies
+from rpg_jax.training.policies import BASE, REFERENCE, make_policies
 from rpg_jax.training.update import init_params, init_state
 from rpg_jax.types import Checkpoint, Params, Policy
 
+# What a checkpoint says of frozen weights, and the key of their folder.
+OF_FROZEN = {BASE: ("holds adapters", "model.checkpoint"), REFERENCE: ("has a teacher", "reference.checkpoint")}
 DELETION_SECONDS = 1.0  # in which a checkpoint that is being deleted goes out of the list of steps
 
 
@@ -40,6 +42,8 @@ def for_inference(config: ConfigDict) -> ConfigDict:
             "this run is of version 0.1, whose checkpoints are laid out otherwise; go on with that version"
         )
     config.model.attention = "auto"
+    if config.reference.get("checkpoint"):  # a teacher is no part of the policy, and may not be here
+        config.reference = ConfigDict(dict(mode="iterative"))
     config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
     try:
         parallel.make_mesh(**config.mesh)
@@ -64,7 +68,7 @@ def read_run(
         del config.data["train"]
     section, evaluation = config.reward, config.evaluation.get("function")
     talks = has_environment(config)
-    judge = reward or judge_of(named_rewards(section.function, section.get("functions"), talks), evaluation)
+    judge = reward or judge_of(named_rewards(section.function, section.get("functions"), talks), evaluation, talks)
     function = None if judge == ENVIRONMENT else "dapo" if heldout and judge == OWN else judge
     section.function, section.functions, section.weights = function, None, ConfigDict()
     config.evaluation.function = function if talks else None
@@ -77,12 +81,12 @@ def read_run(
 
 def build_state(run: Run, params: Params, **frozen: Any) -> Checkpoint:
     """What a run begins with: a fresh state around trained parameters, the `frozen` weights of `load_frozen` beside
-    them, a reference if its schedule needs one, with `rollout.delay` the policies that the first rollouts are drawn
-    from, the initial one, and with `rollout.carry_over` room for what is pending."""
+    them, a reference if its schedule needs one and no teacher is it, with `rollout.delay` the policies that the first
+    rollouts are drawn from, the initial one, and with `rollout.carry_over` room for what is pending."""
     state = init_state(run.optimizer, run.mesh, params)
     reference, past, pending = None, (), None
     policies = make_policies(run.model, run.optimizer, run.mesh, state)
-    if run.reference.mode != "iterative":
+    if run.reference.mode != "iterative" and run.teacher is None:
         reference = policies.reference(policies.current(state))
     if run.loop.delay:
         past = (policies.past(policies.current(state)),) * run.loop.policies_kept
@@ -95,15 +99,19 @@ def abstract(run: Run, build: Callable[..., Any]) -> Any:
     """The tree that `build(params, **frozen)` makes, as shapes with shardings and without memory: what is restored."""
     key, model = jax.random.key(0, impl="threefry2x32"), run.model
 
-    def build_shapes(params):
-        if model.lora is None:
-            return build(params)
+    def frozen_policy(model, params):
         weights = jax.tree.map(lambda x: x.astype(model.dtype), params)
-        base = Policy(dataclasses.replace(model, lora=None), weights, jnp.zeros((), jnp.int32))
-        checksums = jnp.zeros(len(jax.tree.leaves(params)), jnp.uint32)
-        return build(model.lora.init(params, key), frozen={BASE: base}, checksums={BASE: checksums})
+        return Policy(dataclasses.replace(model, lora=None), weights, jnp.zeros((), jnp.int32))
 
-    shapes = jax.eval_shape(build_shapes, model.shapes)
+    def build_shapes(params, teacher):
+        frozen = {} if run.teacher is None else {REFERENCE: frozen_policy(run.teacher, teacher)}
+        if model.lora is None:
+            return build(params, frozen=frozen)
+        checksums = jnp.zeros(len(jax.tree.leaves(params)), jnp.uint32)
+        frozen = {BASE: frozen_policy(model, params)} | frozen
+        return build(model.lora.init(params, key), frozen=frozen, checksums={BASE: checksums})
+
+    shapes = jax.eval_shape(build_shapes, model.shapes, run.teacher and run.teacher.shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -124,16 +132,19 @@ def restore(
     if restored is None:
         return None
     (step, checkpoint, extra), loaded = restored, load()
+    saved = checkpoint.checksums | {REFERENCE: extra.get("teacher", [])}
     for name, policy in loaded["frozen"].items():
-        changed = np.flatnonzero(np.asarray(checkpoint.checksums[name]) != np.asarray(loaded["checksums"][name]))
+        before, now = np.asarray(saved[name]), np.asarray(loaded["checksums"][name])
+        changed = np.flatnonzero(before != now) if before.shape == now.shape else range(len(now))
         if len(changed):
             names = [parallel.leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(policy.params)]
+            holds, key = OF_FROZEN[name]
             raise InputError(
-                f"checkpoint {step} in {checkpoints.directory} holds adapters of other weights than model.checkpoint "
-                f"has now: {len(changed)} of {len(names)} arrays differ, {names[changed[0]]} among them; restore the "
-                f"folder that the run began with"
+                f"checkpoint {step} in {checkpoints.directory} {holds} of other weights than {key} has now: "
+                f"{len(changed)} of {len(names)} arrays differ, {names[changed[0]]} among them; restore the folder "
+                f"that the run began with"
             )
-    return step, dataclasses.replace(checkpoint, frozen=loaded["frozen"]), extra
+    return step, dataclasses.replace(checkpoint, **loaded), extra
 
 
 def restore_state(folder: epath.Path, run: Run, which: str, frozen: dict) -> tuple[int, Checkpoint]:
@@ -165,15 +176,16 @@ def restore_state(folder: epath.Path, run: Run, which: str, frozen: dict) -> tup
 
 
 def load_frozen(config: ConfigDict, run: Run) -> dict:
-    """The fields `frozen` and `checksums` of a `Checkpoint`: where adapters are trained, the weights of
-    `model.checkpoint` in the model's dtype."""
-    if run.model.lora is None:
-        return dict(frozen={}, checksums={})
-    shapes = abstract(run, lambda _, frozen, checksums: frozen[BASE])
-    params = weights.load(config.model.checkpoint, shapes.params)
-    sums = np.array([int(checksum(leaf)) for leaf in jax.tree.leaves(params)], np.uint32)  # one by one
-    version, sums = parallel.to_global(run.mesh, parallel.REPLICATED, (np.int32(0), sums))
-    return dict(frozen={BASE: Policy(shapes.model, params, version)}, checksums={BASE: sums})
+    """The fields `frozen` and `checksums` of a `Checkpoint`, each in its model's dtype: where adapters are trained, the
+    weights of `model.checkpoint`, and the teacher's of `reference.checkpoint`."""
+    frozen, checksums = {}, {}
+    for name, shapes in abstract(run, lambda _, frozen, **more: frozen).items():
+        section = config.model if name == BASE else config.reference
+        params = weights.load(section.checkpoint, shapes.params)
+        sums = np.array([int(checksum(leaf)) for leaf in jax.tree.leaves(params)], np.uint32)  # one by one
+        version, checksums[name] = parallel.to_global(run.mesh, parallel.REPLICATED, (np.int32(0), sums))
+        frozen[name] = Policy(shapes.model, params, version)
+    return dict(frozen=frozen, checksums=checksums)
 
 
 def initial_params(config: ConfigDict, run: Run) -> Params:

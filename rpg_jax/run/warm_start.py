@@ -1,5 +1,6 @@
 """The supervised warm start of a run: its own optimizer, update, order of problems and checkpoints."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +30,7 @@ def warm_started(
 
     Checkpoints go into the folder `path`, where an interrupted warm start goes on.
     """
-    begin, settings = time.perf_counter(), config.warm_start
+    begin, settings, run = time.perf_counter(), config.warm_start, dataclasses.replace(run, teacher=None)
     if not settings.steps:
         return initial_params(config, run), time.perf_counter() - begin
     optimizer = make_optimizer(

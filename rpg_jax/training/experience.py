@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
 from rpg_jax import parallel
-from rpg_jax.models import token_logprobs_and_entropy
+from rpg_jax.models import token_logprobs_and_entropy, token_logprobs_of_two
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives.advantages import begins_turn
@@ -20,18 +20,22 @@ from rpg_jax.types import Policy, Sequences, TrainBatch
 
 SOURCES = ("trainer", "sampler")  # of the behavior policy's log-probs
 Tree = TypeVar("Tree")
-Scores = dict[str, tuple[jax.Array, jax.Array]]  # of a policy's name: log-probs and entropy f32[B, T], 0 off the mask
+# Of a policy's name: log-probs and entropy f32[B, T], 0 off the mask; of a teacher's the others of `OF_REFERENCE`, too.
+Scores = dict[str, tuple[jax.Array, ...]]
+OF_REFERENCE = ("reference_entropy", "kl_reference_reverse", "kl_reference_forward", "greedy_agreement")
 Score = Callable[[Mapping[str, Policy], Sequences, Plan], Scores]
 Experience = Callable[..., tuple[TrainBatch, metric.Metrics]]
 
 
 def make_score(
-    mesh: Mesh, *, rows: int, temperature: float, logprob_chunk: int, packed_columns: int | None = None
-) -> Score:
+    mesh: Mesh, *, rows: int, temperature: float, logprob_chunk: int, packed_columns: int | None = None,
+    teacher: bool = False,
+) -> Score:  # fmt: skip
     """Builds the jitted `score(policies, rollout, plan)`: what each named policy but the base gives to the responses.
 
     At the sampling temperature. The plan is that of `packing.plan` over all responses, in microbatches of `rows`;
-    `packed_columns` are those of a packed row, T if None.
+    `packed_columns` are those of a packed row, T if None. With `teacher` the reference is compared with the behavior
+    policy, if that one is scored, over the whole vocabulary (`token_logprobs_of_two`).
     """
     by_rows = NamedSharding(mesh, parallel.ROWS)
 
@@ -39,12 +43,15 @@ def make_score(
         arrays = rollout.tokens, rollout.length, rollout.loss_mask
         tokens, length, mask = jax.lax.with_sharding_constraint(arrays, by_rows)
 
-        def scored(name):
-            measure = partial(token_logprobs_and_entropy, policies[name].model, joined(policies, name))
-            measure = partial(measure, temperature=temperature, chunk=logprob_chunk)
+        def scored(measure, *names):
+            (model, params), *others = ((policies[name].model, joined(policies, name)) for name in names)
+            measure = partial(measure, model, params, *others, temperature=temperature, chunk=logprob_chunk)
             return map_rows(measure, mesh, plan, tokens, length, mask, rows, packed_columns)
 
-        return {name: scored(name) for name in policies if name != BASE}
+        if teacher and BEHAVIOR in policies:
+            logp, entropy, *of_teacher = scored(token_logprobs_of_two, BEHAVIOR, REFERENCE)
+            return {BEHAVIOR: (logp, entropy), REFERENCE: tuple(of_teacher)}
+        return {name: scored(token_logprobs_and_entropy, name) for name in policies if name != BASE}
 
     return jax.jit(score, out_shardings=by_rows)
 
@@ -85,7 +92,8 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
                 "sampler_logp_gap": metric.mean_of(gap, mask),
                 "sampler_logp_gap_max": metric.max_of(gap, mask),
             }
-        reference = scores[REFERENCE][0] if REFERENCE in scores else behavior
+        reference, *more = scores.get(REFERENCE, (behavior,))
+        metrics |= {name: metric.mean_of(x, mask) for name, x in zip(OF_REFERENCE, more, strict=False)}
         weight, corrected = objective.corrections(behavior, rollout.sampler_logp, mask)
         batch = TrainBatch(
             tokens=rollout.tokens,

@@ -13,6 +13,7 @@ from rpg_jax.environments import Outcome
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import ENVIRONMENT, Scorer, Scores, Submitted, overlong_penalty, weighted_sum
 from rpg_jax.rewards.pool import Failure
+from rpg_jax.rewards.scorer import ONE
 from rpg_jax.sampling.generate import Watch
 from rpg_jax.sampling.turns import Row, spans
 from rpg_jax.training.episodes import Episodes
@@ -145,7 +146,7 @@ def make_grade(
         accuracies, named, counts, of_turns, said = zip(*known, strict=True)
         correct, lengths = np.array(accuracies, np.float32), np.array(counts, np.int32)  # [P, G]
         rewards = {name: np.array([row[name] for row in named], np.float32) for name in named[0]}
-        unpunished = reward = weighted_sum(rewards or dict(one=correct), weights, scale, unscaled=[ENVIRONMENT])
+        unpunished = reward = weighted_sum(rewards or {ONE: correct}, weights, scale, unscaled=[ENVIRONMENT])
         turn_reward = None
         if scorer.environment is not None:
             turn_reward = np.zeros((*correct.shape, scorer.environment.max_turns), np.float32)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from rpg_jax import InputError
 from rpg_jax.data import Problem, ProblemStream
@@ -15,7 +16,7 @@ from rpg_jax.training.collect import Collect, Preempted
 from rpg_jax.training.evaluation import Answered
 from rpg_jax.training.experience import Experience, Score, take_rows
 from rpg_jax.training.phases import Clock, CompilationCounter, phase, say
-from rpg_jax.training.policies import Policies, followed, held, renewed, sampled, scored
+from rpg_jax.training.policies import REFERENCE, Policies, followed, held, renewed, sampled, scored
 from rpg_jax.training.record import Record
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.settings import LoopSettings
@@ -139,7 +140,10 @@ def run(
         check_finite(checkpoint.state.params, f"step {step}", mend)
         totals["seconds"] = seconds_before + time.perf_counter() - begin
         extra = {"cursor": parts.stream.get_state(), "totals": totals, "rows": parts.log.rows()}
-        saved = dataclasses.replace(checkpoint, frozen={})
+        checksums = dict(checkpoint.checksums)
+        if REFERENCE in checksums:  # apart, so that the policy can be restored without its teacher
+            extra["teacher"] = np.asarray(checksums.pop(REFERENCE)).tolist()
+        saved = dataclasses.replace(checkpoint, frozen={}, checksums=checksums)
         parts.checkpoints.save(step, saved, extra, metric=score, wait=wait)
 
     def evaluate_if_due(step: int, checkpoint: Checkpoint) -> tuple[dict[str, float], list[dict]] | None:

@@ -121,7 +121,7 @@ def make_update(
             logp, auxiliary = token_logprobs(model, params, **settings)
             return undo(logp), None, auxiliary
         divergence = partial(full_vocabulary, objective.full_kl)
-        logp, full_kl, auxiliary = token_logprobs_and_divergence(model, params, (model, held), divergence, **settings)
+        logp, full_kl, auxiliary = token_logprobs_and_divergence(model, params, held, divergence, **settings)
         return undo(logp), undo(full_kl), auxiliary
 
     def update(state, batch, plan, policies):
@@ -155,9 +155,10 @@ def make_update(
         gradient = jax.value_and_grad(loss, has_aux=True)
         # Unrolled layers are cut out of the stack once, and not in every microbatch.
         params, base = state.params, frozen_params(policies)
-        held = None if objective.full_kl is None else joined(policies, REFERENCE)
+        reference = None if objective.full_kl is None else joined(policies, REFERENCE)
         if not model.scan:
-            params, base, held = (tree and unstack_layers(tree) for tree in (params, base, held))
+            params, base, reference = (tree and unstack_layers(tree) for tree in (params, base, reference))
+        held = reference and (policies[REFERENCE].model, reference)
 
         def body(index, carry):
             value, metrics, grads = carry

@@ -76,7 +76,7 @@ def attention(w: Workload) -> dict[str, Cost]:
     age = w.prompt_length + decoding.age(w.lengths)
     cached = w.rollout.slots * sum(min(age, kind.window or age) for kind in kinds)  # keys that a decode step reads
     passes = 3.5 + RECOMPUTED[w.model.remat][1]  # the backward pass is of 2.5 times as many products as the forward
-    policies = 1 + w.separate_reference
+    policies = 1 + w.reference_passes
     return {
         "prefill": Cost(pair * w.rollout.fresh_prompts * pairs(w.prompt_length)),
         "decode": Cost(pair * cached, kv_bytes(w) / w.shape.layers * cached / w.row_shards),
@@ -105,7 +105,7 @@ def costs(w: Workload) -> dict[str, Cost]:
     logits = 4 * slots / w.row_shards * shape.vocab_size / w.tensor * MASTER  # they and their weights: written, read
     decode = Cost((products + vocabulary) * slots, drawn_from + logits, summed * slots)
 
-    tokens, policies = w.step_rows * w.length, 1 + w.separate_reference
+    tokens, policies = w.step_rows * w.length, 1 + w.reference_passes
     count = policies * w.microbatches(w.step_rows, w.loop.scoring_rows)
     flops = policies * (products + vocabulary) * tokens
     experience = Cost(flops, count * weights, count * gathered + policies * summed * tokens)

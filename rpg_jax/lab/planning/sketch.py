@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax import InputError, parallel
 from rpg_jax.lab.planning.workload import Workload
-from rpg_jax.models import SIZES, huggingface, named
+from rpg_jax.models import SIZES, active_parameter_count, huggingface, named
 from rpg_jax.run import build, states
 from rpg_jax.sampling import make_sampler
 from rpg_jax.training.loop import Parts
@@ -67,10 +67,17 @@ def sketch(
         prompt_length=prompt_length,
         logprob_chunk=config.learner.logprob_chunk,
         moments=round(moments / parameters),
-        separate_reference=checkpoint.reference is not None,
+        reference_passes=reference_passes(run),
         offload=run.optimizer.offload,
     )
     return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, workload)
+
+
+def reference_passes(run: build.Run) -> float:
+    """Forward passes of the model that one of its reference is worth: 0 of one without parameters of its own."""
+    if run.teacher is not None:
+        return active_parameter_count(run.teacher.config) / active_parameter_count(run.model.config)
+    return float(run.reference.mode != "iterative")
 
 
 def planned_size(config: ConfigDict) -> str | None:

@@ -28,7 +28,7 @@ class Workload:
     prompt_length: float  # mean tokens of a prompt
     logprob_chunk: int  # columns whose logits are formed at a time
     moments: int  # arrays of the optimizer as large as the parameters
-    separate_reference: bool  # the reference has parameters of its own
+    reference_passes: float  # forward passes of the model that one of the reference is worth; 0 without parameters
     offload: bool  # the optimizer's arrays stay in host memory except during its step
 
     @property

@@ -123,9 +123,11 @@ _qwen3 = dict(qk_norm=True, max_length=40960)
 _qwen25 = dict(qkv_bias=True, rope_theta=1e6)
 _llama3 = dict(rope_theta=5e5, norm_epsilon=1e-5, max_length=8192)
 SIZES = {
-    # The least one, for smoke runs; the size of the quickstart; the two sizes of the benchmarks against other systems.
+    # The least one, for smoke runs; the size of the quickstart, and one of half its width; the two sizes of the
+    # benchmarks against other systems.
     "micro": ModelConfig(512, 32, 64, 1, 4, 2, 8, qk_norm=True, rope_theta=1e4, max_length=1024),
     "tiny": ModelConfig(512, 128, 384, 4, 4, 2, 32, qk_norm=True, rope_theta=1e4, max_length=1024),
+    "tiny-narrow": ModelConfig(512, 64, 192, 4, 4, 2, 16, qk_norm=True, rope_theta=1e4, max_length=1024),
     "m1": ModelConfig(512, 128, 384, 4, 4, 2, 32, **_qwen3),
     "m2": ModelConfig(151936, 256, 768, 4, 8, 4, 32, **_qwen3),
     "qwen3-0.6b": ModelConfig(151936, 1024, 3072, 28, 16, 8, 128, **_qwen3),

@@ -1,0 +1,15 @@
+"""A student of half the width learns from the quickstart's policy without a reward, by each of six divergences.
+
+    launch/sweep.sh configs/sweeps/distillation.py
+    python -m rpg_jax.report runs/distillation
+
+6 variants x 5 seeds = 30 runs. The teacher is exports/quickstart (configs/distill.py says how to make it). A sampled
+variant minimizes the divergence of a token's distribution from the teacher's by one sample of it, without a clip; the
+last one sums over the vocabulary.
+"""
+
+CONFIG = "configs/distill.py"
+SEEDS = (0, 1, 2, 3, 4)
+SAMPLED = {"objective.estimator": "reinforce", "objective.kl": "token"}
+VARIANTS = {name: SAMPLED | {"objective.divergence": name} for name in ("ufkl", "fkl", "js", "rkl", "urkl")}
+VARIANTS["rkl-full"] = {"objective.divergence": "rkl", "objective.kl": "full"}

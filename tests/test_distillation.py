@@ -1,0 +1,161 @@
+"""A teacher: exact gradients of two models of different sizes, and a run that learns from one without a reward."""
+
+import json
+import shutil
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from fuzzing import call
+from processes import succeed
+
+from configs import distill
+from rpg_jax import data
+from rpg_jax.exact.targets import integrands
+from rpg_jax.models import Model, ModelConfig, huggingface, token_logprobs, token_logprobs_and_divergence
+from rpg_jax.objectives import make
+from rpg_jax.objectives.divergences import full_vocabulary
+from rpg_jax.storage import weights
+
+KEY = jax.random.key(0, impl="threefry2x32")
+SHAPES = [ModelConfig(vocab, width, 2 * width, 1, 2, 1, 4, qk_norm=True) for vocab, width in ((3, 4), (5, 8))]
+STUDENT, TEACHER = (Model(shape, dtype=jnp.float64, scan=False) for shape in SHAPES)
+TOKENS = np.array([(1, a, b) for a in range(3) for b in range(3)], np.int32)  # a prompt, then every response of two
+MASK = np.array([[False, True, True]] * 9)
+DIVERGENCES = ("ufkl", "fkl", "js", "rkl", "urkl")
+
+
+def test_gradients_of_two_models_of_different_sizes_are_slopes_of_the_objective():
+    """Summed over every response, off policy, at both levels and over the vocabulary, against finite differences."""
+    made = lambda model, seed: jax.tree.map(  # noqa: E731
+        lambda x: np.asarray(x, np.float64), model.init(jax.random.key(seed))
+    )
+    params, drew, teacher = made(STUDENT, 0), made(STUDENT, 1), made(TEACHER, 2)
+    direction = jax.tree.map(lambda x: np.random.default_rng(x.size).normal(size=x.shape), params)
+
+    def table(model, params):  # log-probs of each history's next token, [9, 3, 3]
+        logits = model.logits(params, model.hidden(params, TOKENS))[..., :3]
+        return jax.nn.log_softmax(logits)[:, :2]
+
+    def objectives(params):  # {level: {name: D}}
+        log_p, log_q, log_mu = table(STUDENT, params), table(TEACHER, teacher), table(STUDENT, drew)
+        picked = lambda x: jnp.take_along_axis(x, TOKENS[:, 1:, None], -1)[..., 0]  # noqa: E731
+        rows, of_teacher = (jnp.exp(picked(x).sum(1)) for x in (log_p, log_q))
+        visits = jnp.exp(picked(log_mu).sum(1))[:, None, None]
+        p, q = jnp.exp(log_p), jnp.exp(log_q)
+        of = integrands(DIVERGENCES)
+        whole = {name: jnp.sum(f(rows, of_teacher)) for name, f in of.items()}
+        return {"sequence": whole, "token": {name: jnp.sum(visits * f(p, q)) for name, f in of.items()}}
+
+    def losses(params):
+        logp = partial(token_logprobs, tokens=TOKENS, mask=MASK, chunk=2)
+        ours, behavior = logp(STUDENT, params), logp(STUDENT, drew)
+        # The teacher's table has two more rows than there are tokens: padding, which is no part of its distribution.
+        reference = logp(TEACHER, teacher | {"embed": {"embedding": teacher["embed"]["embedding"][:3]}})
+        weight = jnp.exp(behavior.sum(1, keepdims=True))
+        zeros, found = jnp.zeros((9, 1)), {}
+        for name in DIVERGENCES:
+            settings = dict(divergence=name, beta=1.0, clip="none", reduction="constant")
+            common = dict(reference_logp=reference, weight=weight, denominator=1.0)
+            for level in ("sequence", "token"):
+                objective = make("rpg", level=level, **settings)
+                found[f"{level} {name}"] = objective(ours, behavior, zeros, MASK, **common)[0]
+            if name not in ("rkl", "js"):
+                continue
+            objective = make("rpg", kl="full", **settings)
+            pair = partial(full_vocabulary, objective.full_kl)
+            _, full = token_logprobs_and_divergence(STUDENT, params, (TEACHER, teacher), pair, TOKENS, MASK, chunk=2)
+            # A mean over responses is taken outside of the objective, whose full_kl has no weight of its own.
+            found[f"full {name}"] = objective(ours, behavior, zeros, MASK, full_kl=full * weight, **common)[0]
+        return found
+
+    with jax.enable_x64():
+        gradients = jax.jit(jax.jacrev(losses))(params)
+        moved = lambda step: jax.tree.map(lambda x, d: x + step * d, params, direction)  # noqa: E731
+        up, down = (jax.device_get(jax.jit(objectives)(moved(step))) for step in (1e-5, -1e-5))
+    for key, gradient in gradients.items():
+        level, name = key.split()
+        level = "token" if level == "full" else level
+        slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: float(np.sum(np.asarray(g) * d)), gradient, direction)))
+        expected = (up[level][name] - down[level][name]) / 2e-5
+        assert abs(expected) > 1e-4 and slope == pytest.approx(expected, rel=1e-6), key
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With `teacher`, random weights of another size than the smoke run's policy, and its tokenizer."""
+    folder = tmp_path_factory.mktemp("distillation")
+    config = distill.get_config("smoke")
+    settings = config.data.to_dict() | dict(directory=folder / "data")
+    prepared = data.prepare(**settings, log=lambda line: None)
+    (folder / "teacher").mkdir()
+    shape = ModelConfig(prepared.tokenizer.vocab_size + 8, 48, 64, 2, 4, 2, 8, qk_norm=True, max_length=64)
+    (folder / "teacher" / "config.json").write_text(json.dumps(huggingface.config_json(shape)))
+    weights.save_safetensors(folder / "teacher", jax.jit(Model(shape).init)(KEY), 1e9)
+    shutil.copyfile(prepared.path / "tokenizer.model", folder / "teacher" / "tokenizer.model")
+    return folder
+
+
+def arguments(folder, name, **settings):
+    settings = {"data.directory": folder / "data", "reference.checkpoint": folder / "teacher"} | settings
+    flags = [f"--config.{key}={value}" for key, value in settings.items()]
+    return "--config=configs/distill.py:smoke", f"--workdir={folder / name}", *flags
+
+
+def metrics(path):
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time", "throughput", "compil"))} for row in rows]
+
+
+def test_a_student_learns_from_a_teacher_that_is_never_saved_and_must_stay_the_same(folder, tmp_path):
+    settings = {"objective.divergence": "rkl", "objective.kl": "full", "objective.estimator": "reinforce"}
+    settings |= {"warm_start.steps": 0, "learner.minibatch_prompts": 8, "checkpoint.keep_last": 2}
+    settings |= {"reference.dtype": "bfloat16", "optimizer.learning_rate": 0.01}
+    flags = arguments(folder, "run", **settings)
+    succeed("train", *flags)
+    run = folder / "run"
+    first, last = (row for row in metrics(run) if "train/reward" in row)
+    assert first["train/reward"] == last["train/reward"] == 0 and "eval/all/mean@4" in last
+    assert first["train/kl_reference_full"] == pytest.approx(first["train/kl_reference_reverse"], rel=1e-3)
+    assert last["train/kl_reference_reverse"] < first["train/kl_reference_reverse"]
+    assert first["train/kl_reference_forward"] > 0 and 0 <= first["train/greedy_agreement"] < 1
+    assert 0 < first["train/reference_entropy"] < np.log(512)
+    record = json.loads((run / "checkpoints" / "2" / "record" / "metadata").read_text())
+    assert all(name.startswith("state/") for name in record["leaves"])
+    shutil.rmtree(run / "checkpoints" / "2")
+    before = metrics(run)
+    succeed("train", *flags)
+    assert metrics(run) == before
+    (folder / "teacher").rename(tmp_path / "teacher")  # the policy is exported and goes on without it
+    assert call("convert", f"--workdir={run}", f"--target={tmp_path}/student", "--which=last")[0] == 0
+    shutil.copytree(tmp_path / "teacher", folder / "teacher")
+    tensors = safetensors.numpy.load_file(folder / "teacher" / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + np.float32(0.5)
+    safetensors.numpy.save_file(tensors, folder / "teacher" / "model.safetensors")
+    status, line = call("train", *flags)
+    shutil.rmtree(folder / "teacher")
+    (tmp_path / "teacher").rename(folder / "teacher")
+    assert status == 2 and "1 of 13 arrays differ, final_norm/scale among them; restore the folder" in line
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"reference.mode": "iterative"}, "set reference.mode=fixed, or unset reference.checkpoint"),
+        ({"reference.checkpoint": "", "reference.dtype": "float32"}, "set reference.checkpoint, or unset it"),
+        (
+            {"reference.checkpoint": "/absent"},
+            "reference.checkpoint=/absent is no teacher: /absent: there is no such file",
+        ),
+        ({"data.train_size": 60}, "has another vocabulary than the run's tokenizer"),
+        ({"reference.dtype": "float8"}, "unknown model.dtype 'float8'"),
+        ({"rollout.dynamic_sampling": True, "rollout.samples": 2}, "with reward.function=none that is every group"),
+        ({"reward.function": "verifier"}, "rollout.samples=1 with objective.advantage=group_mean"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_the_door(folder, settings, says):
+    status, line = call("train", *arguments(folder, "refused", **settings))
+    assert status == 2 and says in line, line
