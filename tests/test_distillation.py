@@ -15,7 +15,16 @@ from processes import succeed
 from configs import distill
 from rpg_jax import data
 from rpg_jax.exact.targets import integrands
-from rpg_jax.models import Model, ModelConfig, huggingface, token_logprobs, token_logprobs_and_divergence
+from rpg_jax.lab.planning.programs import device_bytes, programs
+from rpg_jax.lab.planning.sketch import sketch
+from rpg_jax.models import (
+    Model,
+    ModelConfig,
+    huggingface,
+    parameter_count,
+    token_logprobs,
+    token_logprobs_and_divergence,
+)
 from rpg_jax.objectives import make
 from rpg_jax.objectives.divergences import full_vocabulary
 from rpg_jax.storage import weights
@@ -139,6 +148,19 @@ def test_a_student_learns_from_a_teacher_that_is_never_saved_and_must_stay_the_s
     shutil.rmtree(folder / "teacher")
     (tmp_path / "teacher").rename(folder / "teacher")
     assert status == 2 and "1 of 13 arrays differ, final_norm/scale among them; restore the folder" in line
+
+
+def test_plan_counts_the_teacher(folder):
+    config = distill.get_config("smoke")
+    config.reference.checkpoint = str(folder / "teacher")
+    lengths = np.full(config.rollout.max_new + 1, 1 / (config.rollout.max_new + 1))
+    of_run = sketch(config, devices=jax.devices()[:1], size=None, lengths=lengths, prompt_length=10.0)
+    teacher = of_run.checkpoint.frozen["reference"]
+    assert device_bytes(teacher) == 4 * parameter_count(teacher.model.config) + 4  # float32, and its version
+    every = programs(of_run)
+    assert all(every[name].beside > device_bytes(teacher) for name in ("prefill", "decode"))
+    assert all(every[name].argument_bytes() > device_bytes(teacher) for name in ("experience", "update"))
+    assert of_run.workload.reference_passes > 1
 
 
 @pytest.mark.parametrize(

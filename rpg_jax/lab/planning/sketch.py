@@ -43,8 +43,10 @@ def sketch(
     if keeps:
         config.environment.name = None  # no program of a step knows of it, but rows keep their pages between turns
     size, checkpoint = config.model.size, config.model.checkpoint
-    shape = named(size) if checkpoint is None else huggingface.read_config(checkpoint)
-    tokenizer = types.SimpleNamespace(vocab_size=shape.vocab_size, stop_ids=(0,))
+    shapes = [named(size) if checkpoint is None else huggingface.read_config(checkpoint)]
+    if teacher := config.reference.get("checkpoint"):  # of the same vocabulary, which a size may have more rows for
+        shapes.append(huggingface.read_config(teacher))
+    tokenizer = types.SimpleNamespace(vocab_size=min(shape.vocab_size for shape in shapes), stop_ids=(0,))
     problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None], tasks=())
     run = build.build_run(config, devices=devices, problems=problems)
     build.check_rows(config, run)
