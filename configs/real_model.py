@@ -135,19 +135,19 @@ def table_of_constants(folder: pathlib.Path) -> str:
 
     header = ["constant answer", "scores", "problems", "of them new", "constant, new"]
     rows: dict[str, list[str]] = {"": [*header, *(f"{evaluation}, new" for evaluation in EVALUATIONS)]}
-    for families in SETS:
-        places = [folder / f"{evaluation}-{families}" for evaluation in EVALUATIONS]
-        titles = json.loads((places[0] / "settings.json").read_text())["data"]
-        parts = [part for title in titles for part in gym.parse(title)]
-        training = [part._replace(size=TRAINED.get(part.family, 100)) for part in parts]
-        seen = [described(problem)[1] for problem in gym.drawn(training, "train", families)]
-        problems = dict(described(problem) for problem in gym.drawn(parts, "heldout", families))
-        for family in dict.fromkeys(part.family for part in parts):
-            constant = statistics.mode(answer for of, answer, _ in seen if of == family)
-            right = {digest: float(answer == constant) for digest, (of, answer, _) in problems.items() if of == family}
-            new = [digest for digest in right if family not in TRAINED or problems[digest] not in seen]
-            rows[family] = [constant, mean(right, right), str(len(right)), str(len(new)), mean(right, new)]
-            rows[family] += [mean(correct(place), new) for place in places]
+    files = {families: folder / f"{EVALUATIONS[0]}-{families}" / "settings.json" for families in SETS}
+    sets = {title: families for families, file in files.items() for title in json.loads(file.read_text())["data"]}
+    parts = {part.family: (part, families) for title, families in sets.items() for part in gym.parse(title)}
+    given = [part for part, _ in parts.values()]
+    training = [part._replace(size=TRAINED.get(part.family, 100)) for part in given]
+    seen = [described(problem)[1] for problem in gym.drawn(training, "train", "training problems")]
+    problems = dict(described(problem) for problem in gym.drawn(given, "heldout", "held-out problems"))
+    for family, (_, families) in parts.items():
+        constant = statistics.mode(answer for of, answer, _ in seen if of == family)
+        right = {digest: float(answer == constant) for digest, (of, answer, _) in problems.items() if of == family}
+        new = [digest for digest in right if family not in TRAINED or problems[digest] not in seen]
+        rows[family] = [constant, mean(right, right), str(len(right)), str(len(new)), mean(right, new)]
+        rows[family] += [mean(correct(folder / f"{evaluation}-{families}"), new) for evaluation in EVALUATIONS]
     return aligned(rows)
 
 
