@@ -5,7 +5,7 @@
 Variants:
     guess       a small model finds a number by higher and lower; 2 CPU cores, minutes
     calculator  Qwen2.5-Coder-0.5B (runs/real_model_qwen/base, as `launch/real_model.sh qwen2.5-coder-0.5b` makes it)
-                gets a calculator for sums that it cannot do in its head; 2 CPU cores and 10 GB, an hour
+                gets a calculator for sums that it cannot do in its head; 2 CPU cores and 14 GB, an hour
     textarena   SmolLM2-135M (runs/real_model/base) plays a game of TextArena (requirements-textarena.txt), once
                 python -m configs.environments 400 > data/games.jsonl     has written so many problems, a seed each
 `-smoke` after a name is the same path in two steps, for tests.
@@ -58,13 +58,13 @@ def calculator():
     sums = "gym:chain_sum(min_terms=2, max_terms=2, min_digits=7, max_digits=9, size={})"
     return pretrained(
         base.prepared_sets(train=sums.format(400), heldout=(sums.format(12),), wording="calculator"),
-        steps=12,
+        steps=8,
         model=dict(checkpoint="runs/real_model_qwen/base", lora=dict(rank=16)),
-        environment=dict(name="calculator", max_turns=2, turn_tokens=32, stop=("</calc>",), memory_mb=1024),
-        rollout=dict(prompts=8, samples=4, max_new=80, slots=32),
-        learner=dict(minibatch_prompts=4),
+        environment=dict(name="calculator", max_turns=2, turn_tokens=40, stop=("</calc>",), memory_mb=1024),
+        rollout=dict(prompts=8, samples=4, max_prompt=160, max_new=96, slots=32),
+        learner=dict(minibatch_prompts=4, microbatch_rows=2, pack=True, packed_lengths=2),
         optimizer=dict(learning_rate=5e-4),
-        evaluation=dict(every=12, k=4),
+        evaluation=dict(every=8, k=4),
     )
 
 
