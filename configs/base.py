@@ -133,6 +133,8 @@ KEYS = dict(
         # Either makes the sampler another policy than the trainer's: set behavior.source=sampler.
         cache_dtype=text(None),  # [name] of keys and values: int8 or float8_e4m3fn; unset: model.dtype
         weights_dtype=text(None),  # [name] of the sampler's matrices: int8 or float8_e4m3fn; unset: model.dtype
+        # With record, what is trained and scored is the policy with recorded routes (docs/method.md 9.7).
+        routes=text("recompute"),  # [name] a token's experts in training: recompute, or record, those of the sampler
         temperature=positive(1.0),  # [logits divided by it] of the behavior policy
         delay=count_or_zero(
             0

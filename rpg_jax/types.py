@@ -39,6 +39,7 @@ class Sequences:
     sample: jax.Array  # i32[B], index among the responses to its problem
     complete: jax.Array  # bool[B], whether nothing more is drawn of it
     finished: jax.Array  # bool[B], whether it came to its own end: a stop token, or what its environment says
+    routes: jax.Array | None = None  # u8[B, T, layers * k], experts of each token when its successor was drawn
 
 
 @pytree
@@ -62,6 +63,7 @@ class TrainBatch:
     advantage: jax.Array  # f32[B, 1] or f32[B, T]
     weight: jax.Array  # f32[B, T], constant correction per token (docs/method.md 5.3); ones when unused
     version: jax.Array | None = None  # i32[B, T], optimizer updates of the policy that drew each token; None: none did
+    routes: jax.Array | None = None  # u8[B, T, layers * k], experts that every policy sends a token to (models.routes)
 
 
 @pytree

@@ -114,7 +114,7 @@ def test_the_sampler_asks_for_each_layers_kind():
     @jax.jit
     def both(params):
         attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=model.attention_kind(layer)), None)  # noqa: E731
-        hidden, _ = model.cached(unstack_layers(params), TOKENS, model.turns(np.arange(17)[None]), attend)
+        hidden, *_ = model.cached(unstack_layers(params), TOKENS, model.turns(np.arange(17)[None]), attend)
         return hidden, model.hidden(params, TOKENS)
 
     np.testing.assert_allclose(*both(params), rtol=1e-4, atol=1e-5)

@@ -93,7 +93,7 @@ def test_decoding_looks_back_as_far_as_training_does():
             return BLOCKS.attend(q, pool, table, t[None], 4, model.attention_kind(layer)), pool
 
         own = jax.tree.map(lambda x: x[:, t][:, None], turns)
-        hidden, pools = model.cached(unstack_layers(params), jnp.asarray(TOKENS)[:1, t][:, None], own, attend)
+        hidden, pools, _ = model.cached(unstack_layers(params), jnp.asarray(TOKENS)[:1, t][:, None], own, attend)
         return pools, hidden[:, 0]
 
     @jax.jit

@@ -74,7 +74,7 @@ def test_scan_unrolled_unstacked_and_cached_agree(family):
     @jax.jit
     def cached(params):
         attend = lambda layer, q, k, v: (causal_attention(q, k, v), (layer, k.shape))  # noqa: E731
-        hidden, kept[:] = model.cached(params, tokens, model.turns(positions), attend)
+        hidden, kept[:], _ = model.cached(params, tokens, model.turns(positions), attend)
         return hidden, *(model.logits(tree, hidden) for tree in (params, with_head(params)))
 
     hidden, logits, own = cached(unstacked)

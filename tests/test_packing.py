@@ -57,12 +57,14 @@ def test_packed_rows_hold_the_sequences_and_give_their_values_back(columns, leng
     tokens = rng.integers(1, 1000, (len(lengths), width)).astype(np.int32)
     mask = (np.arange(width) < lengths[:, None]) & (rng.random(tokens.shape) < 0.5)
     mask[lengths > 0, lengths[lengths > 0] - 1] = True
+    routes = rng.integers(0, 9, (*tokens.shape, 4)).astype(np.uint8)
     count, start = packing.plan(lengths, rows, columns)
     assert 0 <= count <= len(lengths) // rows
     found = {}
     for index in range(count):
-        micro = jax.tree.map(np.asarray, packed(start, lengths, tokens, mask, np.int32(index * rows), rows, columns))
-        assert all(array.shape == (rows, columns) for array in micro.values())
+        first = np.int32(index * rows)
+        micro = jax.tree.map(np.asarray, packed(start, lengths, tokens, mask, first, rows, columns, routes))
+        assert all(array.shape[:2] == (rows, columns) for array in micro.values())
         assert not micro["mask"][micro["segment_ids"] < 0].any()
         for row in range(rows):
             ids = micro["segment_ids"][row]
@@ -78,6 +80,7 @@ def test_packed_rows_hold_the_sequences_and_give_their_values_back(columns, leng
         np.testing.assert_array_equal(array["tokens"], tokens[sequence, :stop])
         np.testing.assert_array_equal(array["mask"], mask[sequence, :stop])
         np.testing.assert_array_equal(array["positions"], np.arange(stop))
+        np.testing.assert_array_equal(array["routes"], routes[sequence, :stop])
 
 
 def test_long_tailed_lengths_leave_little_padding():

@@ -10,6 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from rpg_jax.models.routes import replayed
 from rpg_jax.models.transformer import Model
 
 
@@ -20,6 +21,7 @@ def token_logprobs(model: Model, params: dict, tokens: jax.Array, mask: jax.Arra
       model: a `Model`; params: its tree.
       tokens: i32[B, T]; mask: bool[B, T] (column 0 has no context and gives 0).
       positions, segment_ids: i32[B, T], for rows of several sequences; `mask` is false at a sequence's first token.
+      routes: u8[B, T, layers * k], recorded ones (`models.routes`), which every policy replays (None).
       temperature: logits are divided by it (1); may be a traced scalar, and gets no gradient.
       chunk: columns per step (64); memory, not values, depend on it.
       auxiliary: beside the result, return the auxiliary numbers of `Model.hidden_and_auxiliary`, whose sums are over
@@ -84,12 +86,14 @@ def _compared(logits, targets):
 
 
 def _chunked(
-    policies, measure, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64, auxiliary=False
-):
+    policies, measure, tokens, mask, *, positions=None, segment_ids=None, temperature=1.0, chunk=64,
+    auxiliary=False, routes=None,
+):  # fmt: skip
     """`policies` are pairs of a model and its tree; the first is trained, the others are constants."""
     heads, hidden, numbers = [], [], []
     for model, params in policies:
-        states, found = model.hidden_and_auxiliary(params, tokens, positions, segment_ids, counted=mask)
+        given = None if routes is None else replayed(model.config, routes)
+        states, found = model.hidden_and_auxiliary(params, tokens, positions, segment_ids, counted=mask, routes=given)
         numbers.append(found)
         hidden.append(jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))  # column t is predicted by column t - 1
         table = "embed" if model.config.tied_embeddings else "head"

@@ -20,6 +20,7 @@ from rpg_jax.models.config import ModelConfig
 from rpg_jax.models.layers import kernel_init
 from rpg_jax.models.lora import LoRA
 from rpg_jax.models.quantization import dequantized, table_rows
+from rpg_jax.models.routes import recorded
 
 # What a layer saves for its backward pass beside its input [T, hidden]; the rest is recomputed. Numbers per token,
 # with Q = heads * head_dim and K = kv_heads * head_dim:
@@ -130,7 +131,7 @@ class Model:
         Rows of several sequences need positions and segment_ids i32[B, T]; no token attends to another segment. With
         unstacked `params` (`unstack_layers`) the layers are unrolled, whatever `scan` says. Families with experts take
         `counted` bool[B, T], the tokens that auxiliary sums are over, and `routes` i32[layers, B, T, k], the experts of
-        each token in place of those that the routers prefer.
+        each token in place of those that the routers prefer, which a number under 0 leaves to them.
         """
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None]  # [1, T]: one table of angles for all rows
@@ -168,7 +169,7 @@ class Model:
             x, auxiliary = jax.lax.scan(layer(0), x, own) if scan else unrolled(x, own)
         return self.normalize(params, x), auxiliary
 
-    def cached(self, params: dict, tokens, turns, attend: Callable) -> tuple[jax.Array, list]:
+    def cached(self, params: dict, tokens, turns, attend: Callable) -> tuple[jax.Array, list, jax.Array | None]:
         """One pass for sampling, unrolled over the layers of an unstacked tree.
 
         Args:
@@ -177,14 +178,16 @@ class Model:
           attend: (layer index, q, k, v) -> (out, kept); reads and writes the KV cache.
 
         Returns:
-          final hidden states [B, T, hidden], and a list of what `attend` kept in each layer.
+          final hidden states [B, T, hidden], a list of what `attend` kept in each layer, and with experts the routes
+          (`models.routes`), else None.
         """
-        x, kept = self.embed(params, tokens), []
+        x, kept, chosen = self.embed(params, tokens), [], []
         for index, layer_params in enumerate(params["layers"]):
             layer_params = dequantized(layer_params, self.dtype)
-            x, keep, _ = self.layer(layer_params, x, index, turns, partial(attend, index))
+            x, keep, auxiliary = self.layer(layer_params, x, index, turns, partial(attend, index))
             kept.append(keep)
-        return self.normalize(params, x), kept
+            chosen.append(auxiliary.get("routes"))
+        return self.normalize(params, x), kept, recorded(chosen) if self.config.experts else None
 
     def logits(self, params: dict, hidden: jax.Array) -> jax.Array:
         """Vocabulary projection: [..., hidden] -> [..., vocab], at least float32."""

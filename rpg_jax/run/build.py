@@ -127,6 +127,11 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
     teacher = build_teacher(config, model, problems.tokenizer, longest, mesh)
     check_pages(model, mesh, rollout)
+    if rollout.recorded(model.config) and teacher is not None:  # refuses a model without experts, too
+        raise InputError(
+            "rollout.routes=record and reference.checkpoint: a teacher has routers of its own, or none, and what the "
+            "policy's chose says nothing to it; set rollout.routes=recompute"
+        )
     known = dict(generated="tasks" in config.data, tasks=() if "tasks" in config.data else problems.tasks)
     judge = config.evaluation.get("function")
     environment = build_environment(config, problems.tokenizer, model)
@@ -365,7 +370,8 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, sho
         run.model, run.data.tokenizer, run.scorer, run.mesh,
         k=config.evaluation.k, temperature=config.evaluation.temperature, key=noise_key(config.seed, EVALUATION),
         max_prompt=run.rollout.max_prompt, max_new=run.rollout.max_new,
-        rows=run.rollout.fresh_prompts,  # as in rollouts: with the same k both share one compiled program
+        # As in rollouts: with the same k both share one compiled program.
+        rows=run.rollout.fresh_prompts, routes=run.rollout.recorded(run.model.config),
         decoding=dataclasses.replace(run.rollout.decoding, cache_dtype=None),
     )  # fmt: skip
     return Parts(

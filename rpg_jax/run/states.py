@@ -91,7 +91,7 @@ def build_state(run: Run, params: Params, **frozen: Any) -> Checkpoint:
     if run.loop.delay:
         past = (policies.past(policies.current(state)),) * run.loop.policies_kept
     if run.rollout.carry_over:
-        pending = nothing_pending(run.rollout, run.optimizer, run.mesh)
+        pending = nothing_pending(run.rollout, run.optimizer, run.mesh, run.rollout.recorded(run.model.config))
     return Checkpoint(state, reference, past, pending, **frozen)
 
 

@@ -173,7 +173,8 @@ def prefill(sampler: Sampler, inputs: Inputs, state: DecodeState, prompts: jax.A
     """Computes the keys and values of prompts, bool[P], and of what rows in slots have before their next input.
 
     A chunk of `prefill_rows` prompts or rows at a time, each from its own beginning, so that results depend on neither
-    their order nor each other.
+    their order nor each other. Of routes those of a prompt are written into its first row, and what is recorded stays:
+    it is what the next token was drawn after.
     """
     count, request = prompts.size, jnp.maximum(state.request, 0)
     end = jnp.concatenate([jnp.where(prompts, prompt_tokens(state), 0), state.position])  # [P + slots]
@@ -183,21 +184,30 @@ def prefill(sampler: Sampler, inputs: Inputs, state: DecodeState, prompts: jax.A
     table = jnp.concatenate([state.prompt_table, state.table[request]])
 
     def chunk(carry):
-        _, done, pools = carry
+        _, done, pools, routes = carry
         target = first_true(done < end, sampler.prefill_rows)  # [R]
         job = jnp.minimum(target, done.size - 1)
         meant = jnp.where(target < done.size, jnp.minimum(end - done, sampler.chunk)[job], 0)
         columns = jnp.minimum(done[job, None] + jnp.arange(sampler.chunk), state.rows.tokens.shape[1] - 1)  # [R, C]
         part = state.rows.tokens[row[job, None], columns]
-        _, pools = extend(sampler, inputs, pools, table[job], part, done[job], meant)
+        _, pools, chosen = extend(sampler, inputs, pools, table[job], part, done[job], meant)
+        if routes is not None:
+            into = row[job, None]
+            new = (jnp.arange(sampler.chunk) < meant[:, None]) & (routes[into, columns, 0] == 0)
+            routes = routes.at[jnp.where(new, into, NOWHERE), columns].set(chosen, mode="drop")
         done = done.at[target].add(meant, mode="drop")
-        return agreed((done < end).any())[0], done, pools
+        return agreed((done < end).any())[0], done, pools, routes
 
     with jax.named_scope("prefill"):  # by which plans tell it from decoding
-        start = agreed((first < end).any())[0], first, state.pools
-        _, _, pools = jax.lax.while_loop(lambda carry: carry[0], chunk, start)
+        start = agreed((first < end).any())[0], first, state.pools, state.rows.routes
+        _, _, pools, routes = jax.lax.while_loop(lambda carry: carry[0], chunk, start)
     runs = jnp.where(state.request >= 0, state.request, NOWHERE)
-    return dataclasses.replace(state, pools=pools, cached=state.cached.at[runs].set(state.position, mode="drop"))
+    return dataclasses.replace(
+        state,
+        pools=pools,
+        rows=dataclasses.replace(state.rows, routes=routes),
+        cached=state.cached.at[runs].set(state.position, mode="drop"),
+    )
 
 
 def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:

@@ -165,7 +165,7 @@ def prepared(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Inputs:
 def extend(
     sampler: Sampler, inputs: Inputs, pools: list[Pool], table: jax.Array, tokens: jax.Array, first: jax.Array,
     count: jax.Array,
-) -> tuple[jax.Array, list[Pool]]:  # fmt: skip
+) -> tuple[jax.Array, list[Pool], jax.Array | None]:  # fmt: skip
     """Runs C more tokens of each row through the model, and keeps their keys and values.
 
     Args:
@@ -173,7 +173,7 @@ def extend(
       first: i32[R], position of tokens[:, 0]; count: i32[R], how many of the C are meant, 0 for an idle row.
 
     Returns:
-      final hidden states [R, C, hidden] and the pools.
+      final hidden states [R, C, hidden], the pools, and with experts the routes u8[R, C, layers * k].
     """
     steps = jnp.arange(tokens.shape[1])
     position = first[:, None] + steps  # [R, C]
@@ -229,7 +229,7 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     running = state.request >= 0  # [slots]
     request = jnp.maximum(state.request, 0)  # [slots], an index even where idle
     last = state.rows.tokens[request, state.position]
-    hidden, pools = extend(
+    hidden, pools, routes = extend(
         sampler, inputs, state.pools, state.table[request], last[:, None], state.position, running.astype(jnp.int32)
     )
     logits = sampler.model.logits(inputs.params, hidden[:, 0])  # [slots, V]
@@ -241,6 +241,8 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     drawn = dict(tokens=token, sampler_logp=sampler_logp, model_logp=model_logp, loss_mask=True, version=inputs.version)
     row = jnp.where(running, request, NOWHERE)
     written = {name: getattr(state.rows, name).at[row, column].set(new, mode="drop") for name, new in drawn.items()}
+    if state.rows.routes is not None and routes is not None:
+        written["routes"] = state.rows.routes.at[row, state.position].set(routes[:, 0], mode="drop")
     stopped = running & (token[:, None] == inputs.sampling.stop_ids).any(-1)  # [slots]
     matched = jnp.where(column == state.turn[request], state.turn_matched[request], state.matched)
     if inputs.stops is not None:

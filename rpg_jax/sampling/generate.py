@@ -44,9 +44,9 @@ class Decoding:
 Watch = Callable[[list[turns.Row]], None]  # called between segments with this process's rows that became complete
 
 
-@partial(jax.jit, static_argnames=("mesh", "samples", "max_new"))
+@partial(jax.jit, static_argnames=("mesh", "samples", "max_new", "routes"))
 def to_answer(
-    mesh: Mesh, tokens: jax.Array, length: jax.Array, problem: jax.Array, samples: int, max_new: int
+    mesh: Mesh, tokens: jax.Array, length: jax.Array, problem: jax.Array, samples: int, max_new: int, routes: int = 0
 ) -> Sequences:
     """`prompts_to_answer` on a mesh, jitted."""
     rows = length.size * samples
@@ -66,24 +66,26 @@ def to_answer(
         sample=jnp.arange(rows, dtype=jnp.int32) % samples,
         complete=jnp.zeros(rows, bool),
         finished=jnp.zeros(rows, bool),
+        routes=jnp.zeros((*tokens.shape, routes), jnp.uint8) if routes else None,
     )
     return jax.lax.with_sharding_constraint(sequences, NamedSharding(mesh, ROWS))
 
 
 def prompts_to_answer(
-    tokens: jax.Array, length: jax.Array, problem: jax.Array, *, samples: int, max_new: int
+    tokens: jax.Array, length: jax.Array, problem: jax.Array, *, samples: int, max_new: int, routes: int = 0
 ) -> Sequences:
     """The rows that `generate` answers: `samples` for each of P prompts, problem-major.
 
     Args:
       tokens: i32[P, Tp], padded on the right, split along `parallel.ROWS` of a mesh, or on one device.
       length: i32[P], at least 1; problem: i32[P], laid out likewise.
+      routes: numbers of a token's routes (`models.routes.width`), which are recorded then; 0 records none.
 
     Returns:
       Sequences of P * samples rows, T = Tp + max_new.
     """
     tokens, length, problem = (jnp.asarray(x, jnp.int32) for x in (tokens, length, problem))
-    return to_answer(parallel.mesh_of(tokens), tokens, length, problem, samples, max_new)
+    return to_answer(parallel.mesh_of(tokens), tokens, length, problem, samples, max_new, routes)
 
 
 def generate(
@@ -210,7 +212,7 @@ def generate(
         is_over = not (goes_on or missing or bool(ended))
         if is_over or (should_stop is not None and should_stop()):
             now = state.rows, state.status, state.begin, state.position, state.request
-            return _result(mesh, *now, keep_all=until is not None)
+            return _result(mesh, *now, samples=samples, keep_all=until is not None)
 
 
 def _show(watch: Watch, state: decode.DecodeState, complete: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -328,9 +330,10 @@ def decode_segment(
     return unfinished, (state.status == decode.ENDED).any(), _pin(mesh, state, layouts(sampler.kernel.spec)[1])
 
 
-@partial(jax.jit, static_argnames=("mesh", "keep_all"))
-def _result(mesh, rows, status, begin, position, request, keep_all):
-    """The rows as they are now; of those that are not complete, what they began with, unless `keep_all`."""
+@partial(jax.jit, static_argnames=("mesh", "samples", "keep_all"))
+def _result(mesh, rows, status, begin, position, request, samples, keep_all):
+    """The rows as they are now; of those that are not complete, what they began with, unless `keep_all`. All rows of a
+    prompt get the routes that its first one has of it."""
 
     def result(rows, status, begin, position, request):
         if keep_all:
@@ -341,6 +344,11 @@ def _result(mesh, rows, status, begin, position, request, keep_all):
         exists = jnp.arange(rows.tokens.shape[1]) < length[:, None]  # [N, T]
         names = ("tokens", "loss_mask", "sampler_logp", "model_logp", "version")
         kept = {name: jnp.where(exists, getattr(rows, name), 0).astype(getattr(rows, name).dtype) for name in names}
+        if rows.routes is not None:
+            prefilled = jnp.arange(rows.tokens.shape[1]) < rows.prompt_length[:, None] - 1
+            of_prompts = jnp.repeat(rows.routes[::samples], samples, axis=0)
+            routes = jnp.where(prefilled[..., None], of_prompts, rows.routes)
+            kept["routes"] = jnp.where(exists[..., None], routes, 0)
         return dataclasses.replace(rows, length=length, complete=status == decode.COMPLETE, **kept)
 
     over_rows = parallel.over_rows(mesh, result, ROWS, ROWS)

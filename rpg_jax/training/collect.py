@@ -87,15 +87,19 @@ def must_finish(begun: Sequence[int], step: int, prompts: int, wait: int | None)
     return max(0, *(int((due <= step + ahead).sum()) - prompts * ahead for ahead in range(wait + 1)))
 
 
-def nothing_pending(settings: RolloutSettings, optimizer: Optimizer, mesh: Mesh) -> Pending:
-    """What is pending before the first step: no group. It is laid out as a part of a checkpoint."""
+def nothing_pending(settings: RolloutSettings, optimizer: Optimizer, mesh: Mesh, routes: int = 0) -> Pending:
+    """What is pending before the first step: no group. It is laid out as a part of a checkpoint.
+
+    `routes` is what `settings.recorded` gives.
+    """
     count = settings.fresh_prompts - settings.prompts
     rows, columns = count * settings.samples, settings.max_prompt + settings.max_new
 
     def build():
         tokens, mask, logp = (jnp.zeros((rows, columns), dtype) for dtype in (jnp.int32, bool, jnp.float32))
         ids, none = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
-        sequences = Sequences(tokens, ids, ids, mask, logp, logp, tokens, ids, ids, none, none)
+        recorded = jnp.zeros((rows, columns, routes), jnp.uint8) if routes else None
+        sequences = Sequences(tokens, ids, ids, mask, logp, logp, tokens, ids, ids, none, none, recorded)
         return {"pending": Pending(sequences, jnp.full(count, -1, jnp.int32), jnp.zeros(count, jnp.int32))}
 
     return jax.jit(build, out_shardings=layout(optimizer, mesh, jax.eval_shape(build)))()["pending"]
@@ -103,11 +107,12 @@ def nothing_pending(settings: RolloutSettings, optimizer: Optimizer, mesh: Mesh)
 
 def prompts_of(
     mesh: Mesh, tokenizer: Tokenizer, problems: Sequence[Problem], positions: Iterable[int], *,
-    samples: int, max_prompt: int, max_new: int,
+    samples: int, max_prompt: int, max_new: int, routes: int = 0,
 ) -> Sequences:  # fmt: skip
     """The rows that `generate` answers, from this process's problems and their positions in the stream or the set."""
     prompts = prompt_rows(problems, positions, tokenizer, max_prompt, key="rollout.max_prompt")
-    return prompts_to_answer(*parallel.to_global(mesh, ROWS, prompts), samples=samples, max_new=max_new)
+    arrays = parallel.to_global(mesh, ROWS, prompts)
+    return prompts_to_answer(*arrays, samples=samples, max_new=max_new, routes=routes)
 
 
 def limits_of(mesh: Mesh, runs: np.ndarray, max_new: int) -> jax.Array:
@@ -167,6 +172,7 @@ def make_collect(
     """
     prompts, samples, total = settings.prompts, settings.samples, settings.fresh_prompts
     sizes: dict[str, Any] = dict(samples=samples, max_new=settings.max_new)
+    of_prompts = dict(max_prompt=settings.max_prompt, routes=settings.recorded(model.config))
     sampling = Sampling.make(temperature=settings.temperature, stop_ids=tokenizer.stop_ids)
     grade = make_grade(scorer, settings, scale, weights)
     # Age rank of the group in each place: the oldest are first in the queue of each data shard.
@@ -194,7 +200,7 @@ def make_collect(
         placed = [(groups + padding)[rank] for rank in ranks]
         positions, runs = [placed[place].position for place in local], (ranks < len(groups))[local]
         problems = stream.at(positions)
-        fresh = prompts_of(mesh, tokenizer, problems, positions, max_prompt=settings.max_prompt, **sizes)
+        fresh = prompts_of(mesh, tokenizer, problems, positions, **of_prompts, **sizes)
         before = fresh if sequences is None else merge_rows(fresh, sequences, rows_of(placed))
         had, _ = _account(mesh, before, samples)
         names = [(placed[place].begun, placed[place].position) for place in local]

@@ -106,7 +106,7 @@ def _tell(
 def make_evaluate(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, *,
     k: int, rows: int, temperature: float, max_prompt: int, max_new: int, decoding: Decoding,
-    key: jax.Array, top_k: int = 0, top_p: float = 1.0,
+    key: jax.Array, top_k: int = 0, top_p: float = 1.0, routes: int = 0,
 ) -> Evaluate:  # fmt: skip
     """Builds `Evaluate`, which samples k responses to `rows` problems at a time.
 
@@ -117,7 +117,7 @@ def make_evaluate(
     number of responses that are complete, over all processes as this one's share tells.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
-    sizes = dict(samples=k, max_prompt=max_prompt, max_new=max_new)
+    sizes = dict(samples=k, max_prompt=max_prompt, max_new=max_new, routes=routes)
 
     def evaluate(params, problems, should_stop=None, positions=None, progress=None):
         positions = range(len(problems)) if positions is None else positions

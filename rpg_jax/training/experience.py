@@ -40,13 +40,13 @@ def make_score(
     by_rows = NamedSharding(mesh, parallel.ROWS)
 
     def score(policies, rollout, plan):
-        arrays = rollout.tokens, rollout.length, rollout.loss_mask
-        tokens, length, mask = jax.lax.with_sharding_constraint(arrays, by_rows)
+        arrays = rollout.tokens, rollout.length, rollout.loss_mask, rollout.routes
+        tokens, length, mask, routes = jax.lax.with_sharding_constraint(arrays, by_rows)
 
         def scored(measure, *names):
             (model, params), *others = ((policies[name].model, joined(policies, name)) for name in names)
             measure = partial(measure, model, params, *others, temperature=temperature, chunk=logprob_chunk)
-            return map_rows(measure, mesh, plan, tokens, length, mask, rows, packed_columns)
+            return map_rows(measure, mesh, plan, tokens, length, mask, rows, packed_columns, routes)
 
         if teacher and BEHAVIOR in policies:
             logp, entropy, *of_teacher = scored(token_logprobs_of_two, BEHAVIOR, REFERENCE)
@@ -104,6 +104,7 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
             advantage=objective.advantages(reward, behavior, reference, mask, step, turn_reward),
             weight=weight,
             version=rollout.version,
+            routes=rollout.routes,
         )
         return batch, metrics | corrected
 

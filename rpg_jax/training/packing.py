@@ -68,17 +68,18 @@ def on_host(length: jax.Array) -> np.ndarray:
 
 
 def packed(
-    start: jax.Array, lengths: jax.Array, tokens: jax.Array, mask: jax.Array, first: jax.Array, rows: int, columns: int
-) -> dict[str, jax.Array]:
+    start: jax.Array, lengths: jax.Array, tokens: jax.Array, mask: jax.Array, first: jax.Array, rows: int, columns: int,
+    routes: jax.Array | None = None,
+) -> dict[str, jax.Array]:  # fmt: skip
     """Packed rows `first` to `first + rows` of a batch, as keyword arguments of `token_logprobs`.
 
     Args:
       start: i32[B], of `first_fit`; lengths: i32[B], tokens of each sequence; tokens: i32[B, T]; mask: bool[B, T];
       first: i32[].
-      columns: W, of a packed row.
+      columns: W, of a packed row; routes: [B, T, N], or None.
 
     Returns:
-      tokens, mask, positions and segment_ids, each [rows, W]; padding is a segment of its own.
+      tokens, mask, positions, segment_ids, and routes if given, each [rows, W, ...]; padding is a segment of its own.
     """
     begin = start - first * columns  # [B], relative to the first of these rows
     # [rows * W] each from here on. How many sequences begin at a slot, then which sequence covers it:
@@ -93,7 +94,9 @@ def packed(
         positions=jnp.where(real, position, 0),
         segment_ids=jnp.where(real, sequence, -1).astype(jnp.int32),
     )
-    return {name: array.reshape(rows, columns) for name, array in flat.items()}
+    if routes is not None:
+        flat["routes"] = jnp.where(real[:, None], routes.reshape(mask.size, -1)[source], 0)
+    return {name: array.reshape(rows, columns, *array.shape[1:]) for name, array in flat.items()}
 
 
 def unpacked(start: jax.Array, values: jax.Array, columns: int) -> jax.Array:
@@ -119,16 +122,18 @@ def entry(tree: Any, index: ArrayLike) -> Any:
 
 
 def model_rows(
-    mesh: Mesh, start: jax.Array | None, tokens: jax.Array, length: jax.Array, mask: jax.Array, rows: int, columns: int
-) -> Rows:
+    mesh: Mesh, start: jax.Array | None, tokens: jax.Array, length: jax.Array, mask: jax.Array, rows: int, columns: int,
+    routes: jax.Array | None,
+) -> Rows:  # fmt: skip
     """The rows of a microbatch by its index: packed at `start` in `columns`, or as they are if that is None."""
     if start is None:
-        whole = split_rows(mesh, dict(tokens=tokens, mask=mask), rows)
+        recorded = {} if routes is None else dict(routes=routes)
+        whole = split_rows(mesh, dict(tokens=tokens, mask=mask) | recorded, rows)
         return lambda index: entry(whole, index)
     spread = NamedSharding(mesh, parallel.ROWS)
 
     def take(index):
-        chosen = packed(start, length, tokens, mask, index * rows, rows, columns)
+        chosen = packed(start, length, tokens, mask, index * rows, rows, columns, routes)
         return jax.lax.with_sharding_constraint(chosen, spread)
 
     return take
@@ -151,7 +156,7 @@ def microbatches(
     """
     length = batch.tokens.shape[1]
     columns = columns or length
-    take = model_rows(mesh, start, batch.tokens, batch.length, batch.loss_mask, rows, columns)
+    take = model_rows(mesh, start, batch.tokens, batch.length, batch.loss_mask, rows, columns, batch.routes)
     if start is None:
         sequences = split_rows(mesh, batch, rows)
         return lambda index: (take(index), entry(sequences, index), lambda logp: logp)
@@ -166,7 +171,7 @@ def microbatches(
 
 def map_rows(
     function: Callable[..., tuple[jax.Array, ...]], mesh: Mesh, plan: Plan, tokens: jax.Array, length: jax.Array,
-    mask: jax.Array, rows: int, columns: int | None = None,
+    mask: jax.Array, rows: int, columns: int | None = None, routes: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """`function(**rows for the model) -> tuple of [rows, W]` over the microbatches of a plan.
 
@@ -177,7 +182,7 @@ def map_rows(
     """
     (count, start), width = plan, tokens.shape[1]
     columns = columns or width
-    take, size = model_rows(mesh, start, tokens, length, mask, rows, columns), rows * columns
+    take, size = model_rows(mesh, start, tokens, length, mask, rows, columns, routes), rows * columns
     # Rows as they are give values of one microbatch after another, spread over the mesh as its rows are.
     shape = (-1, rows, width) if start is None else tokens.shape
     spread = NamedSharding(mesh, parallel.MICROBATCHES if start is None else parallel.ROWS)

@@ -77,6 +77,7 @@ def sampler_programs(
       params: shapes of the unstacked tree, with shardings.
     """
     prompts, sizes = rollout.fresh_prompts, dict(samples=rollout.samples, max_new=rollout.max_new)
+    sizes["routes"] = rollout.recorded(model.config)
     every, key = parallel.REPLICATED, jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     scalars = {
         kind: jax.ShapeDtypeStruct((), kind, sharding=NamedSharding(mesh, every)) for kind in ("int32", "float32")

@@ -51,20 +51,19 @@ def init_layer(config: Config, key: jax.Array) -> dict:
     return kept | {"router": init_kernel(key, "router", (hidden, config.experts)), "experts": kernels}
 
 
-def route(config: Config, x: jax.Array, params: dict, chosen: jax.Array | None) -> tuple[jax.Array, ...]:
-    """The experts of each token of x [B, T, hidden].
+def route(config: Config, x: jax.Array, params: dict, given: jax.Array | None) -> tuple[jax.Array, ...]:
+    """The experts of each token of x [B, T, hidden]: those that are given, i32[B, T, k], where they are 0 or more.
 
     Returns:
-      probability of every expert f32[B, T, experts], the chosen ones i32[B, T, k], those given if any, and their
-      weights f32[B, T, k].
+      probability of every expert f32[B, T, experts], the chosen ones i32[B, T, k], and their weights f32[B, T, k].
     """
     logits = jnp.einsum(
         "btd,de->bte", x, params["kernel"].astype(x.dtype), precision="highest",
         preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
     )  # fmt: skip
     probability = jax.nn.softmax(logits, -1)
-    if chosen is None:
-        chosen = jax.lax.top_k(jax.lax.stop_gradient(probability), config.experts_per_token)[1]
+    preferred = jax.lax.top_k(jax.lax.stop_gradient(probability), config.experts_per_token)[1]
+    chosen = preferred if given is None else jnp.where(given < 0, preferred, given)
     weight = jnp.take_along_axis(probability, chosen, -1)
     return probability, chosen, weight / weight.sum(-1, keepdims=True) if config.normalized else weight
 
