@@ -20,8 +20,8 @@ def none(problem: str) -> str:
 def calculator(problem: str) -> str:
     """The problem, and how to call the tool of `environments.calculator`."""
     return (
-        f"{problem}\n\nDo not calculate yourself. First write the sum between tags, for example <calc>12+34</calc>. Once "
-        "you are told the value, for example 46, finish with the sentence: The answer is 46."
+        f"{problem}\n\nDo not calculate yourself. First write the sum between tags, for example <calc>12+34</calc>. "
+        "Once you are told the value, for example 46, finish with the sentence: The answer is 46."
     )
 
 
