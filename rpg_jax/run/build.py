@@ -13,12 +13,10 @@ from ml_collections import ConfigDict
 from rpg_jax import InputError, data, objectives, parallel
 from rpg_jax.data.datasets import Sets
 from rpg_jax.environments import Environment, Observations
-from rpg_jax.models import LoRA, Model, families, huggingface, named
-from rpg_jax.models.attention_kernels import make_attention
-from rpg_jax.models.lora import TARGETS
+from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import NO_REWARD, has_rule
-from rpg_jax.run.teacher import check_teacher, check_vocabulary
+from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_vocabulary, router_balance
 from rpg_jax.sampling import make_sampler
 from rpg_jax.sampling.turns import stop_table
 from rpg_jax.training.collect import make_collect
@@ -39,7 +37,6 @@ except ImportError:  # the package alone, without the repository, reads the conf
     check_bounds = None
 
 MOST_UPDATES = 2**31 - 1  # counters on the device are int32
-DTYPES = ("bfloat16", "float16", "float32")  # of activations
 
 
 def set_keys(section: ConfigDict, *without: str) -> dict:
@@ -249,94 +246,6 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
         **set_keys(config.data, "tokenizer", "template", "template_options"), tokenizer=tokenizer, log=log,
         max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options), judged=judged,
     )  # fmt: skip
-
-
-def check_base(config: ConfigDict) -> None:
-    """Raises ValueError for adapters without a checkpoint to adapt."""
-    if config.model.lora.rank and config.model.checkpoint is None:
-        raise InputError(
-            f"model.lora.rank={config.model.lora.rank} trains adapters of frozen weights, and those of "
-            f"model.size={config.model.size!r} would be random: set model.checkpoint, or model.lora.rank=0"
-        )
-
-
-def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.Mesh, pack: bool = False) -> Model:
-    """The model of a config's section `model`, without weights, for sequences of at most `longest` tokens.
-
-    With `pack`, a row may hold several sequences, which attention must tell apart.
-    """
-    size, checkpoint = config.model.size, config.model.checkpoint
-    if (size is None) == (checkpoint is None):
-        raise InputError(
-            f"model.size={size!r} and model.checkpoint={checkpoint!r}: set one of them, a named size to start from "
-            f"random weights or the folder of a checkpoint"
-        )
-    if checkpoint is None:
-        shape, where = dataclasses.replace(named(size), vocab_size=tokenizer.vocab_size), size
-    else:
-        shape, where = huggingface.read_config(checkpoint), checkpoint
-        if tokenizer.vocab_size > shape.vocab_size:
-            raise InputError(
-                f"the tokenizer has ids up to {tokenizer.vocab_size - 1} and the model of {where} a vocabulary of "
-                f"{shape.vocab_size}: they do not belong together; name the model's own tokenizer"
-            )
-    if longest > shape.max_length:
-        raise InputError(
-            f"max_prompt + max_new = {longest} tokens exceed the {shape.max_length} of model {where!r}; lower them"
-        )
-    if config.model.dtype not in DTYPES:
-        raise InputError(f"unknown model.dtype {config.model.dtype!r}; known: {', '.join(DTYPES)}")
-    dtype = jnp.dtype(config.model.dtype)
-    attention = make_attention(
-        config.model.attention, mesh, parallel.sharding.ACTIVATIONS["heads"],
-        dtype=dtype, head_dim=shape.head_dim, pack=pack, kinds=families.of(shape).attention_kinds(shape),
-    )  # fmt: skip
-    lora = config.model.lora
-    adapters = LoRA(lora.rank, lora.alpha, tuple(lora.targets.split(","))) if lora.rank else None
-    model = Model(
-        shape, dtype=dtype, scan=config.model.scan, remat=config.model.remat, attention=attention,
-        constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh),
-        per_expert=parallel.make_per_expert(mesh), lora=adapters,
-    )  # fmt: skip
-    absent = set(adapters.targets) - set(model.shapes["layers"]) if adapters else ()
-    if absent:
-        there = ",".join(name for name in TARGETS if name in model.shapes["layers"])
-        raise InputError(
-            f"model.lora.targets names {','.join(sorted(absent))}, which a layer of {shape.model_type} does not have "
-            f"(adapters leave experts and routers alone); it may be {there}"
-        )
-    parallel.check_model(mesh, model)
-    if router_balance(config) and not shape.experts:
-        raise InputError(
-            f"model.router_balance={router_balance(config):g} spreads tokens over experts, and a {shape.model_type} "
-            f"has none; set it to 0"
-        )
-    return model
-
-
-def build_teacher(config: ConfigDict, model: Model, tokenizer, longest: int, mesh: jax.sharding.Mesh) -> Model | None:
-    """The model of `reference.checkpoint`, the teacher of `model`; None if it is unset."""
-    folder = config.reference.get("checkpoint")
-    if not folder:
-        return None
-    own = dict(size=None, checkpoint=folder, dtype=config.reference.get("dtype") or config.model.dtype)
-    section = config.model.to_dict() | own | dict(lora=dict(rank=0), router_balance=0.0)
-    try:
-        teacher = build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh, config.learner.pack)
-    except InputError as error:
-        raise InputError(f"reference.checkpoint={folder}: {error}") from error
-    rows, least = teacher.config.vocab_size, model.config.vocab_size
-    if rows < least:
-        raise InputError(
-            f"reference.checkpoint={folder} has a table of {rows} tokens, and the policy one of {least}: it may draw "
-            f"ids that this teacher has no row for; name a teacher whose table is padded to as many"
-        )
-    return teacher
-
-
-def router_balance(config: ConfigDict) -> float:
-    """The factor of the balance loss; the configs of earlier runs have none."""
-    return config.model.router_balance if "router_balance" in config.model else 0.0
 
 
 ROLLOUT, EVALUATION = range(2)

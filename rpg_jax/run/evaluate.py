@@ -20,7 +20,7 @@ from rpg_jax.data.sources import listed
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
 from rpg_jax.rewards.scorer import has_rule
-from rpg_jax.run import build, cli, states
+from rpg_jax.run import build, cli, models, states
 from rpg_jax.run.target import print_table, writable
 from rpg_jax.sampling import Decoding
 from rpg_jax.storage import workdir
@@ -102,7 +102,7 @@ def of_checkpoint(options) -> Subject:
     section["lora"] = dict(rank=0)
     mesh = parallel.make_mesh(tensor=options.tensor)
     longest = settings["max_prompt"] + settings["max_new"]
-    model = build.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)
+    model = models.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)
 
     def find(_):
         return dict(checkpoint=folder), lambda: states.checkpoint_params(folder, model, mesh)

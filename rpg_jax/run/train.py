@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax.data import ProblemStream
 from rpg_jax.parallel import multihost
-from rpg_jax.run import build, cli, job, profile, states, warm_start
+from rpg_jax.run import build, cli, job, models, profile, states, warm_start
 from rpg_jax.run.summary import write_summary
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import Checkpoints
@@ -33,7 +33,7 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
     with joined as should_stop, contextlib.ExitStack() as locks:
         job.check_same(config)
         with multihost.together():
-            build.check_base(config)
+            models.check_base(config)
             run = build.build_run(config, log=job.say)
             build.check_rows(config, run)
             build.try_rewards(run)

@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 
 from rpg_jax import data, objectives, parallel
 from rpg_jax.parallel import multihost
-from rpg_jax.run.build import Run, router_balance
+from rpg_jax.run.build import Run
+from rpg_jax.run.models import router_balance
 from rpg_jax.run.states import abstract, initial_params, load_frozen, restore
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
