@@ -32,6 +32,7 @@ def _hook(kind, error, trace) -> None:
 
 # `python -m rpg_jax.COMMAND` imports. Until `run.cli` takes over, Ctrl-C ends it without a traceback, and a package
 # that is not installed is named in a line.
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if sys.argv[:1] == ["-m"]:
     sys.excepthook = _hook
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell ignores it in what runs behind
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

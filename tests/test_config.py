@@ -70,6 +70,8 @@ def unread(keys, source: str) -> list[str]:
                 left_out = {word.value for word in node.args[1:]}
                 section = section_of(node.args[0])
                 read |= {key for key in keys if key.startswith(f"{section}.") and key.split(".")[1] not in left_out}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+                read.add(f"{section_of(node.func.value)}.{getattr(node.args[0], 'value', None)}")
             elif isinstance(node, ast.keyword) and node.arg is None and section_of(node.value):
                 read |= {key for key in keys if key.startswith(f"{section_of(node.value)}.")}
     return [key for key in keys if key not in read]

@@ -75,7 +75,7 @@ def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):
     ours, more = trainer(second, recorded(), reward, reference=reference)
     np.testing.assert_allclose(theirs.reference_logp, ours.reference_logp, rtol=1e-6)  # programs of one and of two
     assert np.abs(theirs.behavior_logp - ours.behavior_logp).max() > 0.1
-    assert more.keys() == {*metrics, "entropy", "sampler_logp_gap", "sampler_logp_gap_max"}
+    assert more.keys() == {*metrics, "entropy", "reference_entropy", "sampler_logp_gap", "sampler_logp_gap_max"}
     assert (np.asarray(ours.version) == 3).all()
 
 

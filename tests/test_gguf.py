@@ -62,7 +62,7 @@ def test_a_file_becomes_a_checkpoint(architecture, folder):
     else:
         np.testing.assert_array_equal(query, paired)
     config = huggingface.read_config(target)
-    assert (config.qk_norm, config.qkv_bias) == (architecture == "qwen3", architecture == "qwen2")
+    assert (config.qk_norm, config.qkv_bias) == (architecture in ("qwen3", "gemma3"), architecture == "qwen2")
     assert (config.norm_epsilon, config.rope_theta, config.max_length) == (1e-5, 1e4, 512)
     assert config.tied_embeddings == (architecture == "qwen3")
     norm, stored = tensors["model.layers.1.input_layernorm.weight"], theirs["blk.1.attn_norm.weight"]

@@ -273,7 +273,7 @@ def test_resumed_responses_go_on_as_if_they_had_never_stopped(max_new, counts, u
     complete = (stopped.finished | (lengths == NEW)).reshape(6, 3).all(1)
     assert complete.sum() >= until and complete[must].all()
     for rollout, reference in (stopped, cut(whole, lengths)), (run(rows=stopped, **arguments), whole):
-        for field in dataclasses.fields(rollout):
+        for field in dataclasses.fields(rollout)[:-1]:  # no routes of a model without experts
             ours, theirs = getattr(rollout, field.name), getattr(reference, field.name)
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * field.name.endswith("logp"))
 
