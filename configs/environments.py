@@ -5,7 +5,7 @@
 Variants:
     guess       a small model finds a number by higher and lower; 2 CPU cores, minutes
     calculator  Qwen2.5-Coder-0.5B (runs/real_model_qwen/base, as `launch/real_model.sh qwen2.5-coder-0.5b` makes it)
-                gets a calculator for sums that it cannot do in its head; 2 CPU cores and 14 GB, an hour
+                gets a calculator for sums that it cannot do in its head; 2 CPU cores and 14 GB, 40 minutes
     textarena   SmolLM2-135M (runs/real_model/base) plays a game of TextArena (requirements-textarena.txt), once
                 python -m configs.environments 400 > data/games.jsonl     has written so many problems, a seed each
 `-smoke` after a name is the same path in two steps, for tests.
