@@ -7,7 +7,8 @@ Variants:
     calculator  Qwen2.5-Coder-0.5B (runs/real_model_qwen/base, as `launch/real_model.sh qwen2.5-coder-0.5b` makes it)
                 gets a calculator for sums that it cannot do in its head; 2 CPU cores and 14 GB, 40 minutes
     textarena   SmolLM2-135M (runs/real_model/base) plays a game of TextArena (requirements-textarena.txt), once
-                python -m configs.environments 400 > data/games.jsonl     has written so many problems, a seed each
+                python -m configs.environments 400 > data/games.jsonl     has written so many problems, a seed each, and
+                python -m configs.environments 432 | tail -n 32 > data/heldout_games.jsonl     games of other seeds
 `-smoke` after a name is the same path in two steps, for tests.
 """
 
@@ -39,16 +40,16 @@ def guess():
     )  # fmt: skip
 
 
-def pretrained(data, *, model, rollout, learner, optimizer, **settings):
+def pretrained(data, *, model, learner, learning_rate, **settings):
     """RL on a pretrained model, with what differs."""
     return base.get_config(
         data,
         model=dict(dtype="float32", remat="dots") | model,
         behavior=dict(source="sampler"),
-        rollout=dict(max_prompt=128) | rollout,
         objective=dict(name="rpg", clip="rpg"),
-        learner=dict(microbatch_rows=8, scoring_rows=16, logprob_chunk=32) | learner,
-        optimizer=dict(name="adamw", warmup_steps=2) | optimizer,
+        learner=dict(scoring_rows=16, logprob_chunk=32) | learner,
+        optimizer=dict(name="adamw", learning_rate=learning_rate, warmup_steps=2),
+        evaluation=dict(every=8, k=4),
         checkpoint=dict(every=2, keep_last=1),
         **settings,
     )
@@ -63,8 +64,7 @@ def calculator():
         environment=dict(name="calculator", max_turns=2, turn_tokens=40, stop=("</calc>",), memory_mb=1024),
         rollout=dict(prompts=8, samples=4, max_prompt=160, max_new=96, slots=32),
         learner=dict(minibatch_prompts=4, microbatch_rows=2, pack=True, packed_lengths=2),
-        optimizer=dict(learning_rate=5e-4),
-        evaluation=dict(every=8, k=4),
+        learning_rate=5e-4,
     )
 
 
@@ -75,9 +75,8 @@ def textarena():
         model=dict(checkpoint="runs/real_model/base"),
         environment=dict(name="textarena:GuessTheNumber-v0", max_turns=8, turn_tokens=16, memory_mb=2048),
         rollout=dict(prompts=16, samples=8, max_prompt=64, max_new=640, slots=64),
-        learner=dict(minibatch_prompts=8),
-        optimizer=dict(learning_rate=1e-5),
-        evaluation=dict(every=8, k=4),
+        learner=dict(minibatch_prompts=8, microbatch_rows=8),
+        learning_rate=1e-5,
     )
 
 
