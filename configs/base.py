@@ -275,14 +275,34 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
     return _with(KEYS | {"data": data}, settings)
 
 
+def completed(settings: dict) -> dict:
+    """The contents of a saved `config.json`, with its default for each key that was defined after it was written."""
+    return _completed(settings, _keys(settings.get("data")))
+
+
+def _completed(settings: dict, keys: dict) -> dict:
+    full = dict(settings)
+    for name, key in keys.items():
+        if isinstance(key, dict):
+            section = settings.get(name, {})
+            full[name] = _completed(section, key) if isinstance(section, dict) else section
+        elif key.default is not Required:
+            full.setdefault(name, list(key.default) if isinstance(key.default, tuple) else key.default)
+    return full
+
+
+def _keys(data: Any) -> dict:
+    """All keys, `data` being the config's section of that name, which is one of two kinds."""
+    generated = isinstance(data, ConfigDict | dict) and "tasks" in data
+    return KEYS | {"data": GENERATED if generated else PREPARED}
+
+
 def check(config: ConfigDict) -> None:
     """Raises ValueError, which names the key, for a value of another type, out of its bounds, or unset though needed.
 
-    A key that is not there is not looked at: the runs of earlier versions lack some, and have defaults elsewhere.
+    A key that is not there is not looked at.
     """
-    data = config.get("data")
-    generated = isinstance(data, ConfigDict) and "tasks" in data
-    _check(config, KEYS | {"data": GENERATED if generated else PREPARED}, "")
+    _check(config, _keys(config.get("data")), "")
 
 
 def _check(config: ConfigDict, keys: dict, path: str) -> None:

@@ -31,7 +31,7 @@ FLOORS = {
     "data": MATHEMATICS | {"gym"},
     "sampling": MATHEMATICS | {"models", "parallel"},
     "training": STEP,
-    "storage": STEP | {"training"},
+    "storage": STEP | {"training", "configs"},
     "run": STEP | {"training", "storage", "exact", "lacking", "configs"},  # lacking is of __init__.py
     "lab": STEP | {"training", "storage", "exact", "run"},
 }

@@ -28,6 +28,9 @@ def make_run():
     config = quickstart.get_config("smoke")
     config.data.directory, config.model.size = str(root / "data"), "micro"
     workdir.open_workdir(root / "run", config, False, place)
+    settings = json.loads((place / "config.json").read_text())
+    del settings["environment"], settings["model"]["router_balance"]  # of an old run
+    (place / "config.json").write_text(json.dumps(settings))
     run = build.build_run(config, log=lambda _: None)
     with Checkpoints(place / "checkpoints") as checkpoints:
         for step in (1, 2):

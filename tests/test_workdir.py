@@ -44,13 +44,38 @@ def test_checkpoints_lie_in_the_workdir_unless_told_otherwise(tmp_path, config):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_config_of_0_2_has_a_digest(tmp_path, config):
+def without(folder, *keys):
+    """Takes keys, or sections, out of a run's config.json, as a version wrote it that did not have them."""
+    settings = json.loads((folder / "config.json").read_text())
+    for section, _, name in (key.partition(".") for key in keys):
+        del (settings[section] if name else settings)[name or section]
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+def test_a_key_that_a_saved_config_lacks_has_its_default(tmp_path, config):
     begin(tmp_path)
     workdir.open_workdir(tmp_path, config, False)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"digest": "0" * 12}))
-    assert "digest" not in workdir.read_config(tmp_path)
+    whole = workdir.read_config(tmp_path).to_dict()
+    without(tmp_path, "environment", "rollout.routes", "model.router_balance", "reference.checkpoint", "model.lora")
+    assert workdir.read_config(tmp_path).to_dict() == whole
     workdir.open_workdir(tmp_path, config, False)
+    without(tmp_path, "rollout.routes")
+    with config.unlocked():
+        config.rollout.routes = "record"
+    with pytest.raises(ValueError, match="rollout.routes: 'recompute' -> 'record'"):
+        workdir.open_workdir(tmp_path, config, False)
+    without(tmp_path, "data.train_size")  # which has no default
+    with pytest.raises(ValueError, match="data.train_size"):
+        workdir.open_workdir(tmp_path, config, False)
+
+
+@pytest.mark.parametrize("old", [{"digest": "0" * 12}, {"behavior": None}])
+def test_a_run_of_0_2_or_before_is_refused(tmp_path, config, old):
+    workdir.open_workdir(tmp_path, config, False)
+    settings = json.loads((tmp_path / "config.json").read_text()) | old
+    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in settings.items() if value}))
+    with pytest.raises(ValueError, match="version 0.2 or before"):
+        workdir.read_config(tmp_path)
 
 
 def test_an_edited_file_of_problems_is_another_config(tmp_path, config):

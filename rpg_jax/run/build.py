@@ -16,7 +16,7 @@ from rpg_jax.environments import Environment, Observations
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import NO_REWARD, has_rule
-from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_vocabulary, router_balance
+from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_vocabulary
 from rpg_jax.sampling import make_sampler
 from rpg_jax.sampling.turns import stop_table
 from rpg_jax.training.collect import make_collect
@@ -74,7 +74,7 @@ def build_settings(config: ConfigDict) -> dict:
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     scale_named(config.reward.scale)
-    rollout = RolloutSettings(**set_keys(config.rollout, "delay", "top_k", "top_p"))  # the latter in runs of 0.2
+    rollout = RolloutSettings(**set_keys(config.rollout, "delay"))
     longest, learner = rollout.max_prompt + rollout.max_new, dict(scoring_rows=config.learner.microbatch_rows)
     learner |= set_keys(config.learner, "logprob_chunk", "pack", "packed_lengths")
     loop = LoopSettings(
@@ -130,23 +130,18 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
             "policy's chose says nothing to it; set rollout.routes=recompute"
         )
     known = dict(generated="tasks" in config.data, tasks=() if "tasks" in config.data else problems.tasks)
-    judge = config.evaluation.get("function")
     environment = build_environment(config, problems.tokenizer, model)
-    scorer = Scorer(**set_keys(config.reward, "scale"), **known, evaluation=judge, environment=environment)
+    judge = dict(evaluation=config.evaluation.function, environment=environment)
+    scorer = Scorer(**set_keys(config.reward, "scale"), **known, **judge)
     return Run(mesh, problems, model, teacher, scorer, **settings)
-
-
-def has_environment(config: ConfigDict) -> bool:
-    """Whether responses are conversations; the configs of earlier runs have no such section."""
-    return "environment" in config and bool(config.environment.name)
 
 
 def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Model) -> Environment | None:
     """The environment of a config, with its workers; None if it has none. Raises InputError for one that cannot be."""
-    if not has_environment(config):
-        return None
     section = config.environment
-    options = set_keys(config.data.template_options) if "template_options" in config.data else {}
+    if not section.name:
+        return None
+    options = {} if "tasks" in config.data else set_keys(config.data.template_options)
     try:
         observations = Observations(tokenizer, section.role, options)
         strings = (section.stop,) if isinstance(section.stop, str) else tuple(section.stop or ())
@@ -240,8 +235,8 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
     if folder is None:
         raise InputError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
     tokenizer = data.load_tokenizer(folder, config.data.template)
-    judges = config.reward.function, config.reward.get("functions"), config.evaluation.get("function")
-    judged = has_rule(*judges, environment=has_environment(config))
+    judges = config.reward.function, config.reward.functions, config.evaluation.function
+    judged = has_rule(*judges, environment=bool(config.environment.name))
     return data.load(
         **set_keys(config.data, "tokenizer", "template", "template_options"), tokenizer=tokenizer, log=log,
         max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options), judged=judged,
@@ -296,7 +291,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, sho
         update=make_update(
             run.model, run.objective, run.optimizer, run.mesh, shapes, rows=run.loop.microbatch_rows,
             clip_norm=config.optimizer.clip_norm, denominator=denominator, **logprobs,
-            router_balance=router_balance(config),
+            router_balance=config.model.router_balance,
         ),
         evaluate=partial(evaluate, problems=run.data.problems("heldout")),
         heldout=config.evaluation.k * len(run.data.problems("heldout")),

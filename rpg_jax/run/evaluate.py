@@ -75,7 +75,7 @@ def of_run(options, place: epath.Path) -> Subject:
         settings["cache_pages"] = run.rollout.cache_pages
     sets = run.data
     if options.data:
-        wording = config.data.get("wording", "paper")
+        wording = "paper" if "tasks" in config.data else config.data.wording
         sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.reward.function, wording)
     shapes = states.abstract(run, partial(states.build_state, run))
     policies = make_policies(run.model, run.optimizer, run.mesh, shapes.state)
@@ -99,7 +99,7 @@ def of_checkpoint(options) -> Subject:
     settings = sampling_settings(options, **defaults)
     tokenizer = data.load_tokenizer(options.tokenizer or folder, options.template)
     section = dict(size=None, checkpoint=folder, dtype=options.dtype, scan=False, remat="none", attention="auto")
-    section["lora"] = dict(rank=0)
+    section |= dict(lora=dict(rank=0), router_balance=0.0)
     mesh = parallel.make_mesh(tensor=options.tensor)
     longest = settings["max_prompt"] + settings["max_new"]
     model = models.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)

@@ -70,23 +70,23 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
             f"(adapters leave experts and routers alone); it may be {there}"
         )
     parallel.check_model(mesh, model)
-    if router_balance(config) and not shape.experts:
+    if config.model.router_balance and not shape.experts:
         raise InputError(
-            f"model.router_balance={router_balance(config):g} spreads tokens over experts, and a {shape.model_type} "
-            f"has none; set it to 0"
+            f"model.router_balance={config.model.router_balance:g} spreads tokens over experts, and a "
+            f"{shape.model_type} has none; set it to 0"
         )
     return model
 
 
 def check_teacher(config: ConfigDict) -> None:
     """Raises ValueError for settings of a teacher, or of no reward, that make no sense."""
-    reference, folder = config.reference, config.reference.get("checkpoint")
+    reference, folder = config.reference, config.reference.checkpoint
     if folder and reference.mode != "fixed":
         raise InputError(
             f"reference.checkpoint={folder} is a teacher, which stays as it is, and reference.mode={reference.mode} "
             f"renews the reference from the policy; set reference.mode=fixed, or unset reference.checkpoint"
         )
-    if reference.get("dtype") and not folder:
+    if reference.dtype and not folder:
         raise InputError(f"reference.dtype={reference.dtype} is for a teacher: set reference.checkpoint, or unset it")
     if config.reward.function == NO_REWARD and config.rollout.dynamic_sampling:
         raise InputError(
@@ -97,7 +97,7 @@ def check_teacher(config: ConfigDict) -> None:
 
 def check_vocabulary(config: ConfigDict, tokenizer: data.Tokenizer) -> None:
     """Raises ValueError unless each id of the run's tokenizer is the same token in the teacher's, if there is one."""
-    folder = config.reference.get("checkpoint")
+    folder = config.reference.checkpoint
     if not folder:
         return
     try:
@@ -116,10 +116,10 @@ def check_vocabulary(config: ConfigDict, tokenizer: data.Tokenizer) -> None:
 
 def build_teacher(config: ConfigDict, model: Model, tokenizer, longest: int, mesh: jax.sharding.Mesh) -> Model | None:
     """The model of `reference.checkpoint`, the teacher of `model`; None if it is unset."""
-    folder = config.reference.get("checkpoint")
+    folder = config.reference.checkpoint
     if not folder:
         return None
-    own = dict(size=None, checkpoint=folder, dtype=config.reference.get("dtype") or config.model.dtype)
+    own = dict(size=None, checkpoint=folder, dtype=config.reference.dtype or config.model.dtype)
     section = config.model.to_dict() | own | dict(lora=dict(rank=0), router_balance=0.0)
     try:
         teacher = build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh, config.learner.pack)
@@ -132,8 +132,3 @@ def build_teacher(config: ConfigDict, model: Model, tokenizer, longest: int, mes
             f"ids that this teacher has no row for; name a teacher whose table is padded to as many"
         )
     return teacher
-
-
-def router_balance(config: ConfigDict) -> float:
-    """The factor of the balance loss; the configs of earlier runs have none."""
-    return config.model.router_balance if "router_balance" in config.model else 0.0

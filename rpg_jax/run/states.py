@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from rpg_jax import InputError, parallel
 from rpg_jax.models import Model, unstack_layers
 from rpg_jax.rewards.scorer import ENVIRONMENT, OWN, judge_of, named_rewards
-from rpg_jax.run.build import Run, build_run, has_environment
+from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum, saved_steps
 from rpg_jax.training.collect import nothing_pending
@@ -37,13 +37,9 @@ def for_inference(config: ConfigDict) -> ConfigDict:
     This machine may have other devices than the run's. Nothing is learned, so any objective will do; the run's own may
     be in a file that is not here.
     """
-    if "behavior" not in config:
-        raise InputError(
-            "this run is of version 0.1, whose checkpoints are laid out otherwise; go on with that version"
-        )
     config.model.attention = "auto"
-    if config.reference.get("checkpoint"):  # a teacher is no part of the policy, and may not be here
-        config.reference = ConfigDict(dict(mode="iterative"))
+    if config.reference.checkpoint:  # a teacher is no part of the policy, and may not be here
+        config.reference.update(mode="iterative", checkpoint=None, dtype=None)
     config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
     try:
         parallel.make_mesh(**config.mesh)
@@ -65,10 +61,10 @@ def read_run(
     config = for_inference(workdir.read_config(folder))
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(heldout=heldout or config.data.heldout)
-        del config.data["train"]
-    section, evaluation = config.reward, config.evaluation.get("function")
-    talks = has_environment(config)
-    judge = reward or judge_of(named_rewards(section.function, section.get("functions"), talks), evaluation, talks)
+        config.data.train = None
+    section, talks = config.reward, bool(config.environment.name)
+    own = judge_of(named_rewards(section.function, section.functions, talks), config.evaluation.function, talks)
+    judge = reward or own
     function = None if judge == ENVIRONMENT else "dapo" if heldout and judge == OWN else judge
     section.function, section.functions, section.weights = function, None, ConfigDict()
     config.evaluation.function = function if talks else None

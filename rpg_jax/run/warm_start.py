@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from rpg_jax import data, objectives, parallel
 from rpg_jax.parallel import multihost
 from rpg_jax.run.build import Run
-from rpg_jax.run.models import router_balance
 from rpg_jax.run.states import abstract, initial_params, load_frozen, restore
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
@@ -50,7 +49,7 @@ def warm_started(
         run.model, objectives.make("reinforce"), optimizer, run.mesh, shapes.state,
         rows=settings.microbatch_rows, temperature=settings.temperature,
         clip_norm=config.optimizer.clip_norm, logprob_chunk=config.learner.logprob_chunk,
-        packed_columns=run.loop.packed_columns, router_balance=router_balance(config),
+        packed_columns=run.loop.packed_columns, router_balance=config.model.router_balance,
     )  # fmt: skip
     stream = data.ProblemStream(run.data.problems("train"), config.seed)
     length = run.rollout.max_prompt + run.rollout.max_new

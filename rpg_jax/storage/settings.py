@@ -8,6 +8,14 @@ import re
 
 from ml_collections import ConfigDict
 
+try:
+    from configs.base import completed
+except ImportError:  # the package alone, without the repository, reads runs of its own version
+
+    def completed(settings: dict) -> dict:
+        return settings
+
+
 FREE = ("mesh", "log", "digest")  # sections that do not change what a run computes; 0.2 wrote a digest of the rest
 # {name: key} of the keys that may name the user's own files: FILE.py:NAME, or files and folders of problems.
 OWN = {

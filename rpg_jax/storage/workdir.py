@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax import InputError
 from rpg_jax.storage.logs import write_text_atomic
-from rpg_jax.storage.settings import as_json, changes, edited, flatten
+from rpg_jax.storage.settings import as_json, changes, completed, edited, flatten
 
 RECORD = "checkpoint_dir"
 LOCK = ".lock"
@@ -83,7 +83,7 @@ def open_workdir(path, config: ConfigDict, accept_change: bool, flag=None) -> tu
     with _reachable(folder, "written"):
         begun = has_begun(folder) and (folder / "config.json").exists()
     if begun and not accept_change:
-        _refuse_other(folder, read_config(folder).to_dict(), settings)
+        _refuse_other(folder, read_config(folder).to_dict(), completed(settings))
     with _reachable(folder, "written"):
         write(folder, "config.json", text)
     write(path, "config.json", text)
@@ -135,7 +135,7 @@ def write(folder, name: str, text: str) -> None:
 
 
 def read_config(path) -> ConfigDict:
-    """The config of the run in a folder; ValueError when there is none."""
+    """The config of the run in a folder, complete as `settings.completed` makes it; ValueError when there is none."""
     file = epath.Path(path) / "config.json"
     with _reachable(path, "read"):
         text = file.read_text() if file.exists() else None
@@ -148,8 +148,12 @@ def read_config(path) -> ConfigDict:
         raise InputError(f"{file} is not JSON ({error}); {mend}") from None
     if not isinstance(settings, dict) or "steps" not in settings:
         raise InputError(f"{file} is not the config of a run; {mend}")
-    settings.pop("digest", None)  # of 0.2
-    return ConfigDict(settings)
+    if "digest" in settings or "behavior" not in settings:
+        raise InputError(
+            f"{path} holds a run of version 0.2 or before, whose checkpoints are laid out otherwise; go on with that "
+            f"version, or train anew in another folder"
+        )
+    return ConfigDict(completed(settings))
 
 
 @contextlib.contextmanager

@@ -39,12 +39,12 @@ def sketch(
     config = config.copy_and_resolve_references()
     if size is not None:
         config.model.size, config.model.checkpoint = size, None
-    keeps = build.has_environment(config)
+    keeps = bool(config.environment.name)
     if keeps:
         config.environment.name = None  # no program of a step knows of it, but rows keep their pages between turns
     size, checkpoint = config.model.size, config.model.checkpoint
     shapes = [named(size) if checkpoint is None else huggingface.read_config(checkpoint)]
-    if teacher := config.reference.get("checkpoint"):  # of the same vocabulary, which a size may have more rows for
+    if teacher := config.reference.checkpoint:  # of the same vocabulary, which a size may have more rows for
         shapes.append(huggingface.read_config(teacher))
     tokenizer = types.SimpleNamespace(vocab_size=min(shape.vocab_size for shape in shapes), stop_ids=(0,))
     problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None], tasks=())

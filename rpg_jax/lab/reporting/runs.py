@@ -11,7 +11,7 @@ import pandas as pd
 
 from rpg_jax import InputError
 from rpg_jax.lab.reporting.logged import ALL, SCORE, finite, read_json, read_rows
-from rpg_jax.storage.settings import flatten, matters
+from rpg_jax.storage.settings import completed, flatten, matters
 
 LOG = "metrics.jsonl"
 SEED = re.compile(r"seed[-_]?\d+")
@@ -109,7 +109,8 @@ def _natural(name) -> list:
 def read(path) -> Run:
     """A run from its folder; what is missing or cut short is counted, not raised."""
     config, (rows, lost) = read_json(path / "config.json"), read_rows(path / LOG)
-    settings = None if config is None else flatten(config)
+    # Those of docs/study are flat in their files: what a file has stands above what it lacks.
+    settings = flatten(completed(config)) | flatten(config) if config else None
     numbers = [{key: finite(value) for key, value in row.items() if key != "step"} for row in rows.values()]
     metrics = pd.DataFrame(numbers, index=pd.Index(list(rows), dtype="int64", name="step"), dtype="float64")
     return Run(path, settings, metrics, lost, read_json(path / "summary.json"))

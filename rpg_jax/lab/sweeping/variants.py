@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from rpg_jax import InputError
 from rpg_jax.lab.reporting.logged import read_json
 from rpg_jax.run import build, cli
-from rpg_jax.storage.settings import changes, edited, flatten, matters, of_config
+from rpg_jax.storage.settings import changes, completed, edited, flatten, matters, of_config
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 DEFINITIONS = ("CONFIG", "SEEDS", "VARIANTS")
@@ -109,9 +109,8 @@ def check_begun(out: pathlib.Path, runs: Sequence[Run]) -> dict[str, list[str]]:
     outdated = {}
     for run in runs:
         begun = read_json(out / run.name / "config.json")
-        changed, files = (
-            compare(flatten(begun), run.settings) if begun is not None else [] for compare in (changes, edited)
-        )
+        old = run.settings if begun is None else flatten(completed(begun))
+        changed, files = changes(old, run.settings), edited(old, run.settings)
         for file in files if is_done(out, run) else []:
             outdated.setdefault(file, []).append(run.name)
         if not is_done(out, run):
