@@ -108,6 +108,8 @@ KEYS = dict(
         fsdp=devices(-1),  # [devices] that share one copy of the parameters and divide rows
         tensor=devices(1),  # [devices] that divide heads, hidden units and the vocabulary
         expert=devices(1),  # [devices] that divide the experts of each layer and have copies of all else
+        # The other axes are then those of the devices that learn (docs/asynchrony.md).
+        sampler=count_or_zero(0),  # [devices] of every process that only sample; 0: all devices do both in turn
         slices=count(1),  # [slices] of TPUs joined by the data center's network, over which `data` is laid
     ),
     data=PREPARED,  # [section] or GENERATED
@@ -139,6 +141,7 @@ KEYS = dict(
         delay=count_or_zero(
             0
         ),  # [optimizer updates] age of the policy that responses are drawn from; 0: the current one
+        overlap=switch(True),  # [switch] with mesh.sampler: sample while the step before is learned, or after it
         dynamic_sampling=switch(False),  # [switch] leave out groups whose responses all score the same, generate more
         carry_over=switch(False),  # [switch] a step ends with `prompts` complete groups; the others go on in the next
         max_age=count_or_zero(None),  # [optimizer updates] of a trained token at most, with carry_over; unset: any

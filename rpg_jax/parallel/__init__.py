@@ -8,13 +8,17 @@ from rpg_jax.parallel.mesh import (
     check_rows,
     local_rows,
     make_mesh,
+    make_meshes,
     mesh_of,
+    move,
+    move_rows,
     row_shards,
     to_global,
 )
 from rpg_jax.parallel.sharding import (
     SAMPLING,
     TRAINING,
+    UNSTACKED,
     check_model,
     leaf_name,
     make_constrain,

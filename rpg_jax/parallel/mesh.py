@@ -1,6 +1,7 @@
 """The device mesh, global arrays from each process's host arrays, and each process's rows of a global array."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ REPLICATED = PartitionSpec()
 
 def make_mesh(
     data: int = -1, fsdp: int = 1, tensor: int = 1, slices: int = 1, devices: Sequence[jax.Device] | None = None,
-    *, expert: int = 1,
+    *, expert: int = 1, whole: bool = True,
 ) -> Mesh:  # fmt: skip
     """A (data, fsdp, tensor, expert) mesh over all devices; one size may be -1 and takes the remaining devices.
 
@@ -29,6 +30,8 @@ def make_mesh(
       slices: the number of TPU slices, which only the data center's network joins: the `data` axis is laid over them,
         so that no other axis crosses that network. 1 leaves the order of devices to JAX.
       devices: `jax.devices()` if None.
+      whole: whether the devices are whole slices, which are arranged by their physical places; else they are taken in
+        their order, those of a process next to each other.
 
     Raises:
       ValueError: the product of the sizes is not the number of devices.
@@ -46,7 +49,41 @@ def make_mesh(
             f"{asked} does not cover the devices: {there}; make the product {len(devices)}, or one size -1"
         )
     sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
-    return Mesh(_arranged(sizes, slices, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    arranged = _arranged(sizes, slices, devices) if whole else np.asarray(devices).reshape(sizes)
+    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def make_meshes(*, sampler: int = 0, devices: Sequence[jax.Device] | None = None, **sizes: int) -> tuple[Mesh, Mesh]:
+    """(The mesh that learns, the mesh that samples): the same one, or with `sampler` two on disjoint devices.
+
+    The last `sampler` devices of every process sample, so that every process runs the programs of both meshes. The
+    sizes are those of `make_mesh` for the others; sampling has the same tensor and expert axes, and the rest is `data`.
+
+    Raises:
+      InputError: as `make_mesh`, or a process has no device left to learn with.
+    """
+    devices = jax.devices() if devices is None else devices
+    if not sampler:
+        mesh = make_mesh(devices=devices, **sizes)
+        return mesh, mesh
+    hosts: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        hosts.setdefault(device.process_index, []).append(device)
+    least = min(map(len, hosts.values()))
+    if least <= sampler:
+        on_cpu = "; on CPU set JAX_NUM_CPU_DEVICES" if devices[0].platform == "cpu" else ""
+        raise InputError(
+            f"mesh.sampler={sampler} leaves no device to learn with: a process has {least} "
+            f"({devices[0].device_kind}); lower it{on_cpu}"
+        )
+    learning = [device for host in hosts.values() for device in host[:-sampler]]
+    sampling = [device for host in hosts.values() for device in host[-sampler:]]
+    learner = make_mesh(devices=learning, **sizes, whole=False)
+    shape = {axis: learner.shape[axis] for axis in ("tensor", "expert")}
+    try:
+        return learner, make_mesh(-1, devices=sampling, **shape, whole=False)
+    except InputError as error:
+        raise InputError(f"mesh.sampler={sampler}, the devices that sample: {error}") from error
 
 
 def _arranged(sizes, slices, devices) -> np.ndarray:
@@ -85,6 +122,34 @@ def to_global(mesh: Mesh, spec: PartitionSpec, tree: Any) -> Any:
     """Global arrays, split along `spec`, from the host arrays of this process's share."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), tree)
+
+
+def move_rows(mesh: Mesh, tree: Any) -> Any:
+    """The [B, ...] arrays of a tree, split along `ROWS` of another mesh, split along `ROWS` of this one.
+
+    They go through the memory of the hosts, each of which sees them whole.
+    """
+    sharding = NamedSharding(mesh, ROWS)
+
+    def moved(leaf):
+        whole = np.asarray(_replicated(mesh_of(leaf), leaf))
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(moved, tree)
+
+
+def move(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """An array on the devices of another mesh. Each gets its piece from a device of its own process, which holds the
+    array whole for that long: no other memory and no other network is needed than that of one array."""
+    whole = _replicated(mesh_of(array), array).addressable_data(0)
+    places = sharding.addressable_devices_indices_map(array.shape).items()
+    pieces = [jax.device_put(whole[index], device) for device, index in places]
+    return jax.block_until_ready(jax.make_array_from_single_device_arrays(array.shape, sharding, pieces))
+
+
+@partial(jax.jit, static_argnums=0)
+def _replicated(mesh, array):
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, REPLICATED))
 
 
 def local_rows(array: jax.Array) -> np.ndarray:

@@ -1,6 +1,8 @@
 """A job of several processes: joining it, exchanging values between processes, and leaving it.
 
 Every process of the job calls each function that exchanges values, in the same order. A single process is a job of one.
+Each thread has an order of its own: what it exchanges goes over devices that no other thread's programs run on
+(`exchange_over`).
 """
 
 import contextlib
@@ -12,12 +14,12 @@ import struct
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rpg_jax import InputError
 from rpg_jax.parallel.mesh import ROWS
@@ -113,9 +115,39 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+_thread = threading.local()
+
+
+def exchange_over(mesh: Mesh) -> None:
+    """From now on, what this thread exchanges goes over devices of `mesh`; before, over the first of every process."""
+    _thread.mesh = _one_of_each(mesh.devices.flat)
+
+
+def _one_of_each(devices: Iterable[jax.Device]) -> Mesh:
+    """A mesh of one device of every process."""
+    first = {device.process_index: device for device in reversed(list(devices))}
+    return Mesh([first[process] for process in sorted(first)], "process")
+
+
+@partial(jax.jit, static_argnums=0)
+def _shared(mesh, array):
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec()))
+
+
+def allgather(value: np.ndarray) -> np.ndarray:
+    """[processes, ...], the arrays of all processes, of one shape and dtype."""
+    value = np.asarray(value)
+    if jax.process_count() == 1:
+        return value[None]
+    if not hasattr(_thread, "mesh"):
+        _thread.mesh = _one_of_each(jax.devices())
+    sharding = NamedSharding(_thread.mesh, PartitionSpec("process"))
+    return np.asarray(_shared(_thread.mesh, jax.make_array_from_process_local_data(sharding, value[None])))
+
+
 def any_process(flag: bool) -> bool:
     """Whether the flag is set on any process."""
-    return bool(process_allgather(np.array(flag)).any())
+    return bool(allgather(np.array(flag)).any())
 
 
 def gather(value: Any) -> list:
@@ -124,7 +156,7 @@ def gather(value: Any) -> list:
     data = struct.pack(">q", len(data)) + data  # the length, then the text
 
     def part(start):
-        return process_allgather(np.frombuffer(data[start : start + CHUNK].ljust(CHUNK, b"\0"), np.uint8))
+        return allgather(np.frombuffer(data[start : start + CHUNK].ljust(CHUNK, b"\0"), np.uint8))
 
     parts = [part(0)]
     ends = [8 + struct.unpack(">q", row[:8].tobytes())[0] for row in parts[0]]

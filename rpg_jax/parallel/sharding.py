@@ -45,6 +45,11 @@ SAMPLING: Table = (
     (r"layers/\d+/experts/down/kernel(/values)?", PartitionSpec("expert", "tensor", None)),
     (r"layers/\d+/experts/down/kernel/scales", PartitionSpec("expert", None)),
 )
+# As in training, layers unstacked.
+UNSTACKED: Table = tuple(
+    (pattern.replace("layers/", r"layers/\d+/"), PartitionSpec(*spec[1:]) if pattern.startswith("layers/") else spec)
+    for pattern, spec in TRAINING
+)
 # The kernels of a layer's experts while they multiply, [experts, I, O].
 EXPERTS = {"gate": PartitionSpec("expert", None, "tensor"), "up": PartitionSpec("expert", None, "tensor")}
 EXPERTS |= {"down": PartitionSpec("expert", "tensor", None)}

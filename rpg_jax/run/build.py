@@ -27,6 +27,7 @@ from rpg_jax.training.optimizer import Optimizer, check_offload, make_optimizer
 from rpg_jax.training.phases import say
 from rpg_jax.training.policies import make_policies
 from rpg_jax.training.reference import ReferenceSchedule
+from rpg_jax.training.rollouts import Rollouts, check_overlap
 from rpg_jax.training.settings import LoopSettings, RolloutSettings, check_carry_over, steps_to_wait
 from rpg_jax.training.update import make_update
 from rpg_jax.types import TrainState
@@ -49,8 +50,10 @@ class Run:
     """What training, evaluation and export need of a config."""
 
     mesh: jax.sharding.Mesh
+    sampler_mesh: jax.sharding.Mesh  # that samples; the same one without mesh.sampler
     data: data.Prepared | Sets
     model: Model
+    sampler_model: Model  # the same on that mesh
     teacher: Model | None  # the reference's, where `reference.checkpoint` names one
     scorer: Scorer
     objective: objectives.Objective
@@ -74,7 +77,7 @@ def build_settings(config: ConfigDict) -> dict:
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     scale_named(config.reward.scale)
-    rollout = RolloutSettings(**set_keys(config.rollout, "delay"))
+    rollout = RolloutSettings(**set_keys(config.rollout, "delay", "overlap"))
     longest, learner = rollout.max_prompt + rollout.max_new, dict(scoring_rows=config.learner.microbatch_rows)
     learner |= set_keys(config.learner, "logprob_chunk", "pack", "packed_lengths")
     loop = LoopSettings(
@@ -86,6 +89,7 @@ def build_settings(config: ConfigDict) -> dict:
     objective = build_objective(config)
     check_behavior(config.behavior.source, objective)
     check_carry_over(rollout, config.behavior.source, loop.updates, loop.delay)
+    check_overlap(config.mesh.sampler, config.rollout.overlap, loop.delay, loop.updates)
     total_steps = config.steps * loop.updates
     if total_steps > MOST_UPDATES:
         raise InputError(
@@ -112,7 +116,7 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     Unless they are given, `devices` are all of this job, and `problems` are read as the config says.
     """
     settings = build_settings(config)
-    mesh, rollout = parallel.make_mesh(**config.mesh, devices=devices), settings["rollout"]
+    (mesh, sampler), rollout = parallel.make_meshes(**config.mesh, devices=devices), settings["rollout"]
     check_offload(settings["optimizer"], mesh, settings["loop"].delay)
     if problems is None:
         say("reading problems")
@@ -122,8 +126,9 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
         raise InputError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
     longest = rollout.max_prompt + rollout.max_new
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
+    samples = model if sampler is mesh else build_model(config, problems.tokenizer, longest, sampler)
     teacher = build_teacher(config, model, problems.tokenizer, longest, mesh)
-    check_pages(model, mesh, rollout)
+    check_pages(samples, sampler, rollout)
     if rollout.recorded(model.config) and teacher is not None:  # refuses a model without experts, too
         raise InputError(
             "rollout.routes=record and reference.checkpoint: a teacher has routers of its own, or none, and what the "
@@ -133,7 +138,7 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     environment = build_environment(config, problems.tokenizer, model)
     judge = dict(evaluation=config.evaluation.function, environment=environment)
     scorer = Scorer(**set_keys(config.reward, "scale"), **known, **judge)
-    return Run(mesh, problems, model, teacher, scorer, **settings)
+    return Run(mesh, sampler, problems, model, samples, teacher, scorer, **settings)
 
 
 def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Model) -> Environment | None:
@@ -177,10 +182,10 @@ def check_rows(config: ConfigDict, run: Run) -> None:
     and export may use another mesh than the run."""
     rollout, learner, warm = run.rollout, config.learner, config.warm_start
     fresh = "rollout.prompts" if rollout.fresh_prompts == rollout.prompts else "rollout.oversample x rollout.prompts"
+    both = {"rollout.prompts x rollout.samples": rollout.prompts * rollout.samples}
+    parallel.check_rows(run.sampler_mesh, {fresh: rollout.fresh_prompts, **both, "rollout.slots": rollout.slots})
     counts = {
-        fresh: rollout.fresh_prompts,
-        "rollout.prompts x rollout.samples": rollout.prompts * rollout.samples,
-        "rollout.slots": rollout.slots,
+        **both,
         "learner.microbatch_rows": learner.microbatch_rows,
         "learner.scoring_rows": learner.scoring_rows or learner.microbatch_rows,
     }
@@ -270,21 +275,25 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, sho
     logprobs = dict(temperature=run.rollout.temperature, logprob_chunk=config.learner.logprob_chunk)
     logprobs |= dict(packed_columns=run.loop.packed_columns)
     denominator = loss_denominator(config, run.objective)
+    sampling = run.sampler_model, run.data.tokenizer, run.scorer
     evaluate = make_evaluate(
-        run.model, run.data.tokenizer, run.scorer, run.mesh,
+        *sampling, run.sampler_mesh,
         k=config.evaluation.k, temperature=config.evaluation.temperature, key=noise_key(config.seed, EVALUATION),
         max_prompt=run.rollout.max_prompt, max_new=run.rollout.max_new,
         # As in rollouts: with the same k both share one compiled program.
         rows=run.rollout.fresh_prompts, routes=run.rollout.recorded(run.model.config),
         decoding=dataclasses.replace(run.rollout.decoding, cache_dtype=None),
     )  # fmt: skip
+    collect = partial(
+        make_collect, *sampling, stream, run.sampler_mesh, run.rollout,
+        key=noise_key(config.seed, ROLLOUT), scale=scale_named(config.reward.scale),
+        weights=run.scorer.weights, wait=steps_to_wait(run.rollout.max_age, run.loop.updates, run.loop.delay),
+    )  # fmt: skip
+    policies = make_policies(run.model, run.optimizer, run.mesh, shapes, run.reference.decay, run.sampler_mesh)
+    schedule = dict(steps=config.steps, overlap=config.rollout.overlap, should_stop=should_stop)
     return Parts(
-        policies=make_policies(run.model, run.optimizer, run.mesh, shapes, run.reference.decay),
-        collect=make_collect(
-            run.model, run.data.tokenizer, run.scorer, stream, run.mesh, run.rollout,
-            key=noise_key(config.seed, ROLLOUT), should_stop=should_stop, scale=scale_named(config.reward.scale),
-            weights=run.scorer.weights, wait=steps_to_wait(run.rollout.max_age, run.loop.updates, run.loop.delay),
-        ),
+        policies=policies,
+        rollouts=Rollouts(collect, policies, run.mesh, run.sampler_mesh, **schedule),
         score=make_score(run.mesh, rows=run.loop.scoring_rows, teacher=run.teacher is not None, **logprobs),
         source=config.behavior.source,
         experience=make_experience(run.objective, run.mesh),

@@ -27,19 +27,19 @@ SAMPLED = 100  # problems of each split that are compared
 @contextlib.contextmanager
 def joined(
     detect_cluster: bool = False, wait_seconds: float = 300.0, watchdog_seconds: float = 0.0
-) -> Iterator[Callable[[], bool]]:
-    """Joins the job and gives `should_stop`. The arguments are flags of `rpg_jax.train`.
+) -> Iterator[Callable[..., bool]]:
+    """Joins the job and gives `should_stop(flag=False)`. The arguments are flags of `rpg_jax.train`.
 
-    Every process calls `should_stop` at the same points. It is true on all once one was sent SIGTERM or SIGINT. Each
-    call tells the watchdog that there is progress.
+    Every process calls `should_stop` at the same points. It is true on all once one was sent SIGTERM or SIGINT, or
+    gives a flag that is true. Each call tells the watchdog that there is progress.
     """
     stop = cli.stop_event()
     multihost.initialize(detect_cluster, wait_seconds)
     with Watchdog(watchdog_seconds) as watchdog:
 
-        def should_stop():
+        def should_stop(flag=False):
             watchdog.tick()
-            return multihost.any_process(stop.is_set())
+            return multihost.any_process(flag or stop.is_set())
 
         yield should_stop
 

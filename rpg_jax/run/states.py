@@ -41,10 +41,11 @@ def for_inference(config: ConfigDict) -> ConfigDict:
     if config.reference.checkpoint:  # a teacher is no part of the policy, and may not be here
         config.reference.update(mode="iterative", checkpoint=None, dtype=None)
     config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
+    config.mesh.update(sampler=0)
     try:
-        parallel.make_mesh(**config.mesh)
+        parallel.make_meshes(**config.mesh)
     except ValueError:
-        config.mesh.update(dict.fromkeys(config.mesh, 1) | {"fsdp": -1})
+        config.mesh.update(dict.fromkeys(config.mesh, 1) | {"fsdp": -1, "sampler": 0})
     return config
 
 
@@ -87,7 +88,7 @@ def build_state(run: Run, params: Params, **frozen: Any) -> Checkpoint:
     if run.loop.delay:
         past = (policies.past(policies.current(state)),) * run.loop.policies_kept
     if run.rollout.carry_over:
-        pending = nothing_pending(run.rollout, run.optimizer, run.mesh, run.rollout.recorded(run.model.config))
+        pending = nothing_pending(run.rollout, run.optimizer, run.sampler_mesh, run.rollout.recorded(run.model.config))
     return Checkpoint(state, reference, past, pending, **frozen)
 
 
@@ -108,11 +109,12 @@ def abstract(run: Run, build: Callable[..., Any]) -> Any:
         return build(model.lora.init(params, key), frozen=frozen, checksums={BASE: checksums})
 
     shapes = jax.eval_shape(build_shapes, model.shapes, run.teacher and run.teacher.shapes)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        layout(run.optimizer, run.mesh, shapes),
-    )
+    laid_out = layout(run.optimizer, run.mesh, shapes)
+    if isinstance(shapes, Checkpoint):
+        pending = layout(run.optimizer, run.sampler_mesh, {"pending": shapes.pending})
+        laid_out = dataclasses.replace(laid_out, **pending)
+    shaped = jax.ShapeDtypeStruct
+    return jax.tree.map(lambda leaf, where: shaped(leaf.shape, leaf.dtype, sharding=where), shapes, laid_out)
 
 
 def restore(

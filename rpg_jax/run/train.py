@@ -104,7 +104,8 @@ def train(
                 config, run, shapes.state, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
                 traced=partial(profile.traced, window=window, folder=path / "profile"),
             )  # fmt: skip
-            checkpoint, _, finished = loop.run(parts, run.loop, checkpoint, start, extra["totals"])
+            with parts.rollouts:
+                checkpoint, _, finished = loop.run(parts, run.loop, checkpoint, start, extra["totals"])
     return (extra["totals"], int(checkpoint.state.step)) if finished else None
 
 

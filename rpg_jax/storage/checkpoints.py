@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 
 from rpg_jax import InputError
+from rpg_jax.parallel import multihost
 from rpg_jax.storage import orbax_io
 
 _KEEP_BEST = 1  # checkpoints with the highest metric that stay beside the newest ones
@@ -327,6 +327,6 @@ def _read(what: str, call: Callable):
         result = call()
     except Exception as error:
         failure = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    if not multihost_utils.process_allgather(np.array(failure is None)).all():
+    if multihost.any_process(failure is not None):
         raise DamagedCheckpoint(f"its {what} cannot be read ({failure or 'on another process'})")
     return result

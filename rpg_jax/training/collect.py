@@ -66,6 +66,7 @@ class Collected:
     tokens: int  # response tokens drawn, those of dropped groups included
     trained: int  # tokens of the sequences that are trained
     pending: Pending | None  # with carry_over, what the next step goes on with
+    cursor: int  # of the problem stream, after them
 
     @property
     def rewards(self) -> tuple[np.ndarray, np.ndarray | None]:
@@ -73,7 +74,7 @@ class Collected:
         return self.reward, self.turn_reward
 
 
-Collect = Callable[[Params, jax.Array, Pending | None, int], Collected]
+Collect = Callable[[Params, int, Pending | None, int], Collected]
 
 
 def must_finish(begun: Sequence[int], step: int, prompts: int, wait: int | None) -> int:
@@ -160,12 +161,12 @@ def check_batches(settings: RolloutSettings, step: int, filled: int, seen: list[
 
 def make_collect(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, stream: ProblemStream, mesh: Mesh, settings: RolloutSettings,
-    *, key: jax.Array, should_stop: Callable[[], bool], scale: Callable[[np.ndarray], np.ndarray],
+    should_stop: Callable[[], bool], *, key: jax.Array, scale: Callable[[np.ndarray], np.ndarray],
     weights: Mapping[str, float], wait: int | None,
 ) -> Collect:  # fmt: skip
     """Builds `collect(params, version, pending, step)`, which advances the stream by the groups that it begins.
 
-    `version` i32[] is that of the policy that `params` are of. `key` is the run's threefry key of rollouts; `scale` and
+    `version` is that of the policy that `params` are of. `key` is the run's threefry key of rollouts; `scale` and
     `weights` are those of `make_grade`; `wait` is `settings.steps_to_wait`. What is pending is not donated.
 
     Raises ValueError when `max_batches` generation batches do not fill a step, Preempted when asked to stop.
@@ -259,6 +260,7 @@ def make_collect(
             del begun[name]
         lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
         of_turns = np.stack(turn_rewards) if turn_rewards else None
-        return Collected(kept, lengths, np.stack(rewards), of_turns, *said, clock.seconds, tokens, trained, pending)
+        counts = tokens, trained, pending, stream.get_state()
+        return Collected(kept, lengths, np.stack(rewards), of_turns, *said, clock.seconds, *counts)
 
     return collect

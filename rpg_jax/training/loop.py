@@ -12,13 +12,14 @@ import numpy as np
 from rpg_jax import InputError
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.training import evaluation
-from rpg_jax.training.collect import Collect, Preempted
+from rpg_jax.training.collect import Preempted
 from rpg_jax.training.evaluation import Answered
 from rpg_jax.training.experience import Experience, Score, take_rows
 from rpg_jax.training.phases import Clock, CompilationCounter, phase, say
-from rpg_jax.training.policies import REFERENCE, Policies, followed, held, renewed, sampled, scored
+from rpg_jax.training.policies import REFERENCE, Policies, followed, held, renewed, scored
 from rpg_jax.training.record import Record
 from rpg_jax.training.reference import ReferenceSchedule
+from rpg_jax.training.rollouts import Rollouts
 from rpg_jax.training.settings import LoopSettings
 from rpg_jax.training.update import Update, check_finite
 from rpg_jax.types import Checkpoint, Params
@@ -62,7 +63,7 @@ class Parts:
     """The jitted and host functions of a step, built by `run.build.build_parts`."""
 
     policies: Policies
-    collect: Collect
+    rollouts: Rollouts
     score: Score
     source: str  # of the behavior policy's log-probs, of `experience.SOURCES`
     experience: Experience
@@ -81,8 +82,7 @@ class Parts:
 def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: int) -> tuple[Checkpoint, Record]:
     """One RL step: what the next one goes on from, and what is logged of it."""
     checkpoint = renewed(parts.policies, parts.reference, checkpoint)
-    with phase("rollout"):
-        groups = parts.collect(*sampled(parts.policies, checkpoint), checkpoint.pending, step)
+    groups = parts.rollouts.of_step(checkpoint, step)
     record = Record(settings, groups)
     with record.phase("experience"):
         policies = scored(parts.policies, checkpoint, parts.source)
@@ -101,10 +101,12 @@ def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: 
 
 def evaluated(parts: Parts, checkpoint: Checkpoint) -> tuple[dict[str, float], list[dict]] | None:
     """An evaluation's log row and example responses; None if it was told to stop, and part of the problems is left."""
+    parts.rollouts.settle()
     clock = Clock()
     with phase("evaluation"), parts.log.progress("responses of the evaluation", 0, parts.heldout) as progress:
         params = parts.policies.sampling_params(parts.policies.current(checkpoint.state), checkpoint.frozen)
-        answered = list(parts.evaluate(params, should_stop=parts.should_stop, progress=progress))
+        asked = dict(should_stop=parts.should_stop, progress=progress)
+        answered = parts.rollouts.call(lambda: list(parts.evaluate(params, **asked)))
     if parts.should_stop():
         return None
     clock.lap("evaluation")
@@ -134,12 +136,14 @@ def run(
     for params in (checkpoint.state.params, *(policy.params for policy in checkpoint.frozen.values())):
         check_finite(params, f"step {start}", "training cannot begin with them; start from other weights")
     collapsed, has_skipped = False, False
+    cursor = parts.stream.get_state()  # of the problem stream, after the groups that were trained
 
     def save(step: int, checkpoint: Checkpoint, score: float | None = None, wait: bool = False) -> None:
         mend = "it is not saved, and earlier checkpoints stay as they are"
         check_finite(checkpoint.state.params, f"step {step}", mend)
+        parts.rollouts.settle()  # programs of both meshes follow
         totals["seconds"] = seconds_before + time.perf_counter() - begin
-        extra = {"cursor": parts.stream.get_state(), "totals": totals, "rows": parts.log.rows()}
+        extra = {"cursor": cursor, "totals": totals, "rows": parts.log.rows()}
         checksums = dict(checkpoint.checksums)
         if REFERENCE in checksums:  # apart, so that the policy can be restored without its teacher
             extra["teacher"] = np.asarray(checksums.pop(REFERENCE)).tolist()
@@ -165,18 +169,17 @@ def run(
     traced = contextlib.closing(parts.traced(range(start, settings.steps)))
     with parts.log.progress("RL", start, settings.steps) as progress, traced as steps:
         for step in steps:
-            cursor = parts.stream.get_state()
             try:
                 if parts.should_stop():
                     raise Preempted
                 checkpoint, record = rl_step(parts, settings, checkpoint, step)
             except Preempted:
                 if parts.checkpoints.latest_step() != step:
-                    parts.stream.set_state(cursor)
                     save(step, checkpoint, wait=True)
                 say(f"saved step {step}; the same command goes on")
                 return checkpoint, step, False
             row, groups = record.row(checkpoint.state), record.groups
+            cursor = groups.cursor
             if checkpoint.reference is not None:
                 row["train/reference_age"] = parts.reference.age(checkpoint)
             warn_of(groups.failures)

@@ -54,12 +54,14 @@ def merged(policy: Policy, frozen: Mapping[str, Policy]) -> Params:
 
 
 def make_policies(
-    model: Model, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, decay: float | None = None
-) -> Policies:
+    model: Model, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, decay: float | None = None,
+    sampler: Mesh | None = None,
+) -> Policies:  # fmt: skip
     """Builds `Policies`; `shapes` is the state or its shapes, and `decay` that of reference mode `ema`.
 
     The policy that samples is x of schedule-free. Parameters to sample from are those of the merged tree in the model's
-    dtype, unstacked and laid out for sampling.
+    dtype, unstacked and laid out for sampling, on the mesh `sampler` if that is another one. There they are moved one
+    after the other: beside the policy's shards, the devices that learn hold one whole matrix at a time.
     """
 
     def current(state):
@@ -84,13 +86,21 @@ def make_policies(
 
     held = jax.eval_shape(current, shapes)
     on_device, on_host = layout(optimizer, mesh, held), layout(optimizer, mesh, {"past": held})["past"]
-    unstacked = parallel.shardings(mesh, jax.eval_shape(unstack_layers, model.shapes), parallel.SAMPLING)
+    whole = jax.eval_shape(unstack_layers, model.shapes)
+    to_sample = jax.jit(sampling_params, out_shardings=parallel.shardings(mesh, whole, parallel.SAMPLING))
+    if sampler not in (None, mesh):
+        divided = jax.jit(sampling_params, out_shardings=parallel.shardings(mesh, whole, parallel.UNSTACKED))
+        there = parallel.shardings(sampler, whole, parallel.SAMPLING)
+
+        def to_sample(policy, frozen):
+            return jax.tree.map(parallel.move, divided(policy, frozen), there)
+
     return Policies(
         current,
         reference=jax.jit(copied, out_shardings=on_device),
         past=jax.jit(narrowed, out_shardings=on_host),
         moved=None if decay is None else jax.jit(moved, out_shardings=on_device, donate_argnums=0),
-        sampling_params=jax.jit(sampling_params, out_shardings=unstacked),
+        sampling_params=to_sample,
     )
 
 
@@ -114,15 +124,16 @@ def followed(policies: Policies, checkpoint: Checkpoint, is_kept: bool) -> Check
     return dataclasses.replace(checkpoint, reference=reference, past=jax.block_until_ready(past))
 
 
-def drawing(policies: Policies, checkpoint: Checkpoint) -> Policy:
-    """The policy that draws the coming responses: with `rollout.delay` an earlier one."""
-    return checkpoint.past[0] if checkpoint.past else policies.current(checkpoint.state)
+def drawing(policies: Policies, checkpoint: Checkpoint, ahead: int = 0) -> Policy:
+    """The policy that draws the coming responses: with `rollout.delay` an earlier one. Those of the step after, which
+    is 1 `ahead`, are drawn from one that is known already if the delay is a step's updates or more."""
+    return checkpoint.past[ahead] if checkpoint.past else policies.current(checkpoint.state)
 
 
-def sampled(policies: Policies, checkpoint: Checkpoint) -> tuple[Params, jax.Array]:
-    """What the coming responses are drawn from, laid out for sampling, and its version i32[]."""
-    behavior = drawing(policies, checkpoint)
-    return policies.sampling_params(behavior, checkpoint.frozen), behavior.version
+def sampled(policies: Policies, checkpoint: Checkpoint, ahead: int = 0) -> tuple[Params, int]:
+    """What the coming responses are drawn from, laid out for sampling, and its version."""
+    behavior = drawing(policies, checkpoint, ahead)
+    return policies.sampling_params(behavior, checkpoint.frozen), int(behavior.version)
 
 
 def scored(policies: Policies, checkpoint: Checkpoint, source: str) -> dict[str, Policy]:

@@ -23,18 +23,27 @@ class Record:
         self.before: metric.Metrics = {}  # of the experience
         self.during: metric.Metrics = {}  # of all updates
         self.microbatches, self.skipped = 0, list[str]()
+        self._under_way: tuple[int, metric.Metrics] | None = None  # an update's number and what it measures
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A `phase` whose seconds are logged."""
         with phase(name):
             yield
+            self._read()
         self.clock.lap(name)
 
     def add_update(self, number: int, plan: Plan, metrics: metric.Metrics) -> None:
-        """Waits for an update: XLA's CPU client hangs when many programs are under way."""
+        """Waits for the update before, while this one runs: XLA's CPU client hangs when many programs are under way."""
         self.microbatches += int(plan.count)
-        metrics, reason = split_finiteness(jax.device_get(metrics))
+        self._read()
+        self._under_way = number, metrics
+
+    def _read(self) -> None:
+        if self._under_way is None:
+            return
+        (number, measured), self._under_way = self._under_way, None
+        metrics, reason = split_finiteness(jax.device_get(measured))
         self.skipped += [f"update {number} of {self.settings.updates} was skipped: {reason}"] * bool(reason)
         self.during = metric.merge(self.during, metrics) if self.during else metrics
 

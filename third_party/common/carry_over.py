@@ -52,7 +52,7 @@ def make_step(folder, carry_over, prompts):
     checkpoint = states.build_state(run, states.initial_params(config, run))
     shapes = jax.eval_shape(lambda: checkpoint.state)
     services = dict(stream=ProblemStream(run.data.problems("train"), 0), checkpoints=None, log=None, traced=None)
-    parts = build.build_parts(config, run, shapes, should_stop=lambda: False, **services)
+    parts = build.build_parts(config, run, shapes, should_stop=lambda *_: False, **services)
     number = 0
 
     def step():
