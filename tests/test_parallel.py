@@ -111,7 +111,7 @@ def test_rows_of_a_config_that_a_mesh_does_not_divide_are_refused(changes):
 
     def rows(config):
         unused = dict(max_prompt=1, max_new=1, temperature=1.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0)
-        return SimpleNamespace(mesh=mesh, rollout=RolloutSettings(**config.rollout, **unused))
+        return SimpleNamespace(mesh=mesh, sampler_mesh=mesh, rollout=RolloutSettings(**config.rollout, **unused))
 
     build.check_rows(config, rows(config))
     for change in changes.split():

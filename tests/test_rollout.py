@@ -226,7 +226,7 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
     """Step 1 is fine but for its entropy; after step 2 a parameter is NaN."""
     zero, saved = jnp.zeros((), jnp.int32), []
     first = Checkpoint(TrainState(zero, {"a": jnp.ones(3)}, None, jnp.zeros(2, jnp.int32), jnp.zeros(())))
-    groups = types.SimpleNamespace(failures=[], tokens=0, examples=[])
+    groups = types.SimpleNamespace(failures=[], tokens=0, examples=[], cursor=0)
     record = types.SimpleNamespace(groups=groups, skipped=["skipped"], row=lambda state: {"train/entropy": 0.0})
 
     def step(parts, settings, checkpoint, number):
@@ -238,6 +238,7 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
     parts = loop.Parts(**dict.fromkeys(names) | dict(
         should_stop=lambda: False, traced=lambda steps: (i for i in steps),
         policies=types.SimpleNamespace(current=lambda state: None, sampling_params=lambda policy, frozen: None),
+        rollouts=types.SimpleNamespace(settle=lambda: None, call=lambda function: function()),
         evaluate=lambda params, should_stop, progress: [], stream=types.SimpleNamespace(get_state=lambda: 0),
         checkpoints=types.SimpleNamespace(save=lambda step, *_, **__: saved.append(step)),
         log=types.SimpleNamespace(

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rpg_jax import InputError
+from rpg_jax import InputError, parallel
 from rpg_jax.run import job, profile, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint
 from rpg_jax.training import loop, phases
+from rpg_jax.training.rollouts import Rollouts
 from rpg_jax.training.settings import LoopSettings
 from rpg_jax.types import Checkpoint, Policy, TrainState
 
@@ -235,11 +236,14 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     )
     parts = dict.fromkeys(field.name for field in dataclasses.fields(loop.Parts)) | dict(
         reference=types.SimpleNamespace(is_due=lambda checkpoint: name == "reference"), policies=policies,
-        should_stop=lambda: False, collect=lambda *_: collected, score=lambda *_: {}, source="sampler", heldout=0,
+        should_stop=lambda: False, score=lambda *_: {}, source="sampler", heldout=0,
         experience=lambda *_: (jnp.zeros(4), {}),
         log=types.SimpleNamespace(progress=lambda *_: contextlib.nullcontext()),
     )  # fmt: skip
-    parts = loop.Parts(**parts | ({} if part == "policies" else {part: out_of_memory}))
+    collect = out_of_memory if part == "collect" else lambda *_: collected
+    options = dict(steps=1, overlap=False, should_stop=lambda *_: False)
+    parts["rollouts"] = Rollouts(lambda should_stop: collect, policies, *(parallel.make_mesh(),) * 2, **options)
+    parts = loop.Parts(**parts | ({part: out_of_memory} if part in parts and part != "policies" else {}))
     settings = LoopSettings(
         steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, packed_columns=None,
         scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=1,

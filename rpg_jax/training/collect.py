@@ -260,7 +260,7 @@ def make_collect(
             del begun[name]
         lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
         of_turns = np.stack(turn_rewards) if turn_rewards else None
-        counts = tokens, trained, pending, stream.get_state()
-        return Collected(kept, lengths, np.stack(rewards), of_turns, *said, clock.seconds, *counts)
+        spent = clock.seconds, tokens, trained
+        return Collected(kept, lengths, np.stack(rewards), of_turns, *said, *spent, pending, stream.get_state())
 
     return collect

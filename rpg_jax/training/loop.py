@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -105,8 +106,8 @@ def evaluated(parts: Parts, checkpoint: Checkpoint) -> tuple[dict[str, float], l
     clock = Clock()
     with phase("evaluation"), parts.log.progress("responses of the evaluation", 0, parts.heldout) as progress:
         params = parts.policies.sampling_params(parts.policies.current(checkpoint.state), checkpoint.frozen)
-        asked = dict(should_stop=parts.should_stop, progress=progress)
-        answered = parts.rollouts.call(lambda: list(parts.evaluate(params, **asked)))
+        evaluate = partial(parts.evaluate, params, should_stop=parts.should_stop, progress=progress)
+        answered = parts.rollouts.call(lambda: list(evaluate()))
     if parts.should_stop():
         return None
     clock.lap("evaluation")

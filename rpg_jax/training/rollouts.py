@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from rpg_jax.parallel import multihost
 from rpg_jax.training.collect import Collect, Collected
 from rpg_jax.training.phases import phase
 from rpg_jax.training.policies import Policies, sampled
-from rpg_jax.types import Checkpoint, Pending
+from rpg_jax.types import Checkpoint, Params, Pending
 
 
 def check_overlap(sampler: int, overlap: bool, delay: int, updates: int) -> None:
@@ -71,9 +72,9 @@ class Rollouts:
             self._begin(checkpoint, groups.pending, step + 1, ahead=1)
         return groups
 
-    def call(self, function: Callable, *arguments) -> Any:
+    def call(self, function: Callable[[], Any]) -> Any:
         """Calls a function on the thread that samples, after what is under way there."""
-        return self._submit(function, *arguments).result()
+        return self._submit(function).result()
 
     def settle(self) -> None:
         """Waits until nothing is under way on the thread that samples."""
@@ -82,35 +83,36 @@ class Rollouts:
     def __enter__(self) -> "Rollouts":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         if self._thread is not None:
             self._thread.shutdown()
 
     def _begin(self, checkpoint: Checkpoint, pending: Pending | None, step: int, ahead: int) -> None:
-        self._begun = step, self._submit(self._collected, *sampled(self._policies, checkpoint, ahead), pending, step)
+        params, version = sampled(self._policies, checkpoint, ahead)
+        self._begun = step, self._submit(partial(self._collected, params, version, pending, step))
 
-    def _collected(self, *arguments) -> Collected:
+    def _collected(self, params: Params, version: int, pending: Pending | None, step: int) -> Collected:
         waited = time.perf_counter() - self._idle
         with phase("rollout"):
-            groups = self._collect(*arguments)
+            groups = self._collect(params, version, pending, step)
         if not self._split:
             return groups
         groups.seconds["sampler_waited"] = waited
         return dataclasses.replace(groups, sequences=parallel.move_rows(self._learner, groups.sequences))
 
-    def _submit(self, function: Callable, *arguments) -> Future:
+    def _submit(self, function: Callable[[], Any]) -> Future:
         if self._thread is not None:
-            self._last = self._thread.submit(self._on_thread, function, *arguments)
+            self._last = self._thread.submit(self._on_thread, function)
         else:
             self._last = Future()
-            self._last.set_result(function(*arguments))
+            self._last.set_result(function())
         return self._last
 
-    def _on_thread(self, function: Callable, *arguments) -> Any:
+    def _on_thread(self, function: Callable[[], Any]) -> Any:
         # Small arrays that the host makes would wait behind an update on the default device.
         with jax.default_device(self._sampler.local_devices[0]):
             try:
-                return function(*arguments)
+                return function()
             finally:
                 self._idle = time.perf_counter()
