@@ -87,14 +87,14 @@ def make_policies(
     held = jax.eval_shape(current, shapes)
     on_device, on_host = layout(optimizer, mesh, held), layout(optimizer, mesh, {"past": held})["past"]
     whole = jax.eval_shape(unstack_layers, model.shapes)
-    is_split = sampler is not None and sampler != mesh
-    table = parallel.UNSTACKED if is_split else parallel.SAMPLING
-    here = jax.jit(sampling_params, out_shardings=parallel.shardings(mesh, whole, table))
-    there = parallel.shardings(sampler, whole, parallel.SAMPLING) if is_split else None
+    there = parallel.shardings(sampler or mesh, whole, parallel.SAMPLING)
+    stays = sampler in (None, mesh)
+    here = there if stays else parallel.shardings(mesh, whole, parallel.UNSTACKED)
+    merged_here = jax.jit(sampling_params, out_shardings=here)
 
     def to_sample(policy, frozen):
-        params = here(policy, frozen)
-        return params if there is None else jax.tree.map(parallel.move, params, there)
+        params = merged_here(policy, frozen)
+        return params if stays else jax.tree.map(parallel.move, params, there)
 
     return Policies(
         current,
