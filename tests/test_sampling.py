@@ -273,7 +273,10 @@ def test_global_arrays_on_a_mesh(caplog):
     prompts = parallel.to_global(mesh, parallel.ROWS, make_prompts())
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         rollout = answer(MODEL, params, prompts, key=KEY, **SETTINGS)
-    assert caplog.text.count("Finished XLA compilation of jit(decode_segment)") == 1, "once for all segments"
+        of_a_state = parallel.to_global(mesh, parallel.REPLICATED, np.int32(5))
+        answer(MODEL, params, prompts, key=KEY, version=of_a_state, **SETTINGS)
+    count = caplog.text.count("Finished XLA compilation of jit(decode_segment)")
+    assert count == 1, "once for all segments, of an evaluation and of a rollout"
     assert responses(rollout) == responses(reference())
 
 

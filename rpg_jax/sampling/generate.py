@@ -183,7 +183,8 @@ def generate(
         params=params,
         sampling=sampling,
         model_temperature=jnp.asarray(temperature_model, jnp.float32),
-        version=jnp.asarray(version, jnp.int32),
+        # Laid out as a training state's: rollouts and evaluations share one program.
+        version=version if isinstance(version, jax.Array) else parallel.to_global(mesh, REPLICATED, np.int32(version)),
         until=jnp.int32(count if until is None else until),
         must=jnp.zeros(count, bool) if must is None else jnp.asarray(must),
         left=jnp.int32(decode.ENDED if conversation else decode.COMPLETE),

@@ -134,7 +134,7 @@ def make_evaluate(
             episodes = episodes_of(scorer.environment, tokenizer, sequences, own, names, samples=k, max_new=max_new)
             drawn = generate(
                 model, params, sequences, samples=k, max_new=max_new, decoding=decoding, sampling=sampling, key=key,
-                step=0, limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
+                step=np.zeros(rows, np.int32), limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
                 progress=progress and partial(_tell, progress, k, start, len(batch), len(mine), len(held)),
                 conversation=episodes,
                 watch=watcher(scorer, tokenizer, own, places, runs, sequences, k, begun, False, episodes),
