@@ -161,14 +161,12 @@ def metrics_hold(count):
 
 
 def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder, finished):
-    """kill -9 in the warm start, after the first evaluation and after a step, and SIGTERM after one, of one run."""
+    """kill -9 in the warm start, SIGTERM after a step, and kill -9 after another one, of one run."""
     path = folder / "interrupted"
     in_the_warm_start = lambda path: (path / "warm_start" / "3").exists()  # noqa: E731
     assert interrupted(path, signal.SIGKILL, in_the_warm_start)[0] == -signal.SIGKILL
-    status, err = interrupted(path, signal.SIGKILL, metrics_hold(1))
-    assert status == -signal.SIGKILL and re.search(r"goes on at update [3-6] of the warm start", err)
     status, err = interrupted(path, signal.SIGTERM, metrics_hold(2))
-    assert status == 75 and "stopping after saving" in err
+    assert status == 75 and "stopping after saving" in err and re.search(r"goes on at update [3-6] of the warm", err)
     step = len(rows(path)) - 1
     assert step < 3 and f"saved step {step}; the same command goes on" in err
     status, err = interrupted(path, signal.SIGKILL, metrics_hold(step + 2))
@@ -200,16 +198,6 @@ def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(fol
     assert_equal(saved, other)
 
 
-def test_a_run_that_applies_no_update_says_why_and_fails(folder):
-    """The loss is NaN, and its gradient 0."""
-    (folder / "broken.py").write_text("import jax.numpy as jnp\ndef broken(logp):\n    return 0 * jnp.log(logp)\n")
-    name = f"--config.objective.name={folder / 'broken.py'}:broken"
-    flags = "--config.objective.clip=", "--config.warm_start.steps=0", "--config.steps=1"
-    done = run("train", *train_arguments(folder / "broken", name, *flags))
-    assert done.returncode == 1 and "no update of this run was applied, 2 were not finite" in done.stderr, done.stderr
-    assert "step 1: update 1 of 2 was skipped: the loss is NaN: all of its inputs are finite" in done.stderr
-
-
 def test_evaluate(finished):
     done = succeed("evaluate", f"--workdir={finished}", "--k=4", "--which=last")
     assert "mean@4" in done.stdout and "sorting" in done.stdout
@@ -232,6 +220,12 @@ def test_evaluate(finished):
     assert status == 2 and "nowhere" in line
 
 
+MINE = """
+import jax.numpy as jnp
+
+def broken(logp):
+    return 0 * jnp.log(logp)
+"""
 REWARD = """
 def flaky(prompt, response, answer, task):
     if task == "sorting":
@@ -240,41 +234,30 @@ def flaky(prompt, response, answer, task):
 """
 
 
-def test_a_reward_function_that_raises_is_named_and_counted_until_too_many_fail(folder, finished):
-    file = folder / "flaky.py"
-    file.write_text(REWARD)
-    flags = ("--config.warm_start.steps=0", "--config.steps=1", f"--config.reward.functions=verifier,{file}:flaky")
-    flags = (*flags, "--config.reward.weights={'flaky': 0.5}", "--config.evaluation.function=flaky")
-    path = folder / "flaky"
-    done = succeed("train", *train_arguments(path, *flags, "--config.reward.max_failures=0.9"))
-    row = rows(path)[-1]
+def test_a_reward_that_raises_is_named_and_counted_and_a_run_that_applies_no_update_says_why_and_fails(folder):
+    """The loss is NaN, and its gradient 0."""
+    (folder / "broken.py").write_text(MINE)
+    (folder / "flaky.py").write_text(REWARD)
+    flags = "warm_start.steps=0", "steps=1", f"objective.name={folder}/broken.py:broken", "objective.clip="
+    flags += f"reward.functions=verifier,{folder}/flaky.py:flaky", "reward.weights={'flaky': 0.5}"
+    flags += "evaluation.function=flaky", "reward.max_failures=0.9"
+    done = run("train", *train_arguments(folder / "flaky", *(f"--config.{flag}" for flag in flags)))
+    assert done.returncode == 1 and "no update of this run was applied, 2 were not finite" in done.stderr, done.stderr
+    assert "step 1: update 1 of 2 was skipped: the loss is NaN: all of its inputs are finite" in done.stderr
+    row = rows(folder / "flaky")[-1]
     assert row["train/reward_failures"] > 0 and row["eval/sorting/mean@4"] == 0
     assert row["train/reward/flaky"] == row["train/accuracy"] > 0 and row["train/reward/verifier"] == 0
     assert "warning: problem" in done.stderr and "(sorting)" in done.stderr and "no such thing" in done.stderr
-    stopped = run("train", *train_arguments(folder / "stopped", *flags, "--config.reward.max_failures=0.1"))
-    assert stopped.returncode == 2 and "Traceback" not in stopped.stderr
-    assert "max_failures=0.1" in stopped.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--config.reference.mode=every --config.reference.every=2",
-        "--config.reference.mode=kl_target --config.reference.kl_target=1e-6 --config.steps=4",
-        "--config.reference.mode=fixed --config.optimizer.name=adamw --config.optimizer.decay=cosine",
-    ],
-)
-def test_reference_schedules_train_and_part_from_the_behavior_policy(folder, finished, flags):
-    path = folder / flags.split()[0].split("=")[-1]
-    succeed("train", *train_arguments(path, "--config.warm_start.steps=0", *flags.split()))
-    gap = [row["train/kl_reference_k2"] - row["train/kl_behavior_k2"] for row in rows(path)[1:]]
-    assert abs(gap[0]) < 1e-6, "the first rollout's behavior policy is the reference"
-    # The first steps' updates are still warming up: their KL stays under the target.
-    renewed = {"every": [1, 2], "kl_target": [3], "fixed": []}[path.name]
-    ages = {"every": [2, 2, 2], "kl_target": [2, 4, 6, 2], "fixed": [2, 4, 6]}[path.name]
-    assert [row["train/reference_age"] for row in rows(path)[1:]] == ages
-    assert all(abs(gap[step]) < 1e-6 for step in renewed), gap
-    assert 2 in renewed or abs(gap[2]) > 1e-6, gap
+def test_a_reference_that_is_renewed_parts_from_the_behavior_policy(folder):
+    """The first steps' updates are still warming up: their KL stays under the target."""
+    flags = "warm_start.steps=0", "steps=4", "reference.mode=kl_target", "reference.kl_target=1e-6"
+    succeed("train", *train_arguments(folder / "renewed", *(f"--config.{flag}" for flag in flags)))
+    trained = rows(folder / "renewed")[1:]
+    assert [row["train/reference_age"] for row in trained] == [2, 4, 6, 2]
+    gap = [abs(row["train/kl_reference_k2"] - row["train/kl_behavior_k2"]) for row in trained]
+    assert max(gap[0], gap[3]) < 1e-6 < gap[2], gap
 
 
 REFUSED = {
