@@ -6,7 +6,7 @@ import json
 import processes
 import pytest
 
-DATA_AND_FSDP, WITH_TENSOR = ["(8, 1, 1)", "(1, 8, 1)", "(2, 4, 1)"], ["(1, 2, 4)", "(2, 2, 2)"]
+DATA_AND_FSDP, WITH_TENSOR = ["(8, 1, 1)", "(2, 4, 1)"], ["(2, 2, 2)"]
 MESHES = DATA_AND_FSDP + WITH_TENSOR
 
 
