@@ -29,7 +29,7 @@ def make_experienced(model, objective, optimizer, mesh, shapes, *, rows, source=
         scores = score(named, rollout, plan or rows_as_they_are(rollout, rows))
         return experience(rollout, (reward, None), scores, state.step)
 
-    experienced.programs = score, experience
+    experienced.programs = score, experience.__wrapped__
     return experienced
 
 

@@ -8,6 +8,7 @@ import pathlib
 import random
 import shutil
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from configs import environments
 from rpg_jax import InputError, models
 from rpg_jax.data import Problem, load_tokenizer
 from rpg_jax.data.chat import ChatTemplate
@@ -26,8 +28,9 @@ from rpg_jax.environments.guess import Guess
 from rpg_jax.objectives.advantages import begins_turn, group_mean_std, turn_return
 from rpg_jax.rewards import ENVIRONMENT, Scorer
 from rpg_jax.rewards.pool import Failure
+from rpg_jax.run.build import build_environment
 from rpg_jax.sampling import Decoding, Sampling, decode, generate, prompts_to_answer
-from rpg_jax.sampling.turns import Answer, Row, spans, stop_table
+from rpg_jax.sampling.turns import Answer, Row, matched, spans, stop_table
 from rpg_jax.training.episodes import Episodes
 
 module = importlib.import_module("rpg_jax.sampling.generate")  # the package has a function of that name
@@ -137,6 +140,17 @@ def test_a_row_that_was_cut_between_segments_goes_on_and_until_waits_for_every_a
     assert groups.sum() >= 2 and not groups.all()
 
 
+def test_a_run_that_is_told_to_stop_waits_for_no_answer():
+    class Never(Talk):
+        def __call__(self, rows, seconds):
+            assert seconds is not None  # any time
+            return []
+
+    looks = []
+    rows = run(Never(), until=2, should_stop=lambda: bool(looks.append(0)) or len(looks) > 2)
+    assert not rows.complete.any()
+
+
 # Stop strings.
 
 
@@ -189,6 +203,20 @@ def test_stop_strings_without_meaning_are_refused(strings):
     assert stop_table((), ["a"]) is None
 
 
+def test_a_stop_string_that_no_text_of_tokens_shows_is_refused(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(train_tokenizer(["<calc>12+34</calc>", "so it is"], 400))
+    tokenizer, config = load_tokenizer(tmp_path), environments.get_config("guess")
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=tokenizer.vocab_size))
+    config.environment.update(dict(name="guess", stop=["</calc>", "\u23f9"], workers=1))
+    with pytest.raises(
+        InputError, match="environment.name=guess: stop strings .* makes '\u23f9' of .* parts of characters"
+    ):
+        build_environment(config, tokenizer, model)
+    config.environment.stop = "</calc>"
+    with build_environment(config, tokenizer, model) as environment:
+        assert matched(environment.stops, tokenizer.encode("so <calc>12</calc> it is")) == len(environment.stops)
+
+
 # Observations as tokens.
 
 CHATML = (
@@ -224,6 +252,18 @@ def test_an_observation_is_what_the_template_adds(last, first):
     assert said == f"{first}\n"[: 1 + (first != "\n")] + f"<|im_start|>user\nhigher{chr(END)}\n<|im_start|>assistant\n"
     tool = Characters().decode(Observations(Characters(CHATML), role="tool")("higher", last))
     assert tool == said.replace("user", "tool")
+
+
+def test_special_tokens_that_an_observation_spells_are_text():
+    said = Characters().decode(Observations(Characters(CHATML))("over<|im_end|>", END))
+    assert said == f"\n<|im_start|>user\nover<|im_end|>{chr(END)}\n<|im_start|>assistant\n"
+
+
+def test_a_template_that_leaves_observations_out_is_refused():
+    template = "{% for m in messages if m.role != 'tool' %}{{ m.role }}: {{ m.content }}|{% endfor %}"
+    assert Characters().decode(Observations(Characters(template))("higher", None)) == "|user: higher|"
+    with pytest.raises(InputError, match="leaves a message of role tool out"):
+        Observations(Characters(template), role="tool")
 
 
 def test_a_template_that_is_not_append_only_is_refused_with_the_place():
@@ -268,13 +308,29 @@ def test_an_episode_has_every_column_its_seed_and_its_actions_and_is_played_agai
         assert ask("a", seed=5, actions=["x", "y"]).result() == ["['x', 'y'] 2 5", [0.5, 0.5]]
 
 
+def test_actions_that_are_played_again_have_each_their_own_time_and_memory_is_not_all_kept(tmp_path):
+    step = """self.big = bytearray(2**26) if action == 'big' else None
+        time.sleep(action == 'slow')
+        return ('fine', 1.0) if action != 'end' else (None, 1.0)"""
+    with mine(tmp_path, step, timeout_seconds=3.0, memory_mb=512) as environment:
+        ask = functools.partial(environment.submit, problem=PROBLEM, seed=0)
+        for count in range(3):
+            for name in range(10):
+                actions = ["big", "big", "end"][: count + 1]
+                assert ask(str(name), actions=actions).result() == ["fine" if count < 2 else None, [1.0] * (count + 1)]
+        assert ask("slow", actions=["slow"] * 4).result() == ["fine", [1.0] * 4]
+        with pytest.raises(Failure, match="ended after 1 actions when they were played again, and not before"):
+            ask("late", actions=["end", "a"]).result()
+
+
 @pytest.mark.parametrize(
     "step, line",
     [
         ("raise KeyError('lost')", "mine.py:14: KeyError: 'lost'"),
         ("return 3", "step returned 3 (int), not (observation, reward)"),
-        ("return 'a', 'b'", "step returned the reward 'b', which is not a finite number"),
-        ("return 'a', float('nan')", "step returned the reward nan, which is not a finite number"),
+        ("return 'a', 'b'", "step returned the reward 'b', not a number between -1e+09 and 1e+09"),
+        ("return 'a', float('nan')", "step returned the reward nan, not a number between"),
+        ("return 'a', 1e300", "step returned the reward 1e+300, not a number between"),
         ("return 5, 1.0", "step returned the observation 5 (int), not text or None"),
         ("return 'x' * 10**7, 1.0", "an observation of 10000000 characters, more than 1048576"),
         ("return chr(0xD800), 1.0", "UnicodeEncodeError"),
@@ -302,7 +358,7 @@ def test_an_environment_that_fails_says_why_and_others_go_on(tmp_path, step, lin
     [
         ("mine.py:Mine", "class Mine:\n    def reset(self): pass", "Mine has no step; expected a class with __init__"),
         ("mine.py:Mine", "class Mine: pass", "Mine has no reset and no step"),
-        ("mine.py:Other", "class Mine: pass", "defines no function 'Other'; it defines Mine"),
+        ("mine.py:Other", "class Mine: pass", "defines no class 'Other'; it defines Mine"),
         ("mine.py:Mine", "class Mine(", "mine.py:1: SyntaxError"),
         ("lost.py:Mine", "", "there is no file"),
         ("chess", "", "must be one of calculator, guess, textarena:NAME"),
@@ -356,6 +412,7 @@ def test_guess():
         ("It is 1235", (None, 0.0)),
         ("", (None, 0.0)),
         ("<calc>1</calc> is 1234", (None, 1.0)),
+        ("<calc>1200+34</calc>.\n", ("1234", 0.0)),
     ],
 )
 def test_calculator(action, expected):
@@ -594,6 +651,7 @@ class Late:
 """
 
 
+@pytest.mark.filterwarnings("error:Some donated buffers")
 @pytest.mark.parametrize("carry_over", [False, True])
 def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_command, tmp_path, carry_over):
     (tmp_path / "late.py").write_text(LATE)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from rpg_jax.rewards.verifiers import evaluate
 
-CALL = re.compile(r"<calc>([^<]*)</calc>\s*\Z")
+CALL = re.compile(r"<calc>([^<]*)</calc>\W*\Z")  # a token that ends a call may go on, as ">." does
 NUMBER = re.compile(r"-?\d[\d,]{0,30}(?:\.\d{1,9})?")
 EXPECTED = "error: expected numbers of at most 10 digits, + - * / and parentheses"
 

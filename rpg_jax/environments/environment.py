@@ -79,8 +79,9 @@ class Environment:
         The result raises Failure where the environment raises, hangs, dies or returns something else.
         """
         ours = dict(id=problem.id, task=problem.task, prompt=problem.prompt, answer=told(problem))
-        question = dict(episode=episode, problem=problem.columns | ours, seed=seed, actions=list(actions))
-        return self._pools[zlib.crc32(episode.encode()) % len(self._pools)].submit(question)
+        known, played = dict(episode=episode, problem=problem.columns | ours, seed=seed), tuple(actions)
+        turns = [known | dict(actions=played[:count]) for count in range(len(played) + 1)]
+        return self._pools[zlib.crc32(episode.encode()) % len(self._pools)].submit(turns[-1], turns[:-1])
 
     def try_out(self, problem) -> None:
         """Plays one turn with a problem's own answer as the action; raises InputError where that fails."""

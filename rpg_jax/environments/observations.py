@@ -6,7 +6,7 @@ renderings of a made-up conversation, one that ends with the assistant's message
 
 from rpg_jax import InputError
 
-QUESTION, REPLY = "A made-up question", "A made-up reply"
+QUESTION, REPLY, SAID = "A made-up question", "A made-up reply", "A made-up observation"
 THOUGHT = "<think>\nA made-up thought\n</think>\n\n"
 SHOWN = 30  # characters on both sides of where renderings part
 
@@ -32,9 +32,14 @@ class Observations:
 
     def _check(self, reply: str) -> None:
         shorter = self._tokenizer.render(self._messages(reply), **self._options | dict(add_generation_prompt=False))
-        longer = self._tokenizer.render(self._messages(reply, "An observation"), **self._options)
-        if longer.startswith(shorter) and longer.count(REPLY) == 1:
+        longer = self._tokenizer.render(self._messages(reply, SAID), **self._options)
+        if longer.startswith(shorter) and longer.count(REPLY) == 1 == longer.count(SAID):
             return
+        if SAID not in longer:
+            raise InputError(
+                f"the chat template leaves a message of role {self._role} out, which an observation is; set "
+                f"environment.role to one that it shows, such as user"
+            )
         at = next((n for n, pair in enumerate(zip(shorter, longer, strict=False)) if pair[0] != pair[1]), len(longer))
         before, after = (text[max(at - SHOWN, 0) : at + SHOWN] for text in (shorter, longer))
         raise InputError(
@@ -46,12 +51,20 @@ class Observations:
     def __call__(self, text: str, last: int | None) -> list[int]:
         """The ids that follow the policy's turn: the rest of its message, the observation, and what begins the next.
 
+        Special tokens that `text` spells are text: nothing that an environment says can end its message.
+
         Args:
           last: the last token of the turn, which may be the one that ends a message; None before the first turn, which
             is then an empty message.
         """
+        encode, rendered = self._tokenizer.encode, self._tokenizer.encode_rendered
         if not self._tokenizer.has_template:
-            return self._tokenizer.encode(text)
-        rendered = self._tokenizer.render(self._messages(REPLY, text), **self._options)
-        ids = self._tokenizer.encode_rendered(rendered[rendered.index(REPLY) + len(REPLY) :])
+            return encode(text)
+        ids = rendered(self._after_reply(text))
+        if encode(text) != rendered(text):
+            before, after = self._after_reply(SAID).split(SAID)
+            ids = rendered(before) + encode(text) + rendered(after)
         return ids[1:] if ids and ids[0] == last else ids
+
+    def _after_reply(self, observation: str) -> str:
+        return self._tokenizer.render(self._messages(REPLY, observation), **self._options).partition(REPLY)[2]

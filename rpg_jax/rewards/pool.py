@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -51,13 +51,19 @@ class Pool:
             self.close()
             raise
 
-    def submit(self, question: dict) -> Future:
-        """What the worker answers to a question {name: value}; its result raises Failure where the call fails."""
-        return self._threads.submit(self._ask, question)
+    def submit(self, question: dict, before: Iterable[dict] = ()) -> Future:
+        """What the worker answers to a question {name: value}; its result raises Failure where the call fails.
 
-    def _ask(self, question: dict) -> Any:
+        As long as that is None, the worker is asked all that comes `before`, and then again, each within its own time.
+        """
+        return self._threads.submit(self._ask, question, before)
+
+    def _ask(self, question: dict, before: Iterable[dict]) -> Any:
         with self._free_worker() as worker:
-            return worker.ask(question)
+            answer = worker.ask(question)
+            while answer is None:
+                *_, answer = (worker.ask(each) for each in (*before, question))
+            return answer
 
     @contextlib.contextmanager
     def _free_worker(self) -> Iterator["_Worker"]:

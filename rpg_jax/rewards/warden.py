@@ -56,7 +56,7 @@ def _watch(worker: int, most: int) -> str:
         if status is not None:
             code = os.waitstatus_to_exitcode(status)
             return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        family.look()
+        family.look(most)
         if len(family.alive) > most:
             return f"it had more than {most} processes"
         for descriptor, _ in poll.poll(_LOOK_MILLISECONDS):
@@ -80,15 +80,22 @@ class _Family:
     def __init__(self):
         self.alive, self._strangers = set(), set()
 
-    def look(self):
+    def look(self, most=float("inf")):
+        """Ends as soon as there are more than `most`: a fork bomb grows faster than all of it can be read."""
         try:
             listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         except OSError:
             listed = set()
         self.alive &= listed
         self._strangers &= listed
-        parents = {pid: _parent(pid) for pid in listed - self.alive - self._strangers}
-        ancestors = self.alive | {os.getpid()}
+        parents, ancestors = {}, self.alive | {os.getpid()}
+        for pid in sorted(listed - self.alive - self._strangers):  # parents first, where ids have not begun anew
+            parents[pid] = _parent(pid)
+            if parents[pid] in ancestors:
+                self.alive.add(pid)
+                ancestors.add(pid)
+            if len(self.alive) > most:
+                return
         while children := {pid for pid, parent in parents.items() if parent in ancestors} - self.alive:
             self.alive |= children
             ancestors = children

@@ -12,19 +12,20 @@ not trust, such as code that a model wrote, it must run in a process of its own,
 """
 
 import collections
+import contextlib
 import ctypes
 import decimal
 import importlib
 import importlib.util
 import inspect
 import json
-import math
 import numbers
 import os
 import resource
 import sys
 import threading
 import time
+import traceback
 
 # What a function may be given beside the columns of the problem's row; the first four also by position, in this order.
 OURS = ("prompt", "response", "answer", "task", "response_tokens")
@@ -32,11 +33,13 @@ ROUNDING = 1e-6  # beyond 0 and 1 that is still a sum of float32
 _MOST_FILES = 256  # open at a time
 _MOST_EPISODES = 4096  # that are kept; an older one is played again from its actions
 _MOST_CHARACTERS = 1 << 20  # of an observation
+_LARGEST = 1e9  # of a reward: in float32 the squares of returns stay finite
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _PR_SET_DUMPABLE = 4
+_SHOWN = []  # the kind of the bug whose traceback this process has printed
 
 
-def load(where: str, name: str):
+def load(where: str, name: str, what: str = "function"):
     """The callable `name` of a Python file or module; raises whatever loading it raises."""
     if where.endswith(".py"):
         spec = importlib.util.spec_from_file_location("user_reward", where)
@@ -50,13 +53,13 @@ def load(where: str, name: str):
     if not callable(function):
         named = vars(module).items()
         own = [key for key, value in named if getattr(value, "__module__", None) == module.__name__ and callable(value)]
-        raise Refused(f"{os.path.basename(where)} defines no function {name!r}; it defines {', '.join(own) or 'none'}")
+        raise Refused(f"{os.path.basename(where)} defines no {what} {name!r}; it defines {', '.join(own) or 'none'}")
     return function
 
 
 def load_environment(where: str, name: str):
     """The class `name` of a Python file or module, which has `reset` and `step`; raises whatever loading it raises."""
-    made = load(where, name)
+    made = load(where, name, "class")
     lacking = [method for method in ("reset", "step") if not callable(getattr(made, method, None))]
     if lacking:
         raise Refused(f"{name} has no {' and no '.join(lacking)}; expected {ENVIRONMENT}")
@@ -70,21 +73,23 @@ ENVIRONMENT = (
 
 
 class Episode:
-    """An environment after some of its actions."""
+    """An environment after some of its actions; one that is over keeps nothing else."""
 
     def __init__(self, made):
         self.made, self.observation, self.rewards = made, observed(made.reset(), "reset"), []
 
     def step(self, action: str) -> None:
-        if self.rewards and self.observation is None:
+        if self.made is None:
             raise Refused(f"ended after {len(self.rewards)} actions when they were played again, and not before")
         outcome = self.made.step(action)
         if not isinstance(outcome, tuple | list) or len(outcome) != 2:
             raise Refused(f"step returned {outcome!r:.60} ({type(outcome).__name__}), not (observation, reward)")
         self.observation, reward = observed(outcome[0], "step"), number_of(outcome[1])
-        if reward is None or not math.isfinite(reward):
-            raise Refused(f"step returned the reward {outcome[1]!r:.60}, which is not a finite number")
+        if reward is None or not abs(reward) <= _LARGEST:  # NaN too
+            expected = f"not a number between -{_LARGEST:g} and {_LARGEST:g}"
+            raise Refused(f"step returned the reward {outcome[1]!r:.60}, {expected}")
         self.rewards.append(reward)
+        self.made = None if self.observation is None else self.made
 
 
 def observed(value, method: str) -> str | None:
@@ -101,22 +106,30 @@ def observed(value, method: str) -> str | None:
 def play(kept: collections.OrderedDict, make, values: dict, where: str = "") -> dict:
     """{"value": [observation or None, rewards]} of an episode after its actions, or {"error": one line}.
 
-    `values` are its name "episode", the "problem" with every column, the "seed", and all "actions" so far. An episode
-    that is not kept, because this worker is another one or has too many, is played again from the beginning.
+    `values` are its name "episode", the "problem" with every column, the "seed", and all "actions" so far; none begins
+    it. The value is None where an episode is not kept as it was before its last action, because this worker is another
+    one, has too many, or ran out of memory with them: whoever asks has it played again from the beginning.
     """
+    name, actions = values["episode"], values["actions"]
+    episode = kept.pop(name, None)
+    if actions and (episode is None or len(episode.rewards) != len(actions) - 1):
+        return {"value": None}
     try:
-        name, actions = values["episode"], values["actions"]
-        episode = kept.pop(name, None)
-        if episode is None or not actions or len(episode.rewards) != len(actions) - 1:
+        if actions:
+            episode.step(actions[-1])
+        else:
             episode = Episode(make(values["problem"], values["seed"]))
-        for action in actions[len(episode.rewards) :]:
-            episode.step(action)
-        kept[name] = episode
-        if len(kept) > _MOST_EPISODES:
-            kept.popitem(last=False)
-        return {"value": [episode.observation, episode.rewards]}
     except BaseException as error:  # SystemExit and MemoryError too: nothing that an environment does may end the run
-        return {"error": _line(error, where)}
+        if not isinstance(error, MemoryError) or not kept:
+            return {"error": _line(error, where)}
+        episode = None  # other episodes may have the memory
+    if episode is None:
+        kept.clear()
+        return play(kept, make, values, where)
+    kept[name] = episode
+    if len(kept) > _MOST_EPISODES:
+        kept.popitem(last=False)
+    return {"value": [episode.observation, episode.rewards]}
 
 
 class Refused(Exception):
@@ -250,7 +263,14 @@ def _leave_with(parent):
 
 
 def _line(error, where) -> str:
-    """What was raised, after the file and line of the innermost frame in the function's file or one beside it."""
+    """What was raised, after the file and line of the innermost frame in the function's file or one beside it.
+
+    The first bug in a user's file that a worker meets is shown with its traceback as well.
+    """
+    if where.endswith(".py") and not isinstance(error, Refused) and not _SHOWN:
+        _SHOWN.append(error.__class__)
+        with contextlib.suppress(Exception):  # there may be no memory for it
+            traceback.print_exception(error.with_traceback(_of_user(error.__traceback__)))
     try:
         text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         if isinstance(error, SyntaxError):
@@ -259,6 +279,13 @@ def _line(error, where) -> str:
         text = type(error).__name__
     place = "" if isinstance(error, Refused) or not where.endswith(".py") else _place(error, where)
     return " ".join(f"{place}{text}".split())[:300]
+
+
+def _of_user(trace):
+    """A traceback without what comes before the first frame of a user's."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib")):
+        trace = trace.tb_next
+    return trace
 
 
 def _place(error, file) -> str:

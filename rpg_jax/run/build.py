@@ -18,7 +18,7 @@ from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import NO_REWARD, has_rule
 from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_vocabulary
 from rpg_jax.sampling import make_sampler
-from rpg_jax.sampling.turns import stop_table
+from rpg_jax.sampling.turns import matched, stop_table
 from rpg_jax.training.collect import make_collect
 from rpg_jax.training.evaluation import make_evaluate
 from rpg_jax.training.experience import SOURCES, make_experience, make_score
@@ -152,6 +152,12 @@ def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Mode
         strings = (section.stop,) if isinstance(section.stop, str) else tuple(section.stop or ())
         unused = [""] * (model.config.vocab_size - tokenizer.vocab_size)
         stops = stop_table(strings, [*tokenizer.token_texts(), *unused]) if strings else None
+        for string in strings:
+            if matched(stops, tokenizer.encode_rendered(string)) != len(stops):
+                raise InputError(
+                    f"stop strings {list(strings)}: the tokenizer makes {string!r} of special tokens or of parts of "
+                    f"characters, which add nothing to a text, so that it would never be found; choose another"
+                )
     except InputError as error:
         raise InputError(f"environment.name={section.name}: {error}") from error
     made = dict(observations=observations, stops=stops, seed=config.seed)

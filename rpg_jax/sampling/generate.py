@@ -196,8 +196,10 @@ def generate(
     goes_on, missing, done = False, False, 0  # done: decode steps
     while True:
         if conversation is not None:
-            patience = None if waits_for_all else turns.PATIENCE if goes_on else SEGMENT_SECONDS
+            patience = turns.PATIENCE if goes_on and not waits_for_all else SEGMENT_SECONDS
             state, missing = turns.exchange(mesh, state, conversation, patience)
+            while waits_for_all and missing and not (should_stop is not None and should_stop()):
+                state, missing = turns.exchange(mesh, state, conversation, patience)
         begin = time.monotonic()
         unfinished, ended, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(steps))
         goes_on = bool(unfinished)  # waits

@@ -15,7 +15,7 @@ import numpy as np
 from rpg_jax.data import Problem, Tokenizer
 from rpg_jax.environments import Environment, Outcome
 from rpg_jax.rewards.pool import Failure
-from rpg_jax.sampling.turns import Answer, Row, spans
+from rpg_jax.sampling.turns import Answer, Row, matched, spans
 
 
 @dataclasses.dataclass
@@ -96,14 +96,7 @@ class Episodes:
         under_way = bool(turns) and turns[-1][1] == length
         episode.actions = [self._text(row.tokens[begin:end]) for begin, end in (turns[:-1] if under_way else turns)]
         episode.begin = turns[-1][0] if under_way else length
-        self._ready.append(self._goes_on(row.number, episode, matched=self._matched(row.tokens[episode.begin :])))
-
-    def _matched(self, tokens: Sequence[int]) -> int:
-        """The state of the stop strings' automaton after these tokens of a turn."""
-        state = 0
-        for token in tokens if self.stops is not None else ():
-            state = int(self.stops[state, token])
-        return state
+        self._ready.append(self._goes_on(row.number, episode, matched=matched(self.stops, row.tokens[episode.begin :])))
 
     def _ends_turn(self, row: Row) -> None:
         episode = self._episodes[row.number]

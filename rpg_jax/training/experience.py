@@ -1,5 +1,7 @@
 """From sampled responses to what an update learns from: log-probs of the fixed policies, rewards, advantages."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -63,22 +65,22 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
     was drawn (docs/method.md 9.1); the reference's are those of `scores`, or else the behavior policy's. Advantages and
     corrections are the objective's, over all P·G responses at once. `step` i32[] counts the updates so far. Every
     process gives the same rewards: those of responses f32[P, G], and with an environment, whose part of them it is,
-    those of each episode's turns f32[P, G, K], else None. The rollout is donated.
+    those of each episode's turns f32[P, G, K], else None. The rollout is donated, but for what no batch has room for.
 
     Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it.
     """
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
-    def experience(rollout, rewards, scores, step):
-        rollout = jax.lax.with_sharding_constraint(rollout, by_rows)
+    def experience(rollout, kept, rewards, scores, step):
+        rollout, (prompt_length, finished) = jax.lax.with_sharding_constraint((rollout, kept), by_rows)
         reward, turn_reward = jax.lax.with_sharding_constraint(rewards, replicated)
         mask = rollout.loss_mask
         metrics: metric.Metrics = {
             "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
-            "finished": metric.mean_of(rollout.finished.astype(jnp.float32)),
+            "finished": metric.mean_of(finished.astype(jnp.float32)),
         }
         if turn_reward is not None:
-            observed = rollout.length - rollout.prompt_length - mask.sum(-1)
+            observed = rollout.length - prompt_length - mask.sum(-1)
             metrics |= {
                 "turns": metric.mean_of(begins_turn(mask).sum(-1).astype(jnp.float32)),
                 "observation_tokens": metric.mean_of(observed.astype(jnp.float32)),
@@ -108,7 +110,15 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
         )
         return batch, metrics | corrected
 
-    return jax.jit(experience, donate_argnums=0, out_shardings=(by_rows, replicated))
+    program = jax.jit(experience, donate_argnums=0, out_shardings=(by_rows, replicated))
+
+    @functools.wraps(program)
+    def without_flags(rollout, rewards, scores, step):
+        """Donating an array of which no result has the shape is worth nothing, and JAX warns of it."""
+        kept = rollout.prompt_length, rollout.finished
+        return program(dataclasses.replace(rollout, prompt_length=None, finished=None), kept, rewards, scores, step)
+
+    return without_flags
 
 
 def take_rows(tree: Tree, rows: ArrayLike) -> Tree:
