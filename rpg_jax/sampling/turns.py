@@ -113,13 +113,12 @@ def stop_table(strings: Sequence[str], texts: Sequence[str]) -> np.ndarray | Non
     return table
 
 
-def matched(table: np.ndarray | None, tokens: Sequence[int]) -> int:
-    """The state of `stop_table` after these tokens of a turn; 0 without a table."""
+def matched(table: np.ndarray, tokens: Sequence[int]) -> int:
+    """The state of `stop_table` after these tokens of a turn."""
     state = 0
-    for token in tokens if table is not None else ():
-        if state == len(table):
-            break
-        state = int(table[state, token])
+    for token in tokens:
+        if state < len(table):
+            state = int(table[state, token])
     return state
 
 

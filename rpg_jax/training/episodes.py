@@ -96,7 +96,8 @@ class Episodes:
         under_way = bool(turns) and turns[-1][1] == length
         episode.actions = [self._text(row.tokens[begin:end]) for begin, end in (turns[:-1] if under_way else turns)]
         episode.begin = turns[-1][0] if under_way else length
-        self._ready.append(self._goes_on(row.number, episode, matched=matched(self.stops, row.tokens[episode.begin :])))
+        state = 0 if self.stops is None else matched(self.stops, row.tokens[episode.begin :])
+        self._ready.append(self._goes_on(row.number, episode, matched=state))
 
     def _ends_turn(self, row: Row) -> None:
         episode = self._episodes[row.number]
