@@ -360,7 +360,7 @@ def test_a_plan_as_text(modelled):
 
 def test_the_largest_value_that_fits_is_found(modelled, monkeypatch):
     found, config, topology, sketched = modelled
-    every = search.candidates(sketched(config).workload)
+    every = search.candidates(sketched(config).sides)
     assert every["learner.microbatch_rows"] == [1, 2, 4, 8]
     assert every["rollout.slots"] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert every["rollout.oversample"] == [n / 4 for n in range(4, 33)]

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -96,6 +97,9 @@ def plan(config: ConfigDict, topology: Topology, lengths: np.ndarray, prompt_len
     devices = topology_devices(topology) if topology.compiled else jax.devices()
     sketched = partial(sketch, devices=devices, size=size, lengths=lengths, prompt_length=prompt_length)
     result = measure.measure(topology, sketched(config))
+    if config.mesh.sampler:
+        hosts = Counter(device.process_index for device in devices)
+        result["splits"] = measure.splits(topology, config, sketched, min(hosts.values()) - 1)
     if searching:
         result["largest"] = search.largest(config, topology, sketched, result)
     return result | {"size": size, "config": config.to_dict()}

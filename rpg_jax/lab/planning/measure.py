@@ -3,15 +3,18 @@
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+from ml_collections import ConfigDict
 
+from rpg_jax import InputError
 from rpg_jax.lab.planning import decoding, floor, hlo
 from rpg_jax.lab.planning.chips import GIB, Topology
 from rpg_jax.lab.planning.programs import Program, programs
 from rpg_jax.lab.planning.sketch import Sketch
-from rpg_jax.lab.planning.workload import PHASES, Workload
+from rpg_jax.lab.planning.workload import PHASES, SAMPLED, Workload
 from rpg_jax.models import active_parameter_count, parameter_count
 
 FILLED = 0.95  # of a device's memory by the largest KV cache; the rest is for what a slot takes beside its pages
@@ -21,25 +24,27 @@ ROWS = 8  # slots of a shard are a multiple of it: a register of a TPU has so ma
 def measure(topology: Topology, sketch: Sketch) -> dict:
     """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
 
-    Keys: topology, compiled, devices, mesh, memory (bytes that programs may use), source, parameters, active (those
-    that a token meets), trained (of them, or of adapters), rows, length, phases (memory and cost of each), step (an RL
-    step), cache (the largest KV cache), fits.
+    Keys: topology, compiled, devices, mesh, sampler (the mesh of devices that only sample, or None), memory (bytes that
+    programs may use), source, parameters, active (those that a token meets), trained (of them, or of adapters), rows,
+    length, phases (memory and cost of each), step (an RL step), cache (the largest KV cache), fits.
     """
-    made, workload = programs(sketch), sketch.workload
+    made, sides, workload = programs(sketch), sketch.sides, sketch.workload
     with ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
-        memories = list(pool.map(lambda phase: memory(topology, phase, made[phase], workload), PHASES))
-    phases, costs = {}, floor.costs(workload)
+        memories = list(pool.map(lambda phase: memory(topology, phase, made[phase], sides[phase]), PHASES))
+    phases = {}
     for phase, measured in zip(PHASES, memories, strict=True):
-        cost = costs[phase] if measured["sent"] is None else costs[phase]._replace(sent=measured["sent"])
+        cost, side = floor.costs(sides[phase])[phase], sides[phase]
+        cost = cost if measured["sent"] is None else cost._replace(sent=measured["sent"])
         limits = cost.seconds(topology)
         times = dict(limits=limits, roofline_seconds=max(limits.values()))
-        times["estimate"] = estimate(topology, measured, cost, floor.attention(workload)[phase], 1 / workload.expert)
+        times["estimate"] = estimate(topology, measured, cost, floor.attention(side)[phase], 1 / side.expert)
         phases[phase] = measured | cost._asdict() | times
     return {
         "topology": topology.name,
         "compiled": topology.compiled,
         "devices": topology.devices,
         "mesh": dict(workload.mesh),
+        "sampler": dict(sides["decode"].mesh) if is_split(sketch) else None,
         "memory": topology.chip.memory,
         "source": topology.chip.source,
         "parameters": parameter_count(workload.shape),
@@ -52,8 +57,8 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         },
         "length": workload.length,
         "phases": phases,
-        "step": step(workload, phases),
-        "cache": largest_cache(topology, workload, phases["decode"]["peak"], made["decode"].cache),
+        "step": step(sketch, phases),
+        "cache": largest_cache(topology, sides["decode"], phases["decode"]["peak"], made["decode"].cache),
         "fits": all(phase["fits"] for phase in phases.values()),
     }
 
@@ -77,22 +82,55 @@ def estimate(topology, measured: dict, cost: floor.Cost, attention: floor.Cost, 
     return {"xla": xla, "kernels": kernels, "seconds": max(xla + kernels, cost.seconds(topology)["interconnect"])}
 
 
-def step(workload: Workload, phases: dict) -> dict:
-    """How often each phase runs in an RL step, and the seconds that it takes: at least, and by the estimate."""
-    times, estimated = workload.times(), {}
+def is_split(sketch: Sketch) -> bool:
+    """Whether some devices only sample."""
+    return sketch.run.sampler_mesh is not sketch.run.mesh
+
+
+def with_sum(seconds: dict[str, float], split: bool) -> dict[str, float]:
+    """The seconds of each phase in an RL step, those of both sides, `sampler` and `learner`, and `sum`, the step's:
+    with a split the longer side, because one samples while the other learns."""
+    sampler = sum(value for phase, value in seconds.items() if phase in SAMPLED)
+    sides = {"sampler": sampler, "learner": sum(seconds.values()) - sampler}
+    return seconds | sides | {"sum": max(sides.values()) if split else sum(sides.values())}
+
+
+def step(sketch: Sketch, phases: dict) -> dict:
+    """How often each phase runs in an RL step, and the seconds that it takes (`with_sum`): at least, and by the
+    estimate."""
+    workload, estimated, split = sketch.workload, {}, is_split(sketch)
+    times = {phase: side.times()[phase] for phase, side in sketch.sides.items()}
     seconds = {phase: times[phase] * phases[phase]["roofline_seconds"] for phase in phases}
     if all(phase["estimate"] for phase in phases.values()):
         estimated = {phase: times[phase] * phases[phase]["estimate"]["seconds"] for phase in phases}
-        estimated["sum"] = sum(estimated.values())
+        estimated = with_sum(estimated, split)
     return {
         "response_length": decoding.mean(workload.lengths),
         "prompt_length": workload.prompt_length,
         "times": times,
-        "seconds": seconds | {"sum": sum(seconds.values())},
+        "seconds": with_sum(seconds, split),
         "estimated": estimated,
         "generated": workload.generated_rows,
         "learned": workload.step_rows,
     }
+
+
+def splits(topology: Topology, config: ConfigDict, sketched: Callable[[ConfigDict], Sketch], most: int) -> list[dict]:
+    """What an RL step takes at least with 0 to `most` devices of a process that only sample (`with_sum`), by `sampler`
+    devices; `refused` says why a number of them is not possible."""
+    found = []
+    for count in range(most + 1):
+        changed = config.copy_and_resolve_references()
+        changed.mesh.sampler = count
+        try:
+            sides = sketched(changed).sides
+        except InputError as error:
+            found.append({"sampler": count, "refused": str(error)})
+            continue
+        costs = {phase: floor.costs(side)[phase].seconds(topology) for phase, side in sides.items()}
+        seconds = {phase: sides[phase].times()[phase] * max(costs[phase].values()) for phase in PHASES}
+        found.append({"sampler": count, "seconds": with_sum(seconds, count > 0)})
+    return found
 
 
 def largest_cache(topology: Topology, w: Workload, peak: float, cache: float) -> dict[str, float]:

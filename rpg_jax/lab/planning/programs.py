@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import parallel
 from rpg_jax.lab.planning.sketch import Sketch
-from rpg_jax.models import Model, quantize_params
+from rpg_jax.models import Model, quantize_params, unstack_layers
 from rpg_jax.sampling import batching, decode
 from rpg_jax.sampling.generate import decode_segment, layouts, make_sampler, start, to_answer
 from rpg_jax.training.packing import Plan
@@ -110,8 +110,8 @@ def sampler_programs(
 
 def programs(sketch: Sketch) -> dict[str, Program]:
     """The programs of an RL step by phase, in the order of `workload.PHASES`."""
-    parts, checkpoint, workload = sketch.parts, sketch.checkpoint, sketch.workload
-    mesh, rollout, loop = sketch.run.mesh, workload.rollout, workload.loop
+    run, parts, checkpoint, workload = sketch.run, sketch.parts, sketch.checkpoint, sketch.workload
+    mesh, rollout, loop = run.mesh, workload.rollout, workload.loop
 
     def by_rows(count, dtype, *columns):
         return laid_out(mesh, jax.ShapeDtypeStruct((count, *columns), dtype), parallel.ROWS)
@@ -123,14 +123,15 @@ def programs(sketch: Sketch) -> dict[str, Program]:
         """As `loop.plan` gives it: the number of microbatches, and where the sequences of packed rows start."""
         return Plan(replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.packed_columns else None)
 
-    state = checkpoint.state
-    behavior, policies = Policy(sketch.run.model, state.params, state.step), held(checkpoint)
-    weights = jax.eval_shape(parts.policies.sampling_params, behavior, checkpoint.frozen)
+    state, policies = checkpoint.state, held(checkpoint)
+    behavior = checkpoint.past[0] if checkpoint.past else Policy(run.model, state.params, state.step)
+    cast = partial(jax.tree.map, lambda x: x.astype(run.model.dtype))
+    weights = jax.eval_shape(lambda params: unstack_layers(cast(params)), run.model.shapes)
     if rollout.weights_dtype:
         weights = jax.eval_shape(partial(quantize_params, dtype=rollout.weights_dtype), weights)
-    layout = parallel.shardings(mesh, weights, parallel.SAMPLING)
+    layout = parallel.shardings(run.sampler_mesh, weights, parallel.SAMPLING)
     weights = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, layout)
-    sampler = sampler_programs(sketch.run.model, mesh, weights, rollout)
+    sampler = sampler_programs(run.sampler_model, run.sampler_mesh, weights, rollout)
     drawing = sampler["decode"][1][3]  # the state of decoding
     rows = workload.step_rows
     responses = jax.tree.map(lambda x: by_rows(rows, x.dtype, *x.shape[1:]), drawing.rows)
@@ -142,13 +143,13 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     batch = jax.tree.map(lambda x: by_rows(x.shape[0], x.dtype, *x.shape[1:]), batch)
     minibatch = jax.tree.map(lambda x: by_rows(workload.minibatch_rows, x.dtype, *x.shape[1:]), batch)
     update = state, minibatch, packing_plan(workload.minibatch_rows), policies
-    state_bytes = device_bytes(checkpoint)
+    beside_sampling = device_bytes(checkpoint) if run.sampler_mesh is mesh else 0.0
     return {
-        "prefill": Program(*sampler["prefill"], beside=state_bytes, turns=workload.prefill_passes()),
+        "prefill": Program(*sampler["prefill"], beside=beside_sampling, turns=sketch.sides["prefill"].prefill_passes()),
         # Training draws without filters, so that decoding never takes their branches.
         "decode": Program(
             *sampler["decode"],
-            beside=state_bytes,
+            beside=beside_sampling,
             turns=1,
             cache=device_bytes(drawing.pools),
             apart=("prefill", "filters"),
@@ -157,7 +158,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
         "experience": Program(
             parts.score,
             score,
-            beside=device_bytes(state.opt_state),
+            beside=device_bytes(state if checkpoint.past else state.opt_state),
             turns=workload.microbatches(rows, loop.scoring_rows),
         ),
         "update": Program(

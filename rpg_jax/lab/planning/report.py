@@ -24,7 +24,9 @@ def text(plan: dict) -> str:
     """One topology: memory, work and collectives of each phase, the time of an RL step, and whether it fits."""
     phases, step, is_compiled = pd.DataFrame.from_dict(plan["phases"], orient="index"), plan["step"], plan["compiled"]
     how = "compiled" if is_compiled else "modelled from shapes, nothing is compiled"
-    axes = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
+    axes = described(plan["mesh"])
+    if plan["sampler"]:
+        axes += f" that learn, {described(plan['sampler'])} that sample"
     size = f"{plan['parameters'] / 1e9:.3g}B parameters"
     if plan["active"] < plan["parameters"]:
         size += f", of which a token meets {plan['active'] / 1e9:.3g}B"
@@ -53,8 +55,10 @@ def text(plan: dict) -> str:
         f"come on top)",
     ]
     if step["estimated"]:
-        parts = ", ".join(f"{name} {seconds:.4g}" for name, seconds in step["estimated"].items() if name != "sum")
+        parts = ", ".join(f"{name} {step['estimated'][name]:.4g}" for name in step["times"])
         lines.append(f"by the compiler's estimate it takes {step['estimated']['sum']:.4g} s: {parts}")
+    if plan["sampler"]:
+        lines += ["", *sides(plan)]
     cache = plan["cache"]
     lines.append(
         f"the largest KV cache is rollout.cache_pages={cache['pages']} for rollout.slots={cache['slots']}: decoding "
@@ -64,6 +68,37 @@ def text(plan: dict) -> str:
         peak = largest["value"] is not None and f"{largest['value']:g} (peak {largest['peak'] / GIB:.4g} GiB)"
         lines.append(f"largest {key} that fits, all else as configured: {peak or 'nothing fits'}; {largest['how']}")
     return "\n".join([*lines, verdict(plan)])
+
+
+def described(mesh: dict[str, int]) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in mesh.items())
+
+
+def sides(plan: dict) -> list[str]:
+    """What each side of a split takes, and what other splits would."""
+    step, lines = plan["step"], []
+    for how, seconds in (("at least", step["seconds"]), ("by the compiler's estimate", step["estimated"])):
+        if seconds:
+            parts = f"sampling takes {seconds['sampler']:.4g} s and learning {seconds['learner']:.4g} s"
+            lines.append(f"{how}, {parts}: with rollout.overlap a step is the longer one")
+    known = {row["sampler"]: row["seconds"] for row in plan["splits"] if "seconds" in row}
+    frame = pd.DataFrame(known).T[["sampler", "learner", "sum"]]
+    best = frame["sum"][frame.index > 0].idxmin()
+    share = frame["sampler"][0] / frame["sum"][0] * len(plan["splits"])
+    frame.columns = ["sampling s", "learning s", "step s"]
+    lines += [
+        "at least, by the devices of a process that only sample (mesh.sampler); 0: all do both in turn",
+        table(frame),
+    ]
+    lines.append(
+        f"both sides would be equal with {share:.2g} of the {len(plan['splits'])} devices of a process; of what can "
+        f"be, mesh.sampler={best} has the shortest step"
+    )
+    if refused := {row["sampler"]: row["refused"] for row in plan["splits"] if "refused" in row}:
+        lines.append(
+            f"mesh.sampler={', '.join(map(str, refused))} cannot be, the first because: {[*refused.values()][0]}"
+        )
+    return lines
 
 
 def times(phases: pd.DataFrame, is_compiled: bool) -> list[str]:

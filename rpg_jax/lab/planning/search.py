@@ -2,7 +2,7 @@
 
 import bisect
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
@@ -21,10 +21,12 @@ KEYS = {
 }
 
 
-def candidates(workload: Workload) -> dict[str, list]:
-    """Config key -> the values to try, ascending, that divide over the mesh; oversample only if it has an effect."""
+def candidates(sides: Mapping[str, Workload]) -> dict[str, list]:
+    """Config key -> the values to try, ascending, that divide over the mesh of their phases (`Sketch.sides`);
+    oversample only if it has an effect."""
+    workload, sampling = sides["update"], sides["decode"].row_shards
     shards, prompts, fresh = workload.row_shards, workload.loop.prompts, workload.rollout.fresh_prompts
-    slots = sorted(shards * base * 2**power for base in (1, 3) for power in range(31))
+    slots = sorted(sampling * base * 2**power for base in (1, 3) for power in range(31))
     rows = range(shards, workload.minibatch_rows + 1, shards)
     values = {
         "learner.microbatch_rows": [count for count in rows if workload.minibatch_rows % count == 0],
@@ -32,7 +34,7 @@ def candidates(workload: Workload) -> dict[str, list]:
         "rollout.slots": [count for count in slots if count <= workload.generated_rows],
     }
     if fresh > prompts:
-        quarters = [count for count in range(4, 33) if count * prompts % (4 * shards) == 0]
+        quarters = [count for count in range(4, 33) if count * prompts % (4 * sampling) == 0]
         values["rollout.oversample"] = [count / 4 for count in quarters]
     return values
 
@@ -46,13 +48,18 @@ def largest(config: ConfigDict, topology: Topology, sketch: Callable[[ConfigDict
     Args:
       sketch: makes the shapes of a config; plan: `measure.measure` of the config as it stands.
     """
-    workload = sketch(config).workload
-    predicted, excess = floor.temporaries(workload), {}
+    sides, excess = sketch(config).sides, {}
     for phase, found in plan["phases"].items():  # the compiler gives no number for a program that it refuses
         known = found["temporaries"] is not None
-        excess[phase] = found["temporaries"] + found["output"] + found["code"] - predicted[phase] if known else 0.0
-    values = candidates(workload)
+        excess[phase] = (
+            found["temporaries"] + found["output"] + found["code"] - _temporaries(sides, phase) if known else 0.0
+        )
+    values = candidates(sides)
     return {key: _largest(config, topology, sketch, key, values[key], excess) for key in values}
+
+
+def _temporaries(sides: Mapping[str, Workload], phase: str) -> float:
+    return floor.temporaries(sides[phase])[phase]
 
 
 def _largest(config, topology, sketch, key: str, values: Sequence, excess: dict[str, float]) -> dict:
@@ -62,19 +69,19 @@ def _largest(config, topology, sketch, key: str, values: Sequence, excess: dict[
         with changed.unlocked():
             changed.update_from_flattened_dict({key: value})
         sketched = sketch(changed)
-        return programs(sketched), sketched.workload
+        return programs(sketched), sketched.sides
 
     def predicted(value) -> float:
-        made, workload = at(value)
-        needs = floor.temporaries(workload)
-        return max(made[one].argument_bytes() + made[one].beside + needs[one] + excess[one] for one in KEYS[key])
+        made, sides = at(value)
+        held = {one: made[one].argument_bytes() + made[one].beside for one in KEYS[key]}
+        return max(held[one] + _temporaries(sides, one) + excess[one] for one in KEYS[key])
 
     how = "compiled" if topology.compiled else "modelled"
     for value in reversed(values[: bisect.bisect_right(values, topology.chip.memory, key=predicted)]):
         if not topology.compiled:
             return {"value": value, "peak": predicted(value), "how": how}
-        made, workload = at(value)
-        memories = [measure.memory(topology, phase, made[phase], workload) for phase in KEYS[key]]
+        made, sides = at(value)
+        memories = [measure.memory(topology, phase, made[phase], sides[phase]) for phase in KEYS[key]]
         if all(memory["fits"] for memory in memories):
             return {"value": value, "peak": max(memory["peak"] for memory in memories), "how": how}
     return {"value": None, "peak": None, "how": how}

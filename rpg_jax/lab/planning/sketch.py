@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError, parallel
-from rpg_jax.lab.planning.workload import Workload
+from rpg_jax.lab.planning.workload import PHASES, SAMPLED, Workload
 from rpg_jax.models import SIZES, active_parameter_count, huggingface, named
 from rpg_jax.run import build, states
 from rpg_jax.sampling import make_sampler
@@ -26,7 +26,12 @@ class Sketch(NamedTuple):
     run: build.Run
     parts: Parts  # the jitted functions of an RL step
     checkpoint: Checkpoint  # abstract, with shardings
-    workload: Workload
+    sides: dict[str, Workload]  # of each phase: that of the devices that sample, or of those that learn
+
+    @property
+    def workload(self) -> Workload:
+        """Of the devices that learn."""
+        return self.sides["update"]
 
 
 def sketch(
@@ -52,12 +57,12 @@ def sketch(
     build.check_rows(config, run)
     if keeps and run.rollout.cache_pages is None:
         sizes = run.rollout.max_prompt, run.rollout.max_new, run.rollout.fresh_prompts * run.rollout.samples
-        *_, pages = make_sampler(run.model, run.mesh, run.rollout.decoding, *sizes, keeps=True)
-        pages *= parallel.row_shards(run.mesh)
+        *_, pages = make_sampler(run.sampler_model, run.sampler_mesh, run.rollout.decoding, *sizes, keeps=True)
+        pages *= parallel.row_shards(run.sampler_mesh)
         run = dataclasses.replace(run, rollout=dataclasses.replace(run.rollout, cache_pages=pages))
-    # No program of a step has in its arguments what rollout.carry_over keeps, and earlier policies are on the hosts.
-    checkpoint = states.abstract(run, partial(states.build_state, run))
-    checkpoint, state = dataclasses.replace(checkpoint, past=(), pending=None), checkpoint.state
+    # No program of a step has in its arguments what rollout.carry_over keeps.
+    checkpoint = dataclasses.replace(states.abstract(run, partial(states.build_state, run)), pending=None)
+    state = checkpoint.state
     unused = dict.fromkeys(("stream", "checkpoints", "log", "should_stop", "traced"))
     parameters, moments = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.opt_state))
     workload = Workload(
@@ -72,7 +77,9 @@ def sketch(
         reference_passes=reference_passes(run),
         offload=run.optimizer.offload,
     )
-    return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, workload)
+    sampling = dataclasses.replace(workload, model=run.sampler_model, mesh=run.sampler_mesh.shape)
+    sides = {phase: sampling if phase in SAMPLED else workload for phase in PHASES}
+    return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, sides)
 
 
 def reference_passes(run: build.Run) -> float:

@@ -14,6 +14,7 @@ from rpg_jax.sampling.generate import PREFILL_TOKENS
 from rpg_jax.training.settings import LoopSettings, RolloutSettings
 
 PHASES = ("prefill", "decode", "experience", "update")  # in the order in which an RL step runs them
+SAMPLED = PHASES[:2]  # with mesh.sampler on devices of their own
 
 
 @dataclasses.dataclass(frozen=True)
