@@ -1,18 +1,30 @@
 """Three runs on two simulated devices, one of which samples: ahead, in turn, and ahead with stops. Prints JSON.
 
-A step's rollout is cut where the counts of `STOPS` are reached, in whichever thread asks.
+A step's rollout is cut where the counts of `STOPS` are reached, in whichever thread asks. Of the first run, until it
+saves, the bytes that lie on each device are held against what `plan` says.
 """
 
 import contextlib
+import importlib
 import io
 import json
+import math
 import pathlib
 import sys
 import tempfile
+from collections.abc import Iterator
+from functools import partial
+
+import jax
 
 from configs import quickstart
+from rpg_jax.lab.planning import chips, decoding, measure, programs, sketch
 from rpg_jax.run import build, train
 from rpg_jax.storage import workdir
+from rpg_jax.storage.checkpoints import Checkpoints
+from rpg_jax.training.record import Record
+
+generate = importlib.import_module("rpg_jax.sampling.generate")  # the package's attribute is the function
 
 STOPS = (7, 9)  # questions whether to stop that are answered with yes, of a process each
 TIMINGS = ("time/", "throughput/", "compilations")
@@ -25,15 +37,68 @@ def sevenths(response):
 """
 
 
-def trained(folder: pathlib.Path, name: str, overlap: bool, stops=()) -> tuple[dict, int]:
-    """What a run leaves behind, and how often it was stopped."""
+def bytes_on(device: jax.Device) -> int:
+    """Of all arrays that are alive. Their shards are not asked for: those would stay alive themselves."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.live_arrays()
+        if not x.is_deleted() and device in x.sharding.device_set and x.sharding.memory_kind == "device"
+    )
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[dict[str, int]]:
+    """The most bytes on the second device as it decodes, on the first as it updates, until a checkpoint is saved."""
+    most, is_saved = {"decode": 0, "update": 0}, False
+    learner, sampler = jax.devices()
+    decode, update, save = generate.decode_segment, Record.add_update, Checkpoints.save
+
+    def measured(phase, device):
+        most[phase] = max(most[phase], 0 if is_saved else bytes_on(device))
+
+    def decode_and_measure(*arguments):
+        result = jax.block_until_ready(decode(*arguments))
+        measured("decode", sampler)
+        return result
+
+    def update_and_measure(*arguments):
+        measured("update", learner)
+        update(*arguments)
+
+    def save_and_say(*arguments, **options):
+        nonlocal is_saved
+        is_saved = True
+        save(*arguments, **options)
+
+    generate.decode_segment, Record.add_update, Checkpoints.save = decode_and_measure, update_and_measure, save_and_say
+    yield most
+    generate.decode_segment, Record.add_update, Checkpoints.save = decode, update, save
+
+
+def planned(config) -> dict:
+    """What `plan` says: the bytes of a device before each program runs, and the seconds of both sides, by the devices
+    that sample."""
+    lengths = decoding.parse("uniform", config.rollout.max_new)
+    sketched = partial(sketch.sketch, devices=jax.devices(), size=None, lengths=lengths, prompt_length=10.0)
+    made, (topology,) = programs.programs(sketched(config)), chips.parse("h100:2")
+    held = {phase: one.argument_bytes() + one.beside for phase, one in made.items()}
+    return dict(planned=held, splits=measure.splits(topology, config, sketched, 1))
+
+
+def settings(folder: pathlib.Path, overlap: bool):
     config = quickstart.get_config("smoke")
-    config.steps, config.model.size, config.warm_start.steps, config.mesh.sampler = 4, "micro", 0, 1
+    config.steps, config.warm_start.steps, config.mesh.sampler = 4, 0, 1
     config.rollout.update(dict(delay=2, overlap=overlap, carry_over=True, oversample=2.0, dynamic_sampling=True))
     config.rollout.update(dict(max_new=12, max_batches=8))
     config.behavior.source, config.data.directory = "sampler", str(folder / "data")
     config.reward.update(dict(function=f"{folder / 'reward.py'}:sevenths", workers=1))
     config.evaluation.update(dict(every=2, k=2))
+    return config
+
+
+def trained(folder: pathlib.Path, name: str, overlap: bool, stops=()) -> tuple[dict, int]:
+    """What a run leaves behind, and how often it was stopped."""
+    config = settings(folder, overlap)
     run, stopped = build.build_run(config, log=lambda line: None), 0
     path, checkpoints = workdir.open_workdir(folder / name, config, False)
     with run.scorer:
@@ -63,6 +128,9 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         folder = pathlib.Path(folder)
         (folder / "reward.py").write_text(REWARD)
-        found = {"ahead": trained(folder, "ahead", True)[0], "apart": trained(folder, "apart", False)[0]}
+        with watched() as most:
+            found = {"ahead": trained(folder, "ahead", True)[0]}
+        found |= {"bytes": most} | planned(settings(folder, True))
+        found["apart"], _ = trained(folder, "apart", False)
         found["stopped"], found["stops"] = trained(folder, "stopped", True, STOPS)
     print(json.dumps(found), file=sys.__stdout__)

@@ -156,14 +156,31 @@ def test_played_to_an_end_that_comes_early():
 # Whole runs.
 
 
-def test_whole_runs_are_the_same_bits():
+@pytest.fixture(scope="module")
+def found():
     """With carry-over, dynamic sampling and a verifier that sleeps at random: drawn ahead, in turn, and stopped."""
     done = processes.execute("tests/overlapped.py", JAX_NUM_CPU_DEVICES="2")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_whole_runs_are_the_same_bits(found):
     ahead, apart, stopped = (found[name] for name in ("ahead", "apart", "stopped"))
     assert ahead["metrics"] == apart["metrics"] == stopped["metrics"] and len(ahead["metrics"]) == 5
     assert ahead["leaves"] == apart["leaves"] == stopped["leaves"]
     assert found["stops"] >= 2, "nothing was cut short"
     assert all(row["train/policy_age_max"] >= 2 for row in ahead["metrics"][2:])
     assert {"time/sampler_waited", "time/learner_waited"} <= {*ahead["timings"]}
+
+
+@pytest.mark.parametrize("phase", ["decode", "update"])
+def test_each_side_holds_what_plan_says(found, phase):
+    assert found["bytes"][phase] == pytest.approx(found["planned"][phase], rel=0.1)
+
+
+def test_plan_says_what_a_split_takes(found):
+    """A step is the longer side; learning with half of the devices takes twice as long."""
+    whole, half = (row["seconds"] for row in found["splits"])
+    assert whole["sum"] == pytest.approx(whole["sampler"] + whole["learner"])
+    assert half["sum"] == max(half["sampler"], half["learner"])
+    assert half["learner"] == pytest.approx(2 * whole["learner"], rel=0.1) and half["sampler"] > whole["sampler"]

@@ -200,9 +200,12 @@ class Model:
 
 
 def with_head(params: dict) -> dict:
-    """The tree with a head of its own: that of tied embeddings is their table, transposed."""
-    table = params["embed"]["embedding"]
-    return {"head": {"kernel": jax.tree.map(jnp.transpose, table)}, **params}
+    """The tree with a head of its own: that of tied embeddings is their table, transposed. No other leaf is copied."""
+    return params if "head" in params else params | {"head": {"kernel": _transposed(params["embed"]["embedding"])}}
+
+
+# Of this leaf alone: a jitted function copies each array that it returns as it came.
+_transposed = jax.jit(lambda table: jax.tree.map(jnp.transpose, table))
 
 
 def unstack_layers(params: dict) -> dict:

@@ -177,7 +177,7 @@ def generate(
         decode.ENDED if conversation else decode.WAITING,
     )  # fmt: skip
     # On CPU a product with tied embeddings would transpose their table at each step.
-    params = transposed_head(params) if mesh.devices.flat[0].platform == "cpu" else params
+    params = with_head(params) if mesh.devices.flat[0].platform == "cpu" else params
     inputs = dataclasses.replace(
         inputs,
         params=params,
@@ -236,9 +236,6 @@ def next_steps(steps: int, seconds: float) -> int:
         seconds = max(multihost.gather(seconds))
     fitting = round(steps * SEGMENT_SECONDS / max(seconds, 1e-9))
     return max(1, min(max(fitting, steps // 4), 2 * steps, MOST_STEPS))
-
-
-transposed_head = jax.jit(with_head)
 
 
 def make_sampler(

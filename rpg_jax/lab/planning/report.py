@@ -94,11 +94,11 @@ def sides(plan: dict) -> list[str]:
         f"both sides would be equal with {share:.2g} of the {len(plan['splits'])} devices of a process; of what can "
         f"be, mesh.sampler={best} has the shortest step"
     )
-    if refused := {row["sampler"]: row["refused"] for row in plan["splits"] if "refused" in row}:
-        lines.append(
-            f"mesh.sampler={', '.join(map(str, refused))} cannot be, the first because: {[*refused.values()][0]}"
-        )
-    return lines
+    refused: dict[str, list[str]] = {}
+    for row in plan["splits"]:
+        if "refused" in row:
+            refused.setdefault(row["refused"].partition(";")[0], []).append(str(row["sampler"]))
+    return lines + [f"mesh.sampler={', '.join(counts)} cannot be: {why}" for why, counts in refused.items()]
 
 
 def times(phases: pd.DataFrame, is_compiled: bool) -> list[str]:
