@@ -179,8 +179,9 @@ def test_each_side_holds_what_plan_says(found, phase):
 
 
 def test_plan_says_what_a_split_takes(found):
-    """A step is the longer side; learning with half of the devices takes twice as long."""
+    """A step is the longer side; on half of the devices neither is faster, and reading the weights takes the same."""
     whole, half = (row["seconds"] for row in found["splits"])
     assert whole["sum"] == pytest.approx(whole["sampler"] + whole["learner"])
     assert half["sum"] == max(half["sampler"], half["learner"])
-    assert half["learner"] == pytest.approx(2 * whole["learner"], rel=0.1) and half["sampler"] > whole["sampler"]
+    assert whole["learner"] <= half["learner"] <= 2 * whole["learner"] and half["sampler"] >= whole["sampler"]
+    assert half["sum"] < whole["sum"]
