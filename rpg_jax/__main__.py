@@ -5,7 +5,7 @@ import difflib
 import pathlib
 import sys
 
-COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "study", "plan", "sweep", "report")
+COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "tradeoff", "plan", "sweep", "report")
 
 
 def main(words: list[str]) -> int:
@@ -20,7 +20,6 @@ def main(words: list[str]) -> int:
     print("python -m rpg_jax.COMMAND --help says what a command does and which flags it has.\n")
     for name in COMMANDS:
         file = pathlib.Path(__file__).with_name(f"{name}.py")
-        file = file if file.exists() else file.with_suffix("") / "__init__.py"
         text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
         print(f"  {name:9} {(text or '').splitlines()[0]}")
     return 0

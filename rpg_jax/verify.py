@@ -16,7 +16,7 @@ reward only), `beta`, `level` ("token" or "sequence"), `z_old`. Its attribute `d
 claims: "exact per sample", "exact in expectation" or "biased", or a pair of them for on and off policy. Without it
 the verdict says that nothing was declared. `train` and sweeps take the same FILE.py:NAME as objective.name.
 
-`python -m rpg_jax.study` goes further: bias, variance and error by the number of samples.
+`python -m rpg_jax.tradeoff` goes further: bias, variance and error by the number of samples.
 
 Exit status: 0; 1 if something is not what it declares itself to be, if a divergence is not what its generator says, or
 if a gradient is not finite; 2 for a mistake in the call.
@@ -24,25 +24,11 @@ if a gradient is not finite; 2 for a mistake in the call.
 
 from absl import flags
 
-from rpg_jax import InputError
 from rpg_jax.run import cli
 from rpg_jax.run.flags import define_objective
 
 define_objective()
 flags.DEFINE_string("json", None, "file to write every measurement to")
-
-
-class _Moved(flags.BooleanParser):
-    """Refuses flags that are commands now, with the line that says which."""
-
-    def parse(self, argument):
-        raise InputError("these are commands now: python -m rpg_jax.study tradeoff | oracle | figures")
-
-
-for name in ("tradeoff", "oracle", "figures"):
-    flag = flags.BooleanFlag(name, None, f"is python -m rpg_jax.study {name} now")
-    flag.parser = _Moved()
-    flags.DEFINE_flag(flag)
 
 
 def main(options):

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from rpg_jax import __main__ as listing
-from rpg_jax.study import __main__ as study
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rpg_jax"
@@ -36,7 +35,7 @@ FLOORS = {
     "lab": STEP | {"training", "storage", "exact", "run"},
 }
 # Commands may import every floor, in functions: flags are parsed before anything slow is imported.
-COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report", "study"}
+COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report", "tradeoff"}
 FLAGS = {"absl", "ml_collections"}  # of the floors that read configs and of commands only
 # Installed only where they are used, or slow to import and used by few calls: imported where they are used.
 OPTIONAL = {"jax.experimental", "math_verify", "matplotlib", "pyarrow", "tensorboardX", "tensorflow_datasets"}
@@ -173,9 +172,7 @@ print(statuses, slow, errors.getvalue().startswith("error: Unknown command line 
 """
 
 
-@pytest.mark.parametrize(
-    "command", sorted(COMMANDS - {"study"}) + [f"study.{name}" for name in ("tradeoff", "oracle", "figures")]
-)
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_help_and_a_mistyped_flag_are_answered_before_anything_slow_is_imported(command):
     code = PARSED.format(command=command)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -183,24 +180,16 @@ def test_help_and_a_mistyped_flag_are_answered_before_anything_slow_is_imported(
 
 
 def test_flags_name_what_their_commands_know():
-    """Commands cannot import these lists, which belong to modules that are slow to import."""
+    """`prepare` cannot import the list, which belongs to a module that is slow to import."""
     from rpg_jax.data.sources import FIELDS
-    from rpg_jax.data.templates import TEMPLATES
-    from rpg_jax.rewards.answer import EXTRACTIONS
 
-    sources = {name: (PACKAGE / f"{name}.py").read_text() for name in ("evaluate", "prepare")}
     words = {
-        name: {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
-        for name, text in sources.items()
+        node.value
+        for node in ast.walk(ast.parse((PACKAGE / "prepare.py").read_text()))
+        if isinstance(node, ast.Constant)
     }
-    lists = {
-        name: [[e.value for e in node.elts] for node in ast.walk(ast.parse(text)) if isinstance(node, ast.List)]
-        for name, text in sources.items()
-    }
-    assert list(EXTRACTIONS) in lists["evaluate"]
-    assert list(TEMPLATES) in lists["evaluate"] and list(TEMPLATES) in lists["prepare"]
     for columns in FIELDS.values():
-        assert any(f"unset: {', '.join(columns)}." in str(word) for word in words["prepare"]), columns
+        assert any(f"unset: {', '.join(columns)}." in str(word) for word in words), columns
 
 
 def test_commands_are_listed_and_near_words_named(capsys):
@@ -213,13 +202,6 @@ def test_commands_are_listed_and_near_words_named(capsys):
         "xyz": f"there is no command 'xyz'; there are: {', '.join(listing.COMMANDS)}",
     }.items():
         assert listing.main([word]) == 2 and capsys.readouterr().err == f"error: {line}\n"
-
-
-def test_a_study_is_named_by_the_first_word(capsys):
-    assert study.main(["--help"]) == 0 and "--help and flags of its own." in capsys.readouterr().out
-    assert study.main(["tradeof"]) == 2
-    line = "error: 'tradeof' is no study; write python -m rpg_jax.study tradeoff | oracle | figures\n"
-    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize("missing", ["absl", "jax", "tensorflow_datasets", "optax"])

@@ -46,7 +46,7 @@ SMALLER = {
     "--config.learner.microbatch_rows=2 --config.evaluation.k=2 "
     "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
     "\"--config.data.heldout=('{0}/data/aime24',)\"",
-    "study tradeoff --out": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100 "
+    "tradeoff --out": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100 "
     "--epsilons=0.2:0.28,2 --betas=0.01 --ceilings=3",
     "tradeoff --objective=tests/": "--vocab=2 --length=3 --problems=4 --distances=0.01,1 --samples=1,100",
     "configs/my_data.py": "--config.data.train={0}/data/mine/train.jsonl "
@@ -140,7 +140,7 @@ def test_the_map_names_what_exists():
 
 
 DOCUMENT = re.compile(r"[\w./:-]*\w\.md\b(?!\.\w)")  # page.md.jinja is a template
-WRITTEN = {"report.md", "study.md", "tables.md"}  # what commands write, not what somebody is to read here
+WRITTEN = {"report.md", "study.md"}  # what commands write, not what somebody is to read here
 SECTIONS = re.compile(r"docs/method\.md (\d[\d.]*(?:,? (?:and |to )?\d[\d.]*)*)")
 HEADINGS = set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?)\.? ", (ROOT / "docs/method.md").read_text(), re.MULTILINE))
 

@@ -9,8 +9,7 @@ import pytest
 from fuzzing import NUMBERS, WORDS, begin, budget, call, imported
 from hypothesis import strategies as st
 
-from rpg_jax.lab import clip_figures, verification
-from rpg_jax.lab.oracle import measure as oracle
+from rpg_jax.lab import verification
 from rpg_jax.lab.planning import command as planning
 from rpg_jax.lab.sweeping import command as sweeping
 from rpg_jax.lab.sweeping import warm_starts
@@ -28,8 +27,8 @@ FILES = {
 }
 WORK = [  # what is expensive, or does not end; in its place the line is "accepted"
     (train, "train"), (evaluate, "watch"), (evaluate, "evaluate"), (planning, "plan_in_process"), (planning, "plan"),
-    (verification, "find"), (clip_figures, "draw"),
-    (tradeoff.measure, "_situations"), (oracle, "warm_start"), (sweeping, "Pool"), (warm_starts, "prepare"),
+    (verification, "find"),
+    (tradeoff.measure, "_situations"), (sweeping, "Pool"), (warm_starts, "prepare"),
     (warm_starts, "train_in_process"),
 ]  # fmt: skip
 ARGUMENTS = [*FILES, "folder", f"{ROOT}/configs/quickstart.py", f"{ROOT}/configs/quickstart.py:smoke"]
@@ -74,8 +73,7 @@ def command_line(draw, command):
     return words
 
 
-COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "plan", "sweep", "report"]
-COMMANDS += ["study.tradeoff", "study.oracle"]
+COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "tradeoff", "plan", "sweep", "report"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

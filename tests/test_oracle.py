@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import sys
 from typing import NamedTuple
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rpg_jax.lab.oracle import command, estimators, gradients, measure, tables, task
-from rpg_jax.lab.oracle.estimators import ESTIMATORS, coefficients, every_coefficient
-from rpg_jax.lab.oracle.policies import logprobs
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "docs/study"))
+from oracle import __main__ as command  # noqa: E402
+from oracle import estimators, gradients, measure, tables, task  # noqa: E402
+from oracle.estimators import ESTIMATORS, coefficients, every_coefficient  # noqa: E402
+from oracle.policies import logprobs  # noqa: E402
 
 logprobs_of, rewards_of = jax.jit(logprobs, static_argnums=0), jax.jit(task.rewards)
 
@@ -143,33 +146,37 @@ def test_a_point_whose_reference_is_not_known_well_enough_is_not_shown():
     noisy = kept(noise_of_reference=0.5)
     table = tables.estimates(noisy)
     assert table.reference_error.iloc[0] > tables.LARGEST_ERROR
-    assert tables.shown(table).empty and tables.points(table).endswith("| no |")
+    assert tables.shown(table).empty
 
 
 def test_what_is_kept_makes_tables_and_figures(tmp_path):
     command.save(kept(), tmp_path / command.MOMENTS)
     names = command.write(pd.read_parquet(tmp_path / command.MOMENTS), tmp_path)
-    assert names == ["tables.md", "oracle-error.svg", "oracle-direction.svg", "oracle-clip.svg"]
+    assert names == ["oracle.csv", "oracle-error.svg", "oracle-direction.svg", "oracle-clip.svg"]
     assert all((tmp_path / name).stat().st_size for name in names)
-    assert "16, 4, token, RPG-Style Clip | 0.0" in (tmp_path / "tables.md").read_text()
+    assert "token, RPG-Style Clip" in set(pd.read_csv(tmp_path / "oracle.csv").estimator)
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("settings", "message"),
     [
-        (["--ages=4,x"], "--ages: 'x' is not a whole number"),
-        (["--prompts=7"], "must divide the task's 128 prompts"),
-        (["--groups=5"], "5 does not divide"),
+        (dict(prompts=7), "must divide the task's 128 prompts"),
+        (dict(groups=(5,)), "5 does not divide"),
+        (dict(blocks=2), "at least 3 blocks"),
+        (dict(fresh=512), "without a second response"),
     ],
 )
-def test_flags_without_sense_are_one_line(flags, message, call_command):
-    status, _, err = call_command("study.oracle", *flags, "--out=out")
-    assert status == 2 and message in err and err.count("\n") == 1
+def test_settings_without_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        measure.check(measure.Sampled(**settings))
 
 
-def test_the_page_shows_the_tables_of_the_kept_moments():
+def test_the_page_shows_the_points_of_the_kept_moments():
     root = pathlib.Path(__file__).parents[1]
     page = (root / "docs/study/oracle.md").read_text()
     table = tables.estimates(pd.read_parquet(root / "docs/study/oracle.parquet"))
-    for text in (tables.points(table), tables.comparison(table, 8), tables.groups(table, "token, RPG-Style Clip")):
-        assert text in page
+    for row in table.drop_duplicates(["length", "updates"]).itertuples():
+        shown = "yes" if row.reference_error < tables.LARGEST_ERROR else "no"
+        facts = f"{row.reward:.3f} | {row.outside:.2%} | {row.token_ess:.1%} | {row.sequence_ess:.2%}"
+        line = f"| {row.length}, {row.updates} | {row.kl:.3g} | {facts} | {row.reference_error:.1%} | {shown} |"
+        assert line in page

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rpg_jax.lab.reporting import figures, runs
-from rpg_jax.lab.reporting.comparison import compare, spelled
+from rpg_jax.lab.reporting import figures, runs, tables
+from rpg_jax.lab.reporting.comparison import compare, equal_pairs, equivalence, spelled
 from rpg_jax.lab.reporting.compose import document, to_markdown
-from rpg_jax.lab.reporting.equivalence import equivalence, pairs, section
 from rpg_jax.lab.reporting.estimates import difference, holm, least_p, over_runs, permutation_p
 
 TASKS = ("arithmetic", "countdown")
@@ -161,16 +160,16 @@ def test_a_variant_that_has_hardly_begun_does_not_hold_up_the_others(tmp_path):
     text = page_of(root)
     assert "compared at step 4." in text and "2 of 3 pairs of variants differ significantly" in text
     assert "| new | 0 | unfinished | 0 of 4 | 0 | no |" in text and "| new, step 0 | - | 0.5000 |" in text
-    found = compare(read(root)[0])
+    found = compare(read(root))
     assert (found.variants, found.behind) == (["a", "b", "c"], ["new"]) and "new" in figures.curves(found)
 
 
 def test_runs_of_one_variant_and_different_lengths(tmp_path):
     write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2, 4: 0.5})
     write_run(tmp_path / "a" / "seed1", {0: 0.1, 2: 0.2, 4: 0.5, 6: 0.7}, 1, steps=6)
-    ((variant,), repeated) = read(tmp_path)
+    (variant,) = read(tmp_path)
     found = compare([variant])
-    assert variant.name == "a" and not repeated and found.step == 4
+    assert variant.name == "a" and found.step == 4
     assert found.curve("a")["runs"].to_dict() == {0: 2, 2: 2, 4: 2, 6: 1}
     assert "| a | 1 | finished | 6 of 6 | 6 | yes |" in page_of(tmp_path)
 
@@ -193,28 +192,6 @@ def test_values_of_another_kind_do_not_stop_a_report(tmp_path):
     write_run(tmp_path / "b" / "seed0", {0: 0.1, 4: 0.2})
     text = page_of(tmp_path)
     assert text.count("| yes | 1 |") == 3 and "| b | finished |" in text
-
-
-def test_a_run_that_is_there_twice_counts_once(tmp_path):
-    for name in ("x", "y"):
-        write_run(tmp_path / name / "rpg" / "seed0", {0: 0.1, 4: 0.2})
-    write_run(tmp_path / "y" / "rpg" / "seed1", {0: 0.1, 4: 0.2}, 1)
-    write_run(tmp_path / "x" / "other" / "seed0", {0: 0.1, 4: 0.3}, objective__beta=1.0)
-    write_run(tmp_path / "z" / "rpg" / "seed0", {0: 0.1, 4: 0.3}, objective__beta=2.0)
-    found, repeated = read(tmp_path, tmp_path / "x")
-    assert {variant.name: len(variant.runs) for variant in found} == {"x/other": 1, "x/rpg+y/rpg": 2, "z/rpg": 1}
-    ((second, first),) = repeated.items()
-    assert (second.parent.parent.name, first.path.parent.parent.name) == ("y", "x")
-    assert re.search(r"x/rpg/seed0, also in \S+y/rpg/seed0 \|", page_of(tmp_path))
-
-
-def test_of_a_run_that_is_there_twice_the_longest_counts(tmp_path):
-    write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2})
-    again = write_run(tmp_path / "again" / "a" / "seed0", {0: 0.1, 4: 0.3})
-    (tmp_path / "again" / "circle").symlink_to(tmp_path)
-    (variant,), repeated = read(tmp_path)
-    ((shorter, longest),) = repeated.items()
-    assert variant.runs == [longest] and (longest.path, shorter) == (again, tmp_path / "a" / "seed0")
 
 
 def test_linked_runs_are_found_in_the_order_of_their_numbers(tmp_path):
@@ -244,7 +221,7 @@ def test_variants_of_one_folder_are_told_apart(tmp_path):
     write_run(tmp_path / "a" / "seed0", {0: 0.1, 4: 0.2}, objective__beta=1.0)
     write_run(tmp_path / "a" / "seed1", {0: 0.1, 4: 0.2}, 1, objective__beta=2.0)
     write_run(tmp_path / "a" / "seed2", {0: 0.1, 4: 0.2}, 2, objective__beta=2.0, code__objective="5eed")
-    assert [variant.name for variant in read(tmp_path)[0]] == ["a (seed0)", "a (seed1)", "a (seed2)"]
+    assert [variant.name for variant in read(tmp_path)] == ["a (seed0)", "a (seed1)", "a (seed2)"]
     text = page_of(tmp_path)
     assert re.search(r"All other \d+ settings are the same. Under code: digests of files of one's own", text)
 
@@ -256,7 +233,7 @@ def test_names_cannot_break_the_page(tmp_path):
     write_run(tmp_path / "1. #" / "seed0", {0: 0.1, 4: 0.2}, objective__beta=2.0)
     text = page_of(tmp_path)
     assert "\\<b>a\\|b" in text and r"\_\$x\_{\$ \~\~\&lt;" in text and "\n| 1\\. # |" in text
-    drawn = re.findall(r">([^<>]+)</text>", figures.dynamics(read(tmp_path)[0]))
+    drawn = re.findall(r">([^<>]+)</text>", figures.dynamics(read(tmp_path)))
     long = pd.DataFrame(dict(value=0.5, low=0.4, high=0.6), ["a" * 90 + "b"])
     assert ">aaaaaaaaaaaaaaa…aaaaaaaaaaaaaab<" in figures.intervals(long)
     escaped = [text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for text in (name, other)]
@@ -305,26 +282,26 @@ def test_equality_is_what_two_one_sided_tests_say():
     found = equivalence(differences, 0.01)
     error = differences.std(ddof=1) / np.sqrt(10)
     expected = max(scipy.stats.t.sf((differences.mean() + sign * 0.01) / error * sign, 9) for sign in (1, -1))
-    assert found.p == pytest.approx(expected) and found.p < 0.05
-    assert -0.01 < found.low < found.difference < found.high < 0.01
+    assert found["p"] == pytest.approx(expected) and found["p"] < 0.05
+    assert -0.01 < found["low"] < found["difference"] < found["high"] < 0.01
     noisy = equivalence(10 * differences, 0.01)  # neither equal nor different
-    assert noisy.p > 0.05 and noisy.p_different > 0.05
-    assert equivalence(np.full(5, 0.02), 0.01).p == 1 and equivalence(np.zeros(5), 0.01).p == 0
+    assert noisy["p"] > 0.05 and noisy["p_different"] > 0.05
+    assert equivalence(np.full(5, 0.02), 0.01)["p"] == 1 and equivalence(np.zeros(5), 0.01)["p"] == 0
 
 
 def test_paired_runs_are_tested_for_equality(tmp_path):
-    variants, _ = read(write_sweep(tmp_path))  # c is a + 0.0001, b far from both
+    variants = read(write_sweep(tmp_path))  # c is a + 0.0001, b far from both
     comparison = compare(variants)
-    table = pairs(comparison, variants, 0.01)
+    table = equal_pairs(comparison, variants, 0.01)
     assert (table["holm"] < 0.05).sum() == 1 and table.loc[("a", "c"), "holm"] < 1e-6
-    text = section(comparison, variants, 0.01)[1]
+    text = tables.equal(comparison, variants, 0.01)[1]
     assert "Of 3 pairs 1 are equal to within 0.01 and 3 differ" in text  # so do a and c, by less than the margin
-    variants, _ = read(tmp_path / "a" / "seed0", tmp_path / "b")
+    variants = read(tmp_path / "a" / "seed0", tmp_path / "b")
     with pytest.raises(ValueError, match="share fewer than 2"):
-        pairs(compare(variants), variants, 0.01)
+        equal_pairs(compare(variants), variants, 0.01)
 
 
 def test_a_run_from_before_a_key_existed_is_of_the_variant_that_has_its_default(tmp_path):
     write_run(tmp_path / "a" / "seed0", {0: 0.1})
     write_run(tmp_path / "a" / "seed1", {0: 0.1}, 1, rollout__routes="recompute", reference__checkpoint=None)
-    assert [len(variant.runs) for variant in read(tmp_path)[0]] == [2]
+    assert [len(variant.runs) for variant in read(tmp_path)] == [2]

@@ -16,7 +16,7 @@ import processes
 import pytest
 
 from rpg_jax import InputError
-from rpg_jax.lab.sweeping import command, joblist, machine, results, variants, warm_starts
+from rpg_jax.lab.sweeping import command, pool, variants, warm_starts
 from rpg_jax.lab.sweeping.pool import Pool, Task
 from rpg_jax.run import build, states
 from rpg_jax.storage import workdir
@@ -259,25 +259,22 @@ def test_a_warm_start_that_another_trains_is_waited_for_until_told_to_stop(tmp_p
 
 
 def test_cores_are_shared(monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: [0, 1, 2, 3])
-    assert machine.share_cores(2) == [[0, 2], [1, 3]] and machine.share_cores(1) == [[0, 1, 2, 3]]
-    assert machine.share_cores(6) == [[0], [1], [2], [3], [0], [1]]
+    monkeypatch.setattr(pool, "cores", lambda: [0, 1, 2, 3])
+    assert pool.share_cores(2) == [[0, 2], [1, 3]] and pool.share_cores(1) == [[0, 1, 2, 3]]
+    assert pool.share_cores(6) == [[0], [1], [2], [3], [0], [1]]
 
 
-def test_the_limits_of_a_container_count(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "CONTAINER", tmp_path)
-    monkeypatch.setattr(machine, "cores", lambda: list(range(16)))
-    monkeypatch.setattr(machine, "ACCELERATORS", ())
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: {"SC_AVPHYS_PAGES": 2**22}.get(name, 4096))
-    assert machine.carries() == 16
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "memory.max").write_text(f"{9 * 2**30}\n")
-    assert machine.carries() == 9
-    (tmp_path / "cpu.max").write_text("250000 100000\n")
-    assert machine.carries() == 2
-    monkeypatch.setattr(machine, "ACCELERATORS", (str(tmp_path / "cpu*"),))
+def test_a_machine_carries_a_run_for_each_core_and_gibibyte_or_one_on_an_accelerator(monkeypatch, tmp_path):
+    monkeypatch.setattr(pool, "cores", lambda: list(range(16)))
+    monkeypatch.setattr(pool, "ACCELERATORS", ())
+    for pages, expected in ((2**22, 16), (9 * 2**18, 9), (0, 1)):
+        monkeypatch.setattr(pool.os, "sysconf", lambda name, pages=pages: {"SC_AVPHYS_PAGES": pages}.get(name, 4096))
+        assert pool.carries() == expected
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(pool, "ACCELERATORS", (str(tmp_path / "accel*"),))
     monkeypatch.setenv("JAX_PLATFORMS", "")
-    assert machine.carries() == 1
+    monkeypatch.setattr(pool.os, "sysconf", lambda name: 2**30)
+    assert pool.carries() == 1
 
 
 def test_scripts_of_clusters_start_what_they_should(tmp_path):
@@ -293,7 +290,7 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
     out = pathlib.Path("out/My_Sweep")
     names = dict(sweep="s.py", path=out.with_name("x.sh"), out=out, prepare=["python", "-m", "p"])
     for kind in ("slurm", "tpu"):
-        (tmp_path / f"{kind}.sh").write_text(joblist.script(kind, runs, **names))
+        (tmp_path / f"{kind}.sh").write_text(command.cluster_script(kind, runs, **names))
         subprocess.run(["bash", "-n", tmp_path / f"{kind}.sh"], check=True)
     environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path)}
     for task_id in "01":
@@ -305,16 +302,16 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
     assert notes.read_text().splitlines() == expected
     notes.unlink()
     (tmp_path / "bin" / "python").symlink_to("/bin/true")
-    command = ["bash", "tpu.sh", "gs://B/f", "--zone=z", "--type=t"]
-    subprocess.run(command, env=environment, cwd=tmp_path, check=True)
+    words = ["bash", "tpu.sh", "gs://B/f", "--zone=z", "--type=t"]
+    subprocess.run(words, env=environment, cwd=tmp_path, check=True)
     assert notes.read_text().splitlines()[:2] == [
         "bin/gcloud <storage><rsync><--recursive><out/My_Sweep/a/seed0/warm_start><gs://B/f/a/seed0/warm_start>",
         "launch/tpu_pod.sh <--name=rpg-my-sweep-0><--zone=z><--type=t><--><--config=x.py><--config.y=it's, (1, 2)>"
         "<--checkpoint_dir=gs://B/f/a/seed0>",
     ]
-    refused = subprocess.run(command[:2], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    refused = subprocess.run(words[:2], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 2 and "gs://BUCKET" in refused.stderr
-    assert "warm" not in joblist.script("tpu", runs, **names | {"prepare": None})
+    assert "warm" not in command.cluster_script("tpu", runs, **names | {"prepare": []})
 
 
 FLAGS = dict(seeds=None, parallel=2, dry_run=False, slurm=False, tpu=False, prepare=None)
@@ -374,7 +371,7 @@ def test_the_table_of_results(tmp_path):
         folder.mkdir(parents=True)
         summary = dict(accuracy_before=0.0, accuracy_after=accuracy, best_accuracy=accuracy, wall_seconds=90.0)
         (folder / "summary.json").write_text(json.dumps(summary))
-    rows = [line.split() for line in results.table(tmp_path, sweep, {"b/seed1": 1}).splitlines()[-2:]]
+    rows = [line.split() for line in command.table(tmp_path, sweep, {"b/seed1": 1}).splitlines()[-2:]]
     assert rows == [["a", "2/2", "0", "0.0%", "37.5%", "37.5%", "1.5"], ["b", "0/2", "1", "-", "-", "-", "-"]]
 
 

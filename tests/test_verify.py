@@ -206,9 +206,3 @@ def test_a_table_folds_where_the_terminal_is_narrow_and_loses_nothing(monkeypatc
     monkeypatch.setenv("COLUMNS", "80")  # as a parent that loaded readline leaves it: nothing of a pipe
     verification.print_rows(verification.HEADER, [cells])
     assert capsys.readouterr().out.splitlines()[1].split("  ")[0] == cells[0]
-
-
-@pytest.mark.parametrize("flag", ["--tradeoff", "--oracle", "--figures"])
-def test_flags_that_are_commands_now_name_them(call_verify, flag):
-    status, out, err = call_verify("--out=x", flag)
-    assert status == 2 and not out and "python -m rpg_jax.study" in err and err.count("\n") == 1

@@ -10,6 +10,8 @@ Bars are the least and the largest of a variant's runs; lines join the coefficie
 import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
 import numpy as np
 import pandas as pd
 
@@ -23,7 +25,7 @@ KL = "eval/kl_reference"  # of fresh samples, nats a token
 
 def reached(folder: str) -> pd.DataFrame:
     """A row for each run: family (its variant's name without the coefficient), beta, kl and score at the comparison."""
-    variants, _ = runs.variants([runs.read(path) for path in runs.find([folder])])
+    variants = runs.variants([runs.read(path) for path in runs.find([folder])])
     comparison = compare(variants)
     scores = comparison.last().mean(axis=1)
     rows = []

@@ -1,8 +1,5 @@
 """Flags that several commands have in common; each command defines them by a call, and its --help lists them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from absl import flags
 
 flags.disclaim_key_flags()  # what is defined here belongs to the module that calls
@@ -15,9 +12,3 @@ def define_objective() -> None:
     flags.DEFINE_float("beta", None, "with --objective: its coefficient; default 0")
     flags.DEFINE_string("level", None, "with --objective: token or sequence; default token")
     flags.DEFINE_string("declares", None, "with --objective: what it claims to be; with a comma, on and off policy")
-
-
-def define_settings(settings: Mapping[str, tuple[Any, str]]) -> None:
-    """A flag for each name -> (default, meaning): a whole number, or a list whose default is written with commas."""
-    for name, (default, meaning) in settings.items():
-        (flags.DEFINE_integer if isinstance(default, int) else flags.DEFINE_list)(name, default, meaning)

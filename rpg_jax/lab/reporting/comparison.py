@@ -1,10 +1,12 @@
-"""What a report compares: which runs, on which tasks, at which step; and which differences are significant."""
+"""What a report compares: which runs, on which tasks, at which step; which differ, and which are equal."""
 
 import dataclasses
 import functools
 import itertools
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from rpg_jax import InputError
 from rpg_jax.lab.reporting.estimates import difference, holm, least_p, over_runs, permutation_p
@@ -137,3 +139,45 @@ def spelled(p: float) -> str:
     """p with two digits, or with as many more as keep it on its side of 5 %."""
     texts = (f"{p:.{digits}g}" for digits in range(2, 18))
     return next(text for text in texts if (float(text) < SIGNIFICANT) == (p < SIGNIFICANT))
+
+
+def equivalence(differences, margin: float) -> dict[str, float]:
+    """Whether paired differences f[pairs], at least two, are 0 to within a margin: two one-sided t-tests.
+
+    "Not significantly different" is not "equal": few runs show no difference at all. Here equality is what is to be
+    shown (Schuirmann 1987): `p`, the larger of the two, is the chance of a mean difference so small if the variants did
+    differ by the margin. `low` and `high` are the 90 % interval, which lies within the margin where p is below 5 %;
+    `deviation` is that of a pair, `p_different` of the two-sided paired t-test.
+    """
+    d = np.asarray(differences, np.float64)
+    mean, error = d.mean(), stats.sem(d)
+    if error == 0:  # the very same runs
+        p = dict(p=float(abs(mean) >= margin), p_different=float(mean == 0))
+        return dict(difference=mean, deviation=0.0, low=mean, high=mean, **p)
+    half = stats.t.ppf(0.95, len(d) - 1) * error
+    above = stats.ttest_1samp(d, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(d, margin, alternative="less").pvalue
+    p = dict(p=float(max(above, below)), p_different=float(stats.ttest_1samp(d, 0.0).pvalue))
+    return dict(difference=mean, deviation=d.std(ddof=1), low=mean - half, high=mean + half, **p)
+
+
+def equal_pairs(comparison: Comparison, variants: list[Variant], margin: float) -> pd.DataFrame:
+    """Every two variants by name, index (variant, other): what `equivalence` gives, and both p after Holm.
+
+    Raises:
+      ValueError: two variants have fewer than two seeds in common, so that nothing is paired.
+    """
+    seeds = {str(run.path): run.seed for variant in variants for run in variant.runs}
+    means = comparison.last().mean(axis=1)
+    scores = {name: {seeds[run]: score for run, score in means[name].items()} for name in comparison.variants}
+    rows = {}
+    for pair in itertools.combinations(comparison.variants, 2):
+        x, y = (scores[name] for name in pair)
+        common = sorted(x.keys() & y.keys() - {None})
+        if len(common) < 2:
+            raise InputError(
+                f"--margin compares runs of the same seeds, and {pair[0]} and {pair[1]} share fewer than 2"
+            )
+        rows[pair] = equivalence([x[seed] - y[seed] for seed in common], margin)
+    found = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
+    return found.assign(holm=holm(found["p"]), holm_different=holm(found["p_different"])) if rows else found

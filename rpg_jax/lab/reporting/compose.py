@@ -2,15 +2,17 @@
 
 import pathlib
 import urllib.parse
+from collections import namedtuple
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting import equivalence, figures, runs, tables
+from rpg_jax.lab.reporting import figures, runs, tables
 from rpg_jax.lab.reporting.comparison import compare, verdict
-from rpg_jax.lab.reporting.page import Figure, plain
+from rpg_jax.lab.reporting.tables import plain
 from rpg_jax.run.target import writable
 from rpg_jax.storage.logs import write_text_atomic
 
 NAME = "report.md"
+Figure = namedtuple("Figure", "name svg caption")  # a block that is drawn; `name` is that of its file
 
 
 def main(options) -> None:
@@ -48,7 +50,7 @@ def document(title: str, found: list[runs.Run], margin: float | None = None) -> 
     With a margin, variants are also tested for being equal to within it. Sections that would be empty, such as
     comparisons where there is one variant, are left out.
     """
-    variants, repeated = runs.variants(found)
+    variants = runs.variants(found)
     comparison = compare(variants)
     notes, dynamics = tables.notes(comparison, variants), figures.dynamics(variants)
     blocks = [f"# {plain(title)}", plain(tables.summary(comparison, variants))]
@@ -57,7 +59,7 @@ def document(title: str, found: list[runs.Run], margin: float | None = None) -> 
     if several_variants:
         text = plain(verdict(comparison))
         blocks += ["## What is significant", text, tables.pairs(comparison), plain(tables.PAIRS)]
-        blocks += equivalence.section(comparison, variants, margin) if margin else []
+        blocks += tables.equal(comparison, variants, margin) if margin else []
     blocks += ["## Training curves", Figure("curves", figures.curves(comparison), tables.CURVES)]
     blocks += ["## Last and best", tables.last_and_best(comparison), plain(tables.LAST_AND_BEST)]
     if several_variants or comparison.means["runs"].max() > 1:
@@ -65,4 +67,4 @@ def document(title: str, found: list[runs.Run], margin: float | None = None) -> 
     blocks += ["## Training", Figure("dynamics", dynamics, tables.DYNAMICS)] if dynamics else []
     blocks += tables.costs(variants)
     blocks += tables.config_differences(variants)
-    return [*blocks, "## Runs", tables.runs(comparison, variants, repeated)]
+    return [*blocks, "## Runs", tables.runs(comparison, variants)]

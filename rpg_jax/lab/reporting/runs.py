@@ -134,31 +134,26 @@ def relevant(settings) -> dict:
     return {key: value for key, value in settings.items() if key != "seed" and matters(key)}
 
 
-def variants(runs) -> tuple[list[Variant], dict]:
-    """Groups runs of the same settings; of a run that is there twice, {path of the shorter copy: the longest}.
+def variants(runs) -> list[Variant]:
+    """Groups runs of the same settings.
 
     A variant is named by the folder of its runs, or by the folder above where folders are named `seedN`, as seen from
     the folder that holds all of them. Runs of one such folder that differ only in their number of steps belong to one
     variant. Runs without a config.json stand alone.
     """
-    copies, groups, lengths, repeated = {}, {}, {}, {}
+    groups, lengths = {}, {}
     for run in runs:
         settings = {"path": str(run.path)} if run.settings is None else relevant(run.settings)
         steps = settings.pop("steps", None)
         key = json.dumps(settings, sort_keys=True)
-        key = key, lengths.setdefault((key, _above_seeds(run.path)), steps)
-        copies.setdefault((key, run.seed), []).append(run)
-    for (key, _), same in copies.items():
-        longest = max(same, key=lambda run: run.last)  # the first of the longest
-        groups.setdefault(key, []).append(longest)
-        repeated |= {run.path: longest for run in same if run is not longest}
+        groups.setdefault((key, lengths.setdefault((key, _above_seeds(run.path)), steps)), []).append(run)
     folders = [list(dict.fromkeys(_above_seeds(run.path) for run in group)) for group in groups.values()]
     root = os.path.commonpath([folder.parent for group in folders for folder in group])
     names = ["+".join(folder.relative_to(root).as_posix() for folder in group) for group in folders]
     return [
         Variant(f"{name} ({', '.join(run.path.name for run in group)})" if names.count(name) > 1 else name, group)
         for name, group in zip(names, groups.values(), strict=True)
-    ], repeated
+    ]
 
 
 def _above_seeds(path: pathlib.Path) -> pathlib.Path:

@@ -1,10 +1,11 @@
-"""The tables of a report, from a comparison."""
+"""The tables of a report, from a comparison, as Markdown."""
+
+import re
 
 import numpy as np
 import pandas as pd
 
-from rpg_jax.lab.reporting.comparison import SIGNIFICANT, spelled
-from rpg_jax.lab.reporting.page import Cell, plain, table
+from rpg_jax.lab.reporting.comparison import SIGNIFICANT, equal_pairs, spelled
 from rpg_jax.storage.settings import CODE
 
 MOST_PAIRS = 60  # in a table
@@ -32,6 +33,22 @@ COSTS = (
 )
 
 
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is: no marks, no formulas, and at its start no list, heading or quote."""
+    text = re.sub(r"([\\`*_\[\]<|~$&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"^(\d*)(>|[-+.)#]+ )", r"\1\\\2", text)
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table of cells in Markdown; all columns but the first are numbers."""
+    lines = [list(map(plain, header)), ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _p(p: float, text: str) -> str:
+    return f"**{text}**" if p < SIGNIFICANT else text
+
+
 def summary(comparison, variants) -> str:
     """One line on what there is."""
     runs = [run for variant in variants for run in variant.runs]
@@ -57,26 +74,25 @@ def _count(number, word) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def _marked(columns) -> list[list[Cell]]:
-    """Columns of numbers as Cells of four decimals, the best and the second best marked as they are printed."""
-    marked = []
-    for column in columns:
-        texts = [f"{value:.4f}" for value in column]
-        order = sorted(set(texts), key=float, reverse=True)
-        marks = dict(zip(order, ("best", "second"), strict=False)) if len(order) > 1 else {}
-        marked.append([Cell(text, marks.get(text, "")) for text in texts])
-    return marked
+def _marked(column: pd.Series) -> list[str]:
+    """Numbers with four decimals, the best bold and the second best underlined, as they are printed."""
+    texts = [f"{value:.4f}" for value in column]
+    order = sorted(set(texts), key=float, reverse=True)
+    marks = dict(zip(order, ("**{}**", "<ins>{}</ins>"), strict=False)) if len(order) > 1 else {}  # GitHub takes no <u>
+    return [marks.get(text, "{}").format(text) for text in texts]
 
 
 def last_and_best(comparison) -> str:
     """The paper's table: a row a variant, two columns a task and two of their mean, whose interval is the last column;
     then runs that ended earlier."""
     means = _interleaved(comparison.last(), comparison.best()).groupby(level="variant", sort=False).mean()
-    cells = zip(*_marked(means[column] for column in means), strict=True)
+    cells = zip(*(_marked(means[column]) for column in means), strict=True)
     named = zip(comparison.means.itertuples(), cells, strict=True)
-    rows = [[mean.Index, str(mean.runs), *row, _interval(mean)] for mean, row in named]
+    rows = [[plain(mean.Index), str(mean.runs), *row, _interval(mean)] for mean, row in named]
     for (name, run), values in _interleaved(comparison.last(False), comparison.best(False)).iterrows():
-        rows.append([f"{name}, step {comparison.horizon[name, run]}", "-", *(f"{value:.4f}" for value in values), "-"])
+        rows.append(
+            [plain(f"{name}, step {comparison.horizon[name, run]}"), "-", *(f"{value:.4f}" for value in values), "-"]
+        )
     return table(["variant", "runs", *means.columns, "95 %"], rows)
 
 
@@ -94,8 +110,7 @@ def _interval(estimate) -> str:
 def pairs(comparison) -> str:
     """Every two variants, the better one first, p below 5 % in bold; of very many pairs the `MOST_PAIRS` of least p."""
     rows = [
-        [*names, f"{pair.gap:.4f}", _interval(pair)]
-        + [Cell(spelled(p), "best" if p < SIGNIFICANT else "") for p in (pair.p, pair.holm)]
+        [*map(plain, names), f"{pair.gap:.4f}", _interval(pair), *(_p(p, spelled(p)) for p in (pair.p, pair.holm))]
         for names, pair in comparison.pairs.sort_values("p", kind="stable").head(MOST_PAIRS).iterrows()
     ]
     return table(["better", "worse", "difference of means", "95 %", "p", "p after Holm"], rows)
@@ -111,11 +126,11 @@ def costs(variants) -> list:
         runs = [run for run in timed if run.is_finished] or timed
         seen = pd.DataFrame([(r.seconds, r.tokens, max(r.last, 1), r.wall_seconds) for r in runs], dtype=float)
         if seen.empty:
-            rows.append([variant.name, "0", *["-"] * 6])
+            rows.append([plain(variant.name), "0", *["-"] * 6])
             continue
         seconds, tokens, steps, wall = (seen[column] for column in seen)
         rows.append([
-            variant.name, str(len(seen)), f"{seconds.mean():.1f}", f"{seconds.min():.1f} – {seconds.max():.1f}",
+            plain(variant.name), str(len(seen)), f"{seconds.mean():.1f}", f"{seconds.min():.1f} – {seconds.max():.1f}",
             f"{(seconds / steps).mean():.2f}", f"{tokens.mean():,.0f}", f"{tokens.sum() / seconds.sum():,.0f}",
             f"{wall.mean():.1f}" if wall.notna().any() else "-",
         ])  # fmt: skip
@@ -130,8 +145,8 @@ def config_differences(variants) -> list:
     unlike = {key: values for key, values in every.items() if len(set(map(repr, values))) > 1}
     if not unlike:
         return []
-    columns = [["-" if value is None else str(value) for value in values] for values in unlike.values()]
-    rows = [[name, *row] for name, *row in zip(settings, *columns, strict=True)]
+    columns = [["-" if value is None else plain(str(value)) for value in values] for values in unlike.values()]
+    rows = [[plain(name), *row] for name, *row in zip(settings, *columns, strict=True)]
     same = len(every) - len(unlike)
     text = f"- is unset. All other {same} settings are the same."
     if any(key.startswith(f"{CODE}.") for key in unlike):
@@ -139,22 +154,39 @@ def config_differences(variants) -> list:
     return ["## Differences of configs", table(["variant", *unlike], rows), plain(text)]
 
 
-def runs(comparison, variants, repeated) -> str:
-    """Every run there is: how far it came, and whether it is compared.
-
-    Args:
-      repeated: {path of a run that is left out: the run of the same config and seed that counts}.
-    """
+def runs(comparison, variants) -> str:
+    """Every run there is: how far it came, and whether it is compared."""
     rows = []
     for variant in variants:
         for run in variant.runs:
             horizon = comparison.horizon.get((variant.name, str(run.path)), -1)
             state = "finished" if run.is_finished else "unfinished" if run.last >= 0 else "nothing logged"
             compared = "yes" if variant.name in comparison.variants and horizon >= comparison.step else "no"
-            copies = [f"also in {path}" for path, longest in repeated.items() if longest is run]
             rows.append([
-                variant.name, "-" if run.seed is None else str(run.seed), state,
+                plain(variant.name), "-" if run.seed is None else str(run.seed), state,
                 f"{max(run.last, 0)} of {run.planned or '?'}", "-" if horizon < 0 else str(horizon), compared,
-                str(run.lost), ", ".join([str(run.path), *copies]),
+                str(run.lost), plain(str(run.path)),
             ])  # fmt: skip
     return table(["variant", "seed", "state", "steps", "last evaluated", "compared", "lines lost", "folder"], rows)
+
+
+def equal(comparison, variants, margin: float) -> list[str]:
+    """Heading, text and table of which variants are equal to within a margin; nothing of a single variant."""
+    found = equal_pairs(comparison, variants, margin)
+    if found.empty:
+        return []
+    equal, different = ((found[key] < SIGNIFICANT).sum() for key in ("holm", "holm_different"))
+    text = (
+        f"Of {len(found)} pairs {equal} are equal to within {margin:.3g} and {different} differ, after Holm's "
+        f"correction for all {len(found)} pairs; of the others nothing is known. Runs of the same seed are paired and "
+        f"a run's score is its mean over tasks. Equality: two one-sided t-tests; difference: a paired t-test."
+    )
+    columns = ["p", "holm", "p_different", "holm_different"]
+    rows = [
+        [*map(plain, names), f"{pair.difference:+.4f}", f"{pair.low:+.4f} – {pair.high:+.4f}", f"{pair.deviation:.4f}"]
+        + [_p(p, f"{p:.2g}") for p in pair[columns]]
+        for names, pair in found.sort_values("p", kind="stable").iterrows()
+    ]
+    header = ["variant", "other", "mean difference", "90 % interval", "deviation of a pair", "p equal"]
+    header += ["after Holm", "p different", "after Holm"]
+    return ["## What is equal", plain(text), table(header, rows)]

@@ -1,19 +1,31 @@
 """What `python -m rpg_jax.sweep` does: what is left of a sweep is trained here, or written as a script."""
 
 import pathlib
+import re
 import shlex
 import signal
 import sys
 import threading
+from collections.abc import Container, Sequence
+
+import jinja2
+import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.logged import read_rows
-from rpg_jax.lab.sweeping import joblist, machine, results, variants, warm_starts
-from rpg_jax.lab.sweeping.pool import Pool, Task
+from rpg_jax.lab.reporting.logged import read_json, read_rows
+from rpg_jax.lab.sweeping import variants, warm_starts
+from rpg_jax.lab.sweeping.pool import Pool, Task, carries
 from rpg_jax.lab.sweeping.variants import Run, Sweep
 from rpg_jax.run import cli
-from rpg_jax.run.target import writable
+from rpg_jax.run.target import width, writable
 from rpg_jax.storage import workdir
+
+SCRIPTS = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent), undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True, trim_blocks=True, autoescape=False,  # the text is a shell script, not HTML
+)  # fmt: skip
+ACCURACIES = {"accuracy_before": "before", "accuracy_after": "last", "best_accuracy": "best"}  # summary's key -> column
+MINUTES = "minutes, with warm start"
 
 
 def main(options) -> int:
@@ -37,7 +49,7 @@ def main(options) -> int:
         return 0 if warm_starts.prepare(out, to_prepare, stop) else cli.PREEMPTED
     for text, names in outdated.items():
         print(f"warning: {text} since these were trained, which stay as they are: {', '.join(names)}", file=sys.stderr)
-    at_once = min(options.parallel or machine.carries(), max(len(left), 1))
+    at_once = min(options.parallel or carries(), max(len(left), 1))
     print(f"runs in {out}: {len(sweep.runs)}, done: {len(sweep.runs) - len(left)}, at once: {at_once}", flush=True)
     if options.dry_run:
         for run in left:
@@ -52,7 +64,7 @@ def main(options) -> int:
             if status := warm_starts.train_in_process(own_command, stop):
                 return stopped() if status == cli.PREEMPTED else status
         failed = Pool([task(out, run) for run in left], at_once, stop.is_set).run()
-    print(results.table(out, sweep, failed))
+    print(table(out, sweep, failed))
     print(f"curves, intervals and what is significant: python -m rpg_jax.report {out}")
     if stop.is_set() and not all(run.name in failed or variants.is_done(out, run) for run in left):
         return stopped()
@@ -104,16 +116,43 @@ def write_script(options, out: pathlib.Path, sweep: Sweep, left: list[Run]) -> N
     script = out / f"{kind}.sh"
     own_command = [".venv/bin/python", "-m", "rpg_jax.sweep", options.arguments[0], f"--out={out}"]
     own_command += [f"--seeds={','.join(options.seeds)}"] if options.seeds else []
-    text = joblist.script(
-        kind,
-        [(run.name, [*run.flags, f"--workdir={out / run.name}"]) for run in left],
-        sweep=sweep.file,
-        path=script,
-        out=out,
-        prepare=own_command if warm_starts.shared_folder(out, left[0]) else None,
-    )
+    runs = [(run.name, [*run.flags, f"--workdir={out / run.name}"]) for run in left]
+    prepare = own_command if warm_starts.shared_folder(out, left[0]) else []
+    text = cluster_script(kind, runs, sweep=sweep.file, path=script, out=out, prepare=prepare)
     if options.dry_run:
         print(text, end="")
     else:
         workdir.write(out, script.name, text)
         print(f"wrote {script} with {len(left)} runs; its first lines say how to start it")
+
+
+def cluster_script(
+    kind: str, runs: Sequence[tuple[str, Sequence[str]]], *, sweep: str, path: pathlib.Path, out: pathlib.Path,
+    prepare: Sequence[str],
+) -> str:  # fmt: skip
+    """The text of a script: "slurm", an array job, or "tpu", a pod for each run.
+
+    `runs` are (name, flags of rpg_jax.train), `path` is where the script will lie, and `prepare` the command that, with
+    --prepare=NAME, gives a run its warm start; empty if runs have none.
+    """
+    return SCRIPTS.get_template(f"{kind}.sh.jinja").render(
+        count=len(runs), sweep=sweep, script=path, out=shlex.quote(str(out)), prepare=shlex.join(prepare),
+        name=re.sub("[^a-z0-9]+", "-", f"rpg-{out.name}".lower()).strip("-")[:50],  # as pods may be named
+        runs=[shlex.quote(shlex.join([name, *flags])) for name, flags in runs],
+    )  # fmt: skip
+
+
+def table(out: pathlib.Path, sweep: Sweep, failed: Container[str]) -> str:
+    """Held-out accuracy of each variant over the seeds that are done; `failed` has the names of runs that failed."""
+    summaries = [read_json(out / run.name / "summary.json") for run in sweep.runs]
+    columns = ACCURACIES | {"wall_seconds": MINUTES}
+    runs = pd.DataFrame([summary or {} for summary in summaries]).reindex(columns=list(columns)).rename(columns=columns)
+    runs = runs.astype(float).assign(done=[summary is not None for summary in summaries])
+    runs["failed"] = [run.name in failed for run in sweep.runs]
+    runs[MINUTES] /= 60
+    variants = runs.groupby([run.variant for run in sweep.runs], sort=False)
+    counts = variants[["done", "failed"]].sum()
+    counts["done"] = counts["done"].astype(str) + "/" + variants.size().astype(str)
+    formats = dict.fromkeys(ACCURACIES.values(), "{:.1%}".format) | {MINUTES: "{:.1f}".format}
+    lines = counts.join(variants[list(formats)].mean()).to_string(formatters=formats, na_rep="-", line_width=width())
+    return f"{sweep.file}, held-out mean@k over the seeds that are done\n{lines}"

@@ -1,6 +1,7 @@
 """Runs commands, some at once, each at most once at a time even when several pools share their folder."""
 
 import dataclasses
+import glob
 import os
 import pathlib
 import queue
@@ -12,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 
-from rpg_jax.lab.sweeping import machine
 from rpg_jax.run.cli import PREEMPTED
 from rpg_jax.storage.workdir import lock
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 60.0  # between two lines of progress while no task ends
+A_RUN = 2**30  # bytes of memory that a run is taken to need
+ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*", "/dev/kfd")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Pool:
         self.tasks, self.at_once, self.should_stop = tasks, min(at_once, len(tasks)), should_stop
         self.broken, self.running, self.failed, self.seconds, self.ended = threading.Event(), [], {}, [], 0
         self.cores = queue.SimpleQueue()
-        for share in machine.share_cores(self.at_once):
+        for share in share_cores(self.at_once):
             self.cores.put(share)
 
     def run(self) -> dict[str, int]:
@@ -138,3 +140,23 @@ def last_line(path: pathlib.Path) -> str:
     """The last line of a log that is not blank, and where to read on."""
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return f"{lines[-1]} (see {path})" if lines else f"see {path}"
+
+
+def cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def carries() -> int:
+    """Runs at once: one for each core and GiB of free memory, or one if there are accelerators, which a run takes."""
+    on_cpu = os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
+    if not on_cpu and any(glob.glob(pattern) for pattern in ACCELERATORS):
+        return 1
+    pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else sys.maxsize
+    return max(1, min(len(cores()), pages * os.sysconf("SC_PAGE_SIZE") // A_RUN))
+
+
+def share_cores(at_once: int) -> list[list[int]]:
+    """The cores of each of `at_once` runs: equal shares, or one core each where there are more runs than cores."""
+    have = cores()
+    return [have[run::at_once] if at_once <= len(have) else [have[run % len(have)]] for run in range(at_once)]

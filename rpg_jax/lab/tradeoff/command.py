@@ -1,7 +1,6 @@
-"""The work of `python -m rpg_jax.study tradeoff`: from its flags to a grid, a table and figures."""
+"""The work of `python -m rpg_jax.tradeoff`: from its flags to a grid, a table and figures."""
 
 import json
-import math
 import time
 from types import SimpleNamespace
 
@@ -11,8 +10,8 @@ import pandas as pd
 from rpg_jax import InputError
 from rpg_jax.exact.verification import Case
 from rpg_jax.lab import verification
-from rpg_jax.lab.settings import Grid, parsed
 from rpg_jax.lab.tradeoff import figures, measure, tables
+from rpg_jax.lab.tradeoff.settings import Grid, parsed
 from rpg_jax.run.target import json_file, writable
 from rpg_jax.storage.logs import jsonable, write_text_atomic
 
@@ -22,11 +21,13 @@ _OF_FORMS = ("epsilons", "ceilings", "betas", "divergences")  # what an objectiv
 def main(options: SimpleNamespace) -> None:
     """Measures the built-in forms, or --objective; writes into --out and --json, and prints the clips."""
     started, output = time.monotonic(), json_file(options.json)
-    grid, folder, case = parsed(Grid, options), writable("out", options.out), verification.chosen_case(options)
+    grid, folder, case = parsed(options), writable("out", options.out), verification.chosen_case(options)
     table = measure.measure(grid) if case is None else measured(grid, case, options.given)
     medians = tables.tradeoff(table, grid.samples)
-    print("Bias (of |∇J|), variance of one sample (of |∇J|²), and N*: with fewer samples the clip lowers the error.")
-    verification.print_rows(*clips(medians))
+    print("Squared bias and variance of one sample over |∇J|², and N*: with fewer samples the clip lowers the error.")
+    at = tables.like_first(tables.shown(medians), ["samples"])  # none of the three depends on N
+    columns = ["level", "label", "direction", "kl", "bias_squared", "variance", "n_star"]
+    print(at[columns].to_string(index=False, float_format="{:.3g}".format, na_rep="-"))
     files = {"tradeoff.csv": medians.to_csv(index=False, float_format="%.8g")}
     files |= {f"{name}.svg": svg + "\n" for name, svg in figures.draw(table, medians, grid.samples).items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,23 +50,3 @@ def measured(grid: Grid, case: Case, given: set[str]) -> pd.DataFrame:
     if broken := (~np.isfinite(gradients.variance + gradients.bias_squared)).sum():
         raise InputError(f"the gradient of {case.name} is not finite in {broken} of {len(gradients)} situations")
     return table
-
-
-def clips(medians: pd.DataFrame) -> tuple[tuple, list[tuple]]:
-    """A table's header and rows: bias in percent of |∇J|, one sample's variance over |∇J|², and N*, by distance."""
-    at = tables.like_first(tables.shown(medians), ["samples"])  # none of the three depends on N
-    rows: dict[tuple, list[str]] = {}
-    for row in at.itertuples():
-        key = (row.level, row.label, row.direction)
-        star = "" if row.clip == "none" else f", {_star(row.n_star)}"
-        bias = f"{100 * math.sqrt(row.bias_squared):.3g} %" if row.bias_squared > tables.TINY else "0"
-        rows.setdefault(key, [*key]).append(f"{bias}, {row.variance:.3g}{star}")
-    header = ("level", "clip", "direction", *(f"KL {kl:g}: bias, variance, N*" for kl in at.kl.unique()))
-    return header, [tuple(row) for row in rows.values()]
-
-
-def _star(n: float) -> str:
-    """An N*, in words at its ends."""
-    if n == 0 or math.isinf(n):
-        return "always" if n else "never"
-    return f"{n:,.0f}" if n >= 10 or n % 1 == 0 else f"{n:.1f}"

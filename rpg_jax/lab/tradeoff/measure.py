@@ -12,8 +12,8 @@ import pandas as pd
 from rpg_jax import InputError
 from rpg_jax.exact.certify import Target
 from rpg_jax.exact.enumeration import every_sequence
-from rpg_jax.lab.settings import Grid
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, Situations, measurer, situations, with_settings
+from rpg_jax.lab.tradeoff.settings import Grid
 from rpg_jax.objectives import CLIPS, TrustRegion, make
 from rpg_jax.objectives.registry import RPG_FORMS
 from rpg_jax.storage.logs import Progress

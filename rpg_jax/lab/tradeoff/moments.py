@@ -93,15 +93,8 @@ def exact_gradients(
 
 
 def in_chunks(function: Callable, arguments: Any, size: int) -> Any:
-    """jax.vmap(function) over the leading axis of a tree, as many at once as make CHUNK if each has `size` numbers.
-
-    The chunk's length divides the axis, because a remainder would be compiled a second time.
-    """
-    count = len(jax.tree.leaves(arguments)[0])
-    batch = next(n for n in range(max(1, min(count, CHUNK // size)), 0, -1) if count % n == 0)
-    chunks = jax.tree.map(lambda x: x.reshape(-1, batch, *x.shape[1:]), arguments)
-    results = jax.lax.map(jax.vmap(function), chunks)
-    return jax.tree.map(lambda x: x.reshape(count, *x.shape[2:]), results)
+    """`function` over the leading axis of a tree, as many at once as make CHUNK if each has `size` numbers."""
+    return jax.lax.map(function, arguments, batch_size=max(1, CHUNK // size))
 
 
 def measurer(

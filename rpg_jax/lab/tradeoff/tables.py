@@ -3,12 +3,11 @@
 Everything is relative to ∇J: a squared bias, variance or mean squared error of 1 is that of estimating zero.
 """
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.special import bdtrc  # (m, n, share): the probability of more than m successes in n draws
+from scipy.stats import binom
 
 from rpg_jax.lab.tradeoff.measure import Form
 
@@ -16,18 +15,6 @@ TINY = 1e-20  # relative squared bias of what is exact in float64; exact forms c
 FORM = list(Form._fields)
 WHERE = ["direction", "kl"]
 TARGET = ["divergence", "level", "beta", *WHERE]  # which J, held at which policies
-
-
-@functools.cache
-def _ranks(count: int, level: float = 0.95) -> tuple[int, int]:
-    """Order statistics of `count` values that bound the bootstrap of their median, which is summed, not drawn.
-
-    A resample's m-th smallest is at most the k-th smallest value if at least m of `count` draws are among k values.
-    """
-    share, below, above = np.arange(1, count + 1) / count, (count + 1) // 2, count // 2 + 1  # the two middle ones
-    low = np.argmax(bdtrc(below - 1, count, share) >= (1 - level) / 2)
-    high = np.argmax(bdtrc(above - 1, count, share) >= (1 + level) / 2)
-    return int(low), int(high)
 
 
 def grouped(table: pd.DataFrame, keys: list[str]):
@@ -38,8 +25,9 @@ def grouped(table: pd.DataFrame, keys: list[str]):
 def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """A row for each value of the keys: of every other column the median over problems, of a bool its share.
 
-    With `_low` and `_high` it has the ends of each median's 95 % percentile bootstrap interval, exactly. A value that
-    is undefined in one problem, as the cosine of a gradient that is 0, is NaN.
+    With `_low` and `_high` it has the ends of each median's 95 % interval, which are order statistics: how many values
+    lie below the median is binomial. A value that is undefined in one problem, as the cosine of a gradient that is 0,
+    is NaN.
     """
     groups = grouped(table, keys)
     values = [name for name in table if name not in keys]
@@ -47,11 +35,11 @@ def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     medians = groups[[name for name in values if name not in shares]]
     sizes = groups.size()
     count, defined = int(sizes.max()), medians.count().eq(sizes, axis=0)
-    low, high = (rank / max(1, count - 1) for rank in _ranks(count))
+    low = binom.ppf(0.025, count, 0.5) / max(1, count - 1)
     parts = [
         medians.median().where(defined),
         medians.quantile(low, interpolation="nearest").where(defined).add_suffix("_low"),
-        medians.quantile(high, interpolation="nearest").where(defined).add_suffix("_high"),
+        medians.quantile(1 - low, interpolation="nearest").where(defined).add_suffix("_high"),
         groups[shares].mean(),
     ]
     return pd.concat(parts, axis=1).reset_index()

@@ -1,4 +1,4 @@
-"""The settings of the two studies, which are their flags as well. It imports nothing that is slow."""
+"""The settings of a trade-off, which are its flags as well. It imports nothing that is slow."""
 
 import math
 from collections import namedtuple
@@ -7,7 +7,7 @@ from typing import Any
 from rpg_jax import InputError
 
 _EPSILONS = ((0.2, 0.28), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.8, 0.8))
-GRID = {  # of `study tradeoff`: name -> default and meaning; tables and figures show the first of most lists
+GRID = {  # name -> default and meaning; tables and figures show the first of most lists
     "vocab": (3, "tokens to choose from"),
     "length": (4, "tokens of a sequence"),
     "problems": (100, "random ones, of which medians are taken"),
@@ -19,19 +19,7 @@ GRID = {  # of `study tradeoff`: name -> default and meaning; tables and figures
     "divergences": (("urkl",), "divergences to the behavior policy"),
     "seed": (0, "of the problems"),
 }
-SAMPLED = {  # of `study oracle`; responses are counted over all blocks, and each block has as many of every prompt
-    "lengths": ((16, 64, 256), "tokens of a response"),
-    "ages": ((4, 16, 64, 256), "optimizer updates since the behavior policy; at 0 all estimators are the same"),
-    "groups": ((2, 4, 8), "G, responses to a prompt that share a baseline"),
-    "fresh": (16384, "responses of the current policy, for the reference gradient"),
-    "stale": (4096, "responses of the behavior policy"),
-    "blocks": (8, "independent parts of either, from which errors are estimated"),
-    "prompts": (64, "distinct prompts"),
-    "seed": (0, "of parameters, prompts and responses"),
-    "parallel": (2, "lengths and ages that are measured at a time"),
-}
 Grid = namedtuple("Grid", GRID, defaults=[default for default, _ in GRID.values()])
-Sampled = namedtuple("Sampled", SAMPLED, defaults=[default for default, _ in SAMPLED.values()])
 
 
 def written(value: Any) -> str | int:
@@ -42,14 +30,14 @@ def written(value: Any) -> str | int:
     return ",".join(pairs or [f"{one:g}" if isinstance(one, float) else str(one) for one in value])
 
 
-def parsed(kind: type, options: Any) -> Any:
-    """The `Grid` or `Sampled` that flags ask for; `InputError` for a value that is no number, or no whole one."""
+def parsed(options: Any) -> Grid:
+    """The grid that flags ask for; `InputError` for a value that is no number, or no whole one."""
     values = {}
-    for name, default in kind()._asdict().items():
+    for name, default in Grid()._asdict().items():
         value = getattr(options, name)
         one = _bounds if name == "epsilons" else type(default[0]) if isinstance(default, tuple) else None
         values[name] = tuple(_number(name, one, word) for word in value) if one else value
-    return kind(**values)
+    return Grid(**values)
 
 
 def _number(flag: str, kind: Any, word: str) -> Any:

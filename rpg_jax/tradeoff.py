@@ -1,7 +1,7 @@
 """Computes bias, variance and mean squared error of the gradient from N samples, exactly.
 
-    python -m rpg_jax.study tradeoff --out=FOLDER
-    python -m rpg_jax.study tradeoff --objective=my_file.py:my_objective --out=FOLDER
+    python -m rpg_jax.tradeoff --out=FOLDER
+    python -m rpg_jax.tradeoff --objective=my_file.py:my_objective --out=FOLDER
 
 For each clip, epsilon, c, beta, level and estimator, or for --objective, at policies a given KL away. A table here, CSV
 and figures in --out. `python -m rpg_jax.verify --help` says what a function of your own takes and returns.
@@ -9,16 +9,22 @@ and figures in --out. `python -m rpg_jax.verify --help` says what a function of 
 
 from absl import flags
 
-from rpg_jax.lab.settings import GRID, written
-from rpg_jax.run.flags import define_objective, define_settings
+from rpg_jax.lab.tradeoff.settings import GRID, written
+from rpg_jax.run import cli
+from rpg_jax.run.flags import define_objective
 
 flags.DEFINE_string("out", "runs/tradeoff", "folder of CSV files and figures")
 flags.DEFINE_string("json", None, "file to write every table to")
 define_objective()
-define_settings({name: (written(default), meaning) for name, (default, meaning) in GRID.items()})
+for name, (default, meaning) in GRID.items():
+    (flags.DEFINE_integer if isinstance(default, int) else flags.DEFINE_list)(name, written(default), meaning)
 
 
 def main(options):
     from rpg_jax.lab.tradeoff import command
 
     return command.main(options)
+
+
+if __name__ == "__main__":
+    cli.run(main)

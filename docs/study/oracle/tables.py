@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from rpg_jax.lab.oracle.measure import KEYS
-from rpg_jax.lab.reporting.page import table as markdown_table
+from oracle.measure import KEYS
 
 BASELINE = "token"
 LARGEST_ERROR = 0.05  # of the reference gradient, as a share of its norm, at a point that is shown
@@ -112,64 +111,3 @@ def estimates(kept: pd.DataFrame) -> pd.DataFrame:
 def shown(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the points whose reference gradient is known well enough."""
     return table[table.reference_error < LARGEST_ERROR]
-
-
-def verdict(row: pd.Series) -> str:
-    """N* in words, for a table."""
-    if row.estimator == BASELINE:
-        return "-"
-    if row.updates == 0 or (abs(row.variance_saved) < 1e-6 and abs(row.bias_added) < 1e-6):
-        return "same"
-    sure = abs(row.bias_added) > 1.96 * row.bias_added_error
-    if row.variance_saved <= 0:
-        return "never" if row.bias_added > 0 or not sure else "only above"
-    if row.bias_added <= 0:
-        return "always" if sure else f"> {row.n_star_low:.0f}"
-    return (
-        f"{row.n_star:.0f} ({row.n_star_low:.0f} – {spelled(row.n_star_high)})" if sure else f"> {row.n_star_low:.0f}"
-    )
-
-
-def spelled(number: float) -> str:
-    return "∞" if np.isinf(number) else f"{number:.0f}"
-
-
-def points(table: pd.DataFrame) -> str:
-    """A row for each length and age: how far the policy has gone, and whether the point is shown."""
-    at = table.drop_duplicates(["length", "updates"])
-    header = ["length, updates", "KL, nats", "reward", "tokens out of 0.8 … 1.28", "ESS, tokens", "ESS, responses"]
-    header += ["error of the reference", "shown"]
-    return markdown_table(header, [
-        [f"{row.length}, {row.updates}", f"{row.kl:.3g}", f"{row.reward:.3f}", f"{row.outside:.2%}",
-         f"{row.token_ess:.1%}", f"{row.sequence_ess:.2%}", f"{row.reference_error:.1%}",
-         "yes" if row.reference_error < LARGEST_ERROR else "no"]
-        for row in at.itertuples()
-    ])  # fmt: skip
-
-
-def comparison(table: pd.DataFrame, group: int) -> str:
-    """A row for each length, age and estimator at one group size."""
-    header = ["length, updates, estimator", "squared bias", "± 1 s.e.", "variance of a group", f"cosine at {BATCH}"]
-    header += ["cosine at ∞", "N*"]
-    at = shown(table)
-    at = at[(at.group == group) & ((at.updates > 0) | (at.estimator == BASELINE))]
-    return markdown_table(header, [
-        [f"{row.length}, {row.updates}, {row.estimator}", f"{row.bias:.4f}", f"{row.bias_error:.4f}",
-         f"{row.variance:.3g}", "none" if np.isnan(row.cosine) else f"{row.cosine:.3f}",
-         f"{row.direction:.3f}" if row.direction_error < LARGEST_ERROR else "not known", verdict(row)]
-        for row in at.itertuples()
-    ])  # fmt: skip
-
-
-def groups(table: pd.DataFrame, estimator: str) -> str:
-    """Variance of N responses times N, and N* of one estimator, for each group size: P and G varied apart."""
-    at, header = shown(table), ["length, updates"]
-    sizes = sorted(at.group.unique())
-    header += [f"variance · N, G = {size}" for size in sizes] + [f"N*, G = {size}" for size in sizes]
-    rows = []
-    for (length, updates), point in at[at.updates > 0].groupby(["length", "updates"]):
-        base = point[point.estimator == BASELINE].set_index("group")
-        own = point[point.estimator == estimator].set_index("group")
-        rows.append([f"{length}, {updates}", *(f"{base.variance[size] * size:.3g}" for size in sizes)])
-        rows[-1] += [verdict(own.loc[size]) for size in sizes]
-    return markdown_table(header, rows)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from rpg_jax.lab.oracle import tables
+from oracle import tables
 from rpg_jax.lab.reporting.figures import line_panels, svg_figure
 from rpg_jax.lab.reporting.style import COLORS, INK, frame, logarithmic
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rpg_jax.lab.oracle import task
+from oracle import task
 from rpg_jax.models import Model, ModelConfig, unstack_layers
 from rpg_jax.objectives.advantages import leave_one_out
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer

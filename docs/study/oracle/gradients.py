@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from rpg_jax.lab.oracle import task
-from rpg_jax.lab.oracle.estimators import ESTIMATORS, SIGNS, every_coefficient
-from rpg_jax.lab.oracle.policies import logprobs
+from oracle import task
+from oracle.estimators import ESTIMATORS, SIGNS, every_coefficient
+from oracle.policies import logprobs
 from rpg_jax.models import Model
 from rpg_jax.objectives.advantages import leave_one_out
 from rpg_jax.types import Params

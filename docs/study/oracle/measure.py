@@ -7,21 +7,35 @@ can be computed from it, with its error: independent blocks have independent noi
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import pandas as pd
 
+from oracle import task
+from oracle.estimators import ESTIMATORS
+from oracle.gradients import fresh_block, stale_block
+from oracle.policies import DEMONSTRATIONS, TRAINING, logprobs, respond, training, transformer, warm_start
 from rpg_jax import InputError
-from rpg_jax.lab.oracle import task
-from rpg_jax.lab.oracle.estimators import ESTIMATORS
-from rpg_jax.lab.oracle.gradients import fresh_block, stale_block
-from rpg_jax.lab.oracle.policies import DEMONSTRATIONS, TRAINING, logprobs, respond, training, transformer, warm_start
-from rpg_jax.lab.settings import Sampled
 from rpg_jax.models import Model
 from rpg_jax.types import Params
 
 KEYS = ("length", "updates", "group", "estimator")
+
+
+class Sampled(NamedTuple):
+    """What is sampled; responses are counted over all blocks, and each block has as many of every prompt."""
+
+    lengths: tuple[int, ...] = (16, 64, 256)  # tokens of a response
+    ages: tuple[int, ...] = (4, 16, 64, 256)  # updates since the behavior policy; at 0 all estimators are the same
+    groups: tuple[int, ...] = (2, 4, 8)  # G, responses to a prompt that share a baseline
+    fresh: int = 16384  # responses of the current policy, for the reference gradient
+    stale: int = 4096  # responses of the behavior policy
+    blocks: int = 8  # independent parts of either, from which errors are estimated
+    prompts: int = 64  # distinct ones
+    seed: int = 0  # of parameters, prompts and responses
+    parallel: int = 2  # lengths and ages that are measured at a time
 
 
 def samples(settings: Sampled, responses: int) -> int:
