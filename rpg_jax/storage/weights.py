@@ -84,11 +84,8 @@ def save_orbax(directory, params: Any) -> None:
 def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str = "model") -> None:
     """Writes a training tree as `NAME.safetensors`, or, when it needs several files, as numbered ones with an index.
 
-    Args:
-      directory: an existing folder.
-      params: fully addressable arrays, float32, float16 or bfloat16.
-      max_shard_bytes: the most bytes of tensors in a file; a larger tensor gets a file of its own.
-      name: of the file, or of the files before their numbers.
+    `params` are fully addressable arrays, float32, float16 or bfloat16. A file has at most `max_shard_bytes` of
+    tensors; a larger tensor gets one of its own.
     """
     directory, leaves = pathlib.Path(directory), _named(params)
     groups, filled, done = [[]], 0, 0  # tensors of each file, bytes in the last file, tensors written
@@ -97,8 +94,7 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
         def make(place):
             nonlocal done
             progress(done := done + 1)
-            tensor = np.asarray(_taken(leaves[place.leaf], place.index))
-            return tensor.T if place.transposed else tensor
+            return np.asarray(_taken(leaves[place.leaf], place.index, place.transposed))
 
         for tensor, place in _places(leaves).items():
             dtype = leaves[place.leaf].dtype
@@ -229,12 +225,20 @@ def _load_safetensors(directory, leaves):
     stored, placement, arrays = _check_safetensors(directory, leaves), _places(leaves), {}
 
     def read(name):
+        """(the tensor's shape on disk, how it is divided there, what reads a shard of it)."""
         place = placement[name]
-        sharding = _layer_sharding(leaves[place.leaf], place)
-        shape = place.shape[::-1] if place.transposed else place.shape
-        shards = sharding.addressable_devices_indices_map(shape).values()
-        parts = tensor_files.read(name, stored[name], shards, place.transposed)
-        return name, shape, sharding, lambda shard: parts[tensor_files.shard_bounds(shard, shape)]
+        sharding = _stored_sharding(leaves[place.leaf], place)
+        rows = [
+            index[0].indices(place.shape[0]) for index in sharding.addressable_devices_indices_map(place.shape).values()
+        ]
+        first, last = min(start for start, *_ in rows), max(stop for _, stop, _ in rows)
+        block = tensor_files.read(name, stored[name], first, last)
+
+        def shard(index):
+            start, stop, _ = index[0].indices(place.shape[0])
+            return block[(slice(start - first, stop - first), *index[1:])]
+
+        return name, place.shape, sharding, shard
 
     unchecked = None
     with Progress("loading tensors", 0, len(placement)) as progress:
@@ -243,7 +247,7 @@ def _load_safetensors(directory, leaves):
             if place.index and not any(place.index):
                 arrays[place.leaf] = _maker(leaf.shape, leaf.dtype, _sharding(leaf))()
             tensor = jax.make_array_from_callback(*parts)
-            write = _writer(leaf.dtype, _sharding(leaf))
+            write = _writer(leaf.dtype, _sharding(leaf), place.transposed)
             arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.index)
             if unchecked is not None:  # the previous tensor: this one's check would wait for its write
                 _refuse_not_finite(*unchecked)
@@ -268,12 +272,13 @@ def _sharding(leaf):
     return leaf.sharding or SingleDeviceSharding(jax.devices()[0])
 
 
-def _layer_sharding(leaf, place):
-    """The sharding of one tensor, in our orientation, with which writing it into the leaf moves no data."""
+def _stored_sharding(leaf, place):
+    """The sharding of one tensor as it is on disk, with which writing it into the leaf moves no data."""
     sharding = _sharding(leaf)
-    if not place.index or not isinstance(sharding, NamedSharding):
+    if not isinstance(sharding, NamedSharding):
         return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(place.index) :]))
+    spec = (*sharding.spec, *[None] * (len(leaf.shape) - len(sharding.spec)))[len(place.index) :]
+    return NamedSharding(sharding.mesh, PartitionSpec(*(spec[::-1] if place.transposed else spec)))
 
 
 @functools.cache
@@ -283,14 +288,14 @@ def _maker(shape, dtype, sharding):
 
 
 @functools.cache
-def _writer(dtype, sharding):
+def _writer(dtype, sharding, transposed):
     """The jitted `write(leaf, tensor, index) -> (leaf, whether the tensor is finite)`; the leaf is donated.
 
     Where `index` is (), the tensor, cast, is the leaf.
     """
 
     def write(leaf, tensor, index):
-        tensor, finite = _cast(tensor, dtype)
+        tensor, finite = _cast(tensor.T if transposed else tensor, dtype)
         if not index:
             return tensor, finite
         entry = tensor.reshape(*(1,) * len(index), *tensor.shape)
@@ -306,9 +311,9 @@ def _cast(x, dtype):
     return x, jnp.isfinite(jnp.max(jnp.abs(x)))  # max keeps a NaN; six times as fast as isfinite of all
 
 
-@jax.jit
-def _taken(leaf, index):
-    """An entry of a leaf's leading axes; the whole leaf for ()."""
+@partial(jax.jit, static_argnames="transposed")
+def _taken(leaf, index, transposed):
+    """An entry of a leaf's leading axes, the whole leaf for (), as it is on disk."""
     for axis in index:
         leaf = jax.lax.dynamic_index_in_dim(leaf, axis, keepdims=False)
-    return leaf
+    return leaf.T if transposed else leaf
