@@ -39,18 +39,8 @@ flags.DEFINE_integer("rows", None, "Problems between two writes; the run's gener
 flags.DEFINE_integer("seed", None, "Of the sampling noise; the run's, or 0.", lower_bound=0)
 flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; what gives the run's accuracy, or dapo.")
 flags.DEFINE_bool("network", False, "Let --reward=FILE.py:NAME use the network.")
-flags.DEFINE_enum(
-    "extraction",
-    None,
-    ["stated", "boxed", "tags", "number", "text"],
-    "Where answers to gym: problems are looked for; the run's, or stated.",
-)
-flags.DEFINE_enum(
-    "wording",
-    None,
-    ["paper", "none", "calculator"],
-    "What makes a user message of a problem that is text; the run's, or paper.",
-)
+flags.DEFINE_string("extraction", None, "As reward.extraction, for gym: problems; the run's, or stated.")
+flags.DEFINE_string("wording", None, "As data.wording: makes a user message of a problem's text; the run's, or paper.")
 flags.DEFINE_string("tokenizer", None, "Folder of a --checkpoint's tokenizer; its own if unset.")
 flags.DEFINE_string("template", None, "In place of a --checkpoint's chat template: plain, or a Jinja file.")
 flags.DEFINE_string("template_options", "{}", 'Variables of the chat template, as JSON: {"enable_thinking": false}.')

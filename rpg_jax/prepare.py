@@ -27,9 +27,7 @@ flags.DEFINE_string("tokenizer", None, "Folder of the model's tokenizer, to meas
 flags.DEFINE_string("chat_template", None, '"plain" or a Jinja file, in place of the tokenizer\'s own.')
 flags.DEFINE_integer("max_prompt", None, "Most tokens of a prompt; unlimited if unset.", lower_bound=1)
 flags.DEFINE_enum("overlong", None, ["drop", "refuse"], "What to do with longer prompts; drop if unset.")
-flags.DEFINE_enum(
-    "template", "paper", ["paper", "none", "calculator"], "What makes a user message of a problem's text."
-)
+flags.DEFINE_string("template", "paper", "What makes a user message of a problem's text, as data.wording of a config.")
 flags.DEFINE_enum(
     "conflicts", "refuse", ["refuse", "drop"], "What to do with a problem that comes with different answers."
 )

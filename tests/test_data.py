@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rpg_jax.data import Problem, ProblemStream, prepare, problems, prompt_rows, supervised_rows
 
-TASKS = {"arithmetic": dict(steps=2), "rewriting": {}}
+TASKS = {"arithmetic": dict(steps=2), "sorting": {}}
 TINY = dict(tasks=TASKS, train_size=40, heldout_size=10, seed=0, vocab_size=512)
 
 
@@ -27,7 +27,7 @@ def test_written_and_read_back_exactly(prepared):
         assert list(prepared.problems(split)) == expected
     every = splits["train"] + splits["heldout"]
     assert [problem.id for problem in every] == list(range(100))
-    assert [problem.task for problem in every[:4]] == ["arithmetic", "rewriting"] * 2
+    assert [problem.task for problem in every[:4]] == ["arithmetic", "sorting"] * 2
     assert {path.name for path in prepared.path.iterdir()} == {"problems", "settings.json", "tokenizer.model"}
     assert json.loads((prepared.path / "settings.json").read_text())["tasks"]["arithmetic"]["steps"] == 2
 
@@ -57,8 +57,8 @@ def test_a_damaged_folder_is_named(tmp_path, name):
 
 def test_a_tasks_problems_do_not_depend_on_the_other_tasks():
     both = problems.generate(TASKS, 5, 5, 0)["train"]
-    alone = problems.generate({"rewriting": {}}, 5, 5, 0)["train"]
-    assert [p.prompt for p in both if p.task == "rewriting"] == [p.prompt for p in alone]
+    alone = problems.generate({"sorting": {}}, 5, 5, 0)["train"]
+    assert [p.prompt for p in both if p.task == "sorting"] == [p.prompt for p in alone]
 
 
 def test_prepare_is_cached_by_content(tmp_path):
@@ -68,7 +68,7 @@ def test_prepare_is_cached_by_content(tmp_path):
     again = prepare(tmp_path, **TINY, log=lines.append)
     assert again.path == first.path and (again.path / "tokenizer.model").stat().st_mtime_ns == stamp
     assert len(lines) == 1 and "80 train, 20 heldout problems" in lines[0]
-    spelled_out = {"rewriting": {}, "arithmetic": dict(operand=9, steps=2)}
+    spelled_out = {"sorting": {}, "arithmetic": dict(operand=9, steps=2)}
     assert prepare(tmp_path, **TINY | dict(tasks=spelled_out), log=lines.append).path == first.path
     other = prepare(tmp_path, **TINY | dict(seed=1), log=lines.append)
     assert other.path != first.path and other.problems("train")[0] != first.problems("train")[0]

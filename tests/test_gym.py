@@ -212,7 +212,7 @@ def test_sets_are_loaded_by_title():
     assert len(train) == 30 and [problem.task for problem in heldout] == ["gym:chain_sum"] * 5 + ["gym:gcd"] * 4
     assert "State the final answer to the following arithmetic problem" in train[0].prompt and not lines
     assert sets.tasks == {"gym:chain_sum", "gym:gcd"}
-    with pytest.raises(ValueError, match="data.wording is 'mine'; known: paper, none"):
+    with pytest.raises(ValueError, match="the wording of problems is 'mine'; known: paper, none"):
         datasets.load(**titles, tokenizer=tokenizer, max_prompt=200, wording="mine")
 
 

@@ -196,13 +196,6 @@ def test_wandb_keeps_its_run_id_over_a_resume(tmp_path, monkeypatch):
     assert calls.log == [{"step": 1, "train/reward": 0.5}, {"step": 2, "train/reward": 0.5}] and calls.finished == 2
 
 
-def test_wandb_is_asked_for_and_absent(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    open_log(tmp_path).close()
-    with pytest.raises(ValueError, match="pip install wandb, or leave log.wandb unset"):
-        open_log(tmp_path, wandb="project")
-
-
 def test_progress_in_a_pipe_is_plain_lines(capfd, monkeypatch):
     clock = iter([0.0, 10.0, 10.5, 40.0, 40.1])
     monkeypatch.setattr(logs.time, "monotonic", lambda: next(clock))

@@ -24,15 +24,7 @@ class ChatTemplate:
     """A compiled Jinja chat template."""
 
     def __init__(self, source: str, where: str, variables: dict[str, str] | None = None):
-        """Compiles `source`.
-
-        Args:
-          where: the template's file, for errors.
-          variables: of every rendering, such as `bos_token` and `eos_token`.
-
-        Raises:
-          ValueError: a syntax error, naming `where`.
-        """
+        """Compiles `source` of the file `where`; `variables`, such as `bos_token`, are of every rendering."""
         self._where, self._variables = where, variables or {}
         try:
             self._template = _environment().from_string(source)
@@ -43,13 +35,8 @@ class ChatTemplate:
         """The text of `messages`, equal to that of transformers' `apply_chat_template(..., tokenize=False)`.
 
         Only the date differs: `strftime_now` is of 26 July 2024 on every day, so that prompts can be had again.
-
-        Args:
-          messages: each with `role` and `content`; keys whose value is None count as missing.
-          options: further variables of the template, JSON values, such as `enable_thinking=False`.
-
-        Raises:
-          ValueError: the template raised an error; names its file and the last message.
+        Messages have `role` and `content`; keys whose value is None count as missing. `options` are further variables,
+        such as `enable_thinking=False`. Raises ValueError, with the file and the last message, for its errors.
         """
         if not messages or not all(isinstance(message, dict) for message in messages):
             raise InputError(f"{self._where}: expected a list of messages (role and content), not {str(messages)[:80]}")

@@ -14,7 +14,7 @@ from rpg_jax.data import problems
 from rpg_jax.data.folding import fold, refuse_unjudged
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import listed, open_gym, open_source
-from rpg_jax.data.templates import TEMPLATES
+from rpg_jax.data.templates import named
 from rpg_jax.data.tokenizer import Tokenizer
 from rpg_jax.gym import PREFIX
 
@@ -42,21 +42,15 @@ def load(
       train: a folder made by `rpg_jax.prepare`, or a source that it reads, folded as by its defaults. Of reasoning-gym
         (`gym:FAMILY(...)`), training problems and held-out ones have different questions.
       heldout: several of these, or one string with commas between them.
-      tokenizer: has `render(messages, **options) -> str` and `encode_prompt(text) -> ids`.
-      max_prompt: the most tokens of a rendered prompt.
-      overlong: "drop" leaves out longer prompts and logs how many; "refuse" raises.
-      template_options: further arguments of the chat template.
-      wording: the template that makes a user message of a problem that is text, a name in `templates.TEMPLATES`.
+      max_prompt: the most tokens of a rendered prompt; longer ones are left out (overlong "drop") or raise ("refuse").
+      wording: the template that makes a user message of a problem that is text, a name that `templates.named` knows.
       judged: whether a rule judges responses; answers that no rule can find are then refused.
       log: called with one line about dropped prompts, and one about held-out problems that are trained on.
 
-    Raises:
-      ValueError: a set cannot be read, is empty, or has no problem within the limit; two held-out sets share a name;
-        the wording is unknown.
+    Raises ValueError for a set that cannot be read, is empty, or has no problem within the limit, and for two held-out
+    sets of one name.
     """
-    if wording not in TEMPLATES:
-        raise InputError(f"data.wording is {wording!r}; known: {', '.join(TEMPLATES)}")
-    settings = tokenizer, max_prompt, overlong, template_options or {}, TEMPLATES[wording], judged, log
+    settings = tokenizer, max_prompt, overlong, template_options or {}, named(wording), judged, log
     fit = functools.partial(_fit, *settings)
     training, trained, tasks = [], set(), set()
     if train:
@@ -105,11 +99,8 @@ def prompt_lengths(
 
 
 def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[[int], str]) -> np.ndarray:
-    """Indices of the prompts of at most `max_prompt` tokens.
-
-    Raises:
-      ValueError: no prompt is short enough, or one is too long and `overlong` is "refuse".
-    """
+    """Indices of the prompts of at most `max_prompt` tokens. Raises ValueError if there is none, and for a longer one
+    where `overlong` is "refuse"."""
     if overlong not in ("drop", "refuse"):
         raise InputError(f"overlong={overlong!r}; known: drop, refuse")
     kept = np.flatnonzero(lengths <= max_prompt)

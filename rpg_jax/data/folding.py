@@ -60,9 +60,8 @@ def fold(
       conflicts: "refuse" raises when the same messages come with different answers; "drop" leaves the problem out.
       progress: called with the number of rows read, every 4,096 rows.
 
-    Raises:
-      ValueError: naming the file, the row and the column of a value that is missing, null, empty or of a wrong type,
-        or both rows of contradicting answers; or no row at all.
+    Raises ValueError with file, row and column of a value that is missing, null, empty or of a wrong type, or with both
+    rows of contradicting answers; and where there is no row.
     """
     sources = list(sources)
     distinct, contradictions, read = {}, {}, 0  # {messages: (task, solution, answer, columns, first row)}
@@ -104,10 +103,7 @@ def fold(
 
 
 def columns_of(record: dict) -> dict[str, Any]:
-    """The columns of a row as JSON values.
-
-    Bytes are text, and dates ISO 8601; a column that JSON cannot hold, such as an image, is left out.
-    """
+    """The columns of a row as JSON values; one that JSON cannot hold, such as an image, is left out."""
     columns = {}
     for name, value in record.items():
         with contextlib.suppress(TypeError, ValueError):

@@ -25,8 +25,7 @@ _STOPS = ("eos", "eot", "eom")
 def files(metadata: dict[str, Any]) -> dict[str, dict | str]:
     """{file name: JSON values, or text} of the tokenizer, its chat template and the ids that end a response.
 
-    Raises:
-      ValueError: the tokenizer is of a kind that is not supported, or its keys contradict each other; names the key.
+    Raises ValueError, naming the key, for a kind that is not supported, or keys that contradict each other.
     """
     keys = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     ids = {name: _id(keys, f"{theirs}_token_id") for name, theirs in _NAMED.items()}

@@ -49,17 +49,10 @@ def prompt_rows(
     problems: Sequence[Problem], positions: Iterable[int], tokenizer: Tokenizer, length: int,
     key: str = "prompt_length",
 ) -> tuple:  # fmt: skip
-    """Rows of prompts (`encode_prompt`), padded on the right.
+    """Rows of prompts, padded on the right: (tokens i32[P, length], length i32[P], positions i32[P]).
 
-    Args:
-      positions: of the problems in the stream's order, or in the set that is evaluated; the noise depends on them.
-      length: tokens in a row; key: the config key of that limit, for the error.
-
-    Returns:
-      (tokens i32[P, length], length i32[P], positions i32[P]).
-
-    Raises:
-      ValueError: a prompt is longer; names the first such problem.
+    `positions` are those of the problems in the stream's order, or in the set that is evaluated; the noise depends on
+    them. Raises ValueError, with the problem and the config `key` of the limit, for one of more than `length` tokens.
     """
     rows = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
     tokens, lengths = _pad(rows, problems, "prompt", length, tokenizer.pad_id, key)
@@ -67,16 +60,11 @@ def prompt_rows(
 
 
 def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key="sequence_length") -> tuple:
-    """Rows prompt ++ worked solution ++ EOS, padded on the right.
+    """Rows prompt ++ worked solution ++ EOS, padded on the right: (tokens i32[B, length], lengths i32[B], loss_mask
+    bool[B, length]), with the mask true on the solution's own turns and the EOS after each.
 
-    A solution of several turns has observations between them, each between two `TURN` characters.
-
-    Returns:
-      (tokens i32[B, length], lengths i32[B], loss_mask bool[B, length]); the mask is true on the solution's own turns,
-      with an EOS after each.
-
-    Raises:
-      ValueError: a row is longer than `length` tokens; names the first such problem, and `key`.
+    A solution of several turns has observations between them, each between two `TURN` characters. Raises ValueError as
+    `prompt_rows` does.
     """
     rows, masks = [], np.zeros((len(problems), length), bool)
     for mask, problem in zip(masks, problems, strict=True):

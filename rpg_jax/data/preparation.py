@@ -36,12 +36,9 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
       directory: the cache; the result lies in a subfolder named by a hash of the settings and of this package's source.
       tasks: {family: difficulty keys that differ from the family's defaults}.
       train_size, heldout_size: the number of problems of each task.
-      seed: of the problems, 0..2**32 - 1.
-      vocab_size: the most tokens of the vocabulary; simple texts need fewer.
       log: called with one line when the folder was made.
 
-    Raises:
-      ValueError: for an unknown task or key, or settings under which a split cannot be filled; leaves no folder.
+    Raises ValueError for an unknown task or key, or settings under which a split cannot be filled.
     """
     tasks = {name: check_difficulty(name, dict(difficulty)) for name, difficulty in sorted(tasks.items())}
     settings = dict(tasks=tasks, train_size=train_size, heldout_size=heldout_size, seed=seed, vocab_size=vocab_size)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from rpg_jax import InputError
+
 
 def paper(problem: str) -> str:
     """The prompt of DAPO-Math-17k and of the paper's evaluation sets; its rule reads the last `Answer:` line."""
@@ -26,3 +28,10 @@ def calculator(problem: str) -> str:
 
 
 TEMPLATES: dict[str, Callable[[str], str]] = {"paper": paper, "none": none, "calculator": calculator}
+
+
+def named(name: str) -> Callable[[str], str]:
+    """The template of that name; raises ValueError for another one."""
+    if name not in TEMPLATES:
+        raise InputError(f"the wording of problems is {name!r}; known: {', '.join(TEMPLATES)}")
+    return TEMPLATES[name]

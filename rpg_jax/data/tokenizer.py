@@ -141,12 +141,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
 def load_tokenizer(path, template: str | None = None) -> Tokenizer:
     """The tokenizer of a folder (`tokenizer.json`, else a SentencePiece `.model`) or of one such file.
 
-    Args:
-      template: replaces the folder's chat template: "plain", the messages' contents each ended by a newline, for models
-        without one; or a file with a Jinja template.
-
-    Raises:
-      ValueError: a file is missing, damaged, or contradicts the vocabulary; names the file.
+    `template` replaces the folder's chat template: "plain", the messages' contents each ended by a newline, for models
+    without one; or a file with a Jinja template. Raises ValueError, naming the file, where one is missing, damaged, or
+    contradicts the vocabulary.
     """
     path = pathlib.Path(path)
     if path.is_dir():

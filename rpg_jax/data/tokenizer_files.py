@@ -37,14 +37,8 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def special_tokens(folder: pathlib.Path, token_to_id: Callable[[str], int | None]) -> tuple[dict[str, str], list[str]]:
-    """Special tokens of `special_tokens_map.json` and `tokenizer_config.json`; the latter has precedence.
-
-    Returns:
-      ({"bos_token": "<s>", …} of the named tokens, list of all tokens).
-
-    Raises:
-      ValueError: a token is neither string nor AddedToken, or is not in the vocabulary; names its file and key.
-    """
+    """({"bos_token": "<s>", …} of the named tokens, all special tokens) of `special_tokens_map.json` and
+    `tokenizer_config.json`, which has precedence. Raises ValueError, with file and key, for what is no known token."""
     named, extra = {}, {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         settings = read_json(folder / file)
@@ -74,9 +68,7 @@ def special_tokens(folder: pathlib.Path, token_to_id: Callable[[str], int | None
 def stop_ids(folder: pathlib.Path, eos_id: int | None, vocab_size: int) -> tuple[int, ...]:
     """The tokenizer's EOS, if it has one, and the `eos_token_id` of `generation_config.json`, else of `config.json`.
 
-    Raises:
-      ValueError: an id is outside the vocabulary, or there is none.
-    """
+    Raises ValueError for an id outside of the vocabulary, or if there is none."""
     stops = [] if eos_id is None else [eos_id]
     for file in ("generation_config.json", "config.json"):
         value = read_json(folder / file).get("eos_token_id")
@@ -98,11 +90,8 @@ def stop_ids(folder: pathlib.Path, eos_id: int | None, vocab_size: int) -> tuple
 def chat_template(folder: pathlib.Path, variables: dict[str, str], template=None) -> ChatTemplate | None:
     """The chat template of a folder, found as transformers does, or None if it has none.
 
-    Args:
-      variables: the named special tokens; template: "plain" (`chat.PLAIN`) or a Jinja file to use instead.
-
-    Raises:
-      ValueError: a template does not compile, or a file holds none; names the file.
+    `variables` are the named special tokens; `template` is "plain" (`chat.PLAIN`) or a Jinja file to use instead.
+    Raises ValueError, naming the file, for a template that does not compile.
     """
     if template == "plain":
         return ChatTemplate(PLAIN, "template plain", variables)

@@ -198,14 +198,9 @@ def examine(
 ) -> dict[tuple[str, Condition], list[Gap]]:
     """Gaps of `count` random problems in every space and condition, those of `MOVED` too, in float64.
 
-    Args:
-      objective: with the contract of `rpg_jax.objectives`.
-      target: the objective whose gradient it should have.
-      mixture: one of `MIXTURES`, for sequences whose tokens were drawn by different policies.
-      companion: whether each sequence is in a batch with another one, see `sample_gradients`.
-
-    Returns:
-      (space name, condition) -> a Gap of each problem.
+    `objective` has the contract of `rpg_jax.objectives` and should have the gradient of `target`. `mixture` is one of
+    `MIXTURES`, for sequences with tokens of different policies; with `companion` each sequence is in a batch
+    with another one, see `sample_gradients`. Returns (space name, condition) -> a Gap of each problem.
     """
     results = {}
     with jax.enable_x64():

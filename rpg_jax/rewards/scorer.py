@@ -104,22 +104,16 @@ class Scorer:
             scored by their family unless the function is a user's.
           functions: in place of `function`, several of these, or one text with commas between them. Each is a reward
             named by its rule, its NAME, or a name of its own before it, "brief=FILE.py:NAME".
-          weights: {name of a reward: number} in the sum of rewards; 1 where a reward has none.
           evaluation: a function like these, or the name of a reward, whose score is the accuracy; None is the first.
-          workers: processes of each function; timeout_seconds: for one sample, after which its worker is killed.
-          memory_mb: address space of a worker, MiB.
           max_failures: the largest share of one call's samples on which a user's function may fail. What sympy or a
             family of reasoning-gym cannot score is wrong and does not count: the policy writes its input.
-          extraction: where answers to problems of reasoning-gym are looked for, a name in `answer.EXTRACTIONS`.
           network: whether a user's function may use the network. Other workers never do.
-          partial_credit: whether their scores between 0 and 1 are kept; otherwise they are 0.
           tasks: of the problems to come; the workers of those that are not named start with their first problem.
           generated: whether the problems are generated; a prepared set may have the name of a task with a verifier.
           environment: an `environments.Environment`, whose episodes' returns are a reward named "environment", the
             first, and the only one unless functions are named. `close` closes it.
 
-        Raises:
-          ValueError: when a function cannot be loaded, or for a setting out of range.
+        The others are keys of `reward` in configs/base.py. Raises ValueError when a function cannot be loaded.
         """
         if extraction not in EXTRACTIONS:
             raise InputError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
@@ -153,14 +147,8 @@ class Scorer:
         """Begins to score N pairs (problem, response); a problem has `id`, `task`, `prompt`, `answer` and `columns`.
 
         Rules judge at once, in this process; worker processes go on until `result()` of what is returned asks for them.
-
-        Args:
-          lengths: the tokens of each response.
-          rewards: false for the accuracy alone.
-          outcomes: with an environment, the `environments.Outcome` of each episode.
-
-        Raises:
-          ValueError: the workers of reasoning-gym cannot be started.
+        `lengths` are the responses' tokens, `outcomes` with an environment the `environments.Outcome` of each episode.
+        With `rewards` false only the accuracy is found. Raises ValueError if reasoning-gym's workers cannot be started.
         """
         lengths = [None] * len(items) if lengths is None else lengths
         named = self._rewards if rewards and not self._is_one else {}

@@ -58,17 +58,8 @@ def weighted_sum(
 def overlong_penalty(lengths: ArrayLike, maximum: int, buffer: int, factor: float = 1.0) -> np.ndarray:
     """Soft overlong punishment (DAPO, arXiv 2503.14476, equation 13), to be added to the reward.
 
-    0 up to `maximum - buffer` tokens, then linear down to `-factor` at `maximum` tokens and beyond.
-
-    Args:
-      lengths: [N] response lengths in tokens, EOS included.
-      maximum: the longest response, in tokens; buffer: the last tokens before it, over which the punishment grows.
-
-    Returns:
-      f32[N], in -factor..0.
-
-    Raises:
-      ValueError: unless 0 < buffer <= maximum.
+    f32[N] of response lengths [N] in tokens, EOS included: 0 up to `maximum - buffer`, then linear down to `-factor` at
+    `maximum` and beyond. Raises ValueError unless 0 < buffer <= maximum.
     """
     if not 0 < buffer <= maximum:
         raise InputError(f"overlong buffer={buffer} must be between 1 and the largest response length, {maximum}")

@@ -51,7 +51,7 @@ def guess(response: str, answer: str) -> bool:
     return bool(numbers) and low <= int(numbers[-1]) <= high
 
 
-VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "guess": guess, "sorting": word, "rewriting": word}
+VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "guess": guess, "sorting": word}
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:

@@ -129,11 +129,7 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     samples = model if sampler is mesh else build_model(config, problems.tokenizer, longest, sampler)
     teacher = build_teacher(config, model, problems.tokenizer, longest, mesh)
     check_pages(samples, sampler, rollout)
-    if rollout.recorded(model.config) and teacher is not None:  # refuses a model without experts, too
-        raise InputError(
-            "rollout.routes=record and reference.checkpoint: a teacher has routers of its own, or none, and what the "
-            "policy's chose says nothing to it; set rollout.routes=recompute"
-        )
+    rollout.recorded(model.config)  # refuses routes of a model without experts
     known = dict(generated="tasks" in config.data, tasks=() if "tasks" in config.data else problems.tasks)
     environment = build_environment(config, problems.tokenizer, model)
     judge = dict(evaluation=config.evaluation.function, environment=environment)

@@ -86,6 +86,11 @@ def check_teacher(config: ConfigDict) -> None:
             f"reference.checkpoint={folder} is a teacher, which stays as it is, and reference.mode={reference.mode} "
             f"renews the reference from the policy; set reference.mode=fixed, or unset reference.checkpoint"
         )
+    if folder and config.rollout.routes == "record":
+        raise InputError(
+            "rollout.routes=record and reference.checkpoint: a teacher has routers of its own, or none, and what the "
+            "policy's chose says nothing to it; set rollout.routes=recompute"
+        )
     if reference.dtype and not folder:
         raise InputError(f"reference.dtype={reference.dtype} is for a teacher: set reference.checkpoint, or unset it")
     if config.reward.function == NO_REWARD and config.rollout.dynamic_sampling:

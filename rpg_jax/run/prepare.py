@@ -9,7 +9,7 @@ from rpg_jax import InputError, data
 from rpg_jax.data import datasets, problems
 from rpg_jax.data.folding import Folded, fold, refuse_unjudged
 from rpg_jax.data.sources import FIELDS, listed, open_gym, open_source
-from rpg_jax.data.templates import TEMPLATES
+from rpg_jax.data.templates import named
 from rpg_jax.gym import PREFIX, families
 from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage.logs import Progress
@@ -92,7 +92,7 @@ def read_sources(options) -> Folded:
     sources = [open_source(title, fields, options.data_dir) for title in options.source if title not in gym]
     sources += open_gym(gym, options.split or "train") if gym else []
     with Progress("rows", 0, sum(source.total for source in sources), process_index=0) as progress:
-        folded = fold(sources, TEMPLATES[options.template], options.name, options.conflicts, progress)
+        folded = fold(sources, named(options.template), options.name, options.conflicts, progress)
     if options.answer_field is None:
         refuse_unjudged(folded.problems, folded.origins.__getitem__)
     return folded

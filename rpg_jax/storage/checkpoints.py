@@ -56,13 +56,9 @@ def checksum(x: jax.Array) -> jax.Array:
 class Checkpoints:
     """The checkpoints of one run, one folder per step: the newest `keep_last` and the one with the highest metric.
 
-    Every process of a job makes the same calls. Usable as a context manager; leaving it waits for the running save.
-
-    Args:
-      directory: local path or bucket URL; made when it does not exist.
-
-    Raises:
-      OSError: here, in `save` or in `close`, when the disk is full or read-only; earlier checkpoints stay as they were.
+    `directory` is a local path or a bucket's URL. Every process of a job makes the same calls. Usable as a context
+    manager; leaving it waits for the running save. Raises OSError, in `save` and `close`, too, when the disk is full or
+    read-only; earlier checkpoints stay as they were.
     """
 
     def __init__(self, directory, keep_last: int = 2):
@@ -85,11 +81,8 @@ class Checkpoints:
         """Copies `state` off the device and writes it in the background; with `wait`, returns when it is on disk.
 
         The first save after a `restore` also deletes the steps newer than the restored one, damaged or abandoned ones.
-
-        Args:
-          state: pytree of arrays; may be donated as soon as this returns.
-          extra: JSON values that `restore` gives back.
-          metric: ranks checkpoints; higher is better. None or NaN never counts as best.
+        The arrays of `state` may be donated as soon as this returns. `extra` are JSON values that `restore` gives back.
+        The highest `metric` is the best; None or NaN never is.
         """
         arrays = {name: _data(jnp.asarray(x)) for name, x in _named(state).items()}
         sums = _checksums(arrays)
@@ -106,12 +99,9 @@ class Checkpoints:
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict] | None:
         """The newest undamaged checkpoint, or that of `step`.
 
-        Args:
-          like: the pytree that was saved, of arrays or `ShapeDtypeStruct`; leaves are restored to its shardings.
-
-        Returns:
-          (step, state, extra), or None when nothing was saved. Each damaged checkpoint that was skipped is reported in
-          one line on stderr.
+        Leaves are restored to the shardings of `like`, the pytree that was saved, of arrays or `ShapeDtypeStruct`.
+        Returns (step, state, extra), or None when nothing was saved. Each damaged checkpoint that was skipped is
+        reported in one line on stderr.
 
         Raises:
           ValueError: `like` has other leaves, shapes or dtypes than the checkpoint; `step` does not exist.
@@ -269,10 +259,7 @@ class Checkpoints:
 
 
 def saved_steps(directory) -> list[int]:
-    """The completely written steps of a folder, in order; none if it does not exist.
-
-    Reads only, so that one process can watch what another saves.
-    """
+    """The completely written steps of a folder, in order, which another process may be saving into."""
     return sorted(ocp.utils.checkpoint_steps(directory))
 
 

@@ -53,9 +53,7 @@ class Gguf(NamedTuple):
 def read_header(file) -> Gguf:
     """The metadata of a file, and where its tensors are.
 
-    Raises:
-      ValueError: it is not there, truncated, damaged or of another format, or needs gguf, an architecture or a
-        quantization that is not there or not supported; names the file and the architecture or the tensor.
+    Raises ValueError, with the file and the architecture or the tensor, for what is damaged or not supported.
     """
     file = pathlib.Path(file)
     try:

@@ -45,11 +45,8 @@ def write_json_atomic(path, value: Any) -> None:
 def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None) -> tuple[list[dict], int]:
     """(rows, number of lines dropped): 1 when a kill cut the last line short, else 0. A missing file has no rows.
 
-    Args:
-      needs: keys that every row must have, and the types of their values.
-
-    Raises:
-      ValueError: another line is not a JSON object, or lacks such a key; names the file and the line.
+    Raises ValueError, with file and line, for another line that is no JSON object, or lacks a key of `needs`, which has
+    the types of their values.
     """
     try:
         lines = pathlib.Path(path).read_bytes().split(b"\n")
@@ -78,17 +75,14 @@ class RunLog:
     later will be computed again. A run without one starts with empty logs.
 
     Args:
-      workdir: the run's folder; exists.
       resume_step: the restored step, 0 for a new run.
       rows: what `rows()` returned when the restored checkpoint was saved, which stay; a log that has lost some since is
         reported in one line on stderr. None: no rows stay.
       config: settings that wandb records.
-      tensorboard: whether to write events under `workdir/tensorboard`.
       wandb: project name, or None for no wandb. The id in `workdir/wandb_id` makes a resumed run the same wandb run.
       process_index: index of this process in the job; only process 0 writes.
 
-    Raises:
-      ValueError: `wandb` is set and the package is not installed; a log holds a broken line.
+    Raises ValueError for a log that holds a broken line.
     """
 
     def __init__(
@@ -215,12 +209,8 @@ def _cut_back(path, step: int, count: int) -> int:
 
 
 def _wandb_run(workdir, project, config):
-    try:
-        import wandb
-    except ImportError:
-        raise InputError(
-            f"log.wandb is {project!r} and wandb is not installed; pip install wandb, or leave log.wandb unset"
-        ) from None
+    import wandb  # `build_settings` has found it
+
     file = workdir / "wandb_id"
     if not file.exists():
         write_text_atomic(file, uuid.uuid4().hex[:8])

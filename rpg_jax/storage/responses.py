@@ -17,14 +17,8 @@ class ResponseLog:
     """`responses.jsonl`, one object per response, and `settings.json`, the settings they were sampled with.
 
     Opening it reads what an interrupted evaluation left and deletes the responses of incompletely answered problems.
-
-    Args:
-      folder: made with the first response.
-      settings: JSON values, `k` among them, that must be equal for all responses of one file.
-      problems: those to be answered; `answered` keeps their order.
-
-    Raises:
-      ValueError: the folder holds responses made with other settings, or a broken line.
+    The folder is made with the first response. `settings`, JSON values with `k` among them, must be equal for all
+    responses of a file: others raise ValueError, as a broken line does.
     """
 
     def __init__(self, folder, settings: dict, problems: Sequence[Problem]):

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 
 from rpg_jax import InputError
-from rpg_jax.data.tasks import arithmetic, countdown, guess, rewriting, sorting
+from rpg_jax.data.tasks import arithmetic, countdown, guess, sorting
 
 SPLITS = ("train", "heldout")
 LARGEST = 10**9  # number in a problem, which NumPy draws as int64
@@ -37,7 +37,6 @@ TASKS = {
     "countdown": Task(countdown.generate, countdown.canonical),
     "guess": Task(guess.generate, guess.canonical),
     "sorting": Task(sorting.generate, sorting.canonical),
-    "rewriting": Task(rewriting.generate, rewriting.canonical),
 }
 
 

@@ -21,14 +21,8 @@ from rpg_jax.data.tasks import chains
 def generate(rng, *, numbers=5, used=2, largest=9, maximum=99, operators="+-", attempts=1):
     """One problem: `numbers` integers in 1..largest and a target in 1..maximum.
 
-    Args:
-      rng: numpy Generator.
-      numbers: how many numbers the problem gives; used: how many of them the worked solution uses.
-      operators: any of "+-*/", applied from left to right in the worked solution.
-      attempts: the most attempts that miss before the one that hits.
-
-    Raises:
-      ValueError: for settings under which no problem exists.
+    The worked solution uses `used` of the numbers with `operators`, any of "+-*/", applied from left to right, and at
+    most `attempts` attempts miss before the one that hits. Raises ValueError for settings without a problem.
     """
     chains.check_operators("countdown", operators)
     if not 2 <= used <= numbers:
