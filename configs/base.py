@@ -80,7 +80,7 @@ PREPARED = dict(  # the section `data` of problem sets on disk, as `python -m rp
     # Of reasoning-gym, gym:chain_sum(max_terms=2, size=300) + gcd(size=60); no question is in both.
     train=text(),  # [folder, file or gym:...] problems to train on
     heldout=texts(()),  # [folders, files or gym:...] problems to evaluate on; each set is reported under its own name
-    wording=text("paper"),  # [name] what makes a user message of a problem that is text: paper, none
+    wording=text("paper"),  # [name] what makes a user message of a problem that is text: paper, none, calculator
     tokenizer=text(None),  # [folder] of the tokenizer; unset: model.checkpoint
     overlong=text("refuse"),  # [name] prompts of more than rollout.max_prompt: refuse, drop
     template=text(None),  # [name or file] chat template: plain, or a Jinja file; unset: the tokenizer's own

@@ -16,6 +16,7 @@ import json
 import sys
 
 from configs import base
+from configs.real_model import pretrained
 from rpg_jax import InputError
 
 
@@ -40,21 +41,6 @@ def guess():
     )  # fmt: skip
 
 
-def pretrained(data, *, model, learner, learning_rate, **settings):
-    """RL on a pretrained model, with what differs."""
-    return base.get_config(
-        data,
-        model=dict(dtype="float32", remat="dots") | model,
-        behavior=dict(source="sampler"),
-        objective=dict(name="rpg", clip="rpg"),
-        learner=dict(scoring_rows=16, logprob_chunk=32) | learner,
-        optimizer=dict(name="adamw", learning_rate=learning_rate, warmup_steps=2),
-        evaluation=dict(every=8, k=4),
-        checkpoint=dict(every=2, keep_last=1),
-        **settings,
-    )
-
-
 def calculator():
     sums = "gym:chain_sum(min_terms=2, max_terms=2, min_digits=7, max_digits=9, size={})"
     return pretrained(
@@ -64,7 +50,7 @@ def calculator():
         environment=dict(name="calculator", max_turns=2, turn_tokens=40, stop=("</calc>",), memory_mb=1024),
         rollout=dict(prompts=8, samples=4, max_prompt=160, max_new=96, slots=32),
         learner=dict(minibatch_prompts=4, microbatch_rows=2, pack=True, packed_lengths=2),
-        learning_rate=5e-4,
+        optimizer=dict(learning_rate=5e-4),
     )
 
 
@@ -76,7 +62,7 @@ def textarena():
         environment=dict(name="textarena:GuessTheNumber-v0", max_turns=8, turn_tokens=16, memory_mb=2048),
         rollout=dict(prompts=16, samples=8, max_prompt=64, max_new=640, slots=64),
         learner=dict(minibatch_prompts=8, microbatch_rows=8),
-        learning_rate=1e-5,
+        optimizer=dict(learning_rate=1e-5),
     )
 
 

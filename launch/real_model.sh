@@ -72,7 +72,7 @@ fi
 evaluate() { # NAME CHECKPOINT
   local families heldout sampling
   for families in trained untrained; do
-    heldout="$("$python" -m configs.real_model "--heldout=$families" "$model")"
+    heldout="$("$python" -m configs.real_model "$families" "$model")"
     for sampling in "sampled --k=8" "greedy --k=1 --temperature=0"; do
       # shellcheck disable=SC2086 # flags after the first word
       set -- "$1" "$2" $sampling
@@ -85,4 +85,4 @@ evaluate before "$place/base"
 run "$python" -m rpg_jax.train --config="$config" --workdir="$place/run" --config.model.checkpoint="$place/base" "$@"
 [[ -e "$place/export" ]] || run "$python" -m rpg_jax.convert --workdir="$place/run" --target="$place/export" --which=last
 evaluate after "$place/export"
-run "$python" -m configs.real_model "$place"
+run "$python" -m launch.real_model_scores "$place"

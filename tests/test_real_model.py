@@ -15,6 +15,7 @@ import pytest
 from processes import finish, fork
 
 from configs import real_model
+from launch import real_model_scores
 from rpg_jax import gym
 
 pytest.importorskip("gguf")
@@ -109,7 +110,7 @@ def test_every_command_works_on_a_small_model(tmp_path):
         status, out, err = finish(*fork(*words, *SMALLER.get(name, ())))
         assert status == 0, f"{words}: {err[-2000:]}"
     four = ["evaluate"] * 4
-    assert done == ["convert", *four, "train", "convert", *four, "configs.real_model"]
+    assert done == ["convert", *four, "train", "convert", *four, "launch.real_model_scores"]
     trained, untrained = (
         flags for _, _, _, flags in (evaluations[f"before-sampled-{name}"] for name in ("trained", "untrained"))
     )
@@ -131,7 +132,7 @@ def test_every_command_works_on_a_small_model(tmp_path):
     assert [row[0] for row in rows[1:]] == ["trained", "gym:gcd", "untrained", "gym:lcm"]
     assert all(len(row) == 1 + 4 * len("60.5% (50.9% - 70.3%)".split()) for row in rows[1:])
     shutil.copytree(tmp_path, tmp_path / "seed1", ignore=lambda *_: ["base", "run", "export"])
-    status, out, err = finish(*fork("-m", "configs.real_model", tmp_path, tmp_path / "seed1"))
+    status, out, err = finish(*fork("-m", "launch.real_model_scores", tmp_path, tmp_path / "seed1"))
     one, other, both = out.split("\n\n")
     assert status == 0 and one == other and len(one.splitlines()) == len(rows), err
     names = [line.split("  ")[0] for line in both.splitlines()[1:]]
@@ -149,7 +150,7 @@ def test_the_constants_of_the_page_are_those_of_its_problems(tmp_path):
         folder.mkdir()
         (folder / "settings.json").write_text(json.dumps({"data": [titles[families]]}))
         (folder / "responses.jsonl").write_text("\n".join(rows))
-    table = [line.split() for line in real_model.table_of_constants(tmp_path).splitlines()[1:]]
+    table = [[name, *row] for name, *row in real_model_scores.table_of_constants(tmp_path).itertuples()]
     page = (ROOT / "docs/running.md").read_text().replace("*", "")
     for name, (_, _, scores, problems, new, _, *others) in zip(
         ("sums and differences", "products", "greatest common divisors", "least common multiples", "counting letters"),
