@@ -45,18 +45,6 @@ def gradient(name, arrays, mask, reference):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_an_empty_response_adds_nothing_whatever_it_holds(name):
-    arrays, reference = batch()
-    mask = np.ones(SHAPE, bool)
-    mask[1] = False
-    for value in (0.0, np.nan):
-        for array in (*arrays.values(), reference):
-            array[1] = value
-        loss, slope = gradient(name, arrays, mask, reference)
-        assert np.isfinite(loss) and np.isfinite(slope).all() and not slope[1].any()
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_responses_that_all_score_the_same_teach_nothing(name):
     """Without a divergence from a reference, that is: on policy, advantages of equal rewards are zero."""
     arrays, _ = batch()
