@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import pathlib
 import re
 
@@ -108,50 +107,6 @@ def test_as_printed_and_as_released():
     assert f"{min(costs):.1f} to {max(costs):.1f} points" in text
     rate = paired(last["algorithm-2-urkl"], last["as-released"])
     assert f"{rate[0]:.1f} ± {rate[1]:.1f} points" in page("docs/findings.md")
-
-
-def moments(row, keep):
-    """(|g|², |m|², m·g, variance of a group's gradient) of one estimator from the blocks `keep`."""
-    grid = {key: row[key].reshape(8, 8)[np.ix_(keep, keep)] for key in ("fresh_fresh", "stale_stale", "stale_fresh")}
-    n = len(keep)
-    g, m = ((grid[key].sum() - grid[key].trace()) / (n * n - n) for key in ("fresh_fresh", "stale_stale"))
-    return g, m, grid["stale_fresh"].mean(), row.square[keep].mean() - m
-
-
-def jackknifed(statistic):
-    """A statistic of the blocks that are kept, and its standard error."""
-    every = np.arange(8)
-    left = [statistic(np.delete(every, block)) for block in every]
-    return statistic(every), math.sqrt(7 * np.var(left))
-
-
-def test_stale_gradients():
-    kept = pd.read_parquet(STUDY / "oracle.parquet")
-    kept = kept[kept.group == 8].set_index(["length", "updates", "estimator"])
-    text, findings = page("docs/study/oracle.md"), page("docs/findings.md")
-    columns = ("token", "token, RPG-Style Clip", "token, truncated", "token, IcePop")
-
-    def cosine(row):
-        def at(keep):
-            g, m, product, variance = moments(row, keep)
-            return product / math.sqrt(g * (m + variance * 8 / 128))
-
-        return "{:.3f} ± {:.3f}".format(*jackknifed(at)).replace("-", "−")
-
-    def ratio(length, updates, name):
-        rows = kept.loc[length, updates, name], kept.loc[length, updates, "token"]
-        return jackknifed(lambda keep: moments(rows[0], keep)[3] / moments(rows[1], keep)[3])
-
-    for length, updates in itertools.product((16, 64, 256), (16, 64)):
-        line = " | ".join(cosine(kept.loc[length, updates, name]) for name in columns)
-        assert f"| {length}, {updates} | {line} |" in text
-        assert updates == 64 or f"| {length} | {line} |" in findings
-    for length, digits in ((16, 2), (64, 0), (256, 0)):
-        for name, places in (("sequence", digits), ("sequence, truncated", 2)):
-            value = "{:.{places}f} ± {:.{places}f}".format(*ratio(length, 16, name), places=places)
-            assert value in text and value in findings
-    assert "{:.0f} ± {:.0f}".format(*ratio(16, 64, "sequence")) in text
-    assert [round(x, -2) for x in ratio(64, 64, "sequence")] == [5600, 4800] and "5,600 ± 4,800" in text
 
 
 def test_the_coefficient_of_the_kl():

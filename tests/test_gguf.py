@@ -156,7 +156,7 @@ def refused(file, data):
     assert not (file.parent / "damaged").exists()
 
 
-@pytest.mark.parametrize("share", [0.0, 1e-5, 1e-3, 0.003, 0.01, 0.02, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.0, 1e-5, 0.003, 0.02, 0.999])
 def test_a_truncated_file_is_one_line(share, whole, folder):
     refused(folder / "cut.gguf", whole[: int(share * len(whole))])
 
@@ -168,10 +168,7 @@ def test_another_format_is_one_line(data, folder):
     refused(folder / "other.gguf", data)
 
 
-HUGE = [2**63 - 1, 2**64 - 1, 2**40]
-
-
-@pytest.mark.parametrize("size", HUGE)
+@pytest.mark.parametrize("size", [2**64 - 1, 2**40])
 @pytest.mark.parametrize("place", ["tensors", "keys", "key", "string", "numbers", "strings", "axes", "shape", "offset"])
 def test_declared_sizes_take_no_memory(place, size, whole, folder):
     if place in ("tensors", "keys"):

@@ -20,7 +20,6 @@ from fuzzing import outcome
 
 from configs import paper, quickstart
 from rpg_jax.lab.planning import (
-    calibration,
     chips,
     command,
     decoding,
@@ -36,7 +35,6 @@ from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.models.families import gemma3, qwen3_moe
 from rpg_jax.run import compiler
-from rpg_jax.run.cli import read_config
 from rpg_jax.sampling.generate import make_sampler
 from rpg_jax.sampling.paged_attention import BLOCKS
 from rpg_jax.training.settings import LoopSettings, RolloutSettings
@@ -546,28 +544,6 @@ def test_the_estimate_of_a_layer_stays_near_the_limit_of_the_chip():
     done = child("-c", LAYER)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0.7
-
-
-def test_the_calibration_is_of_the_measured_shape():
-    """362.4 tokens a response and 5,368 tokens/s are published beside the seconds of a batch."""
-    spec, [topology] = read_config(str(calibration.CONFIG), "--config"), chips.parse(calibration.TOPOLOGY)
-    lengths = decoding.parse(calibration.LENGTHS, spec.rollout.max_new)
-    assert decoding.mean(lengths) == pytest.approx(362.4, abs=0.5) and spec.rollout.max_new == 1024
-    responses = spec.rollout.prompts * spec.rollout.samples
-    assert responses == 1024 and responses * 362.4 / calibration.SECONDS == pytest.approx(5368, rel=0.03)
-    shape = SIZES[spec.model.size]
-    w = dataclasses.replace(
-        workload(shape, dtype=jnp.bfloat16, mesh=dict(data=1, fsdp=1, tensor=topology.devices)),
-        rollout=RolloutSettings(**{
-            field.name: spec.rollout[field.name] for field in dataclasses.fields(RolloutSettings)
-        }),
-        lengths=lengths, prompt_length=128,
-    )  # fmt: skip
-    at_least = {phase: max(cost.seconds(topology).values()) for phase, cost in floor.costs(w).items()}
-    seconds = {phase: w.times()[phase] * at_least[phase] for phase in ("prefill", "decode")}
-    assert 5 < sum(seconds.values()) < calibration.SECONDS
-    plan = dict(step=dict(seconds=seconds, estimated=dict(prefill=5.25, decode=30.0)))
-    assert "70.5 s" in calibration.text(plan) and "35.2 s: 0.50 of the measured time" in calibration.text(plan)
 
 
 def test_options_of_the_compiler_give_way_to_those_of_the_environment():

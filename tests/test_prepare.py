@@ -102,43 +102,42 @@ def test_text_goes_through_the_template_and_numbers_become_text(call):
 PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-5=<<72-5=67>>67 pens.\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (7, "7"),
-        (-1.0, "-1"),
-        (1e22, "1" + "0" * 22),
-        (2.5e-7, "0.00000025"),
-        (1 / 3, "0.3333333333333333"),
-        (10**40, "1" + "0" * 40),
-        (" 1 ", "1"),
-        (-0.0, "0"),
-        (PENS + "#### 67", "67"),
-        (PENS + "####67\r\n\n", "67"),
-        (PENS.replace("\n", " ") + "#### -1,234,567.5", "-1234567.5"),
-        ("so\n#### $1,250", "$1250"),
-        ("#### (1,200)", "(1,200)"),
-        (r"Half of $\boxed{1}$ is $\boxed{\frac{1}{2}}$." + "\nDone.", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"It is \fbox {12}.", "12"),
-        (PENS + "**Answer:** 67.", "67"),
-        ("So the final answer is 67.", "67"),
-        ("Thus, the answer is: $x$", "$x$"),
-        ("<think>\n6\n</think>\n<answer>6</answer> no\n<answer>\n67\n</answer>", "67"),
-        # What states no other answer is the answer.
-        ('["6", "7"]', '["6", "7"]'),
-        ("[67]", "[67]"),
-        ("{}", "{}"),
-        ("###### 67", "###### 67"),
-        ("answering", "answering"),
-        ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"),
-        ("Queen Anne of Great Britain", "Queen Anne of Great Britain"),
-    ],
-)
-def test_an_answer_is_text_and_that_of_a_worked_solution_what_it_states(call, text, answer):
-    jsonl({"problem": "p", "answer": text})
+STATED = [
+    (7, "7"),
+    (-1.0, "-1"),
+    (1e22, "1" + "0" * 22),
+    (2.5e-7, "0.00000025"),
+    (1 / 3, "0.3333333333333333"),
+    (10**40, "1" + "0" * 40),
+    (" 1 ", "1"),
+    (-0.0, "0"),
+    (PENS + "#### 67", "67"),
+    (PENS + "####67\r\n\n", "67"),
+    (PENS.replace("\n", " ") + "#### -1,234,567.5", "-1234567.5"),
+    ("so\n#### $1,250", "$1250"),
+    ("#### (1,200)", "(1,200)"),
+    (r"Half of $\boxed{1}$ is $\boxed{\frac{1}{2}}$." + "\nDone.", r"\frac{1}{2}"),
+    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+    (r"It is \fbox {12}.", "12"),
+    (PENS + "**Answer:** 67.", "67"),
+    ("So the final answer is 67.", "67"),
+    ("Thus, the answer is: $x$", "$x$"),
+    ("<think>\n6\n</think>\n<answer>6</answer> no\n<answer>\n67\n</answer>", "67"),
+    # What states no other answer is the answer.
+    ('["6", "7"]', '["6", "7"]'),
+    ("[67]", "[67]"),
+    ("{}", "{}"),
+    ("###### 67", "###### 67"),
+    ("answering", "answering"),
+    ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"),
+    ("Queen Anne of Great Britain", "Queen Anne of Great Britain"),
+]
+
+
+def test_an_answer_is_text_and_that_of_a_worked_solution_what_it_states(call):
+    jsonl(*({"problem": f"p {number}", "answer": text} for number, (text, _) in enumerate(STATED)))
     assert call("--source=in.jsonl", "--target=out")[0] == 0
-    assert written()[0].answer == answer
+    assert [problem.answer for problem in written()] == [answer for _, answer in STATED]
 
 
 @pytest.mark.parametrize(

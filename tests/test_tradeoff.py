@@ -4,7 +4,6 @@ import csv
 import functools
 import itertools
 import json
-import math
 
 import jax
 import jax.numpy as jnp
@@ -270,15 +269,10 @@ def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
         (dict(length=12), ["3^12", "2e+07", "--length"]),
         (dict(vocab=10, length=10**9), ["10^1000000000", "over 1e+308", "limit"]),
         (dict(epsilons=tuple((x / 1000, x / 1000) for x in range(1, 900))), ["forms", "1e+09", "--epsilons"]),
-        (dict(problems=0), ["problems", "0", "at least 1"]),
-        (dict(samples=(0,)), ["samples 0"]),
         (dict(samples=(10**30,)), ["samples 1000", "1e+15"]),
         (dict(distances=(-1.0,)), ["distances -1"]),
-        (dict(distances=(math.inf,)), ["distances inf"]),
         (dict(betas=(0.1, 0.1)), ["betas", "twice"]),
-        (dict(ceilings=()), ["ceilings", "empty"]),
         (dict(ceilings=(0.5,)), ["clip_c", "0.5"]),
-        (dict(epsilons=((1.5, 0.2),)), ["clip_low", "1.5"]),
         (dict(divergences=("kl",)), ["kl", "urkl"]),
     ],
 )
@@ -336,9 +330,6 @@ def test_the_command_measures_an_objective_of_ones_own(study, tmp_path):
     "arguments, words",
     [
         (["--betas=x"], ["--betas", "'x'"]),
-        (["--samples=1.5"], ["--samples", "whole"]),
-        (["--epsilons=0.2:"], ["--epsilons", "'0.2:'"]),
-        (["--distances=nan"], ["--distances", "nan"]),
         (["--out=mine.py/deep"], ["mine.py", "no folder"]),
         (["--divergence=rkl"], ["--divergence", "--objective"]),
         (["--objective=mine.py:made", "--epsilons=0.1"], ["--epsilons", "cannot matter"]),

@@ -32,9 +32,6 @@ number = 3
 def old(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
     return jnp.sum(logp), {}
 
-def nothing(x):
-    return x
-
 def bare(logp):
     return jnp.sum(logp)
 
@@ -160,25 +157,19 @@ def test_a_function_that_does_not(call, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--objective="], ["FILE.py:NAME"]),
         (["--objective=mine.py"], ["FILE.py:NAME"]),
-        (["--objective=yours.py:f"], ["yours.py"]),
         (["--objective=mine.py:missing"], ["missing", "weighted"]),
         (["--objective=mine.py:number"], ["int", "number", "function"]),
         (
             ["--objective=mine.py:old"],
             ["old takes (logp,", "log_ratio, advantage", "def loss(log_ratio, advantage): return -jnp"],
         ),
-        (["--objective=mine.py:nothing"], ["nothing takes (x)", "def loss(log_ratio, advantage): return -jnp"]),
         (["--objective=mine.py:bare"], ["bare returns ()", "the loss of every entry, (2, 3)"]),
         (["--objective=mine.py:listed"], ["divergence=['rkl']", "urkl"]),
-        (["--objective=mine.py:listed", "--divergence=rkl"], ["declares=('biased',)", "exact per sample"]),
         (["--objective=mine.py:worded"], ["beta='low'", "number"]),
         (["--objective=half.py:f"], ["half.py, line 1: invalid syntax"]),
         (["--objective=mine.py:weighted", "--beta=0.1"], ["divergence"]),
-        (["--objective=mine.py:weighted", "--beta=0.1", "--divergence=kl"], ["kl", "urkl"]),
         (["--objective=mine.py:weighted", "--level=word"], ["word", "sequence"]),
-        (["--objective=mine.py:weighted", "--declares=right"], ["right", "exact per sample"]),
         (["--objective=mine.py:weighted", "--json=nowhere/out.json"], ["nowhere"]),
         (["--beta=0.1"], ["--beta", "--objective"]),
         (["--jason=x"], ["jason"]),
