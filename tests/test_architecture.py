@@ -119,36 +119,24 @@ def module_graph() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_imports_point_downward(module):
-    assert not faults(module, (ROOT / module).read_text())
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_only_commands_define_flags(module):
-    names = {node.attr for node in ast.walk(ast.parse((ROOT / module).read_text())) if isinstance(node, ast.Attribute)}
+def test_a_module_keeps_the_rules(module):
+    """Its imports point downward, only commands define flags, what is checked of an input raises an `InputError`, as
+    `rpg_jax.run.cli` takes other errors for bugs, and files stay short."""
+    source = (ROOT / module).read_text()
+    nodes = list(ast.walk(ast.parse(source)))
+    assert not faults(module, source)
     is_command = module.removeprefix("rpg_jax/").removesuffix(".py").split("/")[0] in COMMANDS
-    is_shared = module == "rpg_jax/run/flags.py"  # whose functions the commands call
-    assert is_command or is_shared or not {name for name in names if name.startswith("DEFINE_")}
+    if not is_command and module != "rpg_jax/run/flags.py":  # whose functions the commands call
+        assert not [node.attr for node in nodes if isinstance(node, ast.Attribute) and node.attr.startswith("DEFINE_")]
+    raised = [node.exc for node in nodes if isinstance(node, ast.Raise)]
+    assert "ValueError" not in {getattr(getattr(error, "func", error), "id", None) for error in raised}
+    assert source.count("\n") <= LONGEST, f"a file of more than {LONGEST} lines is for splitting"
 
 
 def test_no_imports_go_in_a_circle():
     graph = module_graph()
     assert {"rpg_jax.objectives.surrogates", "rpg_jax.sampling", "configs.quickstart"} <= graph.keys()
     assert cycle(graph) == [] and cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_what_is_checked_of_an_input_raises_an_input_error(module):
-    """`rpg_jax.run.cli` takes other errors for bugs."""
-    raised = [node.exc for node in ast.walk(ast.parse((ROOT / module).read_text())) if isinstance(node, ast.Raise)]
-    names = {getattr(getattr(error, "func", error), "id", None) for error in raised}
-    assert "ValueError" not in names
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_files_stay_short(module):
-    lines = len((ROOT / module).read_text().splitlines())
-    assert lines <= LONGEST, f"{module} has {lines} lines; a file of {LONGEST} is for splitting"
 
 
 def test_every_module_has_a_floor():
