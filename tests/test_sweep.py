@@ -43,7 +43,7 @@ def test_provided_sweeps_can_be_read_and_share_a_warm_start(file):
 
 
 def test_a_run_is_a_training_with_flags(tmp_path):
-    file = write(tmp_path, "[('a', {'objective.beta': 1, 'objective.name': 'grpo'}), ('b', {})]")
+    file = write(tmp_path, "{'a': {'objective.beta': 1, 'objective.name': 'grpo'}, 'b': {}}")
     runs = variants.read(f"{file}:smoke", seeds=[3]).runs
     assert [run.name for run in runs] == ["a/seed3", "b/seed3"]
     config = "--config=configs/sweeps/small.py:smoke", "--config.seed=3"
@@ -54,7 +54,7 @@ def test_a_run_is_a_training_with_flags(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[('a', {}), ('A', {'objective.clip': 'rpg'})]", "'a' and 'A' of .* collide in name"),
+        ("{'a': {}, 'A': {'objective.clip': 'rpg'}}", "'a' and 'A' of .* collide in name"),
         ("{'a': {}, 'b': {}}", "'a' and 'b' of .* have the same settings"),
         ("{'a/b': {}}", "expected a name"),
         ("{'a': 3}", "at least one variant"),

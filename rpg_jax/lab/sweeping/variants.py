@@ -6,8 +6,7 @@ The file is a Python module with
     SEEDS = (0, 1, 2)
     VARIANTS = {"grpo": {"objective.name": "grpo", "objective.beta": 1e-3}, ...}
 
-VARIANTS names what each variant changes of the base config, as the flags --config.KEY=VALUE of training would. It may
-be a list of (name, settings) pairs instead, in which a name that occurs twice is refused; a dict keeps the last one.
+VARIANTS names what each variant changes of the base config, as the flags --config.KEY=VALUE of training would.
 """
 
 import copy
@@ -85,10 +84,14 @@ def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
     base = f"{base}:{variant}" if variant else base
     config = cli.read_config(base, f"CONFIG of {file}, {base}").lock()
     seeds = _seeds(names["SEEDS"] if seeds is None else seeds, file)
-    pairs = _pairs(names["VARIANTS"], file)
-    configs = {name: _config(f"variant {name!r} of {file}", base, config, settings) for name, settings in pairs}
+    changes_of = _named(names["VARIANTS"], file)
+    configs = {
+        name: _config(f"variant {name!r} of {file}", base, config, settings) for name, settings in changes_of.items()
+    }
     _check_together(file, {name: of_config(variant_config) for name, variant_config in configs.items()})
-    flags = {name: [f"--config.{key}={value}" for key, value in settings.items()] for name, settings in pairs}
+    flags = {
+        name: [f"--config.{key}={value}" for key, value in settings.items()] for name, settings in changes_of.items()
+    }
     return Sweep(file, [
         Run(name, seed, (f"--config={base}", f"--config.seed={seed}", *flags[name]), config)
         for seed in seeds for name, config in configs.items()
@@ -133,28 +136,20 @@ def _seeds(seeds: Any, file: str) -> list[int]:
     return seeds
 
 
-def _pairs(variants: Any, file: str) -> list[tuple[str, dict]]:
-    """(name, settings) of each variant; names are valid folders, and differ even where case does not count."""
-    pairs = list(variants.items()) if isinstance(variants, dict) else variants
-    if (
-        not isinstance(pairs, (list, tuple))
-        or not pairs
-        or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], dict) for pair in pairs)
-    ):
+def _named(variants: Any, file: str) -> dict[str, dict]:
+    """VARIANTS, whose names are valid folders and differ even where case does not count."""
+    if not isinstance(variants, dict) or not variants or not all(isinstance(of, dict) for of in variants.values()):
         raise InputError(f"VARIANTS of {file} is no {{name: {{key: value}}}} of at least one variant")
     by_folder = {}
-    for name, _ in pairs:
+    for name in variants:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise InputError(
                 f"variant {name!r} of {file}: expected a name of letters, digits and . _ + - for its folder"
             )
-        if name.casefold() in by_folder:
-            raise InputError(
-                f"variants {by_folder[name.casefold()]!r} and {name!r} of {file} collide in name, and so in folder; "
-                f"rename one"
-            )
-        by_folder[name.casefold()] = name
-    return pairs
+        other = by_folder.setdefault(name.casefold(), name)
+        if other != name:
+            raise InputError(f"variants {other!r} and {name!r} of {file} collide in name, and so in folder; rename one")
+    return variants
 
 
 def _config(where: str, base_name: str, base: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
