@@ -384,9 +384,10 @@ def test_the_environment_of_the_documents():
     file = ROOT / "docs/examples/my_environment.py"
     assert file.read_text() in (ROOT / "docs/environments.md").read_text()
     with Environment(f"{file}:Hot", Observations(Characters()), workers=1) as environment:
-        answers = environment.submit("a", PROBLEM, 0, ["It is 5", "no", "70", "7"]).result()
-        assert answers == [None, [0.0, 0.0, 0.0, 1.0]]
-        environment.try_out(PROBLEM)
+        problem = dataclasses.replace(PROBLEM, answer="[7, 7]")
+        assert environment.submit("a", problem, 0, ["It is 5", "no"]).result() == ["cold\n", [0.0, 0.0]]
+        assert environment.submit("a", problem, 0, ["It is 5", "no", "7"]).result() == [None, [0.0, 0.0, 1.0]]
+        environment.try_out(problem)
 
 
 def test_guess():
