@@ -52,7 +52,7 @@ def run(command, tmp_path, **environment):
     """A launcher's outcome, called from a folder elsewhere, with nothing on stdin."""
     environment = {"PATH": "/usr/bin:/bin", "CI": "true"} | environment
     return subprocess.run(
-        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
     )
 
 
