@@ -20,8 +20,8 @@ C = ctypes.CDLL(None)
 SLOW = [
     f"test_{name}"
     for name in (
-        "documents multihost train mesh notebook real_model lora verify oracle fuzz_commands sampling models families "
-        "packing draw checkpoints fuzz_configs fuzz_files security "
+        "documents train multihost environments rollouts notebook real_model mesh verify distillation qwen3_moe lora "
+        "oracle fuzz_commands sampling models families packing draw checkpoints fuzz_configs fuzz_files security "
         "huggingface tradeoff report sweep plan in_other_trainers math_rewards third_party attention convert parallel "
         "figures watch update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
         "logprobs rollout delay gpu package launch data workdir"
