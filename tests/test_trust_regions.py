@@ -168,6 +168,43 @@ def test_optimal_control_has_less_variance_than_the_constants_of_both_divergence
     assert max(np.abs(means[2] - mean).max() for mean in means[:2]) < 4 * np.sqrt(max(spreads) / 400)
 
 
+@pytest.mark.parametrize("kl", ["token", "to_go"])
+def test_a_tokens_own_kl_is_a_control_variate_of_every_history(kl):
+    """Summed over every response of two tokens: the expected gradient is that without it, and the variance smaller."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, 4, 3)) * np.array([1.0, 1.0, 3.0])[:, None, None]  # policy, behavior, reference
+    log_p, mu, ref = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    history = np.array([(0, 1 + a) for a in range(3) for _ in range(3)])
+    token = np.array([(a, b) for a in range(3) for b in range(3)])
+    mask, groups = np.ones((9, 2), bool), np.zeros((9, 1))
+
+    def gradients(control, mu):  # [9, 4, 3], of each response
+        objective = make("rpg", divergence="rkl", control=control, kl=kl, beta=BETA, advantage="batch_mean")
+        with jax.enable_x64():
+            of_history = (np.exp(mu) * (mu - ref)).sum(-1)[history]
+            given = mu[history, token], ref[history, token], mask
+            advantage = objective.advantages(groups, *given, kl=of_history)
+
+            def loss(table, row):
+                logp = jax.nn.log_softmax(table)[history[row], token[row]][None]
+                cut = (np.broadcast_to(x, mask.shape)[row][None] for x in (given[0], advantage, mask, given[1]))
+                return objective(logp, *cut, denominator=1.0)[0]
+
+            return np.stack([jax.jit(jax.grad(loss), static_argnums=1)(logits[0], row) for row in range(9)])
+
+    for drawn_by, narrows in ((mu, False), (log_p, True)):
+        weight = np.exp(drawn_by[history, token].sum(1))
+        means, spreads = [], []
+        for control in (0.0, "kl"):
+            each = gradients(control, drawn_by)
+            means.append(np.einsum("n,nhv->hv", weight, each))
+            spreads.append(np.einsum("n,nhv->", weight, (each - means[-1]) ** 2))
+        close(means[1], means[0])
+        assert spreads[1] < 0.8 * spreads[0] or not narrows
+    with pytest.raises(ValueError, match="control='kl' needs kl"):
+        make("rpg", control="kl").advantages(np.zeros((3, 3)), *(np.zeros((9, 2)),) * 2, mask)
+
+
 @pytest.mark.parametrize("control", [None, 0.4])
 def test_kl_to_go_charges_a_token_with_all_later_ones(control):
     logp, mu, ref, advantage, mask = arrays()

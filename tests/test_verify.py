@@ -108,8 +108,8 @@ def test_everything_built_in_is_what_it_declares(tmp_path):
     controlled = {(e["objective"], e["level"]): tuple(e["verdict"].values()) for e in report["objectives"]}
     for level in ("token", "sequence"):
         assert controlled["rpg, control optimal", level] == controlled["rpg, control -0.5", level] == (mean, mean)
-    assert controlled["rpg, KL to go", "sequence"] == (mean, biased)
-    assert controlled["rpg, KL to go", "token"] == (biased, biased)
+    assert controlled["rpg, to go", "sequence"] == controlled["rpg, to go", "path"] == (mean, biased)
+    assert controlled["rpg, to go", "token"] == (biased, biased)
     assert "away, by KL(behavior || policy)" in done.stdout and "KL 0.001  KL 0.01" in done.stdout
     one = report["objectives"][0]["measurements"]
     assert len(one) == 16 and all(m["expected_gap"] < 1e-12 for m in one)

@@ -58,7 +58,19 @@ def token_parts(
     return {"reward": jnp.sum(visits * p * quality), **divergences}
 
 
-PARTS = {"sequence": sequence_parts, "token": token_parts}
+def path_parts(
+    space: Space, policy: jax.Array, problem: Problem, z: float, names: Iterable[str], alpha: float | jax.Array = ALPHA
+) -> dict[str, jax.Array]:
+    """As `sequence_parts`, with D = Σ_h visits · D(policy(.|h), Z·reference(.|h)): the tokens' divergences summed along
+    the policy's own responses, whose visits move with the policy."""
+    p, q = jax.nn.softmax(policy), z * jax.nn.softmax(problem.reference)
+    probability = jnp.exp(jnp.sum(token_logprobs(space, policy), axis=1, keepdims=True)) * space.mask  # [N, T]
+    visits = jnp.zeros(space.histories).at[space.history].add(probability)[:, None]
+    divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names, alpha).items()}
+    return sequence_parts(space, policy, problem, z, (), alpha) | divergences
+
+
+PARTS = {"sequence": sequence_parts, "token": token_parts, "path": path_parts}
 
 
 def sample_parts(

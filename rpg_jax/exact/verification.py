@@ -134,7 +134,8 @@ def _observations_trained(objective: Objective) -> Case:
 
 
 def _controlled_cases() -> list[Case]:
-    """Control variates at both levels, and KL-to-go against the objective over sequences and against that of tokens."""
+    """Control variates at both levels, and divergences to go against the objective along the policy's own responses and
+    against that of tokens."""
     cases = []
     for level in ("token", "sequence"):
         for control in (-0.5, "optimal"):
@@ -142,15 +143,13 @@ def _controlled_cases() -> list[Case]:
                 "rpg", divergence="rkl", control=control, level=level, beta=BETA, reduction="constant"
             )
             cases.append(_case(f"rpg, control {control}", loss)._replace(companion=control == "optimal"))
-    to_go: dict[str, dict[str, Any]] = {
-        "rpg, KL to go": dict(divergence="rkl"),
-        "rpg, KL to go, control 0.5": dict(divergence="urkl", control=0.5),
-    }
-    for name, settings in to_go.items():
-        cases.append(_case(name, objectives.make("rpg", kl="to_go", beta=BETA, reduction="constant", **settings)))
-    token = Target("token", "urkl", BETA)
-    loss = objectives.make("rpg", divergence="urkl", kl="to_go", beta=BETA, reduction="constant")
-    cases.append(_case("rpg, KL to go", loss)._replace(level="token", members=((loss, token),), declares=NEVER))
+    to_go: dict[str, Any] = dict(kl="to_go", beta=BETA, reduction="constant")
+    cases += [_case("rpg, to go", objectives.make("rpg", divergence=name, **to_go)) for name in DIVERGENCES]
+    controlled = objectives.make("rpg", divergence="urkl", control=0.5, **to_go)
+    cases.append(_case("rpg, to go, control 0.5", controlled))
+    loss = objectives.make("rpg", divergence="urkl", **to_go)
+    of_tokens = ((loss, Target("token", "urkl", BETA)),)
+    cases.append(_case("rpg, to go", loss)._replace(level="token", members=of_tokens, declares=NEVER))
     return cases
 
 

@@ -1,37 +1,41 @@
-"""Control variates and KL-to-go: constants that are taken off the advantage of `rkl` and `urkl` (docs/method.md 4.4).
+"""Control variates and divergences to go: constants that are taken off the advantage (docs/method.md 4.4).
 
-Both divergences have the coefficient w(A − beta·(log u + c)), with c = 1 and c = 0. Every c that does not depend on the
-sample has the same expected gradient, because w·∇log policy has mean zero. So c, and the log ratios of later tokens,
-can be moved into the advantage of `urkl`: A − beta·c_t, with c_t = c + Σ_{s > t} log u_s for KL-to-go.
+`rkl` and `urkl` have the coefficient w(A − beta·(log u + c)), with c = 1 and c = 0. Every c that does not depend on the
+token has the same expected gradient, because w·∇log policy has mean zero. So c can be moved into the advantage of
+`urkl`. A divergence to go takes what later tokens are expected to cost off that of any divergence:
+A − beta·Σ_{s > t} rho(u_s) / u_s, which for `rkl` is the sum of later log u.
 """
 
 import jax
 import jax.numpy as jnp
 
 from rpg_jax.objectives.batch import Batch
+from rpg_jax.objectives.divergences import Divergence, rho_over_u
 
 OPTIMAL = "optimal"
+OF_TOKEN = "kl"  # minus the KL of the token's whole distribution, which `Objective.advantages` adds (arXiv 2605.07865)
 # Of KL: each token's own ratio, the ratios of the token and all later ones, or no ratio but the whole distribution.
 KINDS = ("token", "to_go", "full")
 
 
 def controlled_advantage(
-    tokens: Batch, units: Batch, *, beta: float, c: float | str, own: float, kl: str = "token", z_old: float = 1.0
-) -> jax.Array:
-    """A − beta·c_t for every unit (tokens [B, T] or responses [B, 1]), for the surrogate of `urkl`.
+    tokens: Batch, units: Batch, *, beta: float, c: float | str, own: float, later: Divergence | None = None,
+    z_old: float = 1.0,
+) -> jax.Array:  # fmt: skip
+    """A − beta·c_t for every unit (tokens [B, T] or responses [B, 1]).
 
     Args:
       tokens, units: what the level counts, and the tokens that it comes from; constants.
       c: the control variate, or "optimal".
       own: what "optimal" falls back to for a batch of one response: the divergence's own c.
-      kl: one of `KINDS`; "to_go" needs tokens as units.
+      later: the divergence whose cost of later tokens is taken off, too; needs tokens as units.
     """
     log_z = jnp.log(jnp.asarray(z_old, units.logp.dtype))
     log_u = jnp.where(units.mask, units.logp - units.reference_logp - log_z, 0)
     advantage = units.advantage
-    if kl == "to_go":
-        later = jax.lax.cumsum(log_u, axis=1, reverse=True) - log_u
-        advantage = advantage - beta * later
+    if later is not None:
+        cost = jnp.where(units.mask, rho_over_u(later, log_u), 0)
+        advantage = advantage - beta * (jax.lax.cumsum(cost, axis=1, reverse=True) - cost)
     if isinstance(c, str):
         return advantage - optimal_baseline(tokens, units, advantage - beta * log_u, beta * own)
     return advantage - beta * c

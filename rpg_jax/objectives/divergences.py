@@ -94,6 +94,11 @@ def weighted_kappa(divergence: Divergence, log_u: jax.Array, w: jax.Array, r: ja
     return jax.jvp(divergence.rho, (log_u, w, r), along_log_u)[1]
 
 
+def rho_over_u(divergence: Divergence, log_u: jax.Array) -> jax.Array:
+    """rho(u) / u, whose mean over the policy's own samples is the divergence."""
+    return divergence.rho(log_u, jnp.ones_like(log_u), jnp.exp(-log_u))
+
+
 def kappa_over_u(divergence: Divergence, log_u: jax.Array) -> jax.Array:
     """kappa(u) / u, so that A' = A − beta·kappa_over_u."""
     if divergence.kappa_over_u is not None:

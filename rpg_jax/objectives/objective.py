@@ -17,6 +17,7 @@ from rpg_jax.objectives.advantages import ADVANTAGES, kl_penalty
 from rpg_jax.objectives.baselines import k3
 from rpg_jax.objectives.batch import Batch, prepare
 from rpg_jax.objectives.clips import Clipped
+from rpg_jax.objectives.controls import OF_TOKEN
 from rpg_jax.objectives.corrections import truncated_importance_weight
 from rpg_jax.objectives.divergences import Divergence
 
@@ -116,8 +117,11 @@ class Objective:
 
     @property
     def target_level(self) -> str:
-        """The level of the objective whose gradient it estimates: its own, but "sequence" with KL-to-go."""
-        return "sequence" if self.settings.get("kl") == "to_go" and self.beta else self.level
+        """The level of the objective whose gradient it estimates: its own, but of a divergence to go "path", the sum of
+        tokens' divergences along the policy's own responses, which for both reverse KLs is that of level "sequence"."""
+        if self.settings.get("kl") != "to_go" or not self.beta:
+            return self.level
+        return "sequence" if self.divergence in ("rkl", "urkl") else "path"
 
     @property
     def advantage(self) -> str:
@@ -135,7 +139,7 @@ class Objective:
 
     def advantages(
         self, rewards: jax.Array, behavior_logp: jax.Array, reference_logp: jax.Array, mask: jax.Array,
-        step: ArrayLike = 0, turn_reward: jax.Array | None = None,
+        step: ArrayLike = 0, turn_reward: jax.Array | None = None, kl: jax.Array | None = None,
     ) -> jax.Array:  # fmt: skip
         """The advantages that setting `advantage` names, over a whole batch of B = P·G responses, problem-major.
 
@@ -143,15 +147,24 @@ class Objective:
           rewards: [P, G], G responses to each of P prompts; behavior_logp, reference_logp, mask: [B, T].
           step: i32[], the optimizer updates so far, for a user's function.
           turn_reward: [P, G, K], the rewards of an episode's turns, which `rewards` contain; zeros beyond the last.
+          kl: [B, T], KL(behavior, reference) of each token's whole distribution, which control="kl" adds, times beta.
 
         Returns:
           [B, 1], or [B, T] for those that differ from token to token.
+
+        Raises:
+          ValueError: the rewards do not fit, or there is no kl for control="kl".
         """
         penalty = kl_penalty(behavior_logp, reference_logp, mask, self.reward_beta)
         function = self.own_advantage or ADVANTAGES[self.advantage]
         known = dict(step=step, turn_reward=turn_reward)
         takes = inspect.signature(function).parameters
-        return function(rewards, penalty, mask, **{name: x for name, x in known.items() if name in takes})
+        advantage = function(rewards, penalty, mask, **{name: x for name, x in known.items() if name in takes})
+        if self.settings.get("control") != OF_TOKEN:
+            return advantage
+        if kl is None:
+            raise InputError("control='kl' needs kl, the KL of each token's whole distribution")
+        return advantage + self.beta * kl
 
     def try_out(self, shape: tuple[int, int]) -> None:
         """Traces loss and gradient at that shape, and computes nothing: a user's function raises what it raises."""

@@ -160,10 +160,14 @@ def _rpg(recipe: Recipe, settings: dict, clip: Clip | TrustRegion) -> tuple[Call
     if kl == "full" and beta:  # the loss of an entry has the reward alone
         fields, in_loss, unclipped = fields | {"full_kl": target}, 0.0, IN_EXPECTATION
     elif beta and (kl == "to_go" or settings["control"] is not None):
-        own_c, target = OWN_CONTROL[divergence], DIVERGENCES["urkl"]  # whose advantage takes it and the later tokens
-        c = own_c if settings["control"] is None else settings["control"]
-        controlled = functools.partial(controls.controlled_advantage, beta=beta, c=c, own=own_c, kl=kl, z_old=z_old)
-        fields |= {"control": controlled}
+        own_c, c, later = OWN_CONTROL.get(divergence, 0.0), 0.0, None
+        if kl == "to_go":  # of both KLs the one whose cost, log u, has no 1 / u
+            later = DIVERGENCES["rkl"] if divergence in OWN_CONTROL else target
+        if settings["control"] is not None:
+            c, target = settings["control"], DIVERGENCES["urkl"]  # whose own c is 0
+            c = 0.0 if c == controls.OF_TOKEN else c  # the advantage has it already
+        controlled = functools.partial(controls.controlled_advantage, beta=beta, c=c, own=own_c, later=later)
+        fields |= {"control": functools.partial(controlled, z_old=z_old)}
         unclipped = IN_EXPECTATION if kl == "token" else Claim(EXACT_MEAN, BIASED)
     if isinstance(clip, TrustRegion):
         fields |= {"region": functools.partial(surrogates.kept_units, region=clip, divergence=target, beta=in_loss)}
@@ -188,9 +192,12 @@ def _check_rpg(settings: Mapping[str, Any], clip: Clip | TrustRegion) -> None:
         f"kl='full' cannot go with level={level!r}: it sums over the tokens' vocabulary": full and level != "token",
         f"kl='full' cannot go with control={control!r}: it sums over the tokens' vocabulary":
             full and control is not None,
-        f"{extra} is for divergence='rkl' or 'urkl', not {divergence!r}": extra and divergence not in OWN_CONTROL,
+        f"control={control!r} is for divergence='rkl' or 'urkl', not {divergence!r}":
+            control is not None and divergence not in OWN_CONTROL,
         f"{extra} cannot go with {clip_name}, which has a KL term of its own":
             extra and settings["clip"] in ("dual", "dual_reward"),
+        "control='kl' is for level='token': it is of a token's distribution":
+            control == controls.OF_TOKEN and level == "sequence",
         "kl='to_go' is for level='token': over a whole response there are no later tokens":
             kl == "to_go" and level == "sequence",
     }  # fmt: skip

@@ -41,7 +41,7 @@ NUMBERS = {  # what each must be; a number that is not here, such as a bound of 
     "clip_low": ("above 0 and at most 1", lambda x: 0 < x <= 1),
     "clip_high": ("above 0", lambda x: x > 0),
     "clip_c": ("above 1", lambda x: x > 1),
-    "control": (f"or {controls.OPTIMAL!r}", math.isfinite),
+    "control": (f"or {controls.OPTIMAL!r} or {controls.OF_TOKEN!r}", math.isfinite),
     "alpha": ("other than 0 and 1, the limits ufkl and urkl", lambda x: math.isfinite(x) and x not in (0, 1)),
     "sampler_correction": ("above 0, the largest weight", ABOVE_0[1]),
 }
@@ -59,7 +59,7 @@ def check(key: str, value: Any) -> Any:
             return Claim(*claims)
         expected = f"one of: {', '.join(known)}; or a pair of them, on and off policy"
         raise InputError(f"{key}={value!r}; expected {expected}")
-    if key == "control" and value == controls.OPTIMAL:
+    if key == "control" and value in (controls.OPTIMAL, controls.OF_TOKEN):
         return value
     expected, fits = NUMBERS.get(key, ABOVE_0)
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(value):
