@@ -219,6 +219,7 @@ KEYS = dict(
         decay=kept_share(None),  # [share an optimizer update] of the old reference that mode ema keeps
         # A teacher: another model, of any size and family, in place of a copy of the policy (docs/distillation.md).
         checkpoint=text(None),  # [folder] of its weights and of a tokenizer with the run's vocabulary; mode fixed
+        # int8 and float8_e4m3fn are of its matrices alone, and the rest is in model.dtype then.
         dtype=text(None),  # [dtype] of its weights and activations; unset: model.dtype
     ),
     learner=dict(

@@ -10,6 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from rpg_jax.models.quantization import dequantized
 from rpg_jax.models.routes import replayed
 from rpg_jax.models.transformer import Model
 
@@ -172,6 +173,7 @@ _by_chunks.defvjp(_forward, _backward)
 
 def _narrow(models, heads):
     """The vocabulary matrices in the compute dtype, in which they are gathered and multiplied."""
+    heads = [dequantized(head, m.dtype) for m, head in zip(models, heads, strict=True)]
     return [jax.tree.map(lambda x: x.astype(m.dtype), head) for m, head in zip(models, heads, strict=True)]  # noqa: B023
 
 

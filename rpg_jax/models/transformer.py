@@ -47,6 +47,7 @@ class Model:
     `per_expert(function, kernels, rows)` where experts are (`parallel.make_constrain`, `parallel.make_per_shard`,
     `parallel.make_per_expert`). All are injected. `dtype` is that of the computation;
     parameters are float32 unless the caller casts them. With `lora` they are frozen, and only its adapters are trained.
+    `held_in` is the type of 8 bits that frozen matrices are to be kept in (`quantize_params`), if they are to be.
     """
 
     config: ModelConfig
@@ -58,6 +59,7 @@ class Model:
     per_shard: Callable = lambda function, weights, shared, rows: function(weights, shared, rows)
     per_expert: Callable = lambda function, kernels, rows: function(kernels, 0, *rows)
     lora: LoRA | None = None
+    held_in: str | None = None
 
     def __post_init__(self):
         if self.remat not in REMAT_POLICIES:
@@ -128,10 +130,11 @@ class Model:
         """Final hidden states for training: tokens i32[B, T] -> [B, T, hidden], causal, no vocabulary projection.
 
         Beside them, what the layers return of auxiliary numbers, {name: [layers, ...]}; {} for families without any.
-        Rows of several sequences need positions and segment_ids i32[B, T]; no token attends to another segment. With
-        unstacked `params` (`unstack_layers`) the layers are unrolled, whatever `scan` says. Families with experts take
-        `counted` bool[B, T], the tokens that auxiliary sums are over, and `routes` i32[layers, B, T, k], the experts of
-        each token in place of those that the routers prefer, which a number under 0 leaves to them.
+        Matrices may be `Quantized`. Rows of several sequences need positions and segment_ids i32[B, T]; no token
+        attends to another segment. With unstacked `params` (`unstack_layers`) the layers are unrolled, whatever `scan`
+        says. Families with experts take `counted` bool[B, T], the tokens that auxiliary sums are over, and `routes`
+        i32[layers, B, T, k], the experts of each token in place of those that the routers prefer, which a number under
+        0 leaves to them.
         """
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None]  # [1, T]: one table of angles for all rows
@@ -145,6 +148,7 @@ class Model:
 
             def run(x, own):
                 params, routes = own
+                params = dequantized(params, self.dtype)
                 x, _, auxiliary = self.layer(params, x, index, turns, attend, counted=counted, routes=routes)
                 return x, auxiliary
 

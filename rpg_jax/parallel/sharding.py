@@ -14,15 +14,16 @@ from rpg_jax.parallel.mesh import REPLICATED, ROW_AXES, ROWS
 
 Table = tuple[tuple[str, PartitionSpec], ...]  # the first pattern that matches the end of a leaf's path decides
 # Training: ZeRO-style over fsdp, Megatron-style over tensor. Leaves of `layers` have a leading layer axis. Paths of
-# optimizer moments end with their parameter's path, so they have its spec.
+# optimizer moments end with their parameter's path, so they have its spec. A quantized matrix, of a teacher, has two
+# leaves, values and the scales of its channels, which are whole on each device.
 TRAINING: Table = (
-    (r"embed/embedding", PartitionSpec("tensor", "fsdp")),
-    (r"head/kernel", PartitionSpec("fsdp", "tensor")),
-    (r"layers/(q|k|v|gate|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
+    (r"embed/embedding(/values)?", PartitionSpec("tensor", "fsdp")),
+    (r"head/kernel(/values)?", PartitionSpec("fsdp", "tensor")),
+    (r"layers/(q|k|v|gate|up)/kernel(/values)?", PartitionSpec(None, "fsdp", "tensor")),
     (r"layers/(q|k|v)/bias", PartitionSpec(None, "tensor")),
-    (r"layers/(o|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
-    (r"layers/experts/(gate|up)/kernel", PartitionSpec(None, "expert", "fsdp", "tensor")),
-    (r"layers/experts/down/kernel", PartitionSpec(None, "expert", "tensor", "fsdp")),
+    (r"layers/(o|down)/kernel(/values)?", PartitionSpec(None, "tensor", "fsdp")),
+    (r"layers/experts/(gate|up)/kernel(/values)?", PartitionSpec(None, "expert", "fsdp", "tensor")),
+    (r"layers/experts/down/kernel(/values)?", PartitionSpec(None, "expert", "tensor", "fsdp")),
     (r"layers/router/kernel", PartitionSpec(None, "fsdp", None)),
     (r"layers/(q|k|v|gate|up)/lora_a", PartitionSpec(None, "fsdp", None)),
     (r"layers/(q|k|v|gate|up)/lora_b", PartitionSpec(None, None, "tensor")),
@@ -31,8 +32,7 @@ TRAINING: Table = (
     (r"kv_heads", PartitionSpec("tensor")),  # no parameter: a head is never split (`check_model`)
 )
 
-# Sampling: layers are unstacked (`layers/3/q/kernel`), and weights are split over tensor only. A quantized matrix has
-# two leaves, values and the scales of its channels.
+# Sampling: layers are unstacked (`layers/3/q/kernel`), and weights are split over tensor only, scales too.
 SAMPLING: Table = (
     (r"embed/embedding(/values)?", PartitionSpec("tensor", None)),
     (r"head/kernel(/values)?", PartitionSpec(None, "tensor")),

@@ -217,7 +217,7 @@ def build_objective(config: ConfigDict) -> objectives.Objective:
     rewards, tokens = (jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes)
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        jax.eval_shape(objective.advantages, rewards, tokens, tokens, tokens, step)
+        jax.eval_shape(objective.advantages, rewards, tokens, tokens, tokens, step, kl=tokens)
     except InputError as error:
         if objective.own_advantage is not None:
             raise

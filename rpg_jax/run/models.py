@@ -10,6 +10,8 @@ from rpg_jax import InputError, data, parallel
 from rpg_jax.models import LoRA, Model, families, huggingface, named
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.models.lora import TARGETS
+from rpg_jax.models.quantization import LARGEST
+from rpg_jax.objectives.controls import OF_TOKEN
 from rpg_jax.rewards.scorer import NO_REWARD
 
 DTYPES = ("bfloat16", "float16", "float32")  # of activations
@@ -93,6 +95,11 @@ def check_teacher(config: ConfigDict) -> None:
         )
     if reference.dtype and not folder:
         raise InputError(f"reference.dtype={reference.dtype} is for a teacher: set reference.checkpoint, or unset it")
+    if config.objective.control == OF_TOKEN and not (folder and config.behavior.source == "trainer"):
+        raise InputError(
+            "objective.control=kl is computed where a teacher and the trainer's behavior policy are scored together: "
+            "set reference.checkpoint and behavior.source=trainer, or objective.control to a number or optimal"
+        )
     if config.reward.function == NO_REWARD and config.rollout.dynamic_sampling:
         raise InputError(
             "rollout.dynamic_sampling leaves out groups of equal rewards, and with reward.function=none that is every "
@@ -124,7 +131,9 @@ def build_teacher(config: ConfigDict, model: Model, tokenizer, longest: int, mes
     folder = config.reference.checkpoint
     if not folder:
         return None
-    own = dict(size=None, checkpoint=folder, dtype=config.reference.dtype or config.model.dtype)
+    dtype = config.reference.dtype or config.model.dtype
+    held_in = dtype if dtype in LARGEST else None  # and then computed with as the policy is
+    own = dict(size=None, checkpoint=folder, dtype=config.model.dtype if held_in else dtype)
     section = config.model.to_dict() | own | dict(lora=dict(rank=0), router_balance=0.0)
     try:
         teacher = build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh, config.learner.pack)
@@ -136,4 +145,4 @@ def build_teacher(config: ConfigDict, model: Model, tokenizer, longest: int, mes
             f"reference.checkpoint={folder} has a table of {rows} tokens, and the policy one of {least}: it may draw "
             f"ids that this teacher has no row for; name a teacher whose table is padded to as many"
         )
-    return teacher
+    return dataclasses.replace(teacher, held_in=held_in)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError, parallel
-from rpg_jax.models import Model, unstack_layers
+from rpg_jax.models import Model, quantize_params, unstack_layers
 from rpg_jax.rewards.scorer import ENVIRONMENT, OWN, judge_of, named_rewards
 from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
@@ -97,8 +97,8 @@ def abstract(run: Run, build: Callable[..., Any]) -> Any:
     key, model = jax.random.key(0, impl="threefry2x32"), run.model
 
     def frozen_policy(model, params):
-        weights = jax.tree.map(lambda x: x.astype(model.dtype), params)
-        return Policy(dataclasses.replace(model, lora=None), weights, jnp.zeros((), jnp.int32))
+        held = in_dtype(model, params)
+        return Policy(dataclasses.replace(model, lora=None), held, jnp.zeros((), jnp.int32))
 
     def build_shapes(params, teacher):
         frozen = {} if run.teacher is None else {REFERENCE: frozen_policy(run.teacher, teacher)}
@@ -115,6 +115,12 @@ def abstract(run: Run, build: Callable[..., Any]) -> Any:
         laid_out = dataclasses.replace(laid_out, **pending)
     shaped = jax.ShapeDtypeStruct
     return jax.tree.map(lambda leaf, where: shaped(leaf.shape, leaf.dtype, sharding=where), shapes, laid_out)
+
+
+def in_dtype(model: Model, params: Params) -> Params:
+    """Frozen weights as they are held: in the model's dtype, matrices in 8 bits where it says so."""
+    params = jax.tree.map(lambda x: x.astype(model.dtype), params)
+    return params if model.held_in is None else quantize_params(params, model.held_in)
 
 
 def restore(
@@ -179,11 +185,38 @@ def load_frozen(config: ConfigDict, run: Run) -> dict:
     frozen, checksums = {}, {}
     for name, shapes in abstract(run, lambda _, frozen, **more: frozen).items():
         section = config.model if name == BASE else config.reference
-        params = weights.load(section.checkpoint, shapes.params)
+        params = load_held(section.checkpoint, shapes)
         sums = np.array([int(checksum(leaf)) for leaf in jax.tree.leaves(params)], np.uint32)  # one by one
         version, checksums[name] = parallel.to_global(run.mesh, parallel.REPLICATED, (np.int32(0), sums))
         frozen[name] = Policy(shapes.model, params, version)
     return dict(frozen=frozen, checksums=checksums)
+
+
+def check_teacher(config: ConfigDict, run: Run) -> None:
+    """Raises ValueError for a teacher whose folder lacks weights, or has others than its config says.
+
+    They are read after the warm start, which would have been for nothing.
+    """
+    if run.teacher is not None:
+        weights.with_stored_dtypes(config.reference.checkpoint, run.teacher.shapes)
+
+
+def load_held(folder: str, shapes: Policy) -> Params:
+    """The weights in a folder, laid out and held as those of `shapes`."""
+    model, shardings = shapes.model, jax.tree.map(lambda leaf: leaf.sharding, shapes.params)
+    if model.held_in is None:
+        return weights.load(folder, shapes.params)
+    loaded = weights.load(folder, laid_out(model, jax.tree.leaves(shardings)[0].mesh))
+    return jax.jit(partial(in_dtype, model), out_shardings=shardings)(loaded)
+
+
+def laid_out(model: Model, mesh: Mesh) -> Params:
+    """The shapes of a model's weights in its dtype, laid out as for training."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, model.dtype, sharding=sharding),
+        model.shapes,
+        parallel.shardings(mesh, model.shapes),
+    )
 
 
 def initial_params(config: ConfigDict, run: Run) -> Params:
@@ -199,11 +232,5 @@ def initial_params(config: ConfigDict, run: Run) -> Params:
 
 def checkpoint_params(folder, model: Model, mesh: Mesh) -> Params:
     """The weights in a folder, in the model's dtype and laid out for sampling."""
-    shapes = model.shapes
-    laid_out = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, model.dtype, sharding=sharding),
-        shapes,
-        parallel.shardings(mesh, shapes),
-    )
-    out_shardings = parallel.shardings(mesh, jax.eval_shape(unstack_layers, shapes), parallel.SAMPLING)
-    return jax.jit(unstack_layers, out_shardings=out_shardings)(weights.load(folder, laid_out))
+    out_shardings = parallel.shardings(mesh, jax.eval_shape(unstack_layers, model.shapes), parallel.SAMPLING)
+    return jax.jit(unstack_layers, out_shardings=out_shardings)(weights.load(folder, laid_out(model, mesh)))

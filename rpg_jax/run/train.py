@@ -37,6 +37,7 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
             run = build.build_run(config, log=job.say)
             build.check_rows(config, run)
             build.try_rewards(run)
+            states.check_teacher(config, run)
             window = profile.window(options.profile, config.steps)
         job.check_same_data(run.data)
         path, folder = open_workdir(options, config, locks)

@@ -96,6 +96,7 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
             }
         reference, *more = scores.get(REFERENCE, (behavior,))
         metrics |= {name: metric.mean_of(x, mask) for name, x in zip(OF_REFERENCE, more, strict=False)}
+        kl = dict(zip(OF_REFERENCE, more, strict=False)).get("kl_reference_reverse")
         weight, corrected = objective.corrections(behavior, rollout.sampler_logp, mask)
         batch = TrainBatch(
             tokens=rollout.tokens,
@@ -103,7 +104,7 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
             loss_mask=mask,
             behavior_logp=behavior,
             reference_logp=reference,
-            advantage=objective.advantages(reward, behavior, reference, mask, step, turn_reward),
+            advantage=objective.advantages(reward, behavior, reference, mask, step, turn_reward, kl),
             weight=weight,
             version=rollout.version,
             routes=rollout.routes,
