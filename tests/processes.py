@@ -14,6 +14,7 @@ import types
 import jax
 
 ROOT = pathlib.Path(__file__).parent.parent
+LIMIT = 1800  # seconds, for what hangs: beside much other work a short training has taken more than 400
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["rpg_jax.run.train", "pandas", "tensorboardX", "matplotlib.figure", "matplotlib.ticker"])
 
@@ -58,7 +59,7 @@ def fork(*command, **environment):
     return process, files
 
 
-def finish(process, files, timeout=400):
+def finish(process, files, timeout=LIMIT):
     """Waits for what `fork` or `start` gave: (exit status, stdout, stderr)."""
     process.join(timeout)
     if process.exitcode is None:
@@ -72,12 +73,12 @@ def start(name, *arguments, **environment):
     return fork("-m", f"rpg_jax.{name}", *arguments, **environment)
 
 
-def execute(*command, timeout=400, **environment):
+def execute(*command, timeout=LIMIT, **environment):
     """What `fork` starts, to its end, as subprocess.run gives it."""
     return subprocess.CompletedProcess(command, *finish(*fork(*command, **environment), timeout))
 
 
-def run(name, *arguments, timeout=400):
+def run(name, *arguments, timeout=LIMIT):
     """`python -m rpg_jax.NAME ARGUMENTS` to its end, as subprocess.run gives it."""
     return execute("-m", f"rpg_jax.{name}", *arguments, timeout=timeout)
 

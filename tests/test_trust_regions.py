@@ -185,12 +185,13 @@ def test_a_tokens_own_kl_is_a_control_variate_of_every_history(kl):
             given = mu[history, token], ref[history, token], mask
             advantage = objective.advantages(groups, *given, kl=of_history)
 
-            def loss(table, row):
-                logp = jax.nn.log_softmax(table)[history[row], token[row]][None]
-                cut = (np.broadcast_to(x, mask.shape)[row][None] for x in (given[0], advantage, mask, given[1]))
-                return objective(logp, *cut, denominator=1.0)[0]
+            def loss(table, history, token, *row):
+                behavior, reference, mask, advantage = (x[None] for x in row)
+                logp = jax.nn.log_softmax(table)[history, token][None]
+                return objective(logp, behavior, advantage, mask, reference, denominator=1.0)[0]
 
-            return np.stack([jax.jit(jax.grad(loss), static_argnums=1)(logits[0], row) for row in range(9)])
+            of_rows = jax.vmap(jax.grad(loss), (None, *[0] * 6))
+            return np.asarray(jax.jit(of_rows)(logits[0], history, token, *given, advantage))
 
     for drawn_by, narrows in ((mu, False), (log_p, True)):
         weight = np.exp(drawn_by[history, token].sum(1))

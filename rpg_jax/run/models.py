@@ -95,7 +95,7 @@ def check_teacher(config: ConfigDict) -> None:
         )
     if reference.dtype and not folder:
         raise InputError(f"reference.dtype={reference.dtype} is for a teacher: set reference.checkpoint, or unset it")
-    if config.objective.control == OF_TOKEN and not (folder and config.behavior.source == "trainer"):
+    if config.objective.get("control") == OF_TOKEN and not (folder and config.behavior.source == "trainer"):
         raise InputError(
             "objective.control=kl is computed where a teacher and the trainer's behavior policy are scored together: "
             "set reference.checkpoint and behavior.source=trainer, or objective.control to a number or optimal"
