@@ -53,11 +53,14 @@ def make_mesh(
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def make_meshes(*, sampler: int = 0, devices: Sequence[jax.Device] | None = None, **sizes: int) -> tuple[Mesh, Mesh]:
+def make_meshes(*, sampler: int = 0, devices: Sequence | None = None, **sizes: int) -> tuple[Mesh, Mesh]:
     """(The mesh that learns, the mesh that samples): the same one, or with `sampler` two on disjoint devices.
 
     The last `sampler` devices of every process sample, so that every process runs the programs of both meshes. The
     sizes are those of `make_mesh` for the others; sampling has the same tensor and expert axes, and the rest is `data`.
+
+    Args:
+      devices: `jax.devices()` if None; with `sampler` also a pair, those that learn and those that sample.
 
     Raises:
       InputError: as `make_mesh`, or a process has no device left to learn with.
@@ -66,6 +69,17 @@ def make_meshes(*, sampler: int = 0, devices: Sequence[jax.Device] | None = None
     if not sampler:
         mesh = make_mesh(devices=devices, **sizes)
         return mesh, mesh
+    learning, sampling = devices if isinstance(devices, tuple) else _divided(devices, sampler)
+    learner = make_mesh(devices=learning, **sizes, whole=False)
+    shape = {axis: learner.shape[axis] for axis in ("tensor", "expert")}
+    try:
+        return learner, make_mesh(-1, devices=sampling, **shape, whole=False)
+    except InputError as error:
+        raise InputError(f"mesh.sampler={sampler}, the devices that sample: {error}") from error
+
+
+def _divided(devices, sampler: int) -> tuple[list[jax.Device], list[jax.Device]]:
+    """The devices that learn, and the last `sampler` of every process."""
     hosts: dict[int, list[jax.Device]] = {}
     for device in devices:
         hosts.setdefault(device.process_index, []).append(device)
@@ -76,14 +90,9 @@ def make_meshes(*, sampler: int = 0, devices: Sequence[jax.Device] | None = None
             f"mesh.sampler={sampler} leaves no device to learn with: a process has {least} "
             f"({devices[0].device_kind}); lower it{on_cpu}"
         )
-    learning = [device for host in hosts.values() for device in host[:-sampler]]
-    sampling = [device for host in hosts.values() for device in host[-sampler:]]
-    learner = make_mesh(devices=learning, **sizes, whole=False)
-    shape = {axis: learner.shape[axis] for axis in ("tensor", "expert")}
-    try:
-        return learner, make_mesh(-1, devices=sampling, **shape, whole=False)
-    except InputError as error:
-        raise InputError(f"mesh.sampler={sampler}, the devices that sample: {error}") from error
+    parts = slice(-sampler), slice(-sampler, None)
+    learning, sampling = ([device for host in hosts.values() for device in host[part]] for part in parts)
+    return learning, sampling
 
 
 def _arranged(sizes, slices, devices) -> np.ndarray:

@@ -16,6 +16,8 @@ from rpg_jax.storage.settings import completed, flatten, matters
 LOG = "metrics.jsonl"
 SEED = re.compile(r"seed[-_]?\d+")
 PHASES = ("rollout", "reward", "experience", "update", "evaluation")
+BESIDE = ("learner_waited", *PHASES[2:])  # with a sampler beside the trainer
+WAITED = ("sampler_waited", "learner_waited")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,17 @@ class Run:
     @property
     def seconds(self) -> float:
         """Wall seconds of the steps and evaluations, without the warm start."""
-        return float(self.metrics.reindex(columns=[f"time/{phase}" for phase in PHASES]).sum().sum())
+        phases = PHASES if self.waited is None else BESIDE
+        return float(self._times(phases).sum().sum())
+
+    @property
+    def waited(self) -> pd.Series | None:
+        """Mean seconds of a step that sampler and trainer waited for each other; None where one mesh does both."""
+        times = self._times(WAITED).dropna(how="all")
+        return None if times.empty else times.mean()
+
+    def _times(self, phases) -> pd.DataFrame:
+        return self.metrics.reindex(columns=[f"time/{phase}" for phase in phases])
 
     @property
     def wall_seconds(self) -> float:

@@ -29,7 +29,8 @@ PAIRS = (
 )
 COSTS = (
     "Means over finished runs. Seconds: rollouts, rewards, log-probs, updates, evaluations. Wall seconds in all "
-    "include compilation and the warm start, also a shared one."
+    "include compilation and the warm start, also a shared one. Where some devices only sample: the mean seconds of a "
+    "step that they waited for those that learn, and these for them."
 )
 
 
@@ -126,16 +127,17 @@ def costs(variants) -> list:
         runs = [run for run in timed if run.is_finished] or timed
         seen = pd.DataFrame([(r.seconds, r.tokens, max(r.last, 1), r.wall_seconds) for r in runs], dtype=float)
         if seen.empty:
-            rows.append([plain(variant.name), "0", *["-"] * 6])
+            rows.append([plain(variant.name), "0", *["-"] * 7])
             continue
         seconds, tokens, steps, wall = (seen[column] for column in seen)
+        waited = pd.DataFrame([run.waited for run in runs if run.waited is not None]).mean()
         rows.append([
             plain(variant.name), str(len(seen)), f"{seconds.mean():.1f}", f"{seconds.min():.1f} – {seconds.max():.1f}",
             f"{(seconds / steps).mean():.2f}", f"{tokens.mean():,.0f}", f"{tokens.sum() / seconds.sum():,.0f}",
-            f"{wall.mean():.1f}" if wall.notna().any() else "-",
+            f"{wall.mean():.1f}" if wall.notna().any() else "-", ", ".join(f"{x:.2f}" for x in waited) or "-",
         ])  # fmt: skip
     header = ["variant", "runs", "seconds a run", "least – most", "seconds a step", "tokens a run", "tokens a second"]
-    return ["## Cost", table([*header, "wall seconds in all"], rows), plain(COSTS)]
+    return ["## Cost", table([*header, "wall seconds in all", "sampler, trainer waited"], rows), plain(COSTS)]
 
 
 def config_differences(variants) -> list:
