@@ -20,8 +20,9 @@ from rpg_jax.run import train
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGE, OWN = ((ROOT / f"docs/{name}.md").read_text() for name in ("adding_an_objective", "your_own_experiment"))
-# tests/test_in_other_trainers.py runs the commands of its page; devices needs clusters and a compiler for TPUs.
-ELSEWHERE = ("in_other_trainers", "devices")
+# tests/test_in_other_trainers.py and tests/test_rollouts.py run what the first two pages say; the last needs clusters and
+# a compiler for TPUs.
+ELSEWHERE = ("in_other_trainers", "asynchrony", "devices")
 FIRST = ("running", "your_own_experiment", "adding_an_objective")  # they train what the others evaluate and report
 NAMES = sorted({page.stem for page in (ROOT / "docs").glob("*.md")} - {*ELSEWHERE, *FIRST})
 PAGES = [(ROOT / f"docs/{name}.md").read_text() for name in (*FIRST, *NAMES)]

@@ -54,8 +54,9 @@ def sketch(
     tokenizer = types.SimpleNamespace(vocab_size=min(shape.vocab_size for shape in shapes), stop_ids=(0,))
     problems = types.SimpleNamespace(tokenizer=tokenizer, problems=lambda split: [None], tasks=())
     if count := config.mesh.sampler * len({device.process_index for device in devices}):
-        # Neighbors: for a mesh of every second row of v6e:8x8 libtpu 0.0.42 ends with a failed check.
-        devices = devices[:-count], devices[-count:]
+        # Neighbors: for a mesh of every second row of v6e:8x8 libtpu 0.0.42 ends with a failed check. The first ones
+        # sample, because this process asks for its rows of their mesh.
+        devices = devices[count:], devices[:count]
     run = build.build_run(config, devices=devices, problems=problems)
     build.check_rows(config, run)
     if keeps and run.rollout.cache_pages is None:
