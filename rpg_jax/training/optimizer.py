@@ -50,18 +50,15 @@ def layout(optimizer: Optimizer, mesh: Mesh, tree: Any) -> Any:
 def check_offload(optimizer: Optimizer, mesh: Mesh, delay: int = 0) -> None:
     """Raises ValueError if the optimizer's state is to be offloaded, or policies kept for `rollout.delay`, and the
     devices' hosts have no such memory."""
-    device = mesh.devices.flat[0]
-    kinds = [memory.kind for memory in device.addressable_memories()]
+    kinds = {memory.kind for device in mesh.devices.flat for memory in device.addressable_memories()}  # this process's
     needs = {
         "optimizer.offload keeps the optimizer's state": (optimizer.offload, "optimizer.offload=False"),
         "rollout.delay keeps earlier policies": (delay > 0, "rollout.delay=0"),
     }
     for what, (needed, mend) in needs.items():
-        if needed and HOST not in kinds:
-            raise InputError(
-                f"{what} in memory of kind {HOST}, and {device.device_kind} devices know {', '.join(kinds)} only; "
-                f"set {mend}"
-            )
+        if needed and kinds and HOST not in kinds:
+            known = f"{mesh.devices.flat[0].device_kind} devices know {', '.join(sorted(kinds))} only"
+            raise InputError(f"{what} in memory of kind {HOST}, and {known}; set {mend}")
 
 
 def warmup_schedule(
