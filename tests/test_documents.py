@@ -20,7 +20,7 @@ from rpg_jax.run import train
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGE, OWN = ((ROOT / f"docs/{name}.md").read_text() for name in ("adding_an_objective", "your_own_experiment"))
-# tests/test_in_other_trainers.py and tests/test_rollouts.py run what the first two pages say; the last needs clusters and
+# tests/test_in_other_trainers.py and test_rollouts.py run what the first two pages say; the last needs clusters and
 # a compiler for TPUs.
 ELSEWHERE = ("in_other_trainers", "asynchrony", "devices")
 FIRST = ("running", "your_own_experiment", "adding_an_objective")  # they train what the others evaluate and report
