@@ -401,7 +401,7 @@ def test_a_run_of_many_devices_is_read_on_few():
     mesh = config.mesh.to_dict()
     assert states.for_inference(config).mesh.to_dict() == mesh  # which fits
     config.mesh.update(data=4, fsdp=8)
-    assert parallel.make_mesh(**states.for_inference(config).mesh).devices.shape == (1, 1, 1, 1)
+    assert parallel.make_meshes(**states.for_inference(config).mesh)[0].devices.shape == (1, 1, 1, 1)
 
 
 def test_a_folder_that_one_process_does_not_see(tmp_path):

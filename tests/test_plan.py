@@ -136,6 +136,7 @@ ENTRY %main (a: f32[8,4]) -> f32[8,4] {
   %unknown = f32[4]{0} fusion(%a), kind=kLoop, calls=%small, backend_config={"estimated_cycles":"9223372036854775807"}
   %ragged-dot-metadata = s32[5]{0} custom-call(%s), custom_call_target="tpu_custom_call", GROUPS{s32[4]{0}}
   %ragged-dot-none.2 = bf16[16,3]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", GROUPS{s32[5]{0}, KERNELS}
+  %tgmm.2 = bf16[4,8,3]{2,1,0} custom-call(%q), custom_call_target="tpu_custom_call", GROUPS{ROWS}
   %whole = f32[4]{0} copy(%a), backend_config={"window_config":{"estimated_cycles":"9"}}
   %w.1 = (s32[], f32[8,4]{1,0}) while(%t), condition=%until_seven, body=%twice
   %w.2 = (s32[], f32[8,4]{1,0}) while(%t), condition=%while_traced, body=%reduce, metadata={op_name="f/prefill/while"}
@@ -146,11 +147,13 @@ ENTRY %main (a: f32[8,4]) -> f32[8,4] {
 }
 """.replace("METADATA", 'metadata={op_name="f/filters/cond"}')
 HLO = HLO.replace("GROUPS", "operand_layout_constraints=").replace("KERNELS", "bf16[16,8]{1,0}, bf16[4,8,3]{2,1,0}")
-HLO = HLO.replace("OPERANDS", "operand_layout_constraints={s8[1,9,9]{2,1,0}, bf16[2,8,16]{2,1,0}, bf16[1,8,16]{2,1,0}}")
+HLO = HLO.replace("ROWS", "bf16[16,8]{1,0}, bf16[16,3]{1,0}").replace(
+    "OPERANDS", "operand_layout_constraints={s8[1,9,9]{2,1,0}, bf16[2,8,16]{2,1,0}, bf16[1,8,16]{2,1,0}}"
+)
 
 
 def test_work_of_a_program_counts_as_often_as_it_is_done():
-    found = hlo.work(HLO, traced=3)
+    found = hlo.work(HLO, traced=3, experts=4)
     sent = {
         "collective-permute": (4, 4 * 128),  # 0, 2, 4, 6; 8 x 4 float32 are 128 bytes
         "all-reduce": (3 + 5, 8 * 2 * 128 * 3 / 4),
@@ -162,7 +165,9 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
     assert found["cycles"] == 4 * 70 + 9  # the largest int64 stands for unknown
     # Half of 8 x 8 pairs for each of 2 heads, three products of 16 multiplications and additions.
     assert found["kernels"] == 16 and found["kernel_flops"] == 8 * 2 * 32 * 3 * 2 * 16
-    assert found["grouped_flops"] == 2 * 16 * 8 * 3 and found["grouped_bytes"] == 2 * 4 * 8 * 3
+    # A product of experts and the gradient of their kernels.
+    assert found["grouped_flops"] == 2 * 2 * 16 * 8 * 3 and found["grouped_bytes"] == 2 * 2 * 4 * 8 * 3
+    assert hlo.work(HLO, traced=3, experts=1)["grouped_bytes"] == 2 * 2 * 8 * 3
     # Outside of loops by its share, and what is apart not.
     found = hlo.work(HLO, traced=3, outside=0.25)
     assert found["cycles"] == 4 * 70 + 9 / 4 and found["reduce-scatter times"] == 1 / 4

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import processes
 import pytest
 
 from rpg_jax import models, objectives, parallel
-from rpg_jax.models import Model, huggingface, quantization, unstack_layers
+from rpg_jax.models import Model, huggingface, layers, quantization, unstack_layers
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.families import qwen3_moe
 from rpg_jax.objectives import metrics
@@ -61,6 +62,18 @@ def test_a_mixture_and_its_gradient_are_those_of_every_expert_on_every_token():
 
         found = jax.jit(lambda: [both(halves), both(lambda k, x, w: dense_mixture(k, x, chosen, w))])()
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12), *found)
+
+
+def test_the_gradient_of_kernels_by_the_kernel_for_tpus():
+    """In blocks that groups cross, with a group without rows and rows without a group."""
+    rng, sizes = np.random.default_rng(3), np.int32([200, 0, 170, 40])
+    x, d_out = (rng.normal(size=(450, width)).astype(np.float32) for width in (10, 16))
+    found = jax.jit(partial(layers._tpu_gradient, interpret=True))(x, d_out, sizes)
+    ends = np.cumsum(sizes)
+    for kernel, end, size in zip(found, ends, sizes, strict=True):
+        rows = slice(end - size, end)
+        np.testing.assert_allclose(kernel, x[rows].T.astype(np.float64) @ d_out[rows], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(layers._ragged_gradient)(x, d_out, sizes), found, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_in_any_order_of_computing_and_with_given_routes(params):

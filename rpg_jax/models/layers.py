@@ -5,6 +5,7 @@ import hashlib
 import jax
 import jax.numpy as jnp
 
+GROUPED_TILES = 256, 1024, 1024  # rows, inputs and outputs of a block of megablox's kernel
 kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
 
@@ -35,6 +36,41 @@ def dense(x: jax.Array, params: dict) -> jax.Array:
     if "lora_a" in params:
         out += project(project(x, params["lora_a"]), params["lora_b"])
     return out
+
+
+@jax.custom_vjp
+def grouped(x: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
+    """x [N, I], sorted into groups of sizes i32[E], times the kernel [E, I, O] of each row's group, to [N, O].
+
+    Rows beyond the last group are anything. The kernels' gradient is `jax.lax.ragged_dot`'s but on TPUs, where XLA
+    would multiply every row with each kernel: there it is a kernel of JAX's megablox.
+    """
+    return jax.lax.ragged_dot(x, kernels, sizes)
+
+
+def _grouped_backward(saved, d_out):
+    x, kernels, sizes = saved
+    d_x = jax.lax.ragged_dot(d_out, kernels.swapaxes(1, 2), sizes)
+    if x.dtype not in (jnp.bfloat16, jnp.float32):  # that the kernel takes
+        return d_x, _ragged_gradient(x, d_out, sizes), None
+    return d_x, jax.lax.platform_dependent(x, d_out, sizes, tpu=_tpu_gradient, default=_ragged_gradient), None
+
+
+def _ragged_gradient(x, d_out, sizes):
+    dimensions = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+    return jax.lax.ragged_dot_general(x, d_out, sizes, dimensions)  # [E, I, O]
+
+
+def _tpu_gradient(x, d_out, sizes, interpret=False):
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+    x, d_out = (jnp.pad(rows, ((0, -len(rows) % GROUPED_TILES[0]), (0, 0))) for rows in (x, d_out))
+    return tgmm(x.swapaxes(0, 1), d_out, sizes, x.dtype, GROUPED_TILES, interpret=interpret)
+
+
+grouped.defvjp(
+    lambda x, kernels, sizes: (jax.lax.ragged_dot(x, kernels, sizes), (x, kernels, sizes)), _grouped_backward
+)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:

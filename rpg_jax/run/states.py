@@ -62,7 +62,7 @@ def read_run(
     config = for_inference(workdir.read_config(folder))
     if "tasks" not in config.data:  # the training set is not needed, and may not be on this machine
         config.data.update(heldout=heldout or config.data.heldout)
-        config.data.train = None
+        del config.data["train"]
     section, talks = config.reward, bool(config.environment.name)
     own = judge_of(named_rewards(section.function, section.functions, talks), config.evaluation.function, talks)
     judge = reward or own

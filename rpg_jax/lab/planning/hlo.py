@@ -40,7 +40,7 @@ class _Instruction(NamedTuple):
         return float(stated[1]) if stated and int(stated[1]) < 2**63 - 1 else 0.0
 
 
-def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float = 1) -> Work:
+def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float = 1, experts: int = 0) -> Work:
     """The work of a partitioned program on one device; what is in a loop counts once for every iteration.
 
     Args:
@@ -48,11 +48,12 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
       traced: iterations of each loop whose trip count is not a constant of the program.
       apart: names of `jax.named_scope` whose loops and conditionals do not count.
       outside: the share that counts of what is outside of all loops.
+      experts: of a layer on the device, if there are any; the kernels of others are not read.
 
     Returns:
       cycles: the sum of the `estimated_cycles` that XLA for TPUs writes on every fusion, without custom calls and
       without waiting; kernels and kernel_flops: calls of Pallas kernels, and their FLOPs where they follow from shapes;
-      grouped_flops and grouped_bytes: of `ragged_dot`, as if every row had a group, and of the kernels that it reads;
+      grouped_flops and grouped_bytes: of products of experts, as if every row had one, and of the experts' kernels;
       sent: bytes to other devices; and for each kind of collective, KIND times and KIND sent. Bytes are those of ring
       algorithms: of n devices each sends (n-1)/n of the larger side of an all-gather, a reduce-scatter or an
       all-to-all, and twice that for an all-reduce. Of a conditional the branch that takes the most cycles counts; where
@@ -88,8 +89,8 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
                 called = work_of(instruction.computation("calls|to_apply"), share)
                 # A fusion's own estimate covers what is fused in it.
                 add({**called, "cycles": share * stated} if stated else called)
-            elif _KERNEL in instruction.rest and name.startswith("ragged-dot"):
-                add(_grouped(instruction), share)
+            elif _KERNEL in instruction.rest and name.startswith(("ragged-dot", "tgmm")):
+                add(_grouped(instruction, experts), share)
             elif _KERNEL in instruction.rest:
                 add({"kernels": 1, "kernel_flops": _kernel_flops(name, instruction)}, share)
             else:
@@ -118,14 +119,15 @@ def _operands(call: _Instruction) -> list[tuple[str, str]]:
     return _ARRAY.findall(call.rest.partition("operand_layout_constraints=")[2])
 
 
-def _grouped(call: _Instruction) -> Work:
-    """Of the product of rows [m, k] with kernels [g, k, n]; the call before it, which lists the groups, is nothing."""
-    arrays = [(dtype, dimensions, tuple(map(int, dimensions.split(",")))) for dtype, dimensions in _operands(call)]
-    rows, kernels = ([array for array in arrays if len(array[2]) == rank] for rank in (2, 3))
+def _grouped(call: _Instruction, experts: int) -> Work:
+    """Of a product of rows [m, k], kernels [g, k, n] and rows [m, n], any two of which give the third; the call before
+    it, which lists the groups, is nothing."""
+    arrays = [*_operands(call), *_ARRAY.findall(call.type)]
+    rows, kernels = ([array for array in arrays if array[1].count(",") == rank - 1] for rank in (2, 3))
     if not rows or not kernels:
         return {}
-    (_, _, (m, _)), (dtype, dimensions, (_, k, n)) = rows[0], kernels[0]
-    return {"grouped_flops": 2 * m * k * n, "grouped_bytes": _bytes(dtype, dimensions)}
+    (m, _), (groups, k, n) = (tuple(map(int, dimensions.split(","))) for _, dimensions in (rows[0], kernels[0]))
+    return {"grouped_flops": 2 * m * k * n, "grouped_bytes": _bytes(*kernels[0]) * min(experts / groups, 1)}
 
 
 def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:

@@ -64,7 +64,7 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
 
 
 def estimate(topology, measured: dict, cost: floor.Cost, attention: floor.Cost, here: float = 1) -> dict | None:
-    """What the compiler estimates a phase to take; None where it made no estimate. Of the rows of `ragged_dot` the
+    """What the compiler estimates a phase to take; None where it made no estimate. Of the rows of experts the
     share that is `here` has its expert on the device, and no other is computed.
 
     Returns:
@@ -164,12 +164,13 @@ def memory(topology: Topology, phase: str, program: Program, workload: Workload)
       bytes to other devices; those of `hlo.NUMBERS` as in `hlo.work`; fits; and `refused`, the compiler's
       words, if it said no.
     """
-    measured = compiled(program) if topology.compiled else modelled(program, floor.temporaries(workload)[phase])
+    here = workload.shape.experts // workload.expert
+    measured = compiled(program, here) if topology.compiled else modelled(program, floor.temporaries(workload)[phase])
     return measured | {"fits": "refused" not in measured and measured["peak"] <= topology.chip.memory}
 
 
-def compiled(program: Program) -> dict:
-    """Compiles a program for the devices of its arguments."""
+def compiled(program: Program, experts: int) -> dict:
+    """Compiles a program for the devices of its arguments, of which each has so many experts of a layer."""
     try:
         executable = program.function.lower(*program.arguments).compile()
     except jax.errors.JaxRuntimeError as error:
@@ -177,7 +178,7 @@ def compiled(program: Program) -> dict:
             raise
         return _refused(str(error), program)
     analysis = executable.memory_analysis()
-    work = dict(hlo.work(executable.as_text(), program.turns, program.apart, program.outside))
+    work = dict(hlo.work(executable.as_text(), program.turns, program.apart, program.outside, experts))
     arguments = analysis.argument_size_in_bytes
     output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     sizes = {

@@ -15,7 +15,7 @@ from rpg_jax.models import config as shapes
 from rpg_jax.models.config import ModelConfig
 from rpg_jax.models.families import qwen_llama
 from rpg_jax.models.families.qwen_llama import attention_kinds, embed, init_norm, norm  # noqa: F401
-from rpg_jax.models.layers import init_kernel
+from rpg_jax.models.layers import grouped, init_kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,17 +81,30 @@ def mixture(kernels: dict, first: jax.Array | int, x: jax.Array, chosen: jax.Arr
     (batch, length, hidden), k, count = x.shape, chosen.shape[-1], kernels["gate"].shape[0]
     expert = chosen.reshape(-1) - first  # [N], of N = B * T * k pairs of a token and an expert
     expert = jnp.where((expert >= 0) & (expert < count), expert, count)  # experts elsewhere come last
-    order = jnp.argsort(expert)
-    here = (expert[order] < count)[:, None]  # ragged_dot says nothing of rows beyond the last group
-    sizes = jnp.zeros(count, jnp.int32).at[expert].add(1, mode="drop")
+    place, sizes = places(expert, count + 1)
+    pairs = jnp.arange(place.size, dtype=jnp.int32)
+    pair = jnp.zeros_like(place).at[place].set(pairs, unique_indices=True)  # that comes to each place
+    sizes = sizes[:count]
+    here = (pairs < sizes.sum())[:, None]  # ragged_dot says nothing of rows beyond the last group
 
     def product(rows, kernel):
-        return jnp.where(here, jax.lax.ragged_dot(jnp.where(here, rows, 0), kernel, sizes), 0)
+        return jnp.where(here, grouped(jnp.where(here, rows, 0), kernel, sizes), 0)
 
-    rows = x.reshape(-1, hidden)[order // k]  # [N, hidden]
+    rows = x.reshape(-1, hidden)[pair // k]  # [N, hidden]
     gated = jax.nn.silu(product(rows, kernels["gate"])) * product(rows, kernels["up"])
-    out = product(gated, kernels["down"])[jnp.argsort(order)].reshape(batch, length, k, hidden)
+    out = product(gated, kernels["down"])[place].reshape(batch, length, k, hidden)
     return jnp.einsum("btkd,btk->btd", out.astype(weight.dtype), weight).astype(x.dtype)
+
+
+def places(group: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
+    """Where each of i32[N] numbers of groups comes when they are sorted, ties in order, i32[N]; and the groups' sizes.
+
+    By counting, because the TPU compiler takes several seconds for each sort of so many.
+    """
+    counted = jnp.cumsum(group[:, None] == jnp.arange(groups), axis=0, dtype=jnp.int32)  # [N, groups]
+    sizes = counted[-1]
+    before = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    return jnp.take_along_axis(counted + before, group[:, None], axis=1)[:, 0] - 1, sizes
 
 
 def layer(config, params, x, turns, attend, constrain, per_expert, counted=None, routes=None):
