@@ -83,7 +83,7 @@ def described(problem: dict) -> tuple[str, tuple]:
 
 def correct(place: pathlib.Path) -> dict[str, float]:
     """digest -> mean score of its responses in an evaluation's folder."""
-    rows = pd.read_json(place / "responses.jsonl", lines=True, dtype=False, convert_dates=False)
+    rows = pd.read_json(place / "responses.jsonl", lines=True, dtype=False)
     return rows.groupby(rows.answer.map(lambda answer: json.loads(answer)["digest"])).correct.mean().to_dict()
 
 

@@ -30,8 +30,8 @@ def calculator(problem: str) -> str:
 TEMPLATES: dict[str, Callable[[str], str]] = {"paper": paper, "none": none, "calculator": calculator}
 
 
-def named(name: str) -> Callable[[str], str]:
-    """The template of that name; raises ValueError for another one."""
+def named(name: str, what: str = "the wording of problems") -> Callable[[str], str]:
+    """The template of that name; raises ValueError, which says what has the name, for another one."""
     if name not in TEMPLATES:
-        raise InputError(f"the wording of problems is {name!r}; known: {', '.join(TEMPLATES)}")
+        raise InputError(f"{what} is {name!r}; known: {', '.join(TEMPLATES)}")
     return TEMPLATES[name]

@@ -92,7 +92,7 @@ def read_sources(options) -> Folded:
     sources = [open_source(title, fields, options.data_dir) for title in options.source if title not in gym]
     sources += open_gym(gym, options.split or "train") if gym else []
     with Progress("rows", 0, sum(source.total for source in sources), process_index=0) as progress:
-        folded = fold(sources, named(options.template), options.name, options.conflicts, progress)
+        folded = fold(sources, named(options.template, "--template"), options.name, options.conflicts, progress)
     if options.answer_field is None:
         refuse_unjudged(folded.problems, folded.origins.__getitem__)
     return folded
