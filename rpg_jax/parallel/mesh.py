@@ -141,7 +141,7 @@ def move_rows(mesh: Mesh, tree: Any) -> Any:
     sharding = NamedSharding(mesh, ROWS)
 
     def moved(leaf):
-        whole = np.asarray(_replicated(mesh_of(leaf), leaf))
+        whole = np.asarray(replicated(mesh_of(leaf), leaf))
         return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
     return jax.tree.map(moved, tree)
@@ -150,14 +150,15 @@ def move_rows(mesh: Mesh, tree: Any) -> Any:
 def move(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     """An array on the devices of another mesh. Each gets its piece from a device of its own process, which holds the
     array whole for that long: no other memory and no other network is needed than that of one array."""
-    whole = _replicated(mesh_of(array), array).addressable_data(0)
+    whole = replicated(mesh_of(array), array).addressable_data(0)
     places = sharding.addressable_devices_indices_map(array.shape).items()
     pieces = [jax.device_put(whole[index], device) for device, index in places]
     return jax.block_until_ready(jax.make_array_from_single_device_arrays(array.shape, sharding, pieces))
 
 
 @partial(jax.jit, static_argnums=0)
-def _replicated(mesh, array):
+def replicated(mesh: Mesh, array: jax.Array) -> jax.Array:
+    """An array whole on every device of its mesh."""
     return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, REPLICATED))
 
 

@@ -14,7 +14,6 @@ import struct
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rpg_jax import InputError
-from rpg_jax.parallel.mesh import ROWS
+from rpg_jax.parallel.mesh import ROWS, replicated
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 HEARTBEAT_SECONDS = 10  # without a heartbeat for so long, a process counts as lost and JAX ends the others
@@ -129,11 +128,6 @@ def _one_of_each(devices: Iterable[jax.Device]) -> Mesh:
     return Mesh([first[process] for process in sorted(first)], "process")
 
 
-@partial(jax.jit, static_argnums=0)
-def _shared(mesh, array):
-    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec()))
-
-
 def allgather(value: np.ndarray) -> np.ndarray:
     """[processes, ...], the arrays of all processes, of one shape and dtype."""
     value = np.asarray(value)
@@ -142,7 +136,7 @@ def allgather(value: np.ndarray) -> np.ndarray:
     if not hasattr(_thread, "mesh"):
         _thread.mesh = _one_of_each(jax.devices())
     sharding = NamedSharding(_thread.mesh, PartitionSpec("process"))
-    return np.asarray(_shared(_thread.mesh, jax.make_array_from_process_local_data(sharding, value[None])))
+    return np.asarray(replicated(_thread.mesh, jax.make_array_from_process_local_data(sharding, value[None])))
 
 
 def any_process(flag: bool) -> bool:
