@@ -102,11 +102,11 @@ class Rollouts:
         return dataclasses.replace(groups, sequences=parallel.move_rows(self._learner, groups.sequences))
 
     def _submit(self, function: Callable[[], Any]) -> Future:
-        if self._thread is not None:
-            self._last = self._thread.submit(self._on_thread, function)
-        else:
-            self._last = Future()
-            self._last.set_result(function())
+        if self._thread is None:
+            done: Future = Future()
+            done.set_result(function())
+            return done
+        self._last = self._thread.submit(self._on_thread, function)
         return self._last
 
     def _on_thread(self, function: Callable[[], Any]) -> Any:
