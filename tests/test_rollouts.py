@@ -54,6 +54,8 @@ def test_every_process_has_devices_in_both_meshes(hosts, each, sampler):
 def test_meshes_that_cannot_be():
     with pytest.raises(InputError, match="mesh.sampler=1, the devices that sample: mesh data=-1.*tensor=2 needs 2"):
         parallel.make_meshes(sampler=1, tensor=2, devices=chips(1, 3))
+    with pytest.raises(InputError, match="the devices that learn: mesh data=-1.*tensor=2 needs 2"):
+        parallel.make_meshes(sampler=1, tensor=2, devices=chips(1, 2))
     one, same = parallel.make_meshes(devices=jax.devices()[:1])
     assert one is same
 

@@ -70,12 +70,13 @@ def make_meshes(*, sampler: int = 0, devices: Sequence | None = None, **sizes: i
         mesh = make_mesh(devices=devices, **sizes)
         return mesh, mesh
     learning, sampling = devices if isinstance(devices, tuple) else _divided(devices, sampler)
-    learner = make_mesh(devices=learning, **sizes, whole=False)
-    shape = {axis: learner.shape[axis] for axis in ("tensor", "expert")}
+    side = "learn"
     try:
+        learner = make_mesh(devices=learning, **sizes, whole=False)
+        side, shape = "sample", {axis: learner.shape[axis] for axis in ("tensor", "expert")}
         return learner, make_mesh(-1, devices=sampling, **shape, whole=False)
     except InputError as error:
-        raise InputError(f"mesh.sampler={sampler}, the devices that sample: {error}") from error
+        raise InputError(f"mesh.sampler={sampler}, the devices that {side}: {error}") from error
 
 
 def _divided(devices, sampler: int) -> tuple[list[jax.Device], list[jax.Device]]:
