@@ -26,7 +26,7 @@ from rpg_jax.training.record import Record
 
 generate = importlib.import_module("rpg_jax.sampling.generate")  # the package's attribute is the function
 
-STOPS = (7, 9)  # questions whether to stop that are answered with yes, of a process each
+STOPS = (9,)  # questions whether to stop that are answered with yes, of a process each
 TIMINGS = ("time/", "throughput/", "compilations")
 REWARD = """
 import random, time

@@ -653,15 +653,13 @@ class Late:
 
 
 @pytest.mark.filterwarnings("error:Some donated buffers")
-@pytest.mark.parametrize("carry_over", [False, True])
-def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_command, tmp_path, carry_over):
+def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_command, tmp_path):
     (tmp_path / "late.py").write_text(LATE)
     flags = [f"--config={ROOT}/configs/environments.py:guess-smoke", "--config.environment.name=late.py:Late"]
     flags += ["--config.steps=3", "--config.checkpoint.keep_last=3", "--config.model.size=micro"]
     flags += ["--config.objective.advantage=turn_return", "--config.evaluation.every=3"]
-    if carry_over:
-        flags += ["--config.rollout.carry_over=True", "--config.rollout.oversample=2.0"]
-        flags += ["--config.behavior.source=sampler"]
+    flags += ["--config.rollout.carry_over=True", "--config.rollout.oversample=2.0"]
+    flags += ["--config.behavior.source=sampler"]
 
     def trained(folder):
         status, _, err = call_command("train", *flags, f"--workdir={folder}")
