@@ -63,7 +63,7 @@ def outcome(process, timeout=60):
     return process.returncode, out, err
 
 
-ONE = "[[ $JAX_PROCESS_ID == 1 ]] || exec sleep 60\n"
+ONE = "[[ $JAX_PROCESS_ID == 1 ]] || exec sleep 600\n"
 
 
 def test_every_process_is_given_its_identity_and_the_flags(launch):
@@ -89,10 +89,8 @@ def test_the_first_process_is_heard_and_a_mistake_is_one_line(launch, text, expe
     ("death", "how"), [("kill -KILL $$", "was killed by signal 9 (KILL)"), ("exit 7", "ended with status 7")]
 )
 def test_a_lost_process_is_named_and_the_others_end(launch, death, how):
-    begin = time.monotonic()
-    job = launch(f"{ONE}echo last words >&2; {death}", "3", "--")
-    status, _, err = outcome(job)
-    assert status == 1 and time.monotonic() - begin < 20
+    status, _, err = outcome(launch(f"{ONE}echo last words >&2; {death}", "3", "--"))
+    assert status == 1
     words, line = err.splitlines()
     assert words == "last words" and line.startswith(f"error: process 1 of 3 was lost: it {how}, and the others were")
 
@@ -282,7 +280,7 @@ cli.run(main)
 
 @pytest.fixture(scope="module")
 def stopped():
-    """(exit status, seconds from the signal) of both processes of two jobs: SIGTERM, and SIGKILL, to the second one."""
+    """The exit statuses of both processes of two jobs: SIGTERM, and SIGKILL, to the second one."""
     jobs = {number: members(*[("-c", WAITS)] * 2) for number in (signal.SIGTERM, signal.SIGKILL)}
     found = {}
     for number, job in jobs.items():
@@ -290,18 +288,17 @@ def stopped():
             assert all(process.is_alive() for process, _ in job)
             time.sleep(0.05)
         os.kill(job[1][0].pid, number)
-        begin = time.monotonic()
-        found[number] = [(processes.finish(*member, 60)[0], time.monotonic() - begin) for member in job]
+        found[number] = [processes.finish(*member, 60)[0] for member in job]
     return found
 
 
 def test_sigterm_to_one_process_stops_all_at_the_same_point(stopped):
-    assert [status for status, _ in stopped[signal.SIGTERM]] == [75, 75]
+    assert stopped[signal.SIGTERM] == [75, 75]
 
 
 def test_processes_end_by_themselves_when_one_is_lost(stopped):
-    (status, seconds), (lost, _) = stopped[signal.SIGKILL]
-    assert lost == -signal.SIGKILL and status not in (0, 2, 75) and seconds < 30  # nobody's mistake
+    status, lost = stopped[signal.SIGKILL]
+    assert lost == -signal.SIGKILL and status not in (0, 2, 75)  # nobody's mistake
 
 
 # A training run.
@@ -370,9 +367,8 @@ def runs(tmp_path_factory):
         time.sleep(0.1)
     found = subprocess.run(["pgrep", "-P", str(job.pid), "-f", "rpg_jax.train"], capture_output=True, check=True)
     os.kill(max(map(int, found.stdout.split())), signal.SIGKILL)  # the last one started
-    begin = time.monotonic()
     status, _, err = outcome(job)
-    assert status == 1 and time.monotonic() - begin < 30
+    assert status == 1
     last = err.splitlines()[-1]
     assert last.startswith("error: process 1 of 2 was lost: it was killed by signal 9 (KILL), and the others were")
     for name in ("two", "one"):
@@ -432,16 +428,14 @@ with watchdog.Watchdog(0.8) as dog:
     jax.monitoring.record_event_duration_secs(watchdog.COMPILED, 1.6)
     print("alive", flush=True)
     def waits_forever():
-        time.sleep(60)
+        time.sleep(600)
     waits_forever()
 """
 
 
 def test_the_watchdog_ends_a_process_that_hangs_but_not_one_that_compiles():
-    begin = time.monotonic()
-    status, out, err = processes.finish(*processes.fork("-c", HANG), timeout=50)
-    assert status == 1 and time.monotonic() - begin < 40
-    assert out == "alive\n"
+    status, out, err = processes.finish(*processes.fork("-c", HANG), timeout=300)
+    assert (status, out) == (1, "alive\n")
     assert err.startswith("error: no progress for 1 s, more than --watchdog_seconds=0.8")
     assert "in waits_forever" in err and "Thread" in err
 

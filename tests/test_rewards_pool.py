@@ -264,11 +264,10 @@ def test_an_edit_of_the_same_size_within_a_second_is_seen(tmp_path, monkeypatch)
     assert seen == [0.25, 0.75]
 
 
-def test_workers_start_fast_and_end_with_the_scorer(file, tmp_path):
-    start, pids = time.monotonic(), tmp_path / "pids"
+def test_workers_are_few_and_end_with_the_scorer(file, tmp_path):
+    pids = tmp_path / "pids"
     with Scorer(f"{file}:reward", workers=2) as scorer:
         scorer.score([(problem(0, answer=str(pids)), "pid")] * 50)
-        assert time.monotonic() - start < 5
         running = {int(line) for line in pids.read_text().split()}
     assert 1 <= len(running) <= 2 and os.getpid() not in running
     for pid in running:
