@@ -1,6 +1,4 @@
-"""Group baselines: their formulas, and by enumeration of every group of draws what they do to the gradient."""
-
-import itertools
+"""Group baselines: their formulas. tests/test_tradeoff.py enumerates what they do to the gradient."""
 
 import jax
 import numpy as np
@@ -86,37 +84,3 @@ def test_dtypes():
     assert compute(advantages.leave_one_out, np.ones((2, 2), jax.numpy.bfloat16)).dtype == np.float32
     with jax.enable_x64():
         assert compute(advantages.group_mean_std, np.ones((2, 2))).dtype == np.float64
-
-
-def reward_gradient(function, groups, outcomes=3):
-    """Mean of A·∇log p over every draw of P groups of G, and ∇E[R]; each prompt has its own policy."""
-    prompts, size = groups
-    logits, reward = rng.normal(size=(2, prompts, outcomes))
-    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    score = np.eye(outcomes)[None] - p[:, None]  # ∇log p(x) in the logits
-    draws = list(itertools.product(range(outcomes), repeat=prompts * size))
-    x = np.array(draws).reshape(-1, prompts, size)
-    row = np.arange(prompts)[:, None]
-    probability = p[row, x].prod((1, 2))
-    with jax.enable_x64():
-        advantage = compute(jax.vmap(function), reward[row, x])
-    gradient = np.einsum("d,dpg,dpgk->pk", probability, advantage, score[row, x]) / (prompts * size)
-    exact = np.einsum("px,px,pxk->pk", p, reward, score) / prompts
-    return gradient, exact
-
-
-def test_leave_one_out_is_exact_and_means_that_hold_the_sample_shrink_the_reward_part():
-    for groups in ((1, 2), (1, 4), (2, 3)):
-        count, size = groups[0] * groups[1], groups[1]
-        gradient, exact = reward_gradient(advantages.leave_one_out, groups)
-        np.testing.assert_allclose(gradient, exact, rtol=1e-11, atol=1e-13)
-        gradient, exact = reward_gradient(advantages.group_mean, groups)
-        np.testing.assert_allclose(gradient, exact * (size - 1) / size, rtol=1e-11, atol=1e-13)
-        gradient, exact = reward_gradient(advantages.batch_mean, groups)
-        np.testing.assert_allclose(gradient, exact * (count - 1) / count, rtol=1e-11, atol=1e-13)
-
-
-def test_dividing_by_the_deviation_turns_the_gradient():
-    gradient, exact = reward_gradient(advantages.group_mean_std, (2, 3))
-    cosine = (gradient * exact).sum() / np.linalg.norm(gradient) / np.linalg.norm(exact)
-    assert cosine < 1 - 1e-4

@@ -216,18 +216,11 @@ def assert_same(ours, theirs):
 
 @pytest.mark.parametrize(
     "page_size, spare, segment, max_new",
-    [(64, 0, None, NEW), (4, 0, 1, NEW), (4, 2, 9, NEW), (16, 1, None, NEW), (64, 0, 3, LONG), (4, 3, None, LONG)],
+    [(4, 0, 1, NEW), (16, 1, None, NEW), (64, 0, 3, LONG), (4, 3, None, LONG)],
 )
 def test_responses_are_bit_for_bit_the_same_whatever_pages_segments_and_preemption(page_size, spare, segment, max_new):
     pages_ = least(page_size, max_new) + spare
     assert_same(run(max_new, page_size=page_size, cache_pages=pages_, segment=segment), expected(max_new))
-
-
-@pytest.mark.parametrize("slots", [1, 2, 18])
-def test_the_number_of_slots_changes_rounding_alone(slots):
-    rollout = run(slots=slots)
-    np.testing.assert_array_equal(rollout.tokens, expected().tokens)
-    np.testing.assert_allclose(rollout.model_logp, expected().model_logp, rtol=0, atol=1e-5)
 
 
 def test_short_sequences_draw_what_long_ones_do():
