@@ -1,12 +1,9 @@
-"""The campaign of faults: its verdicts, how it tells phases, and the damage that it does."""
-
-import types
+"""The campaign of faults: its verdicts, and the damage that it does."""
 
 import numpy as np
 import pytest
 from faults import damage, verifiers
 from faults.bench import LOST, SAME, TOLD, Ended, explained, verdict
-from faults.signals import PHASES, Watch
 
 REFUSED = "error: config.json is not JSON; restore it\n"
 TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: x\n"
@@ -34,34 +31,6 @@ def test_verdicts(status, err, left, difference, outcome, words):
     found, line = verdict(Ended(status, err, left), difference, ("a.jsonl",))
     assert found == outcome and words in line
     assert explained(Ended(75, ""), (0, 75)) == "" != explained(Ended(75, ""))
-
-
-def test_phases_of_a_training(tmp_path):
-    calls, log = tmp_path / "calls", tmp_path / "metrics.jsonl"
-    said = types.SimpleNamespace(err=lambda: "warm start 1/6\n" if calls.exists() else "")
-    watch, found = Watch(types.SimpleNamespace(calls=lambda _: calls), tmp_path, said), []
-
-    def after(called, written=""):
-        with calls.open("a") as file:
-            file.write("." * called)
-        with log.open("a") as file:
-            file.write(written)
-        found.append(watch.phase())
-
-    found.append(watch.phase())
-    after(0)
-    after(3)  # the evaluation before the first step
-    after(0, "{}\n")
-    after(5)
-    after(11)
-    after(2)
-    draft = tmp_path / "checkpoints" / "1.orbax-checkpoint-tmp"
-    draft.mkdir(parents=True)
-    after(0, "{}\n")
-    draft.rmdir()
-    after(0)
-    assert found == "start,warm start,evaluation,rollout,reward,update,evaluation,checkpoint,rollout".split(",")
-    assert set(found) == set(PHASES) and watch.rows == 2
 
 
 @pytest.mark.parametrize("way", damage.WAYS)

@@ -1,7 +1,6 @@
 """The commands of launch/real_model.sh, on a model of 30 thousand parameters."""
 
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -15,8 +14,6 @@ import pytest
 from processes import finish, fork
 
 from configs import real_model
-from launch import real_model_scores
-from rpg_jax import gym
 
 pytest.importorskip("gguf")
 pytest.importorskip("reasoning_gym")
@@ -139,24 +136,3 @@ def test_every_command_works_on_a_small_model(tmp_path):
     assert names == [f"{f}, {of}" for f in ("trained", "untrained") for of in (tmp_path, tmp_path / "seed1", "2 runs")]
     assert [line.count(" - ") for line in both.splitlines()] == [0, 0, 0, 4, 0, 0, 4]
     assert commands(**environment)[0][2] == "rpg_jax.evaluate", "what is there already is not made again"
-
-
-def test_the_constants_of_the_page_are_those_of_its_problems(tmp_path):
-    titles = {families: real_model.heldout(families) for families in real_model.SETS}
-    parts = [part for title in titles.values() for part in gym.parse(title)]
-    rows = [json.dumps(dict(problem, correct=0.5)) for problem in gym.drawn(parts, "heldout", "problems")]
-    for families, evaluation in itertools.product(titles, real_model.EVALUATIONS):
-        folder = tmp_path / f"{evaluation}-{families}"
-        folder.mkdir()
-        (folder / "settings.json").write_text(json.dumps({"data": [titles[families]]}))
-        (folder / "responses.jsonl").write_text("\n".join(rows))
-    table = [[name, *row] for name, *row in real_model_scores.table_of_constants(tmp_path).itertuples()]
-    page = (ROOT / "docs/running.md").read_text().replace("*", "")
-    for name, (_, _, scores, problems, new, _, *others) in zip(
-        ("sums and differences", "products", "greatest common divisors", "least common multiples", "counting letters"),
-        table,
-        strict=True,
-    ):
-        count = problems if name.startswith(("least", "counting")) else f"{problems} ({new})"
-        (line,) = [line for line in page.splitlines() if line.startswith(f"| {name}")]
-        assert f"| {count} | {scores[:-1]} % |" in line and others == ["50.0%"] * 4

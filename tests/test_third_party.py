@@ -81,20 +81,6 @@ def test_our_side_of_the_gpu_benchmark_runs_in_small():
     assert all(value > 0 for value in found.values() if isinstance(value, float))
 
 
-def test_a_checkout_that_is_not_there_is_one_clear_line(tmp_path):
-    peer = tmp_path / "python"  # says that it has torch
-    peer.write_text("#!/bin/sh\nexit 0\n")
-    peer.chmod(0o755)
-    done = run("third_party/rpg/parity.py", f"--peer_python={peer}", f"--repo={tmp_path}")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "core_algos.py; name the folder of" in done.stderr
-
-
-def test_unknown_cases_are_named():
-    done = run("third_party/trl/benchmark.py", "--cases=update:m9")
-    assert done.returncode == 2
-    assert "unknown case 'update:m9'; known: update:m1, update:m2, update:smollm2, rl_step:m1" in done.stderr
-
-
 def test_our_side_takes_a_step_of_every_case():
     """Each builder of ours runs: here at a tiny size, in a worker as the benchmark starts it."""
     program = (
@@ -142,15 +128,3 @@ def test_an_idle_worker_takes_no_time_from_the_other(interleave):
     finally:
         worker.kill()
         worker.wait()
-
-
-def test_long_tails_have_the_lengths_that_they_name(interleave):
-    task = interleave.TASKS["long_tails"]
-    lengths = interleave.response_lengths(task)
-    assert lengths.shape == (512,) and 1 <= lengths.min() and lengths.max() <= 2048
-    assert abs(lengths.mean() - task["mean"]) < 3 * lengths.std() / 512**0.5
-    assert lengths.max() > 5 * lengths.mean()
-    assert list(lengths[:4]) == [354, 90, 161, 570], "the same with every version of numpy"
-    assert interleave.tokens_per_step("long_tails") == lengths.sum()
-    assert interleave.tokens_per_step("generation") == 32 * 128
-    assert interleave.tokens_per_step("update") == 32 * 160
