@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import json
 import multiprocessing
 import os
 import pathlib
@@ -81,6 +82,13 @@ def execute(*command, timeout=LIMIT, **environment):
 def run(name, *arguments, timeout=LIMIT):
     """`python -m rpg_jax.NAME ARGUMENTS` to its end, as subprocess.run gives it."""
     return execute("-m", f"rpg_jax.{name}", *arguments, timeout=timeout)
+
+
+def metrics(run):
+    """The rows of a run's metrics.jsonl, without what a clock wrote and what depends on where the run was cut."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    clocks = "time/", "throughput/", "compilations"
+    return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
 
 
 def succeed(name, *arguments):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from fuzzing import call
-from processes import execute, succeed
+from processes import execute, metrics, succeed
 
 from configs import distill
 from rpg_jax import data
@@ -115,11 +115,6 @@ def arguments(folder, name, **settings):
     settings = {"data.directory": folder / "data", "reference.checkpoint": folder / "teacher"} | settings
     flags = [f"--config.{key}={value}" for key, value in settings.items()]
     return "--config=configs/distill.py:smoke", f"--workdir={folder / name}", *flags
-
-
-def metrics(path):
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("time", "throughput", "compil"))} for row in rows]
 
 
 def test_a_student_learns_from_a_teacher_that_is_never_saved_and_must_stay_the_same(folder, tmp_path):

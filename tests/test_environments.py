@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from processes import metrics
 
 from configs import environments
 from rpg_jax import InputError, models
@@ -664,9 +665,7 @@ def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_com
     def trained(folder):
         status, _, err = call_command("train", *flags, f"--workdir={folder}")
         assert status == 0, err
-        rows = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
-        timed = ("time/", "throughput/", "compilations")
-        return [{name: x for name, x in row.items() if not name.startswith(timed)} for row in rows]
+        return metrics(tmp_path / folder)
 
     straight = trained("straight")
     assert (

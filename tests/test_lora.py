@@ -10,7 +10,7 @@ import pytest
 import real_path
 import safetensors.numpy
 from fuzzing import call
-from processes import succeed
+from processes import metrics, succeed
 
 from rpg_jax import objectives, parallel
 from rpg_jax.models import LoRA, Model, ModelConfig, join, merge
@@ -120,11 +120,6 @@ def arguments(folder, name, *more):
 def finished(folder):
     succeed("train", *arguments(folder, "whole"))
     return folder / "whole"
-
-
-def metrics(path):
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("time", "throughput", "compil"))} for row in rows]
 
 
 def test_checkpoints_hold_adapters_only_and_a_run_resumes_bit_for_bit(folder, finished):

@@ -345,12 +345,6 @@ def training_flags(folder, name, **mesh):
     return CONFIG, f"--workdir={folder / name}", *(f"--config.{key}={value}" for key, value in settings.items())
 
 
-def rows(path):
-    """Of metrics.jsonl, without what a clock wrote and what depends on where the run was cut."""
-    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "compil"))} for row in found]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Folder of the runs `one`, by a process with two devices, and `two`, by two of which one was killed, then one.
@@ -379,7 +373,7 @@ def runs(tmp_path_factory):
 
 
 def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
-    one, two = rows(runs / "one"), rows(runs / "two")
+    one, two = (processes.metrics(runs / name) for name in ("one", "two"))
     assert [row["step"] for row in one] == [row["step"] for row in two] == [0, 1, 2]
     for mine, theirs in zip(one, two, strict=True):
         assert mine.keys() == theirs.keys()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fuzzing import call
 from PIL import Image
-from processes import run, start, succeed
+from processes import metrics, run, start, succeed
 
 from rpg_jax.run import build, cli, states
 from rpg_jax.storage import workdir
@@ -31,14 +31,6 @@ def train_arguments(path, *more):
 
 def rows(path):
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def untimed(path):
-    """Metrics without what a clock wrote, and without `compilations`, which a resume adds to."""
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "compilations"))}
-        for row in rows(path)
-    ]
 
 
 def assert_equal(one, other):
@@ -129,13 +121,13 @@ def test_every_metric_is_on_its_page_and_the_page_has_no_other(folder, finished)
 
 def test_training_again_does_nothing_more(finished):
     """Also where config.json lacks keys that were defined after the run."""
-    before, file = untimed(finished), finished / "config.json"
+    before, file = metrics(finished), finished / "config.json"
     settings = json.loads(file.read_text())
     del settings["environment"], settings["rollout"]["routes"], settings["reference"]["checkpoint"]
     file.write_text(json.dumps(settings))
     again = run("train", *train_arguments(finished))
     assert again.returncode == 0 and "finished before; nothing to do" in again.stderr, again.stderr
-    assert untimed(finished) == before
+    assert metrics(finished) == before
 
 
 def interrupted(path, number, reached, flags=(), seconds=300):
@@ -170,7 +162,7 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder,
     step = len(rows(path)) - 1
     assert step < 3 and f"saved step {step}; the same command goes on" in err
     assert f"goes on at step {step}" in succeed("train", *train_arguments(path)).stderr
-    assert untimed(path) == untimed(finished)
+    assert metrics(path) == metrics(finished)
     (step, saved, cursor), (other_step, other, other_cursor) = final_state(path), final_state(finished)
     assert (step, cursor) == (other_step, other_cursor)
     assert_equal(saved, other)
@@ -187,7 +179,7 @@ def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(fol
     assert interrupted(killed, signal.SIGKILL, metrics_hold(3), flags)[0] == -signal.SIGKILL
     for path in (whole, killed):
         succeed("train", *train_arguments(path, *flags))
-    assert untimed(whole) == untimed(killed) and len(untimed(whole)) == 4
+    assert metrics(whole) == metrics(killed) and len(metrics(whole)) == 4
     assert [row["train/policy_age_max"] for row in rows(whole)[1:]] == [1, 3, 5]
     assert not {"train/entropy", "train/sampler_logp_gap"} & rows(whole)[-1].keys(), "what nothing computed"
     (_, saved, _), (_, other, _) = final_state(whole), final_state(killed)
