@@ -61,11 +61,11 @@ def folder(tmp_path_factory):
 
 
 CASES = {
-    "orbax": ["--source=source", "--target=made/orbax"],
-    "back": ["--source=made/orbax", "--target=back", "--max_shard_gb=1e-5"],
+    "made": ["--source=source", "--target=made/whole"],
+    "back": ["--source=made/whole", "--target=back", "--max_shard_gb=1e-5"],
     "wide": ["--source=source", "--target=empty", "--to=huggingface", "--dtype=float32"],
     "run": ["--workdir=run", "--target=exported", "--which=7"],
-    "narrow run": ["--workdir=run", "--target=narrow", "--dtype=bfloat16", "--to=orbax"],
+    "narrow run": ["--workdir=run", "--target=narrow", "--dtype=bfloat16"],
 }
 REFUSED = {
     "truncated": (["--source=truncated", "--target=x1"], "truncated/model.safetensors is not a whole safetensors file"),
@@ -80,7 +80,10 @@ REFUSED = {
     "both": (["--source=source", "--workdir=run", "--target=x9"], "one of --source=FOLDER and --workdir=FOLDER"),
     "no target": (["--source=source"], "--target=FOLDER"),
     "which": (["--source=source", "--target=x10", "--which=best"], "--which=best is for"),
-    "shards": (["--source=source", "--target=x11", "--max_shard_gb=1"], "--max_shard_gb is for --to=huggingface"),
+    "shards": (
+        ["--workdir=run", "--target=x11", "--max_shard_gb=1", "--to=peft"],
+        "--max_shard_gb is for --to=hugging",
+    ),
     "dtype": (["--source=source", "--target=x12", "--dtype=int8"], "int8"),
     "parent": (["--source=source", "--target=unwritable/a/x13"], "unwritable is no folder"),
 }
@@ -130,7 +133,7 @@ def test_there_and_back_to_the_bit(folder, found):
 
 
 def test_what_belongs_to_weights_comes_along(folder, found):
-    for target in ("made/orbax", "back", "empty"):
+    for target in ("made/whole", "back", "empty"):
         for name in EXTRAS:
             assert (folder / target / name).read_text() == f'"{name}"'
         assert not (folder / target / "README.md").exists()

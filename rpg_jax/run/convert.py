@@ -1,4 +1,4 @@
-"""What `python -m rpg_jax.convert` does: reads weights of a folder or a run, and writes them in either format."""
+"""What `python -m rpg_jax.convert` does: reads weights of a folder, a GGUF file or a run, and writes them."""
 
 import json
 import math
@@ -41,19 +41,15 @@ class Source(NamedTuple):
 
 def main(options) -> None:
     """Converts as the flags of `rpg_jax.convert` say."""
-    to = check_flags(options)
+    check_flags(options)
     target = new_folder("target", options.target)
     start = time.perf_counter()
     source = of_run(options) if options.workdir else of_path(pathlib.Path(options.source), options.dtype)
     jax.block_until_ready(source.params)
     loaded = time.perf_counter()
     with staged(target) as folder:
-        if to == "orbax":
-            weights.save_orbax(folder, source.params)
-        elif to == PEFT:
-            weights.save_safetensors(folder, source.params, math.inf, name="adapter_model")
-        else:
-            weights.save_safetensors(folder, source.params, (options.max_shard_gb or 5.0) * 1e9)
+        most = math.inf if options.to == PEFT else (options.max_shard_gb or 5.0) * 1e9
+        weights.save(folder, source.params, most, name="adapter_model" if options.to == PEFT else "model")
         for name, file in source.copies.items():
             shutil.copyfile(file, folder / name)
         for name, values in source.texts.items():
@@ -67,21 +63,18 @@ def main(options) -> None:
         "read": speed(size_of(source.path), loaded - start),
         "written": speed(size_of(target), time.perf_counter() - loaded),
     }
-    print_summary(f"{source.path} -> {target} ({to})", rows)
+    print_summary(f"{source.path} -> {target} ({options.to})", rows)
 
 
-def check_flags(options) -> str:
-    """The format to write. Raises ValueError for flags that make no sense together."""
+def check_flags(options) -> None:
+    """Raises ValueError for flags that make no sense together."""
     for name in ("which", "checkpoint_dir"):
         if getattr(options, name) is not None and options.workdir is None:
             raise InputError(f"--{name}={getattr(options, name)} is for the checkpoints of a --workdir")
-    is_folder = options.source and not options.source.endswith(gguf_files.SUFFIX)
-    to = options.to or ("orbax" if is_folder and not weights.is_orbax(options.source) else "huggingface")
-    if to == PEFT and options.workdir is None:
+    if options.to == PEFT and options.workdir is None:
         raise InputError(f"--to={PEFT} writes the adapters of a run: give its --workdir, not --source")
-    if options.max_shard_gb is not None and to != "huggingface":
+    if options.max_shard_gb is not None and options.to == PEFT:
         raise InputError("--max_shard_gb is for --to=huggingface")
-    return to
 
 
 def of_path(path: pathlib.Path, dtype: str) -> Source:

@@ -4,8 +4,9 @@ The gguf package reads the header, knows what tensors are called, and dequantize
 """
 
 import itertools
-import math
 import pathlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,8 +110,12 @@ def contents(gguf: Gguf) -> dict[str, Stored]:
         if name != _FACTORS:
             name = names.get(name, name)
             turn = families.of(config).gguf_turn(config, gguf.architecture, name)
-            tensors[name] = stored._replace(turn=turn)
+            tensors[name] = stored._replace(rows=partial(_turned, stored, turn)) if turn else stored
     return tensors
+
+
+def _turned(stored: Stored, turn: Callable, first: int, last: int) -> np.ndarray:
+    return turn(stored.rows(0, stored.shape[0]))[first:last]
 
 
 def _stored(file, tensor) -> Stored:
@@ -124,9 +129,12 @@ def _stored(file, tensor) -> Stored:
         raise InputError(f"{file}: tensor {name} has the quantization {kind.name}, which is not supported") from None
     if not shape or (len(shape) == 1 and block > 1):
         raise InputError(f"{file}: tensor {name} of shape {list(shape)} does not divide into blocks of {block}")
-    if kind.name in DTYPES:
-        return Stored(file, tensor.data_offset, kind.name, shape)
-    return Stored(file, tensor.data_offset, "F32", shape, quantization=kind.name)
+
+    def rows(first, last):
+        data = np.ascontiguousarray(tensor.data[first:last])
+        return data.view(DTYPES[kind.name]) if kind.name in DTYPES else package.dequantize(data, kind)
+
+    return Stored(file, kind.name if kind.name in DTYPES else "F32", shape, rows)
 
 
 def _raw_config(gguf: Gguf) -> dict:
@@ -174,10 +182,8 @@ def _scaling(gguf: Gguf, own: dict, raw: dict) -> dict | None:
 
 def _llama31(stored: Stored, raw: dict) -> dict:
     """The scaling whose divisors of frequencies the file stores; raises ValueError if it is not that of Llama 3.1."""
-    with stored.file.open("rb") as file:
-        file.seek(stored.offset)
-        divisors = np.frombuffer(file.read(4 * math.prod(stored.shape)), np.float32)
-    if stored.code == "F32" and stored.quantization is None and divisors.size and 1 <= divisors.max() < np.inf:
+    divisors = stored.rows(0, stored.shape[0])
+    if divisors.dtype == np.float32 and divisors.size and 1 <= divisors.max() < np.inf:
         head_dim, theta = 2 * divisors.size, raw.get("rope_theta", 10000.0)
         fields = _LLAMA31 | {"factor": _shortest(float(divisors.max()))}
         scaled, _ = rope.frequencies(head_dim, theta, rope.Llama3(**fields))

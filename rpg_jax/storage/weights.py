@@ -1,6 +1,4 @@
-"""Weights of a model from disk into sharded arrays and back, as Hugging Face safetensors or as an Orbax checkpoint.
-
-GGUF files are read, too, and never written.
+"""Weights of a model from Hugging Face's safetensors into sharded arrays and back; GGUF files are read, too.
 
 Loading is a stream of tensors. While the host reads the next one, of which it needs only the shards of this process,
 the previous one goes to the devices in its dtype on disk and is cast into its layer of the stacked leaf.
@@ -9,6 +7,7 @@ the previous one goes to the devices in its dtype on disk and is cast into its l
 import concurrent.futures
 import functools
 import json
+import math
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
@@ -18,17 +17,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from rpg_jax import InputError, parallel
 from rpg_jax.models.huggingface import places
 from rpg_jax.storage import gguf_files, tensor_files
-from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
 from rpg_jax.storage.tensor_files import few
 from rpg_jax.training.phases import say
 
-ORBAX = "weights"  # the subfolder with the one checkpoint that `save_orbax` writes
 _IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # a constant that old exports contain
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -37,7 +35,7 @@ def load(directory, shapes: Any) -> Any:
     """The weights in a folder as a tree like `shapes`; every process of a job calls it and reads its own shards.
 
     Args:
-      directory: a folder in Hugging Face's format, one that `save_orbax` wrote, or a GGUF file.
+      directory: a folder in Hugging Face's format, or a GGUF file.
       shapes: the training tree (layers stacked on axis 0) of ShapeDtypeStruct with shardings (the first device for
         leaves without one); weights are cast to its dtypes.
 
@@ -47,27 +45,19 @@ def load(directory, shapes: Any) -> Any:
     """
     leaves = _named(shapes)
     say(f"loading weights of {directory}")
-    arrays = (_load_orbax if is_orbax(directory) else _load_safetensors)(pathlib.Path(directory), leaves)
+    arrays = _load(pathlib.Path(directory), leaves)
     return jax.tree.structure(shapes).unflatten(arrays[name] for name in leaves)
 
 
 def with_stored_dtypes(directory, shapes: Any) -> Any:
     """`shapes` with the dtypes of the weights in a folder. Checks names and shapes, and raises as `load` does."""
-    directory, leaves, dtypes = pathlib.Path(directory), _named(shapes), {}
-    if is_orbax(directory):
-        dtypes = {name: dtype for name, (dtype, _) in _check_orbax(directory, leaves).items()}
-    else:
-        stored = _check_safetensors(directory, leaves)
-        for name, place in _places(leaves).items():
-            dtype = tensor_files.DTYPES[stored[name].code]
-            dtypes[place.leaf] = jnp.promote_types(dtypes.get(place.leaf, dtype), dtype)
+    leaves, dtypes = _named(shapes), {}
+    stored = _check(pathlib.Path(directory), leaves)
+    for name, place in _places(leaves).items():
+        dtype = tensor_files.DTYPES[stored[name].code]
+        dtypes[place.leaf] = jnp.promote_types(dtypes.get(place.leaf, dtype), dtype)
     kept = (jax.ShapeDtypeStruct(x.shape, dtypes[name], sharding=x.sharding) for name, x in leaves.items())
     return jax.tree.structure(shapes).unflatten(kept)
-
-
-def is_orbax(directory) -> bool:
-    """Whether `save_orbax` wrote the folder."""
-    return (pathlib.Path(directory) / ORBAX).is_dir()
 
 
 def tensor_count(params: Any) -> int:
@@ -75,44 +65,34 @@ def tensor_count(params: Any) -> int:
     return len(_places(_named(params)))
 
 
-def save_orbax(directory, params: Any) -> None:
-    """Writes a tree of arrays into a folder, in their dtypes."""
-    with Checkpoints(pathlib.Path(directory) / ORBAX) as checkpoints:
-        checkpoints.save(0, params, {}, wait=True)
-
-
-def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str = "model") -> None:
+def save(directory, params: Any, max_shard_bytes: float, name: str = "model") -> None:
     """Writes a training tree as `NAME.safetensors`, or, when it needs several files, as numbered ones with an index.
 
     `params` are fully addressable arrays, float32, float16 or bfloat16. A file has at most `max_shard_bytes` of
-    tensors; a larger tensor gets one of its own.
+    tensors, which are in the host's memory at once; a larger tensor gets one of its own.
     """
-    directory, leaves = pathlib.Path(directory), _named(params)
-    groups, filled, done = [[]], 0, 0  # tensors of each file, bytes in the last file, tensors written
-    with Progress("writing tensors", 0, len(_places(leaves))) as progress:
-
-        def make(place):
-            nonlocal done
-            progress(done := done + 1)
-            return np.asarray(_taken(leaves[place.leaf], place.index, place.transposed))
-
-        for tensor, place in _places(leaves).items():
-            dtype = leaves[place.leaf].dtype
-            size = int(np.prod(place.shape)) * dtype.itemsize
-            if groups[-1] and filled + size > max_shard_bytes:
-                groups, filled = [*groups, []], 0
-            groups[-1].append((tensor, dtype, place.shape, partial(make, place)))
-            filled += size
-        if len(groups) == 1:
-            tensor_files.write(directory / f"{name}.safetensors", groups[0])
-            return
-        total, weight_map = 0, {}
+    directory, leaves, weight_map = pathlib.Path(directory), _named(params), {}
+    placed = _places(leaves)
+    sizes = {n: math.prod(place.shape) * leaves[place.leaf].dtype.itemsize for n, place in placed.items()}
+    groups, filled = [[]], 0  # tensors of each file, bytes in the last file
+    for tensor, size in sizes.items():
+        if groups[-1] and filled + size > max_shard_bytes:
+            groups, filled = [*groups, []], 0
+        groups[-1].append(tensor)
+        filled += size
+    with Progress("writing tensors", 0, len(sizes)) as progress:
         for number, group in enumerate(groups, 1):
-            file = f"{name}-{number:05d}-of-{len(groups):05d}.safetensors"
-            total += tensor_files.write(directory / file, group)
-            weight_map |= dict.fromkeys((tensor for tensor, *_ in group), file)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (directory / tensor_files.INDEX).write_text(json.dumps(index, indent=2) + "\n")
+            file = (
+                f"{name}.safetensors" if len(groups) == 1 else f"{name}-{number:05d}-of-{len(groups):05d}.safetensors"
+            )
+            taken = {n: _taken(leaves[placed[n].leaf], placed[n].index, placed[n].transposed) for n in group}
+            arrays = {tensor: np.ascontiguousarray(array) for tensor, array in taken.items()}
+            safetensors.numpy.save_file(arrays, directory / file, {"format": "pt"})
+            weight_map |= dict.fromkeys(group, file)
+            progress(len(weight_map))
+    if len(groups) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        (directory / tensor_files.INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _named(tree: Any) -> dict[str, Any]:
@@ -126,22 +106,7 @@ def _places(leaves):
 # Checks of names, shapes and dtypes, before any data is read.
 
 
-def _check_orbax(directory, leaves):
-    """{leaf: (dtype, shape)} on disk, after checking names and shapes."""
-    with Checkpoints(directory / ORBAX) as checkpoints:
-        if checkpoints.latest_step() is None:
-            raise InputError(f"{directory / ORBAX} holds no weights; convert the model again")
-        described = checkpoints.leaves(checkpoints.latest_step())
-    stored = {}
-    for name, text in described.items():  # such as "bfloat16[2, 3]"
-        dtype, bracket, shape = text.partition("[")
-        stored[name] = jnp.dtype(dtype), tuple(json.loads(bracket + shape))
-    expected = {name: leaf.shape for name, leaf in leaves.items()}
-    _refuse(directory, _differences(expected, {name: shape for name, (_, shape) in stored.items()}))
-    return stored
-
-
-def _check_safetensors(directory, leaves):
+def _check(directory, leaves):
     """{tensor: Stored}, after checking names, shapes and dtypes."""
     if directory.suffix == gguf_files.SUFFIX:
         stored, faults = gguf_files.contents(gguf_files.read_header(directory)), []
@@ -207,22 +172,8 @@ def _refuse_not_finite(finite, name, place):
 # Loading onto the devices.
 
 
-def _load_orbax(directory, leaves):
-    stored = _check_orbax(directory, leaves)
-    like = {
-        name: jax.ShapeDtypeStruct(leaf.shape, stored[name][0], sharding=_sharding(leaf))
-        for name, leaf in leaves.items()
-    }
-    with Checkpoints(directory / ORBAX) as checkpoints:
-        _, arrays, _ = checkpoints.restore(like)
-    for name, leaf in leaves.items():  # one by one: casting a leaf frees its stored array
-        arrays[name], finite = _cast(arrays[name], leaf.dtype)
-        _refuse_not_finite(finite, name, directory / ORBAX)
-    return arrays
-
-
-def _load_safetensors(directory, leaves):
-    stored, placement, arrays = _check_safetensors(directory, leaves), _places(leaves), {}
+def _load(directory, leaves):
+    stored, placement, arrays = _check(directory, leaves), _places(leaves), {}
 
     def read(name):
         """(the tensor's shape on disk, how it is divided there, what reads a shard of it)."""
@@ -232,7 +183,7 @@ def _load_safetensors(directory, leaves):
             index[0].indices(place.shape[0]) for index in sharding.addressable_devices_indices_map(place.shape).values()
         ]
         first, last = min(start for start, *_ in rows), max(stop for _, stop, _ in rows)
-        block = tensor_files.read(name, stored[name], first, last)
+        block = stored[name].rows(first, last)
 
         def shard(index):
             start, stop, _ = index[0].indices(place.shape[0])

@@ -5,7 +5,7 @@ python third_party/transformers/parity.py --peer_python=VENV/bin/python
 PARITY_SHAPES=gemma3 in the environment leaves out shapes whose names do not begin so.
 
 transformers saves random models of each family in odd shapes and with each rope scaling; both sides compute on what was
-saved, in float32. Then `rpg_jax.convert` takes each to Orbax and back to Hugging Face's format, and transformers must
+saved, in float32. Then `rpg_jax.convert` writes each anew, in several files, and transformers must
 read the same tensors and give the same logits, bit for bit (counts of what differs, which must be zero). At last, the
 log-probs that our sampler records of conversations are those that transformers gives to the same ids.
 """
@@ -133,8 +133,7 @@ def imported(arrays):
         found[f"{name}: greedy"] = responses.reshape(PROMPTS, NEW)
         if name in TALKS:
             converse(model, unstack_layers(params), prompts, place(arrays, name, ".npz"))
-        convert(place(arrays, name), place(arrays, name, ".orbax"), "--to=orbax")
-        convert(place(arrays, name, ".orbax"), place(arrays, name, ".exported"), "--max_shard_gb=5e-5")
+        convert(place(arrays, name), place(arrays, name, ".exported"), "--max_shard_gb=5e-5")
     return found
 
 
