@@ -84,10 +84,10 @@ class Checkpoints:
         The arrays of `state` may be donated as soon as this returns. `extra` are JSON values that `restore` gives back.
         The highest `metric` is the best; None or NaN never is.
         """
-        arrays = {name: _data(jnp.asarray(x)) for name, x in _named(state).items()}
+        arrays = {name: jnp.asarray(x) for name, x in _named(state).items()}
         sums = _checksums(arrays)
         metric = None if metric is None or math.isnan(metric) else float(metric)
-        leaves = {name: [_describe(x), sums[name]] for name, x in _named(state).items()}
+        leaves = {name: [_describe(x), sums[name]] for name, x in arrays.items()}
         record = _sealed({"leaves": leaves, "metric": metric, "extra": extra})
         self._discard_leftovers()
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), record=ocp.args.JsonSave(record))
@@ -128,9 +128,9 @@ class Checkpoints:
                 f"{which} in {self.directory} is damaged (step {candidate}: {damage}); mend the storage and try again, "
                 f"or move the folder away to start over"
             )
-        for words in map(_stored, wanted.values()):  # compile the checksums now, not at the run's first save
-            zeros = jnp.zeros(words.shape, words.dtype, device=words.sharding.with_memory_kind("device"))
-            checksum(jax.device_put(zeros, words.sharding))
+        for leaf in map(_stored, wanted.values()):  # compile the checksums now, not at the run's first save
+            zeros = jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding.with_memory_kind("device"))
+            checksum(jax.device_put(zeros, leaf.sharding))
         return None
 
     def latest_step(self) -> int | None:
@@ -148,14 +148,6 @@ class Checkpoints:
                 file=sys.stderr,
             )
         return max(self._ranked(self._steps()), key=self._rank, default=None)
-
-    def leaves(self, step: int) -> dict[str, str]:
-        """{leaf name: "dtype[shape]"} of a step's arrays. Raises DamagedCheckpoint."""
-        return {name: description for name, (description, _) in self._record(step)["leaves"].items()}
-
-    def reached_preemption(self, step: int) -> bool:
-        """Whether some host of the job was told to stop; every process asks at every step, with the same `step`."""
-        return self._manager.reached_preemption(step)
 
     def close(self) -> None:
         """Waits for the running save and ends Orbax's threads."""
@@ -211,7 +203,7 @@ class Checkpoints:
         if altered:
             rest = f" and {len(altered) - 1} more" if altered[1:] else ""
             raise DamagedCheckpoint(f"the checksum of leaf {altered[0]}{rest} differs")
-        return [_restored(data[name], leaf) for name, leaf in wanted.items()], record["extra"]
+        return [data[name] for name in wanted], record["extra"]
 
     def _check_fit(self, step, saved, wanted):
         """Raises ValueError, naming the leaf, when an undamaged checkpoint has other leaves than `wanted`."""
@@ -274,27 +266,10 @@ def _checksums(arrays: dict) -> dict[str, int]:
     return {name: int(checksum(x)) for name, x in arrays.items()}
 
 
-def _is_key(x) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _data(x):
-    """The array that is stored for a leaf: the leaf itself, or the words of a PRNG key."""
-    return jax.random.key_data(x) if _is_key(x) else x
-
-
 def _stored(like) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding of `_data` of a leaf; on the first device when the leaf names no sharding."""
-    words = jax.eval_shape(_data, like)
+    """Shape, dtype and sharding of a leaf; on the first device when the leaf names no sharding."""
     sharding = getattr(like, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding)
-
-
-def _restored(data, like):
-    """The inverse of `_data` for a leaf of `like`'s dtype."""
-    if not _is_key(like):
-        return data
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.zeros((), like.dtype)))
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
 
 
 def _describe(x) -> str:
