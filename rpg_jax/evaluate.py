@@ -1,16 +1,13 @@
 """Evaluates a trained run or a checkpoint: mean@k, unbiased pass@k and maj@k with 95 % intervals over problems.
 
     python -m rpg_jax.evaluate --workdir=runs/quickstart [--k=32] [--which=best|last|STEP]
-    python -m rpg_jax.evaluate --workdir=runs/quickstart --watch [--checkpoint_dir=gs://BUCKET/FOLDER]
     python -m rpg_jax.evaluate --checkpoint=checkpoints/Qwen3-4B --data=data/aime24,data/aime25,amc23.parquet --k=32
 
 --data takes folders that `rpg_jax.prepare` wrote, or sources that it reads; of "gym:gcd(size=60)" it takes held-out
 problems, whose questions no training set of the family has. A run without it is evaluated on its own
 held-out problems. Every response is written to OUT/responses.jsonl as it comes, the scores to OUT/evaluation.json.
 The same command goes on where it was stopped, with the same responses as if it had not been.
-
---watch evaluates each checkpoint of a run as it appears, from the machine that trains or from another, and appends a
-row to OUT/history.jsonl; it ends when the run does. SIGTERM ends it with status 75.
+SIGTERM ends it with status 75. A run may be evaluated while it trains, also from another machine: --checkpoint_dir.
 """
 
 from absl import flags
@@ -21,8 +18,6 @@ from rpg_jax.run import cli
 flags.DEFINE_string("workdir", None, "Folder of a run to evaluate.")
 flags.DEFINE_string("checkpoint_dir", None, "Where a run's checkpoints are; the workdir knows.")
 flags.DEFINE_string("which", None, "Which of a run's checkpoints: best by held-out accuracy (default), last, a step.")
-flags.DEFINE_bool("watch", False, "Evaluate each checkpoint of a run as it appears.")
-flags.DEFINE_float("watch_timeout", None, "Seconds without a new checkpoint that end --watch; 3600 if unset.")
 flags.DEFINE_string(
     "checkpoint", None, "Folder of weights to evaluate, in Hugging Face's format or of rpg_jax.convert."
 )
@@ -59,13 +54,9 @@ def check_flags(options) -> None:
         raise InputError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
     if options.tensor > 1 and not options.checkpoint:
         raise InputError("--tensor is for a --checkpoint: a run is evaluated on the mesh of its config")
-    for name in ("which", "checkpoint_dir", "watch"):
+    for name in ("which", "checkpoint_dir"):
         if getattr(options, name) and not options.workdir:
             raise InputError(f"--{name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
-    if options.watch and options.which:
-        raise InputError(f"--watch evaluates every checkpoint, --which={options.which} one: give one of them")
-    if options.watch_timeout is not None and not options.watch:
-        raise InputError("--watch_timeout is for --watch")
 
 
 def main(options):

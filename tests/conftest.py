@@ -23,7 +23,7 @@ SLOW = [
         "documents train multihost environments rollouts notebook real_model mesh verify distillation qwen3_moe lora "
         "oracle fuzz_commands sampling models families packing draw checkpoints fuzz_configs fuzz_files security "
         "huggingface tradeoff report sweep plan in_other_trainers math_rewards third_party attention convert parallel "
-        "figures watch update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
+        "figures evaluate update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
         "logprobs rollout delay gpu package launch data workdir"
     ).split()
 ]

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -19,21 +18,17 @@ from rpg_jax.data.datasets import Sets
 from rpg_jax.data.sources import listed
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
-from rpg_jax.rewards.scorer import has_rule
 from rpg_jax.run import build, cli, models, states
 from rpg_jax.run.target import print_table, writable
 from rpg_jax.sampling import Decoding
 from rpg_jax.storage import workdir
-from rpg_jax.storage.checkpoints import DamagedCheckpoint, saved_steps
-from rpg_jax.storage.logs import Progress, jsonable, read_jsonl, write_json_atomic, write_text_atomic
+from rpg_jax.storage.logs import Progress, write_json_atomic
 from rpg_jax.storage.responses import ResponseLog
 from rpg_jax.training import evaluation
 from rpg_jax.training.phases import phase
 from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import check_finite
 from rpg_jax.types import Params
-
-POLL_SECONDS = 2.0  # between two looks for a new checkpoint
 
 
 class Subject(NamedTuple):
@@ -56,11 +51,7 @@ def main(options) -> int:
     subject = of_run(options, place) if place else of_checkpoint(options)
     subject.scorer.try_out(subject.problems[0], rewards=False)
     with subject.scorer:
-        if place and options.watch:
-            done = watch(options, subject, place, stop.is_set)
-        else:
-            done = evaluate(options, subject, options.which or "best", stop.is_set) is not None
-    return 0 if done else cli.PREEMPTED
+        return 0 if evaluate(options, subject, stop.is_set) else cli.PREEMPTED
 
 
 def of_run(options, place: epath.Path) -> Subject:
@@ -76,7 +67,7 @@ def of_run(options, place: epath.Path) -> Subject:
     sets = run.data
     if options.data:
         wording = "paper" if "tasks" in config.data else config.data.wording
-        sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.reward.function, wording)
+        sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], wording)
     shapes = states.abstract(run, partial(states.build_state, run))
     policies = make_policies(run.model, run.optimizer, run.mesh, shapes.state)
     frozen = states.load_frozen(config, run)
@@ -107,7 +98,7 @@ def of_checkpoint(options) -> Subject:
     def find(_):
         return dict(checkpoint=folder), lambda: states.checkpoint_params(folder, model, mesh)
 
-    sets = read_sets(options, tokenizer, settings["max_prompt"], options.reward)
+    sets = read_sets(options, tokenizer, settings["max_prompt"])
     scoring = dict(extraction=options.extraction or "stated", network=options.network, tasks=sets.tasks)
     scorer = Scorer(options.reward, generated=False, **scoring)
     return Subject(model, mesh, tokenizer, list(sets.problems("heldout")), scorer, settings, find)
@@ -119,8 +110,8 @@ def sampling_settings(options, **defaults) -> dict:
     return {**defaults, **flags, "top_k": options.top_k, "top_p": options.top_p}
 
 
-def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, reward: str | None, wording="paper") -> Sets:
-    """The sets of `--data`, rendered with the tokenizer's chat template, to be judged by the function `reward`.
+def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording="paper") -> Sets:
+    """The sets of `--data`, rendered with the tokenizer's chat template.
 
     `--wording` stands in place of `wording`.
     """
@@ -129,8 +120,7 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, reward: str |
     except json.JSONDecodeError as error:
         raise InputError(f"--template_options={options.template_options} is not JSON: {error}") from None
     rendering = dict(tokenizer=tokenizer, overlong=options.overlong, template_options=variables)
-    rendering |= dict(wording=options.wording or wording, judged=has_rule(reward))
-    return data.load(None, tuple(options.data), max_prompt=max_prompt, **rendering)
+    return data.load(None, tuple(options.data), max_prompt=max_prompt, wording=options.wording or wording, **rendering)
 
 
 def conditions(options, subject: Subject) -> dict:
@@ -143,27 +133,21 @@ def conditions(options, subject: Subject) -> dict:
     return {**asked, **sampling}
 
 
-def base(options) -> pathlib.Path:
-    """Where the folders of evaluations go."""
-    return writable("out", options.out or pathlib.Path(options.workdir or "runs") / "evaluation")
-
-
-def evaluate(options, subject: Subject, which: str, should_stop: Callable[[], bool]) -> dict | None:
-    """Evaluates a checkpoint, prints its table and writes its files. Returns its scores, or None when told to stop."""
-    source, load = subject.find(which)
+def evaluate(options, subject: Subject, should_stop: Callable[[], bool]) -> bool:
+    """Evaluates a checkpoint, prints its table and writes its files. Returns False when told to stop."""
+    source, load = subject.find(options.which or "best")
     k = subject.settings["k"]
     name = "-".join(str(value) for value in source.values())
-    out = base(options)
-    if options.watch or not options.out:
-        out = out / f"{pathlib.Path(name).name}-k{k}"
+    evaluations = pathlib.Path(options.workdir or "runs") / "evaluation"
+    out = writable("out", options.out or evaluations / f"{pathlib.Path(name).name}-k{k}")
     log = ResponseLog(out, {**source, **conditions(options, subject)}, subject.problems)
     if not answer(subject, name, load, log, should_stop):
-        return None
+        return False
     scores = evaluation.metrics(log.answered(), subject.scorer.vote)
     write_json_atomic(out / "evaluation.json", {**source, **subject.settings, **scores})
     print_scores(f"{options.workdir}, {name}" if options.workdir else name, scores, subject.problems, k)
     print(f"responses and figures: {out}/responses.jsonl, {out}/evaluation.json")
-    return scores
+    return True
 
 
 def answer(
@@ -194,44 +178,6 @@ def answer(
             numbers["accuracy"] = np.mean([answered.correct.mean() for answered in log.answered()])
             progress(begun + k * done, **numbers)
     return not log.missing()
-
-
-def watch(options, subject: Subject, place: epath.Path, should_stop: Callable[[], bool]) -> bool:
-    """Evaluates each checkpoint as it appears, until the run is finished or none came for `--watch_timeout` seconds.
-
-    Returns False when it was told to stop before that. Steps that `history.jsonl` has already are left out.
-    """
-    file, settings = base(options) / "history.jsonl", jsonable(conditions(options, subject))
-    timeout = 3600.0 if options.watch_timeout is None else options.watch_timeout
-    rows, _ = read_jsonl(file, {"step": int})
-    done = {row["step"] for row in rows if settings == {name: row.get(name) for name in settings}}
-    damaged, last = set(), time.monotonic()
-    while not should_stop():
-        finished = (place / "summary.json").exists()  # read before its last checkpoint is looked for
-        for step in sorted(set(saved_steps(place / "checkpoints")) - done):
-            try:
-                scores = evaluate(options, subject, str(step), should_stop)
-            except ValueError as error:
-                exists = step in saved_steps(place / "checkpoints")  # else training deleted it meanwhile
-                if exists and not isinstance(error, DamagedCheckpoint):
-                    raise
-                if exists and step not in damaged:  # it may be on its way here, and whole at the next look
-                    print(f"warning: {error}; will look again", file=sys.stderr, flush=True)
-                damaged.add(step)
-                continue
-            if scores is None:
-                return False
-            rows.append(jsonable({"step": step, **settings, **scores}))
-            write_text_atomic(file, "".join(json.dumps(row) + "\n" for row in rows))
-            done.add(step)
-            last = time.monotonic()
-        waited = time.monotonic() - last
-        if finished or waited > timeout:
-            reason = "the run is finished" if finished else f"no new one for {waited:.0f} s"
-            print(f"{len(done)} checkpoints in {file}: {reason}")
-            return True
-        time.sleep(POLL_SECONDS)
-    return False
 
 
 def print_scores(title: str, scores: dict[str, float], problems: list[data.Problem], k: int) -> None:

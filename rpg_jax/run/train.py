@@ -113,7 +113,7 @@ def train(
 def finish(path, folder, totals, draw) -> None:
     """Writes the summary and the figure of a finished run."""
     summary = write_summary(path, totals, draw)
-    workdir.write(folder, "summary.json", (path / "summary.json").read_text())  # ends `evaluate --watch`
+    workdir.write(folder, "summary.json", (path / "summary.json").read_text())
     print(
         f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%} "
         f"in {summary['wall_seconds']:.0f} s; see {path}/summary.json and {path}/figures/training.png"

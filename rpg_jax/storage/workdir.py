@@ -1,7 +1,7 @@
 """A run's folders: the workdir with its logs, and the folder of its checkpoints, which may be a bucket.
 
 Checkpoints lie in the workdir unless `--checkpoint_dir` names another folder. That folder then holds all that is needed
-to resume without the workdir, or to watch the run from another machine: `config.json`, `warm_start/`, `checkpoints/`
+to resume without the workdir, or to evaluate the run from another machine: `config.json`, `warm_start/`, `checkpoints/`
 and, at the end, `summary.json`. The workdir keeps copies of the files, and a file `checkpoint_dir` names the folder.
 """
 

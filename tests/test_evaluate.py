@@ -1,4 +1,4 @@
-"""`python -m rpg_jax.evaluate` on checkpoints that are elsewhere, that come while it watches, or that are not whole."""
+"""`python -m rpg_jax.evaluate` on checkpoints that are elsewhere, that are on their way, or that are not whole."""
 
 import json
 
@@ -7,22 +7,20 @@ import pytest
 
 # One process for all, as compiling takes longest: makes a run of two steps, and says what each command did.
 DRIVER = """
-import contextlib, io, json, os, pathlib, shutil, signal, sys, threading, time
+import contextlib, io, json, pathlib, shutil, sys
 import jax, jax.numpy as jnp
 from absl.testing import flagsaver
 from configs import quickstart
 from rpg_jax import evaluate
 from rpg_jax.run import build, cli, states
-from rpg_jax.run import evaluate as run_evaluate
 from rpg_jax.storage import workdir
 from rpg_jax.training import evaluation
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.update import init_params
 
 root = pathlib.Path(sys.argv[1])
-place, history = root / "bucket", root / "run" / "evaluation" / "history.jsonl"
+place = root / "bucket"
 screen = io.StringIO()
-run_evaluate.POLL_SECONDS = 0.05
 
 def make_run():
     config = quickstart.get_config("smoke")
@@ -51,32 +49,12 @@ def main(*arguments):
     progress = "responses ", "reading ", "loading "
     lines = [line for line in screen.getvalue().splitlines() if not line.startswith(progress)]
     screen.truncate(screen.seek(0))
-    rows = [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
-    return dict(code=code, out=out.getvalue(), lines=lines, rows=rows)
-
-def later(ready, then):
-    def wait():
-        while not ready():
-            time.sleep(0.02)
-        then()
-    threading.Thread(target=wait, daemon=True).start()
-
-def rows_hold(count):
-    return lambda: history.exists() and history.read_text().count("\\n") >= count
-
-def finish():
-    shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "3", dirs_exist_ok=True)
-    later(rows_hold(3), lambda: (place / "summary.json").write_text("{}"))
+    return dict(code=code, out=out.getvalue(), lines=lines)
 
 make_run()
 run, found = f"--workdir={root / 'run'}", {}
 found["last"] = main(run, "--which=2", f"--out={root / 'out'}")
-later(rows_hold(2), lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGTERM)))
-found["stopped"] = main(run, "--watch")
-found["idle"] = main(run, "--watch", "--watch_timeout=0")
-later(lambda: "will look again" in screen.getvalue(), finish)
-found["watched"] = main(run, "--watch")
-found["again"] = main(run, "--watch")
+found["on its way"] = main(run, "--which=last", f"--out={root / 'newest'}")
 def save_nan():
     config, run = states.read_run(place)
     with run.scorer, Checkpoints(place / "checkpoints", keep_last=9) as checkpoints:
@@ -87,13 +65,10 @@ save_nan()
 new = root / "new"
 found["elsewhere"] = main(f"--workdir={new}", f"--checkpoint_dir={place}", "--which=1", f"--out={new}")
 for name, flags in {
-    "which": (run, "--watch", "--which=best"),
-    "timeout": (run, "--watch_timeout=5"),
     "other place": (run, f"--checkpoint_dir={root}"),
-    "no run": (f"--workdir={root / 'nowhere'}", "--watch"),
+    "no run": (f"--workdir={root / 'nowhere'}",),
     "no step": (run, "--which=9"),
     "not finite": (run, "--which=5"),
-    "weights": ("--checkpoint=somewhere", "--data=x", "--watch"),
 }.items():
     found[name] = main(*flags)
 evaluation.make_evaluate = lambda *_, **__: lambda *_: jnp.zeros((1 << 50,))
@@ -104,7 +79,7 @@ json.dump(found, sys.__stdout__)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("watch")
+    folder = tmp_path_factory.mktemp("evaluate")
     done = processes.execute("-c", DRIVER, folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -115,32 +90,17 @@ def test_a_run_is_found_by_its_workdir_or_by_its_place(found):
     assert found["elsewhere"]["code"] == 0, found["elsewhere"]
 
 
-def test_watching_evaluates_each_checkpoint_once_it_is_whole(found):
-    watched = found["watched"]
-    assert watched["code"] == 0 and "the run is finished" in watched["out"], watched
-    assert [row["step"] for row in watched["rows"]] == [1, 2, 3]
-    assert len(watched["lines"]) == 1 and "checkpoint 3" in watched["lines"][0], "one warning while it was not whole"
-    first, second, third = watched["rows"]
-    assert first["k"] == 4 and 0 <= first["all/mean@4"] <= 1
-    assert {k: v for k, v in third.items() if k != "step"} == {k: v for k, v in second.items() if k != "step"}
-    assert first["all/response_length"] != second["all/response_length"], "other weights answer otherwise"
-
-
-def test_watching_stops_and_goes_on(found):
-    stopped, idle, again = found["stopped"], found["idle"], found["again"]
-    assert stopped["code"] == 75 and [row["step"] for row in stopped["rows"]] == [1, 2]
-    assert idle["code"] == 0 and idle["rows"] == stopped["rows"] and "no new one" in idle["out"]
-    assert again["code"] == 0 and again["rows"] == found["watched"]["rows"] and "mean@4" not in again["out"]
+def test_a_checkpoint_that_is_not_whole_yet_is_passed_over(found):
+    newest = found["on its way"]
+    assert newest["code"] == 0 and "step-2" in newest["out"], newest
+    assert len(newest["lines"]) == 1 and "checkpoint 3" in newest["lines"][0], "one warning"
 
 
 REFUSED = {
-    "which": "--which=best",
-    "timeout": "--watch_timeout",
     "other place": "--checkpoint_dir=",
     "no run": "nowhere",
     "no step": "no checkpoint of step 9",
     "not finite": "step-5: parameters are NaN or infinite",
-    "weights": "--watch",
     "memory": "'evaluation' (RESOURCE_EXHAUSTED",
 }
 
