@@ -5,8 +5,8 @@
 
 Each folder is that of a run, or of a sweep or anything else with runs beneath it. Runs that differ only in their seed
 are one variant. The page has every two variants with their difference and a permutation test, training curves as means
-over runs with 95 % t intervals, last and best scores, what runs cost and how their configs differ. Unfinished runs and
-lines that a crash cut short are shown as such.
+over runs with 95 % t intervals, last and best scores, what runs cost and how their configs differ. Unfinished runs
+are shown as such.
 
 --margin tests whether variants are equal to within so much, over runs of the same seeds.
 """

@@ -10,7 +10,8 @@ import re
 import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.logged import ALL, SCORE, finite, read_json, read_rows
+from rpg_jax.lab.reporting.logged import ALL, SCORE, finite, read_json
+from rpg_jax.storage.logs import read_jsonl
 from rpg_jax.storage.settings import completed, flatten, matters
 
 LOG = "metrics.jsonl"
@@ -25,7 +26,6 @@ class Run:
     path: pathlib.Path
     settings: dict | None  # flat; None without a config.json
     metrics: pd.DataFrame  # index step, a column a logged key; NaN where it is missing or not finite
-    lost: int  # lines of the log that were not whole
     summary: dict | None
 
     @property
@@ -119,13 +119,17 @@ def _natural(name) -> list:
 
 
 def read(path) -> Run:
-    """A run from its folder; what is missing or cut short is counted, not raised."""
-    config, (rows, lost) = read_json(path / "config.json"), read_rows(path / LOG)
+    """A run from its folder, as far as it has come; the later one of two rows of a step counts.
+
+    Raises ValueError, with file and line, for a line of the log that is no row, but for a last one that is cut short.
+    """
+    config, (lines, _) = read_json(path / "config.json"), read_jsonl(path / LOG, {"step": int})
+    rows = {row["step"]: row for row in sorted(lines, key=lambda row: row["step"])}
     # Those of docs/study are flat in their files: what a file has stands above what it lacks.
     settings = flatten(completed(config)) | flatten(config) if config else None
     numbers = [{key: finite(value) for key, value in row.items() if key != "step"} for row in rows.values()]
     metrics = pd.DataFrame(numbers, index=pd.Index(list(rows), dtype="int64", name="step"), dtype="float64")
-    return Run(path, settings, metrics, lost, read_json(path / "summary.json"))
+    return Run(path, settings, metrics, read_json(path / "summary.json"))
 
 
 @dataclasses.dataclass(frozen=True)

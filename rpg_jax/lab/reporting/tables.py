@@ -167,9 +167,9 @@ def runs(comparison, variants) -> str:
             rows.append([
                 plain(variant.name), "-" if run.seed is None else str(run.seed), state,
                 f"{max(run.last, 0)} of {run.planned or '?'}", "-" if horizon < 0 else str(horizon), compared,
-                str(run.lost), plain(str(run.path)),
+                plain(str(run.path)),
             ])  # fmt: skip
-    return table(["variant", "seed", "state", "steps", "last evaluated", "compared", "lines lost", "folder"], rows)
+    return table(["variant", "seed", "state", "steps", "last evaluated", "compared", "folder"], rows)
 
 
 def equal(comparison, variants, margin: float) -> list[str]:
