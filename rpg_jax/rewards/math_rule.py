@@ -8,7 +8,6 @@ import logging
 import re
 from dataclasses import replace
 
-from rpg_jax.rewards.answer import braced
 from rpg_jax.rewards.normalize import latex
 from rpg_jax.rewards.rules import stated_or_boxed_answer
 from rpg_jax.rewards.same import is_letter, quantity, same, words_agree
@@ -25,8 +24,6 @@ _LONGEST = 1000  # characters of an answer that sympy is asked about
 _HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
 # A word, not a product of variables: `cat` may be a product, `taco` is a word.
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
-_TEXT = re.compile(r"\\(?:text|mbox|mathrm)[a-z]* ?\{[^{}]*[A-Za-z][^{}]*\}")
-_MISREAD = re.compile(r"\$|box|\\[dtc]?frac ?[0-9]{3}")  # two formulas, or \frac123, which is no 1/23
 _PRODUCT = re.compile(
     r"[0-9)}] ?[A-Za-z](?: ?[A-Za-z]){1,2}(?![A-Za-z])"
 )  # 5 ab, which math-verify takes for five of a unit
@@ -49,40 +46,21 @@ def math_verify(prompt: str, response: str, answer: str, task: str) -> bool:
         return True
     if is_letter(answer) or _CLOCK.fullmatch(latex(answer)) or len(answer) > _LONGEST:
         return False
-    return _equal_normalized(stated, answer) or _equal_as_written(stated, answer)
-
-
-def _equal_normalized(stated, answer):
-    if not words_agree(latex(stated), latex(answer), apart_from={"or"}):
+    if not words_agree(latex(stated), latex(answer)):
         return False
     stated, answer = (latex(quantity(text) or text) for text in (stated, answer))
-    if _HUGE.search(stated) or _HUGE.search(answer) or _between_numbers(_WORD, stated):
+    if _HUGE.search(stated) or _HUGE.search(answer) or _between_numbers(stated):
         return False
     if _RELATION.match(stated) and not _RELATION.match(answer):  # math-verify finds > 5 equal to 5
         return False
     return _verified(_words(stated), _words(answer), _UNITS_KEPT if _PRODUCT.search(stated) else _LATEX)
 
 
-def _equal_as_written(stated, answer):
-    """Whether math-verify finds two answers equal that it reads as they stand: units are no factors to it, then."""
-    stated, answer = (text.strip().strip("$*").removesuffix(".") for text in (stated, answer))
-    if (stated, answer) == (latex(stated), latex(answer)) and not re.search("[A-Za-z]", stated):
-        return False  # without units it was asked
-    for text in (stated, answer):
-        if _MISREAD.search(text) or _HUGE.search(text) or braced(f"{{{text}}}", 0) != text:
-            return False
-        if _WORD.search(_TEXT.sub(" ", text)) or _PRODUCT.search(text):
-            return False
-    if not words_agree(stated, answer) or _between_numbers(_TEXT, stated) or _RELATION.match(stated):
-        return False
-    return _verified(f"\\boxed{{{stated}}}", f"\\boxed{{{answer}}}", _LATEX)
-
-
-def _between_numbers(word, text):
+def _between_numbers(text):
     """Whether a word stands between numbers; math-verify would read it, and the text after it, as a unit."""
     return any(
         re.search("[0-9]", text[: found.start()]) and re.search("[0-9]", _EXPONENT.sub("", text[found.end() :]))
-        for found in word.finditer(text)
+        for found in _WORD.finditer(text)
     )
 
 

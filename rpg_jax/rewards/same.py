@@ -1,7 +1,6 @@
 r"""Whether two answers are the same as text: by a normal form, as a choice's letter, or as a number beside its unit."""
 
 import re
-from collections.abc import Collection
 
 from rpg_jax.rewards.normalize import FONT, forms, formula, is_equation
 
@@ -90,12 +89,13 @@ def quantity(text: str) -> str | None:
     return number if _is_number(number) else None
 
 
-def words_agree(left: str, right: str, apart_from: Collection[str] = ()) -> bool:
-    """Whether the words in two answers allow their numbers to be compared: "million" must stand in both or neither."""
+def words_agree(left: str, right: str) -> bool:
+    """Whether the words in two answers, but for "or", allow their numbers to be compared: "million" must stand in both
+    or neither."""
     halves = [set(_HALF_OF_THE_DAY.findall(text.lower())) for text in (left, right)]
     if all(halves) and halves[0] != halves[1]:
         return False
-    return _changing(left) ^ _changing(right) <= set(apart_from)
+    return _changing(left) ^ _changing(right) <= {"or"}
 
 
 def _changing(text):
