@@ -1,9 +1,7 @@
-"""Makes a dataset for training or evaluation of parquet, JSON lines, TFDS or reasoning-gym: checked, repeats folded.
+"""Makes a dataset for training or evaluation of parquet, JSON lines or reasoning-gym: checked, repeats folded.
 
-    python -m rpg_jax.prepare --source=dapo-math-17k.parquet --target=data/dapo --tokenizer=Qwen3-4B --max_prompt=1024
+    python -m rpg_jax.prepare --source=dapo-math-17k.parquet --target=data/dapo
     python -m rpg_jax.prepare --source=train.jsonl,more.jsonl --target=data/mine --name=mine --answer_field=final.value
-    python -m rpg_jax.prepare --source=tfds:gsm8k/main:test --target=data/gsm8k --answer_field=short_answer
-
     python -m rpg_jax.prepare --source="gym:chain_sum(max_terms=2, size=300) + gcd(size=60)" --target=data/sums
     python -m rpg_jax.prepare --list_gym
 
@@ -16,17 +14,11 @@ from absl import flags
 
 from rpg_jax.run import cli
 
-flags.DEFINE_string(
-    "source", None, "FILE.parquet, FILE.jsonl, tfds:NAME[/CONFIG][:SPLIT], gym:FAMILY(...) + ...; comma separated."
-)
+flags.DEFINE_string("source", None, "FILE.parquet, FILE.jsonl, gym:FAMILY(...) + ...; comma separated.")
 flags.DEFINE_enum("split", None, ["train", "heldout"], "Which problems of gym: sources; train if unset.")
 flags.DEFINE_bool("list_gym", False, "Show the families of reasoning-gym and their parameters.")
 flags.DEFINE_string("target", None, "Folder to make; it must not exist, or be empty.")
 flags.DEFINE_string("name", None, "Name of the set, under which scores are reported; each source's own if unset.")
-flags.DEFINE_string("tokenizer", None, "Folder of the model's tokenizer, to measure prompts with.")
-flags.DEFINE_string("chat_template", None, '"plain" or a Jinja file, in place of the tokenizer\'s own.')
-flags.DEFINE_integer("max_prompt", None, "Most tokens of a prompt; unlimited if unset.", lower_bound=1)
-flags.DEFINE_enum("overlong", None, ["drop", "refuse"], "What to do with longer prompts; drop if unset.")
 flags.DEFINE_string("template", "paper", "What makes a user message of a problem's text, as data.wording of a config.")
 flags.DEFINE_enum(
     "conflicts", "refuse", ["refuse", "drop"], "What to do with a problem that comes with different answers."
@@ -41,7 +33,6 @@ flags.DEFINE_string(
     "solution_field", None, "Column of worked solutions, for a warm start; unset: solution, extra_info.solution."
 )
 flags.DEFINE_integer("limit", None, "Most problems to write, the first ones.", lower_bound=1)
-flags.DEFINE_string("data_dir", None, "Where TFDS datasets lie; TFDS's own default if unset.")
 
 
 def main(options):

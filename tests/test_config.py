@@ -164,7 +164,7 @@ def test_every_flag_of_an_open_section_in_the_docs_is_taken(monkeypatch):
         assert begun(monkeypatch, f"--config.{word}", file=f"{ROOT}/configs/{file}")[:2] == (0, ""), flag
 
 
-def test_options_of_a_chat_template_and_answers_of_any_text_reach_the_problems(monkeypatch, tmp_path):
+def test_options_of_a_chat_template_reach_the_problems(monkeypatch, tmp_path):
     """From flags to prompts, through the template of a model that thinks unless it is told not to."""
     pytest.importorskip("tokenizers")
     folder = importlib.import_module("test_huggingface_tokenizer").save(
@@ -172,10 +172,9 @@ def test_options_of_a_chat_template_and_answers_of_any_text_reach_the_problems(m
     )
     template = ROOT / "tests/data/templates/thinking.jinja"
     (tmp_path / "set.jsonl").write_text('{"question": "6*12?", "answer": "6*12=72\\n#### 72"}\n')
-    (tmp_path / "code.jsonl").write_text('{"question": "Code", "answer": "assert a\\nassert b"}\n')
 
-    def first(*words, file="set.jsonl"):
-        words = [*words, f"data.train={tmp_path}/{file}", f"data.tokenizer={folder}", f"data.template={template}"]
+    def first(*words):
+        words = [*words, f"data.train={tmp_path}/set.jsonl", f"data.tokenizer={folder}", f"data.template={template}"]
         words += ["data.heldout=", "data.wording=none"]
         words = [f"--config.{word}" for word in words]
         status, said, config = begun(monkeypatch, *words, file=f"{ROOT}/configs/word_problems.py")
@@ -185,9 +184,6 @@ def test_options_of_a_chat_template_and_answers_of_any_text_reach_the_problems(m
     asked = "<|turn|>user\n6*12?<|end|>\n<|turn|>assistant\n"
     assert (first().prompt, first().answer) == (asked, "72")
     assert first("data.template_options.enable_thinking=False").prompt == asked + "<think>\n\n</think>\n\n"
-    assert first("reward.function=mine.py:run", file="code.jsonl").answer == "assert a\nassert b"
-    with pytest.raises(ValueError, match="code.jsonl, line 1: its answer has 2 lines"):
-        first("reward.function=boxed", file="code.jsonl")
 
 
 def test_a_section_of_the_users_own_keys_takes_any_flag(monkeypatch, tmp_path):

@@ -89,9 +89,12 @@ def command(name, *arguments):
         assert not left.code, left.code
 
 FOLDER = sys.argv[1]
-tokenizer = f"--tokenizer={FOLDER}/bpe", "--max_prompt=999"
-command("prepare", f"--source={FOLDER}/rows.jsonl", f"--target={FOLDER}/set", *tokenizer)
-command("convert", f"--source={FOLDER}/model", f"--target={FOLDER}/copy", "--to=huggingface")
+command("prepare", f"--source={FOLDER}/rows.jsonl", f"--target={FOLDER}/set")
+command("convert", f"--source={FOLDER}/model", f"--target={FOLDER}/copy")
+from rpg_jax import data
+sets = data.load(f"{FOLDER}/set", tokenizer=data.load_tokenizer(f"{FOLDER}/bpe"), max_prompt=999)
+(problem,) = sets.problems("train")
+assert "CANARY" in problem.prompt
 print(compiled)
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rpg_jax import InputError
 from rpg_jax.data import problems
-from rpg_jax.data.folding import fold, refuse_unjudged
+from rpg_jax.data.folding import fold
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import listed, open_gym, open_source
 from rpg_jax.data.templates import named
@@ -34,7 +34,7 @@ class Sets:
 
 def load(
     train=None, heldout=(), *, tokenizer: Tokenizer, max_prompt: int, overlong="drop", template_options=None,
-    wording="paper", judged=True, log=print,
+    wording="paper", log=print,
 ) -> Sets:  # fmt: skip
     """Opens real sets for a model: renders chat messages and measures prompts.
 
@@ -44,13 +44,12 @@ def load(
       heldout: several of these, or one string with commas between them.
       max_prompt: the most tokens of a rendered prompt; longer ones are left out (overlong "drop") or raise ("refuse").
       wording: the template that makes a user message of a problem that is text, a name that `templates.named` knows.
-      judged: whether a rule judges responses; answers that no rule can find are then refused.
       log: called with one line about dropped prompts, and one about held-out problems that are trained on.
 
     Raises ValueError for a set that cannot be read, is empty, or has no problem within the limit, and for two held-out
     sets of one name.
     """
-    settings = tokenizer, max_prompt, overlong, template_options or {}, named(wording), judged, log
+    settings = tokenizer, max_prompt, overlong, template_options or {}, named(wording), log
     fit = functools.partial(_fit, *settings)
     training, trained, tasks = [], set(), set()
     if train:
@@ -118,11 +117,9 @@ def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[
     return kept
 
 
-def _fit(tokenizer, max_prompt, overlong, options, template, judged, log, split, title):
+def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
     """(rendered problems of a set within the limit, their messages as JSON, the names of its tasks)."""
     rows, source, where = _open(title, template, split)
-    if judged:
-        refuse_unjudged(rows, where)
     lengths = prompt_lengths(rows, tokenizer, options, where)
     kept = within(lengths, max_prompt, overlong, where)
     if len(kept) < len(rows):

@@ -8,7 +8,7 @@ import hashlib
 import json
 import numbers
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from rpg_jax.data.templates import paper
 from rpg_jax.gym import PREFIX
 
 _SHOWN = 40  # characters of an answer in an error
-_LONGEST = 300  # characters of an answer that the rules can find: they read the last 300 of a response
 _MESSAGES = re.compile(r"\s*(?:array\()?\[?\s*\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _MARKED = re.compile(r"(?:^|\s)####(?!#)\s*(\S.*)")  # in the last line, as the next one
@@ -136,23 +135,14 @@ def _column(source, number, record, kind, convert):
     try:
         if value is None:
             raise InputError("is null; give the row a value, or take it out")
-        if kind == "answer" and (below := _leaf(value, path)):
+        if kind == "answer" and isinstance(value, (dict, list)):
+            key = next(iter(value), "KEY") if isinstance(value, dict) else 0
             raise InputError(
-                f"is {type(value).__name__}; name what it holds with --answer_field={below} of rpg_jax.prepare"
+                f"is {type(value).__name__}; name what it holds with --answer_field={path}.{key} of rpg_jax.prepare"
             )
         return convert(value)
     except ValueError as error:
         raise InputError(f"{source.where(number)}, column {path}: {error}") from error
-
-
-def _leaf(value, path):
-    """The dotted path of the first leaf of a list or a struct; None for another value, or if it is empty."""
-    below, held = None, value
-    while isinstance(held, (dict, list, tuple)) and held:
-        items = list(held.items() if isinstance(held, dict) else enumerate(held))
-        key, held = next((item for item in items if item[1] is not None), items[0])
-        below = f"{below or path}.{key}"
-    return below
 
 
 def _messages(value, template):
@@ -165,9 +155,6 @@ def _messages(value, template):
     if isinstance(value, (str, bytes)):
         problem = _filled(_text(value))
         return (("user", template(problem)),)
-    if isinstance(value, dict) and all(isinstance(value.get(key), list) for key in ("role", "content")):
-        pairs = zip(value["role"], value["content"], strict=True)  # TFDS stores a sequence of dicts as a dict of lists
-        value = [{"role": role, "content": content} for role, content in pairs]
     if not isinstance(value, list):
         raise InputError(f"is {type(value).__name__}; expected text, or a list of messages with role and content")
     if not value:
@@ -222,33 +209,6 @@ def _braced(text, start):
         if depth == 0:
             return text[start + 1 : start + brace.start()]
     raise InputError(f"has a box that is never closed: {text[start:]!r:.{_SHOWN}}")
-
-
-def refuse_unjudged(problems: Sequence[Problem], where: Callable[[int], str]) -> None:
-    """Raises ValueError, which begins with `where(i)`, for an answer that no rule finds in a response."""
-    for i, problem in enumerate(problems):
-        text = problem.answer
-        is_prose = len(text) > _LONGEST or ("\n" in text and r"\begin{" not in text)
-        path = _leaf(_container(text), "COLUMN")
-        if problem.task.startswith(PREFIX) or not (is_prose or path):
-            continue
-        lines = text.count("\n") + 1
-        kind = "is JSON" if path else f"has {lines} line{'s' * (lines > 1)} and {len(text)} characters"
-        mend = f"name what it holds with --answer_field={path}" if path else "name its column with --answer_field"
-        raise InputError(
-            f"{where(i)}: its answer {kind} ({text[:_SHOWN]!r} …), which no rule finds in a response; expected the "
-            f"answer alone, or a solution that ends with `#### ANSWER`, `Answer: ANSWER` or a box; {mend} of "
-            f"rpg_jax.prepare, which takes any text there for a reward function of your own"
-        )
-
-
-def _container(text):
-    """What a text of JSON holds if it is an object, or a list of one text or object; else None."""
-    try:
-        held = json.loads(text) if text.startswith(("{", '["', "[{")) else None
-    except (ValueError, RecursionError):
-        return None
-    return held if isinstance(held, dict) or (isinstance(held, list) and len(held) == 1) else None
 
 
 def _filled(text):

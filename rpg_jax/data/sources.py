@@ -1,19 +1,16 @@
-"""Files and TFDS datasets as streams of records: dicts with at least the requested columns.
+"""Files as streams of records: dicts with at least the requested columns.
 
 Dotted paths name columns: `reward_model.ground_truth` is a key of a struct, `final_answer.0` the first item of a list.
 """
 
 import codecs
 import dataclasses
-import difflib
 import itertools
 import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from rpg_jax import InputError, gym
 
@@ -32,7 +29,7 @@ class Source:
     """One opened source, to be read once."""
 
     title: str  # as the user gave it
-    name: str  # name of the set: the file's stem, or the TFDS name
+    name: str  # name of the set: the file's stem
     unit: str  # "row", counted from 0, or "line", counted from 1
     total: int  # number of units
     fields: dict[str, tuple[str, ...]]  # FIELDS or the user's choice
@@ -54,19 +51,17 @@ def listed(text: str) -> list[str]:
     return [title.strip() for title in titles if title.strip()]
 
 
-def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS, data_dir=None) -> Source:
-    """Opens FILE.parquet, FILE.jsonl, or tfds:NAME[/CONFIG][:SPLIT] (on disk under `data_dir`; by default "train").
+def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS) -> Source:
+    """Opens FILE.parquet or FILE.jsonl.
 
     Raises:
       ValueError: the source is of an unknown kind, is not there, cannot be read, or lacks a column; names source and
         column. Reading the records raises it too, with the row or line.
     """
-    if title.startswith("tfds:"):
-        return _open_tfds(title, fields, data_dir)
     path = pathlib.Path(title)
     openers = {".parquet": _open_parquet, ".jsonl": _open_jsonl}
     if path.suffix.lower() not in openers:
-        raise InputError(f"{title!r} is no source; expected FILE.parquet, FILE.jsonl or tfds:NAME[/CONFIG][:SPLIT]")
+        raise InputError(f"{title!r} is no source; expected FILE.parquet or FILE.jsonl")
     if not path.is_file():
         raise InputError(f"{title}: there is no such file")
     return openers[path.suffix.lower()](path, title, fields)
@@ -197,47 +192,3 @@ def _open_jsonl(path, title, fields):
                 yield number, record
 
     return Source(title, _name(path), "line", total, fields, records())
-
-
-def _open_tfds(title, fields, data_dir):
-    import tensorflow_datasets as tfds
-    from tensorflow_datasets.core import read_only_builder
-
-    full, _, split = title.removeprefix("tfds:").partition(":")
-    name = full.split("/")[0]
-    folder = str(data_dir or tfds.core.constants.DATA_DIR)
-    try:
-        builder = read_only_builder.builder_from_files(full, data_dir=folder)  # from disk only: no code, no network
-    except Exception as error:  # TFDS raises many kinds; the mend is the same for all
-        present = {path.name for path in pathlib.Path(folder).glob("*") if path.is_dir()}
-        known = sorted(present | set(tfds.list_builders(with_community_datasets=False)))
-        near = difflib.get_close_matches(name, known, 1, 0.5)
-        hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
-        held = ", ".join(sorted(present)) or "nothing"
-        raise InputError(
-            f"{title}: no TFDS dataset {full!r} in {folder}, which holds {held}{hint}; make it there by "
-            f"`tfds build {name} --file_format=array_record`, or give --data_dir"
-        ) from error
-    try:
-        rows = builder.as_data_source(split=split or "train")
-        total = len(rows)
-    except Exception as error:
-        splits = ", ".join(builder.info.splits) or "none"
-        raise InputError(f"{title}: cannot be opened, splits: {splits} ({error})") from error
-
-    def records():
-        for number in range(total):
-            try:
-                record = rows[number]
-            except Exception as error:
-                raise InputError(f"{title}, row {number}: cannot be read ({error})") from error
-            yield number, _listed(record)
-
-    return Source(title, name, "row", total, fields, records())
-
-
-def _listed(value):
-    """A TFDS value with lists instead of arrays; a sequence of dicts stays the dict of lists that TFDS makes of it."""
-    if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    return [_listed(item) for item in value] if isinstance(value, (np.ndarray, list)) and np.ndim(value) else value

@@ -21,6 +21,7 @@ _GYM = "gym"  # a problem of reasoning-gym has a task named gym:FAMILY
 _MODULES = {"math_verify": ("rpg_jax.rewards.math_rule", "math_verify")}
 _WORKERS = _MODULES | {_GYM: ("rpg_jax.rewards.gym_rule", "gym")}
 _IN_PROCESS = VERIFIERS | RULES
+_FORMS = "Answer: {}", "\\boxed{{{}}}"  # of a response that states an answer
 
 
 OWN = "verifier"  # the name of each task's own rule
@@ -170,13 +171,20 @@ class Scorer:
         return 0.0 if text is None else self._pool(function).submit(_question(problem, text, length))
 
     def try_out(self, problem, rewards: bool = True) -> None:
-        """Calls each user's function once, with a problem's own answer as the response.
+        """Calls each user's function once, with a problem's own answer as the response, and each rule for text.
 
         With `rewards` false only that of the accuracy. Raises ValueError where a call fails.
         """
         if self.environment is not None:
             self.environment.try_out(problem)
         for function in dict.fromkeys([*(self._rewards.values() if rewards else ()), self.judge]):
+            if rule := RULES.get(self.function_of(function, problem.task)):
+                if not any(rule(form.format(problem.answer), problem.answer) for form in _FORMS):
+                    raise InputError(
+                        f"{self.title_of(function, problem.task)} finds the answer of problem {problem.id} "
+                        f"({problem.task}), {problem.answer!r:.60}, in no response: name another column with "
+                        f"--answer_field of rpg_jax.prepare, or give a reward function of your own"
+                    )
             if function in (OWN, ENVIRONMENT) or function in _IN_PROCESS or function in _MODULES:
                 continue
             try:
@@ -267,16 +275,6 @@ def judge_of(rewards: dict[str, str], evaluation: str | None, environment: bool 
     or where there is none what would be the first."""
     first = next(iter(rewards.values()), ENVIRONMENT if environment else OWN)
     return rewards.get(evaluation, evaluation) if evaluation else first
-
-
-def has_rule(
-    function: str | None, functions: str | Sequence[str] | None = (), evaluation: str | None = None,
-    environment: bool = False,
-) -> bool:  # fmt: skip
-    """Whether one of these is a rule, neither a function of the user's nor the return of an environment."""
-    rewards = named_rewards(function, functions, environment)
-    judges = {*rewards.values(), judge_of(rewards, evaluation, environment)} - {ENVIRONMENT}
-    return not all(".py:" in name for name in judges)
 
 
 def named_rewards(

@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 
-# What a function may be given beside the columns of the problem's row; the first four also by position, in this order.
+# What a function may be given beside the columns of the problem's row.
 OURS = ("prompt", "response", "answer", "task", "response_tokens")
 ROUNDING = 1e-6  # beyond 0 and 1 that is still a sum of float32
 _MOST_FILES = 256  # open at a time
@@ -36,6 +36,7 @@ _MOST_CHARACTERS = 1 << 20  # of an observation
 _LARGEST = 1e9  # of a reward: in float32 the squares of returns stay finite
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _PR_SET_DUMPABLE = 4
+_EITHER, _KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _SHOWN = []  # the kind of the bug whose traceback this process has printed
 
 
@@ -139,52 +140,29 @@ class Refused(Exception):
 def judge(function, values: dict, where: str = "") -> dict:
     """{"value": float in 0..1} or {"error": one line} of the function in the file `where`."""
     try:
-        positional, named = arguments(function, values)
-        return {"value": score(function(*positional, **named))}
+        return {"value": score(function(**arguments(function, values)))}
     except BaseException as error:  # SystemExit and MemoryError too: nothing that a reward does may end the run
         return {"error": _line(error, where)}
 
 
-def arguments(function, values: dict) -> tuple[list, dict]:
-    """(positional, named) arguments of a call: the values that the signature names, or all of them for **columns.
-
-    Four plain parameters without known names are prompt, response, answer and task, as are *arguments.
-    """
+def arguments(function, values: dict) -> dict:
+    """What a call is given by name: the values that the signature names, or all of them for **columns."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a function in C
-        return [values[name] for name in OURS[:4]], {}
-    kinds = {parameter.kind for parameter in parameters}
-    ordered = kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}
-    if ordered or _are_plain(parameters, values):
-        rest = {name: value for name, value in values.items() if name not in OURS[:4]}
-        wanted = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-        positional, values = [values[name] for name in OURS[:4]], rest
-    else:
-        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        named = [parameter for parameter in parameters if parameter.kind not in variadic]
-        for parameter in named:
-            if parameter.name not in values and parameter.default is inspect.Parameter.empty:
-                columns = ", ".join(name for name in values if name not in OURS) or "none"
-                raise Refused(
-                    f"its parameter {parameter.name!r} is neither {', '.join(OURS)} nor a column of the problem's row, "
-                    f"which has the columns {columns}"
-                )
-        positional, wanted = [], {parameter.name for parameter in named}
-    everything = inspect.Parameter.VAR_KEYWORD in kinds
-    return positional, {name: value for name, value in values.items() if everything or name in wanted}
-
-
-def _are_plain(parameters, values) -> bool:
-    """Whether these are four parameters for prompt, response, answer and task, under other names or with _ for some."""
-    plain = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
-    unknown = [name for name in plain if name not in values]
-    if len(plain) != 4 or len(parameters) != 4 or not unknown:
-        return False
-    if len(unknown) == 4:
-        return True
-    pairs = zip(plain, OURS, strict=False)
-    return all(name == ours or (name in unknown and name.startswith("_")) for name, ours in pairs)
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise Refused("is written in C and names no parameters; call it in a function of your own") from None
+    named = [parameter for parameter in parameters if parameter.kind in (_EITHER, _KEYWORD)]
+    for parameter in parameters:
+        absent = parameter in named and parameter.name not in values and parameter.default is parameter.empty
+        if absent or parameter.kind is parameter.POSITIONAL_ONLY:
+            columns = ", ".join(name for name in values if name not in OURS) or "none"
+            raise Refused(
+                f"its parameter {parameter.name!r} is neither {', '.join(OURS)} nor a column of the problem's row, "
+                f"which has the columns {columns}"
+            )
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    wanted = {parameter.name for parameter in named}
+    return {name: value for name, value in values.items() if everything or name in wanted}
 
 
 def score(value) -> float:

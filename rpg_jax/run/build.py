@@ -15,7 +15,7 @@ from rpg_jax.data.datasets import Sets
 from rpg_jax.environments import Environment, Observations
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer, scale_named
-from rpg_jax.rewards.scorer import NO_REWARD, has_rule
+from rpg_jax.rewards.scorer import NO_REWARD
 from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_vocabulary
 from rpg_jax.sampling import make_sampler
 from rpg_jax.sampling.turns import matched, stop_table
@@ -242,11 +242,9 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared 
     if folder is None:
         raise InputError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
     tokenizer = data.load_tokenizer(folder, config.data.template)
-    judges = config.reward.function, config.reward.functions, config.evaluation.function
-    judged = has_rule(*judges, environment=bool(config.environment.name))
     return data.load(
         **set_keys(config.data, "tokenizer", "template", "template_options"), tokenizer=tokenizer, log=log,
-        max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options), judged=judged,
+        max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options),
     )  # fmt: skip
 
 

@@ -1,13 +1,11 @@
-"""What `python -m rpg_jax.prepare` does: reads sources, folds repeated problems, measures prompts, writes a dataset."""
+"""What `python -m rpg_jax.prepare` does: reads sources, folds repeated problems, writes a dataset."""
 
 import json
 import time
 
-import numpy as np
-
-from rpg_jax import InputError, data
-from rpg_jax.data import datasets, problems
-from rpg_jax.data.folding import Folded, fold, refuse_unjudged
+from rpg_jax import InputError
+from rpg_jax.data import problems
+from rpg_jax.data.folding import Folded, fold
 from rpg_jax.data.sources import FIELDS, listed, open_gym, open_source
 from rpg_jax.data.templates import named
 from rpg_jax.gym import PREFIX, families
@@ -15,8 +13,7 @@ from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage.logs import Progress
 
 # The flags that the dataset's summary.json records.
-RECORDED = ("source", "name", "tokenizer", "max_prompt", "template", "problem_field", "answer_field", "solution_field")
-RECORDED += ("limit", "data_dir", "split")
+RECORDED = ("source", "name", "template", "problem_field", "answer_field", "solution_field", "limit", "split")
 
 
 def main(options) -> None:
@@ -27,24 +24,14 @@ def main(options) -> None:
     options.source = listed(options.source or "")
     check_flags(options)
     target = new_folder("target", options.target)
-    tokenizer = data.load_tokenizer(options.tokenizer, options.chat_template) if options.tokenizer else None
     folded = read_sources(options)
-    origin = folded.origins.__getitem__
-    kept, tokens = np.arange(len(folded.problems)), {}
-    if tokenizer is not None:
-        lengths = datasets.prompt_lengths(folded.problems, tokenizer, {}, origin)
-        if options.max_prompt is not None:
-            kept = datasets.within(lengths, options.max_prompt, options.overlong or "drop", origin)
-        tokens = {"longest prompt, tokens": int(lengths[kept[: options.limit]].max())}
-    written = [folded.problems[i] for i in kept[: options.limit]]
+    written = folded.problems[: options.limit]
     counts = {
         "rows read": folded.read,
         "repeats folded": folded.repeats(),
         "contradictory answers": folded.contradicted,
-        "prompt too long": len(folded.problems) - len(kept),
-        "over the limit": len(kept) - len(written),
+        "over the limit": len(folded.problems) - len(written),
         "problems written": len(written),
-        **tokens,
     }
     settings = {name: value for name in RECORDED if (value := getattr(options, name)) is not None}
     summary = json.dumps({**settings, **counts}, indent=1) + "\n"
@@ -60,14 +47,6 @@ def print_families() -> None:
 
 def check_flags(options) -> None:
     """Raises ValueError for flags that make no sense together."""
-    if options.max_prompt is not None and options.tokenizer is None:
-        raise InputError("--max_prompt counts tokens: give the model's --tokenizer=FOLDER")
-    if options.chat_template is not None and options.tokenizer is None:
-        raise InputError("--chat_template is for measuring prompts: give the model's --tokenizer=FOLDER too")
-    if options.overlong is not None and options.max_prompt is None:
-        raise InputError(f"--overlong={options.overlong} needs a limit: give --max_prompt")
-    if options.data_dir is not None and not any(title.startswith("tfds:") for title in options.source):
-        raise InputError("--data_dir is where tfds: sources lie, and --source names none")
     has_gym = any(title.startswith(PREFIX) for title in options.source)
     if options.split is not None and not has_gym:
         raise InputError(f"--split={options.split} is for gym: sources, and --source names none")
@@ -89,10 +68,7 @@ def read_sources(options) -> Folded:
         if column is not None:
             fields[kind] = (column,) if column else ()  # an empty --solution_field= reads no solutions
     gym = [title for title in options.source if title.startswith(PREFIX)]
-    sources = [open_source(title, fields, options.data_dir) for title in options.source if title not in gym]
+    sources = [open_source(title, fields) for title in options.source if title not in gym]
     sources += open_gym(gym, options.split or "train") if gym else []
     with Progress("rows", 0, sum(source.total for source in sources), process_index=0) as progress:
-        folded = fold(sources, named(options.template, "--template"), options.name, options.conflicts, progress)
-    if options.answer_field is None:
-        refuse_unjudged(folded.problems, folded.origins.__getitem__)
-    return folded
+        return fold(sources, named(options.template, "--template"), options.name, options.conflicts, progress)

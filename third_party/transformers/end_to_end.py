@@ -45,10 +45,8 @@ def main(peer_python, workdir, evaluation_sets, smoke):
     workdir.mkdir(parents=True)
     texts = make_sets(workdir, *((60, 6) if smoke else (1200, 64)))
     run("make a checkpoint", peer_python, PEER, "make", workdir / "huggingface", texts)
-    tokenizer = f"--tokenizer={workdir / 'huggingface'}"
     for split in ("train", "heldout"):
-        flags = (f"--source={workdir / split}.parquet", f"--target={workdir / split}", "--max_prompt=160", tokenizer)
-        ours(f"prepare {split}", "prepare", *flags)
+        ours(f"prepare {split}", "prepare", f"--source={workdir / split}.parquet", f"--target={workdir / split}")
     ours("convert", "convert", f"--source={workdir / 'huggingface'}", f"--target={workdir / 'converted'}")
     variant = "configs/word_problems.py:smoke" if smoke else "configs/word_problems.py"
     places = dict(train=workdir / "train", heldout=f"('{workdir / 'heldout'}',)", tokenizer=workdir / "converted")
