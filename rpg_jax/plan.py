@@ -23,7 +23,6 @@ flags.DEFINE_string(
     "lengths", "uniform", "Tokens of responses: uniform up to rollout.max_new, lognormal:MEAN,SIGMA, or fixed:TOKENS."
 )
 flags.DEFINE_float("prompt_length", None, "Mean tokens of a prompt; rollout.max_prompt if unset.")
-flags.DEFINE_bool("search", False, "Find the largest microbatch, slots and generation batch that fit.")
 flags.DEFINE_bool("calibrate", False, "Also hold the estimate of a rollout against the time that others measured.")
 flags.DEFINE_string("json", None, "File to write all numbers to.")
 flags.DEFINE_bool("alone", False, "Plan in this process; set by the command itself for the process of each topology.")

@@ -149,7 +149,7 @@ SAVES = STEP + (
 
 def task(folder, code):
     return Task(
-        name=folder.name, command=[sys.executable, "-c", code, str(folder)], folder=folder, steps=lambda: 0,
+        name=folder.name, command=[sys.executable, "-c", code, str(folder)], folder=folder,
         prepare=lambda: folder.mkdir(parents=True, exist_ok=True), is_done=(folder / "summary.json").exists,
     )  # fmt: skip
 

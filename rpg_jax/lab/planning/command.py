@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
-from rpg_jax.lab.planning import calibration, chips, decoding, measure, report, search
+from rpg_jax.lab.planning import calibration, chips, decoding, measure, report
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.sketch import planned_size, sketch
 from rpg_jax.run.target import json_file
@@ -52,7 +52,7 @@ def main(options) -> None:
     plans = []
     for topology in topologies:
         if options.alone:
-            plans.append(plan(options.config, topology, lengths, prompt, options.search))
+            plans.append(plan(options.config, topology, lengths, prompt))
         else:
             plans.append(plan_in_process(topology, sys.argv[1:]))
             print(report.text(plans[-1]), end="\n\n", flush=True)
@@ -91,8 +91,8 @@ def plan_in_process(topology: Topology, flags: Sequence[str]) -> dict:
         return json.loads(file.read_text())[0]
 
 
-def plan(config: ConfigDict, topology: Topology, lengths: np.ndarray, prompt_length: float, searching: bool) -> dict:
-    """`measure.measure` of one topology with size, config and, when searching, largest; made in this process."""
+def plan(config: ConfigDict, topology: Topology, lengths: np.ndarray, prompt_length: float) -> dict:
+    """`measure.measure` of one topology with size and config; made in this process."""
     size = planned_size(config)
     devices = topology_devices(topology) if topology.compiled else jax.devices()
     sketched = partial(sketch, devices=devices, size=size, lengths=lengths, prompt_length=prompt_length)
@@ -100,8 +100,6 @@ def plan(config: ConfigDict, topology: Topology, lengths: np.ndarray, prompt_len
     if config.mesh.sampler:
         hosts = Counter(device.process_index for device in devices)
         result["splits"] = measure.splits(topology, config, sketched, min(hosts.values()) - 1)
-    if searching:
-        result["largest"] = search.largest(config, topology, sketched, result)
     return result | {"size": size, "config": config.to_dict()}
 
 

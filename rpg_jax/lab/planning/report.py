@@ -64,9 +64,6 @@ def text(plan: dict) -> str:
         f"the largest KV cache is rollout.cache_pages={cache['pages']} for rollout.slots={cache['slots']}: decoding "
         f"then takes at least {cache['seconds']:.4g} s, and responses stay the same"
     )
-    for key, largest in plan.get("largest", {}).items():
-        peak = largest["value"] is not None and f"{largest['value']:g} (peak {largest['peak'] / GIB:.4g} GiB)"
-        lines.append(f"largest {key} that fits, all else as configured: {peak or 'nothing fits'}; {largest['how']}")
     return "\n".join([*lines, verdict(plan)])
 
 

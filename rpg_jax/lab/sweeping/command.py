@@ -12,7 +12,7 @@ import jinja2
 import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.logged import read_json, read_rows
+from rpg_jax.lab.reporting.logged import read_json
 from rpg_jax.lab.sweeping import variants, warm_starts
 from rpg_jax.lab.sweeping.pool import Pool, Task, carries
 from rpg_jax.lab.sweeping.variants import Run, Sweep
@@ -94,14 +94,12 @@ def train_command(out: pathlib.Path, run: Run) -> list[str]:
 
 
 def task(out: pathlib.Path, run: Run) -> Task:
-    folder = out / run.name
     return Task(
         name=run.name,
         command=train_command(out, run),
-        folder=folder,
+        folder=out / run.name,
         prepare=lambda: warm_starts.place(out, run),
         is_done=lambda: variants.is_done(out, run),
-        steps=lambda: max(read_rows(folder / "metrics.jsonl")[0], default=0),
     )
 
 

@@ -29,7 +29,6 @@ class Task:
     folder: pathlib.Path  # where its output goes, to `log.txt`
     prepare: Callable[[], None]  # called before the command starts; makes the folder
     is_done: Callable[[], bool]
-    steps: Callable[[], int]  # RL steps that it has logged
 
 
 class Pool:
@@ -56,8 +55,7 @@ class Pool:
                 for future in done:
                     future.result()  # raises an error of the pool itself
                 if not done:
-                    steps = ", ".join(f"{task.name} (step {task.steps()})" for task in list(self.running))
-                    self.report(f"running {steps}")
+                    self.report(f"running {', '.join(task.name for task in list(self.running))}")
         return self.failed
 
     def stops(self) -> bool:
