@@ -217,7 +217,7 @@ def test_every_dtype_is_read_to_the_bit(kind, tmp_path):
     assert {x.dtype for x in jax.tree.leaves(kept)} == {np.dtype(kind)}
     out = tmp_path / "out"
     out.mkdir()
-    weights.save(out, weights.load(tmp_path, kept), 1e9)
+    weights.save_safetensors(out, weights.load(tmp_path, kept), 1e9)
     found = safetensors.numpy.load_file(out / "model.safetensors")
     assert_same(found, tensors)
 
@@ -239,7 +239,7 @@ def test_files_are_cut_at_the_size_asked_for(tmp_path):
     tensors = random_tensors(raw)
     _, params = load(save(tmp_path / "a", raw, tensors))
     (tmp_path / "b").mkdir()
-    weights.save(tmp_path / "b", params, 4000)
+    weights.save_safetensors(tmp_path / "b", params, 4000)
     (tmp_path / "b" / "config.json").write_text(json.dumps(raw))
     files = sorted(tmp_path.glob("b/*.safetensors"))
     held = [safetensors.numpy.load_file(file) for file in files]

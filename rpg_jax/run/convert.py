@@ -49,7 +49,7 @@ def main(options) -> None:
     loaded = time.perf_counter()
     with staged(target) as folder:
         most = math.inf if options.to == PEFT else (options.max_shard_gb or 5.0) * 1e9
-        weights.save(folder, source.params, most, name="adapter_model" if options.to == PEFT else "model")
+        weights.save_safetensors(folder, source.params, most, name="adapter_model" if options.to == PEFT else "model")
         for name, file in source.copies.items():
             shutil.copyfile(file, folder / name)
         for name, values in source.texts.items():

@@ -65,7 +65,7 @@ def tensor_count(params: Any) -> int:
     return len(_places(_named(params)))
 
 
-def save(directory, params: Any, max_shard_bytes: float, name: str = "model") -> None:
+def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str = "model") -> None:
     """Writes a training tree as `NAME.safetensors`, or, when it needs several files, as numbered ones with an index.
 
     `params` are fully addressable arrays, float32, float16 or bfloat16. A file has at most `max_shard_bytes` of
