@@ -12,9 +12,9 @@ import processes
 import pytest
 import real_path
 from fuzzing import begin, outcome
-from test_tradeoff import SMALL_FLAGS, SMALL_FORMS
 
 from rpg_jax.lab.sweeping import variants
+from rpg_jax.lab.tradeoff import measure
 from rpg_jax.run import train
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -33,16 +33,16 @@ COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash
 PRINTED = {a.strip(): b for blocks in BLOCKS_OF for (_, a), (kind, b) in itertools.pairwise(blocks) if not kind}
 SUITE = "./launch/test.sh"  # what is running now
 REAL_MODEL = "./launch/real_model.sh"  # 45 minutes and a download: tests/test_real_model.py runs its commands in small
-# The form with --json does the same as the one without and more; tests/test_verify.py runs it.
-VERIFY = ("python -m rpg_jax.verify", "python -m rpg_jax.verify --json=out.json")
 PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
+# Tests of verify and of gym run these as they stand, the first one with --json, which does the same and more.
+AS_THEY_ARE = ("verify", "verify --json=out.json", "prepare --list_gym")
 
 
 # What is too large for a test, and the flags that make it small.
 SMALLER = {
-    "quickstart.sh": "--config.model.size=micro",
-    "smoke --workdir=runs/first": "--config.model.size=micro",
-    "--workdir=runs/mine --config": "--config.model.size=micro --config.warm_start.steps=0",
+    "quickstart.sh": "--config.model.size=micro --config.warm_start.steps=0",
+    "smoke --workdir=runs/first": "--config.model.size=micro --config.warm_start.steps=0",
+    "--workdir=runs/hot": "--config.model.size=micro --config.warm_start.steps=0",
     "configs/paper.py:": "--config.steps=1 --config.rollout.prompts=2 --config.rollout.samples=2 "
     "--config.rollout.slots=4 --config.rollout.cache_pages=64 --config.learner.scoring_rows=4 "
     "--config.rollout.dynamic_sampling=False --config.rollout.overlong_buffer=0 "
@@ -50,20 +50,22 @@ SMALLER = {
     "--config.learner.microbatch_rows=2 --config.evaluation.k=2 "
     "--config.model.checkpoint={0}/checkpoints/Qwen3-4B --config.data.train={0}/data/dapo-math-17k "
     "\"--config.data.heldout=('{0}/data/aime24',)\"",
-    # As tests/test_tradeoff.py has them: both run the same compiled programs.
-    "tradeoff --out": " ".join(SMALL_FLAGS + SMALL_FORMS),
-    "tradeoff --objective=tests/": " ".join(SMALL_FLAGS),
     "configs/my_data.py": "--config.data.train={0}/data/mine/train.jsonl "
     "--config.data.heldout={0}/data/mine/heldout.jsonl "
     "--config.model.checkpoint={0}/checkpoints/Qwen2.5-0.5B-Instruct",
-    "evaluate --workdir=runs/my_data": "--k=2",
     "sweep.sh docs/": "--seeds=0 --out={0}/runs/tempered_sweep",
     "evaluate --workdir=runs/urkl-8k": "--k=2",  # as in training: both run one compiled sampler
-    "evaluate --workdir=runs/mine": "--k=4",
+    "evaluate --workdir=runs/first": "--k=4",  # as the script evaluates it
     "evaluate --checkpoint": "--k=2 --max_prompt=256 --max_new=8 --rows=2 --slots=4 --tensor=2 --out={0}/competitions",
 }
-# Trainings that differ from others here in flags alone: they are built, and begin.
-BEGUN = ("--workdir=runs/try", "--workdir=runs/my_data_smoke")
+# What differs from other commands here, or from those of tests of distillation and of the trade-off, in its input
+# alone: it is read and built, and begins. What then reads such a run reads another one.
+BEGUN = {
+    r"train .*=runs/(try|mine|my_data|distill)": (train, "train"),
+    "tradeoff --out": (measure, "measure"),
+    "tradeoff --objective=tests/": (measure, "measure_objective"),
+}
+READ = {"runs/mine": "runs/first", "runs/my_data": "runs/urkl-8k"}
 # Of its four variants the first is trained: the others differ from it in a number, or train a built-in objective.
 SWEEP, POWERS, FIRST_POWER = "docs/tempered_sweep.py", "(0.0, 0.5, 1.0)", "(0.0,)"
 RPG_CLIP = '    "rpg-clip"'
@@ -88,13 +90,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if c and not c.startswith((SUITE, REAL_MODEL, PEERS)) and c not in VERIFY]
+    "command",
+    [
+        command
+        for command in COMMANDS
+        if command and not command.startswith((SUITE, REAL_MODEL, PEERS))
+        if command not in [f"python -m rpg_jax.{name}" for name in AS_THEY_ARE]
+    ],
 )
 def test_command(command, folder, monkeypatch):
     if "gym" in command:
         pytest.importorskip("reasoning_gym")
     monkeypatch.chdir(ROOT)
-    printed, only_begins = PRINTED.get(command, ""), any(flag in command for flag in BEGUN)
+    printed, begun = PRINTED.get(command, ""), [of for pattern, of in BEGUN.items() if re.search(pattern, command)]
+    for run, other in READ.items() if not begun else ():
+        command = command.replace(run, other)
     # What the script trains is what the first command of docs/running.md finds finished.
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "runs" / "first")}
     command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])
@@ -112,8 +122,8 @@ def test_command(command, folder, monkeypatch):
     else:
         _, _, module, *arguments = shlex.split(command)
         name = module.removeprefix("rpg_jax.")
-        if only_begins:
-            monkeypatch.setattr(train, "train", begin)
+        if begun:
+            monkeypatch.setattr(*begun[0], begin)
             status, out, err = outcome(name, *arguments)
             status = 0 if err.endswith("error: accepted\n") else status
         elif name in ("train", "evaluate", "configs.paper"):
