@@ -26,6 +26,8 @@ def get_config(variant=""):
         config.rollout.prompts = 8
         config.learner.minibatch_prompts = 4
     else:
-        config.rollout.prompts = 256
-        config.learner.minibatch_prompts = 64
+        config.steps = 20
+        config.warm_start.steps = 300
+        config.rollout.update(dict(prompts=128, slots=128))
+        config.learner.update(dict(minibatch_prompts=32, microbatch_rows=16))
     return config
