@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import pathlib
 import re
 
@@ -138,3 +139,22 @@ def test_a_sampler_in_8_bits():
     text, half = page("docs/study/quantized.md"), stats.t.ppf(0.975, 4) * last.sem()
     for variant, mean in last.mean().items():
         assert f"{mean:.1f} % ({mean - half[variant]:.1f} – {mean + half[variant]:.1f})" in text, variant
+
+
+def test_distillation():
+    """The page's table, from the runs' rows, and its score and entropy from what the trainings logged."""
+    kept, text = pd.read_parquet(STUDY / "distillation.parquet"), page("docs/study/distillation.md")
+    measures = ["score", "pass", "entropy", "reverse", "forward"]
+    runs = kept[kept.seed.notna() & kept.summary.notna()]
+    assert len(runs) == 30 and runs.groupby("arm").seed.nunique().eq(5).all()
+    logged = [json.loads(columns)["eval/all/mean@8"][-1] for columns in runs.metrics]
+    assert np.allclose(runs.score, logged)
+    mean = runs.groupby("arm")[measures].mean()
+    half = stats.t.ppf(0.975, 4) * runs.groupby("arm")[measures].std() / math.sqrt(5)
+    for arm in mean.index:
+        cells = " | ".join(f"{mean[name][arm]:.3f} ± {half[name][arm]:.3f}" for name in measures)
+        assert f"| {cells} |" in text, arm
+    alone = kept.set_index("arm")
+    for arm, names in {"before": measures, "teacher": measures[:3], "constant": measures[:1]}.items():
+        cells = " | ".join(f"{alone[name][arm]:.3f}" for name in names)
+        assert f"| {arm} | {cells} |" in text, arm
