@@ -26,8 +26,9 @@ def get_config(variant=""):
         config.rollout.prompts = 8
         config.learner.minibatch_prompts = 4
     else:
-        config.steps = 20
-        config.warm_start.steps = 300
+        config.steps = 60
+        config.warm_start.steps = 600
+        config.optimizer.learning_rate = 2e-3
         config.rollout.update(dict(prompts=128, slots=128))
         config.learner.update(dict(minibatch_prompts=32, microbatch_rows=16))
     return config
