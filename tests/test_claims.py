@@ -145,7 +145,7 @@ def test_distillation():
     """The page's table, from the runs' rows, and its score and entropy from what the trainings logged."""
     kept, text = pd.read_parquet(STUDY / "distillation.parquet"), page("docs/study/distillation.md")
     measures = ["score", "pass", "entropy", "reverse", "forward"]
-    runs = kept[kept.seed.notna() & kept.summary.notna()]
+    runs = kept[kept.rate == 2e-3]
     assert len(runs) == 30 and runs.groupby("arm").seed.nunique().eq(5).all()
     logged = [json.loads(columns)["eval/all/mean@8"][-1] for columns in runs.metrics]
     assert np.allclose(runs.score, logged)
@@ -154,7 +154,10 @@ def test_distillation():
     for arm in mean.index:
         cells = " | ".join(f"{mean[name][arm]:.3f} ± {half[name][arm]:.3f}" for name in measures)
         assert f"| {cells} |" in text, arm
-    alone = kept.set_index("arm")
+    for arm, slow in kept[kept.rate == 5e-4].sort_values("seed").groupby("arm"):
+        cells = " | ".join(", ".join(f"{value:.3f}" for value in slow[name]) for name in measures)
+        assert f"| {cells} |" in text, arm
+    alone = kept[kept.rate.isna()].set_index("arm")
     for arm, names in {"before": measures, "teacher": measures[:3], "constant": measures[:1]}.items():
         cells = " | ".join(f"{alone[name][arm]:.3f}" for name in names)
         assert f"| {arm} | {cells} |" in text, arm

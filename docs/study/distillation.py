@@ -1,7 +1,7 @@
 """Measures the runs of docs/study/distillation.md against their teacher, and draws its figure.
 
-    python docs/study/distillation.py measure runs/distillation    # writes distillation.parquet, some minutes
-    python docs/study/distillation.py draw                         # distillation.svg, from that file
+    python docs/study/distillation.py measure runs/distillation [MORE ...]    # distillation.parquet, in minutes
+    python docs/study/distillation.py draw                                  # distillation.svg, from that file
 
 A row of the file is a policy: a run's after its last step, or one of the two that all runs share, `before` and
 `teacher`. Each answers the held-out problems, eight times each.
@@ -23,7 +23,7 @@ from scipy import stats
 HERE = pathlib.Path(__file__).parent
 FILE = HERE / "distillation.parquet"
 ARMS = {
-    "ufkl": "ufkl", "fkl": "fkl", "js": "js", "rkl": "rkl", "urkl": "urkl", "rkl-full": "rkl, whole vocabulary",
+    "ufkl": "ufkl", "fkl": "fkl", "js": "js", "rkl": "rkl", "urkl": "urkl", "rkl-full": "rkl, full",
 }  # fmt: skip
 MEASURED = {  # column -> what it is, and the digits that the page prints
     "score": ("held-out mean@8", 3),
@@ -32,11 +32,16 @@ MEASURED = {  # column -> what it is, and the digits that the page prints
     "reverse": ("KL(student, teacher), nats a token", 3),
     "forward": ("KL(teacher, student), nats a token", 3),
 }
+LOGGED = {"step", "eval/all/mean@8", "eval/all/pass@8"} | {  # of metrics.jsonl, what the file keeps
+    f"train/{name}"
+    for name in ("accuracy", "entropy", "grad_norm", "kl_reference_forward", "kl_reference_reverse", "response_length")
+}
+RATE = 2e-3  # of the planned runs
 SEED = 1  # of the responses that divergences are measured on; another one than that of evaluations
 
 
-def measure(out: str) -> None:
-    """Writes a row for every finished run in the folder, and for what all of them share."""
+def measure(*outs: str) -> None:
+    """Writes a row for every finished run in the folders, and for what all of them share."""
     from etils import epath
 
     from rpg_jax.run import build, cli, states, warm_start
@@ -46,7 +51,7 @@ def measure(out: str) -> None:
     from rpg_jax.training.policies import BEHAVIOR, REFERENCE, make_policies
     from rpg_jax.types import Policy
 
-    folders = sorted(path.parent for path in pathlib.Path(out).glob("*/seed*/summary.json"))
+    folders = [path.parent for out in outs for path in sorted(pathlib.Path(out).glob("*/seed*/summary.json"))]
     config = cli.read_config("configs/distill.py", "measure")
     run = build.build_run(config)
     problems = list(run.data.problems("heldout"))
@@ -102,11 +107,12 @@ def measure(out: str) -> None:
             last = metrics[-1]
             values = dict(score=last[f"eval/all/mean@{k}"], **{"pass": last[f"eval/all/pass@{k}"]})
             values |= measured(of_student.current(found.state))
-            columns_ = {name: [row.get(name) for row in metrics] for row in metrics for name in row}
-            table.append(
-                dict(arm=path.parent.name, seed=int(path.name[4:]), **values, metrics=json.dumps(columns_),
-                     settings=(path / "config.json").read_text(), summary=(path / "summary.json").read_text())
-            )  # fmt: skip
+            columns_ = {name: [row.get(name) for row in metrics] for row in metrics for name in row if name in LOGGED}
+            settings = (path / "config.json").read_text()
+            name = dict(arm=path.parent.name, seed=int(path.name[4:]))
+            rate = json.loads(settings)["optimizer"]["learning_rate"]
+            kept = dict(metrics=json.dumps(columns_), settings=settings, summary=(path / "summary.json").read_text())
+            table.append(name | dict(rate=rate) | values | kept)
             print(path, {name: round(values[name], 4) for name in MEASURED}, flush=True)
         params, _ = warm_start.warm_started(config, run, epath.Path(folders[0]) / "warm_start", lambda: False)
         before = Policy(run.model, params, teacher.version)
@@ -173,6 +179,16 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def slow(frame: pd.DataFrame) -> str:
+    """The page's table of the runs at another rate: each seed's figures."""
+    lines = []
+    for arm, name in ARMS.items():
+        seeds = frame[(frame.arm == arm) & (frame.rate != RATE)].sort_values("seed")
+        cells = (", ".join(f"{value:.{digits}f}" for value in seeds[c]) for c, (_, digits) in MEASURED.items())
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def draw(axes, frame: pd.DataFrame) -> None:
     from rpg_jax.lab.reporting import style
 
@@ -199,7 +215,7 @@ def draw(axes, frame: pd.DataFrame) -> None:
         mean = pd.concat(curves, axis=1).mean(axis=1)
         color, dash = style.COLORS[number % len(style.COLORS)], ("-", "--")[number % 2]
         last.plot(mean.index, mean, color=color, linestyle=dash, linewidth=1.2, label=name)
-    style.frame(last, "KL(student, teacher) of a step's rollouts", "RL step", "")
+    style.frame(last, "KL(student, teacher) in training", "RL step", "")
     style.logarithmic(last, y=True)
     last.set_xscale("linear")
     last.legend(fontsize=7, frameon=False)
@@ -207,12 +223,14 @@ def draw(axes, frame: pd.DataFrame) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "measure":
-        measure(sys.argv[2])
+        measure(*sys.argv[2:])
     else:
         from rpg_jax.lab.reporting.figures import svg_figure
 
-        read = pd.read_parquet(FILE)
+        everything = pd.read_parquet(FILE)
+        read = everything[everything.rate.isna() | (everything.rate == RATE)]
         print(markdown(read))
+        print("\n" + slow(everything))
         for measure_ in MEASURED:
             print(f"\n{measure_}\n{pairs(read, measure_).to_string(index=False)}")
         drawn_axes = functools.partial(draw, frame=read)
