@@ -142,6 +142,7 @@ def test_what_belongs_to_weights_comes_along(folder, found):
         assert raw["bos_token_id"] == 3 and raw["custom"] == "kept"
         assert raw["torch_dtype"] == ("float32" if target == "empty" else "bfloat16")
     assert (folder / "back").stat().st_mode & 0o777 == 0o755
+    assert {file.stat().st_mode & 0o777 for file in (folder / "back").iterdir()} == {0o644}
 
 
 def test_a_run_is_exported_at_its_evaluation_point(folder, points, found):

@@ -258,6 +258,12 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     assert "\n" not in text
 
 
+def test_a_program_that_runs_out_of_memory_after_it_was_dispatched():
+    said = "INTERNAL: Error dispatching computation: Out of memory allocating 21505077856 bytes."  # of a CPU
+    with pytest.raises(InputError, match="'update' .* 21505077856 bytes.: lower"), phases.phase("update"):
+        raise jax.errors.JaxRuntimeError(said)
+
+
 def test_other_errors_of_jax_stay_what_they_are():
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), phases.phase("update"):
         raise jax.errors.JaxRuntimeError("INTERNAL: a failure that is nobody's mistake")

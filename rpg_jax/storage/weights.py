@@ -87,7 +87,10 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
             )
             taken = {n: _taken(leaves[placed[n].leaf], placed[n].index, placed[n].transposed) for n in group}
             arrays = {tensor: np.ascontiguousarray(array) for tensor, array in taken.items()}
+            (directory / file).touch()
+            mode = (directory / file).stat().st_mode
             safetensors.numpy.save_file(arrays, directory / file, {"format": "pt"})
+            (directory / file).chmod(mode)  # the package makes files that nobody else may read
             weight_map |= dict.fromkeys(group, file)
             progress(len(weight_map))
     if len(groups) > 1:

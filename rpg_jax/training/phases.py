@@ -23,6 +23,7 @@ REMEDIES = {
     "update": "lower learner.microbatch_rows or learner.logprob_chunk, or set model.remat=full",
     "evaluation": "lower rollout.slots (--slots of evaluate)",
 }
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED", "Out of memory"  # the latter of a program that the CPU client had under way
 COMPILING = {"evaluation", "rollout", "experience", "update"}  # that begin with it, and have not begun in this process
 
 
@@ -52,7 +53,7 @@ def phase(name: str) -> Iterator[None]:
         with jax.profiler.TraceAnnotation(name):
             yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not any(text in str(error) for text in OUT_OF_MEMORY):
             raise
         reason = " ".join(str(error).splitlines()[0].split())[:200].rstrip(" .")
         raise OutOfMemory(
