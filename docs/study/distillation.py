@@ -46,6 +46,7 @@ def measure(*outs: str) -> None:
 
     from rpg_jax.run import build, cli, states, warm_start
     from rpg_jax.sampling import Sampling, generate
+    from rpg_jax.storage.logs import read_jsonl
     from rpg_jax.training import collect, evaluation, packing
     from rpg_jax.training.experience import make_score
     from rpg_jax.training.policies import BEHAVIOR, REFERENCE, make_policies
@@ -103,7 +104,7 @@ def measure(*outs: str) -> None:
     with run.scorer:
         for path in folders:
             _, found = states.restore_state(epath.Path(path), run, "last", frozen)
-            metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+            metrics, _ = read_jsonl(path / "metrics.jsonl", {"step": int})
             last = metrics[-1]
             values = dict(score=last[f"eval/all/mean@{k}"], **{"pass": last[f"eval/all/pass@{k}"]})
             values |= measured(of_student.current(found.state))
