@@ -206,7 +206,8 @@ def test_workers_that_problems_need_are_started_at_once():
 @here
 def test_sets_are_loaded_by_title():
     tokenizer, lines = Words(), []
-    titles = dict(train=f"gym:{SUMS}, size=30)", heldout=f"gym:{SUMS}, size=5, seed=2), gym:gcd(size=4)")
+    longer_than_a_file_name = " + ".join(f"{SUMS}, size=5, seed={seed})" for seed in range(6))
+    titles = dict(train=f"gym:{longer_than_a_file_name}", heldout=f"gym:{SUMS}, size=5, seed=2), gym:gcd(size=4)")
     sets = datasets.load(**titles, tokenizer=tokenizer, max_prompt=200, wording="none", log=lines.append)
     train, heldout = sets.problems("train"), sets.problems("heldout")
     assert len(train) == 30 and [problem.task for problem in heldout] == ["gym:chain_sum"] * 5 + ["gym:gcd"] * 4

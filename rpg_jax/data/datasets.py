@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -139,7 +140,7 @@ def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
 def _open(title, template, split):
     """(all problems, a sequence that reads them again, index -> its place) of a prepared folder or another source."""
     title, path = str(title), pathlib.Path(title)
-    if not path.is_dir():
+    if not os.path.isdir(title):  # False for a title that is longer than a file's name may be
         sources = open_gym([title], split) if title.startswith(PREFIX) else [open_source(title)]
         folded = fold(sources, template)
         return folded.problems, folded.problems, folded.origins.__getitem__

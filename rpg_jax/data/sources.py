@@ -62,7 +62,7 @@ def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS) -> Sour
     openers = {".parquet": _open_parquet, ".jsonl": _open_jsonl}
     if path.suffix.lower() not in openers:
         raise InputError(f"{title!r} is no source; expected FILE.parquet or FILE.jsonl")
-    if not path.is_file():
+    if not os.path.isfile(title):
         raise InputError(f"{title}: there is no such file")
     return openers[path.suffix.lower()](path, title, fields)
 
