@@ -14,18 +14,18 @@ import sys
 from configs import base
 from rpg_jax import InputError
 
-# Sums and differences, products, greatest common divisors. Small numbers, because these models answer in one sentence
-# of 24 tokens: what RL can raise is what a model gets right now and then.
+# Small numbers, because SmolLM2 answers in one sentence of 24 tokens: what RL can raise is what a model gets right now and
+# then. The larger model has room for several steps, under the paper's wording.
 FAMILIES = {
     "smollm2": (  # 135M parameters
-        "chain_sum(min_terms=2, max_terms=2, min_digits=1, max_digits=2, size={0})",
-        "products(min_digits=1, max_digits=1, size={1})",
-        "gcd(max_value=20, size={2})",
+        "chain_sum(min_terms=2, max_terms=2, min_digits=1, max_digits=2, size={})",
+        "products(min_digits=1, max_digits=1, size={})",
+        "gcd(max_value=20, size={})",
     ),
     "qwen2.5-coder-0.5b": (  # 494M
-        "chain_sum(min_terms=3, max_terms=3, min_digits=2, max_digits=2, size={0})",
-        "products(min_digits=1, max_digits=2, size={1})",
-        "gcd(max_value=100, size={2})",
+        "chain_sum(min_terms=3, max_terms=4, min_digits=1, max_digits=2, size={})",
+        "simple_equations(min_terms=2, max_terms=2, max_value=20, size={})",
+        "leg_counting(min_animals=2, max_animals=3, max_instances=4, size={})",
     ),
 }
 SMOLLM2, QWEN = FAMILIES
@@ -33,17 +33,19 @@ SMOLLM2, QWEN = FAMILIES
 UNTRAINED = "gym:lcm(max_value=20, size=24) + letter_counting(min_words=1, max_words=3, size=24)"
 EVALUATIONS = [f"{when}-{how}" for how in ("sampled", "greedy") for when in ("before", "after")]
 SETS = ("trained", "untrained")
-TRAINED = dict(chain_sum=300, products=80, gcd=200)  # problems of each
+# Problems of each family, for training and held out.
+TRAINED = dict(chain_sum=300, products=80, gcd=200, simple_equations=200, leg_counting=200)
+HELDOUT = dict(chain_sum=24, products=10, gcd=22, simple_equations=16, leg_counting=16)
 
 
-def mixture(model, *sizes):
-    """The three families of a model, with so many problems of each."""
-    return "gym:" + " + ".join(FAMILIES[model]).format(*sizes)
+def mixture(model, sizes):
+    """The families of a model, with so many problems of each, {family: problems}."""
+    return "gym:" + " + ".join(text.format(sizes[text.partition("(")[0]]) for text in FAMILIES[model])
 
 
 def heldout(families, model=SMOLLM2):
     """The problems of the evaluations before and after."""
-    return {"trained": mixture(model, 24, 10, 22), "untrained": UNTRAINED}[families]
+    return {"trained": mixture(model, HELDOUT), "untrained": UNTRAINED}[families]
 
 
 def pretrained(data, *, model, learner, optimizer, **settings):
@@ -66,9 +68,7 @@ def get_config(variant=""):
         raise InputError(f"unknown variant {variant!r} of configs/real_model.py; known: {QWEN}, smoke")
     model = variant if variant in FAMILIES else SMOLLM2
     config = pretrained(
-        base.prepared_sets(
-            train=mixture(model, *TRAINED.values()), heldout=(heldout("trained", model),), wording="none"
-        ),
+        base.prepared_sets(train=mixture(model, TRAINED), heldout=(heldout("trained", model),), wording="none"),
         steps=16,
         model=dict(checkpoint="runs/real_model/base"),
         rollout=dict(prompts=16, samples=8, max_prompt=64, max_new=24, slots=128),
@@ -80,9 +80,18 @@ def get_config(variant=""):
         config.model.checkpoint = "runs/real_model_qwen/base"
         config.model.lora.rank = 16  # of all weights, gradients and moments alone are 8 GB
         config.optimizer.learning_rate = 1e-4
+        config.data.wording = "paper"
+        config.behavior.source = "trainer"  # which computes the entropy, too
+        config.rollout.update(dict(prompts=8, max_prompt=192, max_new=128, slots=64))
+        config.learner.update(dict(minibatch_prompts=4, microbatch_rows=4, logprob_chunk=32))
     if variant == "smoke":
         config.steps = 2
-        config.data.update(dict(train=mixture(model, 12, 6, 6), heldout=(mixture(model, 2, 1, 1),)))
+        config.data.update(
+            dict(
+                train=mixture(model, dict(chain_sum=12, products=6, gcd=6)),
+                heldout=(mixture(model, dict(chain_sum=2, products=1, gcd=1)),),
+            )
+        )
         config.rollout.update(dict(prompts=2, samples=2, slots=4))
         config.learner.update(dict(minibatch_prompts=2, microbatch_rows=2, scoring_rows=4))
         config.evaluation.update(dict(every=2, k=2))

