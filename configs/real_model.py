@@ -14,8 +14,8 @@ import sys
 from configs import base
 from rpg_jax import InputError
 
-# Small numbers, because SmolLM2 answers in one sentence of 24 tokens: what RL can raise is what a model gets right now and
-# then. The larger model has room for several steps, under the paper's wording.
+# Small numbers, because SmolLM2 answers in one sentence of 24 tokens: what RL can raise is what a model gets right now
+# and then. The larger model has room for several steps, under the paper's wording.
 FAMILIES = {
     "smollm2": (  # 135M parameters
         "chain_sum(min_terms=2, max_terms=2, min_digits=1, max_digits=2, size={})",
