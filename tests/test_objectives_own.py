@@ -47,6 +47,18 @@ def scalar(logp):
 def no_dict(logp):
     return logp, None
 
+def forgets(logp):
+    -logp
+
+def rounds(logp):
+    return logp.astype(int)
+
+def tells(logp):
+    return logp, {"method": "tells"}
+
+def row_by_token(logp, level="sequence", reduction="token_mean"):
+    return -logp
+
 def raises(logp):
     raise RuntimeError("two\\nlines")
 
@@ -93,6 +105,9 @@ def by_turn(rewards, mask, turn_reward):
 
 def column(rewards):
     return rewards.mean(1, keepdims=True)
+
+def listed(rewards):
+    return [rewards]
 
 def signs(rewards):
     return jnp.sign(rewards).astype(int)
@@ -178,8 +193,12 @@ def test_what_is_said_of_a_function(mine):
         ("plain", {"advantage": "best"}, "advantage='best'"),
         ("plain", {"sampler_correction": -1.0}, "sampler_correction"),
         ("old", {}, r"old takes .logp, .*; expected of log_ratio, advantage, .*: def loss.log_ratio, advantage.: ret"),
-        ("scalar", {}, r"scalar returns \(\) and a dict; expected the loss of every entry, \(2, 3\), and a dict"),
-        ("no_dict", {}, r"no_dict returns \(2, 3\) and a NoneType; expected"),
+        ("scalar", {}, r"scalar returns float32\[\]; expected the loss of every entry, floats \[2, 3\], alone or"),
+        ("no_dict", {}, r"no_dict returns float32\[2, 3\] and a NoneType; expected"),
+        ("forgets", {}, "forgets returns a NoneType; expected"),
+        ("rounds", {}, r"rounds returns int32\[2, 3\]; expected"),
+        ("tells", {}, "tells logs a str as 'method'; expected real arrays, under names"),
+        ("row_by_token", {}, "reduction='token_mean' averages tokens; level='sequence' takes sequence_mean"),
         ("word", {}, "level='word'"),
         ("required", {}, r"required needs power, which has no default: set it .--config.objective.power="),
         ("claims", {}, "declares='right'; expected one of: exact per sample"),
@@ -275,6 +294,7 @@ def test_an_advantage_of_ones_own_may_tell_turns_apart(mine):
             "column returns float32[4, 1]; expected floats of the shape of rewards, [4, 4], or of mask, [4, 4, ",
         ),
         ("signs", InputError, "signs returns int32[4, 4]; expected floats"),
+        ("listed", InputError, "listed returns a list; expected floats"),
         ("wrong", NameError, "name 'stepp' is not defined"),
         ("chooses", jax.errors.TracerBoolConversionError, "boolean"),
         (

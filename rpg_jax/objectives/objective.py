@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class Claim(NamedTuple):
 
 
 INPUTS = ("log_ratio", "advantage", "logp", "behavior_logp", "reference_logp")  # of which a loss names what it takes
+ARRAYS = (jax.Array, *get_args(ArrayLike))  # a tracer is an instance of the first alone
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,6 +67,12 @@ class Objective:
     control: Callable[[Batch, Batch], jax.Array] | None = None
     region: Callable[[Batch, Batch], tuple[jax.Array, Clipped]] | None = None
     own_advantage: Callable[..., jax.Array] | None = None
+
+    def __post_init__(self):
+        if self.level == "sequence" and self.reduction not in ("sequence_mean", "constant"):  # one entry a row
+            raise InputError(
+                f"reduction={self.reduction!r} averages tokens; level='sequence' takes sequence_mean or constant"
+            )
 
     def __call__(
         self, logp: jax.Array, behavior_logp: jax.Array, advantage: jax.Array, mask: jax.Array,
@@ -194,11 +201,28 @@ def of_entries(loss: Callable[..., Any], units: Batch, name: str) -> tuple[jax.A
     inputs = {**units._asdict(), "log_ratio": units.logp - units.behavior_logp}
     names = inspect.signature(loss).parameters
     result = loss(**{key: inputs[key] for key in INPUTS if key in names})
-    losses, logged = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    if jnp.shape(losses) != units.logp.shape or not isinstance(logged, Mapping | Clipped):
-        found = f"{jnp.shape(losses)} and a {type(logged).__name__}"
-        raise InputError(f"{name} returns {found}; expected the loss of every entry, {units.logp.shape}, and a dict")
+    returned = result if isinstance(result, tuple) and len(result) == 2 else (result,)
+    losses, logged = (*returned, {})[:2]
+    if not of_floats(losses, units.logp.shape) or not isinstance(logged, Mapping | Clipped):
+        expected = f"the loss of every entry, floats {list(units.logp.shape)}, alone or with a dict of arrays"
+        raise InputError(f"{name} returns {' and '.join(map(described, returned))}; expected {expected}")
+    for key, value in logged.items() if isinstance(logged, Mapping) else ():
+        is_real = isinstance(value, ARRAYS) and not jnp.iscomplexobj(value)
+        if not isinstance(key, str) or not (is_real or metric.is_metric(value)):
+            raise InputError(f"{name} logs {described(value)} as {key!r}; expected real arrays, under names")
     return losses, logged
+
+
+def described(value: Any) -> str:
+    """What a user's function returned, in a line: float32[2, 3] of an array, else its type."""
+    is_array = isinstance(value, ARRAYS)
+    return f"{jnp.result_type(value)}{list(jnp.shape(value))}" if is_array else f"a {type(value).__name__}"
+
+
+def of_floats(value: Any, *shapes: tuple[int, ...]) -> bool:
+    """Whether it is an array of floats with one of the shapes."""
+    is_array = isinstance(value, ARRAYS) and jnp.shape(value) in shapes
+    return is_array and jnp.issubdtype(jnp.result_type(value), jnp.floating)
 
 
 def of_logged(logged: Mapping[str, Any] | Clipped, units: Batch) -> metric.Metrics:

@@ -18,7 +18,7 @@ from rpg_jax import InputError
 from rpg_jax.objectives import own_files, reductions
 from rpg_jax.objectives.advantages import penalized
 from rpg_jax.objectives.batch import UNITS
-from rpg_jax.objectives.objective import INPUTS, Objective
+from rpg_jax.objectives.objective import INPUTS, Objective, described, of_floats
 
 EXAMPLE = "def loss(log_ratio, advantage): return -jnp.exp(log_ratio) * advantage"
 REQUIRED = inspect.Parameter.empty  # the default of a setting that has none
@@ -108,10 +108,9 @@ def advantage(spec: str) -> Callable[..., jax.Array]:
         by_group = mask.reshape(*left.shape, -1)
         given = dict(zip(ADVANTAGE_INPUTS, (left, lengths, jnp.asarray(step, jnp.int32), by_group, each), strict=True))
         values = function(*(given[x] for x in first), **{x: given[x] for x in names})
-        shape = jnp.shape(values)
-        if shape not in (left.shape, by_group.shape) or not jnp.issubdtype(jnp.result_type(values), jnp.floating):
+        if not of_floats(values, left.shape, by_group.shape):
             expected = f"floats of the shape of rewards, {list(left.shape)}, or of mask, {list(by_group.shape)}"
-            raise InputError(f"advantage {spec} returns {jnp.result_type(values)}{list(shape)}; expected {expected}")
+            raise InputError(f"advantage {spec} returns {described(values)}; expected {expected}")
         return values.astype(left.dtype).reshape(left.size, -1)
 
     return of_batch

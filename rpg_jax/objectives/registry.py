@@ -81,8 +81,6 @@ def _of_recipe(name: str, settings: Mapping[str, Any]) -> Objective:
     level = complete.get("level", recipe.level)
     loss, unclipped, fields = (_rpg if name == "rpg" else _baseline)(recipe, complete, clip)
     reduction = complete["reduction"] or BY_LEVEL[level]
-    if level == "sequence" and reduction not in ("sequence_mean", "constant"):  # a loss has one entry a row
-        raise InputError(f"reduction={reduction!r} averages tokens; level='sequence' takes sequence_mean or constant")
     declares = unclipped._replace(off_policy=BIASED) if clip.bounds else unclipped
     return Objective(
         name=name,
