@@ -298,6 +298,10 @@ def test_bad_parquet_files(refused):
     pathlib.Path("corrupt.parquet").write_bytes(whole[:2000] + bytes(2000) + whole[4000:])
     binary = pa.array([b"fine", b"\xff"], pa.binary())
     pq.write_table(pa.table({"problem": binary, "answer": pa.array(["1", "2"])}), "binary.parquet")
+    texts = pa.array(["1", "2"])
+    pq.write_table(pa.table([texts, texts, texts], ["problem", "answer", "answer"]), "twice.parquet")
+    times = pa.array([2**53, 0], pa.timestamp("ms"))
+    pq.write_table(pa.table({"problem": texts, "answer": texts, "at": times}), "times.parquet")
     for file, says in [
         (
             "columns",
@@ -309,6 +313,8 @@ def test_bad_parquet_files(refused):
         ("nothing", "nothing.parquet: not a whole parquet file"),
         ("corrupt", "corrupt.parquet, from row 0 on: "),
         ("binary", "binary.parquet, row 1, column problem: 'utf-8' codec"),
+        ("twice", "twice.parquet: has 2 columns named 'answer'; rename or remove all but one"),
+        ("times", "times.parquet, from row 0 on: date value out of range"),
         ("missing", "missing.parquet: there is no such file"),
     ]:
         refused(says, f"--source={file}.parquet")

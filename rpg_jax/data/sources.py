@@ -156,6 +156,9 @@ def _open_parquet(path, title, fields):
         )  # the default keeps all that was read in memory
     except broken as error:
         raise InputError(f"{title}: not a whole parquet file ({error})") from error
+    names = file.schema_arrow.names
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"{title}: has {names.count(twice)} columns named {twice!r}; rename or remove all but one")
 
     def records():
         number = 0
@@ -165,7 +168,7 @@ def _open_parquet(path, title, fields):
                 rows = next(batches).to_pylist()
             except StopIteration:
                 return
-            except broken as error:
+            except (*broken, ValueError, OverflowError) as error:  # of a time that Python has not
                 raise InputError(f"{title}, from row {number} on: {error}") from error
             yield from enumerate(rows, number)
             number += len(rows)
