@@ -314,7 +314,10 @@ def test_a_read_only_disk_is_one_line(tmp_path):
     assert status == 2 and str(path) in line
 
 
-@pytest.mark.parametrize(("number", "line"), [("ENOSPC", "No space left on device"), ("EISDIR", "Is a directory")])
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [("ENOSPC", "No space left on device"), ("EISDIR", "Is a directory"), ("ENAMETOOLONG", "File name too long")],
+)
 def test_a_file_that_cannot_be_written_is_one_line(number, line, capsys):
     def main(options):
         raise OSError(getattr(errno, number), line, "file")

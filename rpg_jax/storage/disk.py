@@ -4,7 +4,8 @@ import errno
 import os
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # that libraries in C++ mention in errors of their own
-_BROKEN = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EISDIR)
+_BROKEN = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+_BROKEN += (errno.ENAMETOOLONG,)
 
 
 def storage_errno(error: BaseException | None, causes: bool = True) -> int | None:
