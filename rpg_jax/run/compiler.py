@@ -11,6 +11,9 @@ OPTIONS = {
     # shards arrive. Above this size of a weight in MiB the compiler cuts. Each part then contracts hidden_size / fsdp
     # numbers, 160 of Qwen3-4B on 16 chips, and leaves three quarters of a matrix unit idle: so never.
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+    # Bytes. The code generator for SparseCores, which may run a program's collectives, overflowed the stack that its
+    # threads have by default: qwen3-4b on v6e:8x8 with devices that only sample.
+    "fibers_default_thread_stack_size": "16777216",
 }
 
 
