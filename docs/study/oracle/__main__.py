@@ -59,7 +59,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default="runs/oracle")
     for name, default in measure.Sampled()._asdict().items():
-        kind = int if isinstance(default, int) else lambda text: tuple(map(int, text.split(",")))
+        kind = type(default) if isinstance(default, int | str) else lambda text: tuple(map(int, text.split(",")))
         parser.add_argument(f"--{name}", type=kind, default=default)
     options = vars(parser.parse_args())
     main(options.pop("out"), measure.Sampled(**options))

@@ -36,6 +36,7 @@ class Sampled(NamedTuple):
     prompts: int = 64  # distinct ones
     seed: int = 0  # of parameters, prompts and responses
     parallel: int = 2  # lengths and ages that are measured at a time
+    maker: str = ""  # the estimator that made the policies from responses of the first one; none: on policy
 
 
 def samples(settings: Sampled, responses: int) -> int:
@@ -67,7 +68,8 @@ def measured(settings: Sampled, done: set[tuple[int, int]], log: Callable[[str],
     begun = warm_start(model, settings.seed, **DEMONSTRATIONS)
     log(f"behavior policy: {time.monotonic() - started:.0f} s")
     prompts = task.prompts(len(task.prompts().tokens) // settings.prompts).tokens
-    policies = dict(training(model, begun, {age for _, age in wanted}, settings.seed + 1, **TRAINING))
+    ages, maker = {age for _, age in wanted}, ESTIMATORS[settings.maker].objective if settings.maker else None
+    policies = dict(training(model, begun, ages, settings.seed + 1, maker=maker, **TRAINING))
     log(f"policies after {', '.join(map(str, policies))} updates: {time.monotonic() - started:.0f} s")
     stale = {}
     for length in {length for length, _ in wanted}:

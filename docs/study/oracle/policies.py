@@ -11,6 +11,7 @@ import optax
 
 from oracle import task
 from rpg_jax.models import Model, ModelConfig, unstack_layers
+from rpg_jax.objectives import Objective
 from rpg_jax.objectives.advantages import leave_one_out
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training.optimizer import make_optimizer
@@ -66,19 +67,26 @@ def warm_start(model: Model, seed: int, rows: int, length: int, updates: int, **
 
 def training(
     model: Model, params: Params, ages: Sequence[int], seed: int, prompts: int, samples: int, length: int,
-    **optimizer: Any,
+    maker: Objective | None = None, **optimizer: Any,
 ) -> Iterator[tuple[int, Params]]:  # fmt: skip
-    """(updates, parameters) at each of `ages`, in order, of training on policy: REINFORCE, leave-one-out baseline.
+    """(updates, parameters) at each of `ages`, in order, of training with a leave-one-out baseline.
 
-    It has no staleness, clip or KL, so that none of the estimators that are compared has made these policies.
+    Without a maker it is REINFORCE on policy: no staleness, clip or KL, so that none of the estimators that are
+    compared has made these policies. With one, every update learns by it from new responses of the first policy.
     """
     adamw, rng, every = make_optimizer("adamw", **optimizer), np.random.default_rng(seed), task.prompts().tokens
+    first = params
+
+    def loss(params, tokens):
+        logp = logprobs(model, params, tokens)[0]
+        advantage = leave_one_out(task.rewards(tokens).reshape(prompts, samples)).reshape(-1, 1)
+        if maker is None:
+            return -jnp.mean(advantage * logp)
+        return maker(logp, logprobs(model, first, tokens)[0], advantage, jnp.ones(logp.shape, bool))[0]
 
     @partial(jax.jit, donate_argnums=1)
     def update(params, state, tokens):
-        advantage = leave_one_out(task.rewards(tokens).reshape(prompts, samples)).reshape(-1, 1)
-        loss = lambda params: -jnp.mean(advantage * logprobs(model, params, tokens)[0])  # noqa: E731
-        steps, state = adamw.transformation.update(jax.grad(loss)(params), state, params)
+        steps, state = adamw.transformation.update(jax.grad(loss)(params, tokens), state, params)
         return optax.apply_updates(params, steps), state
 
     state = adamw.transformation.init(params)
@@ -86,4 +94,5 @@ def training(
         if age in ages:
             yield age, params
         chosen = every[rng.integers(len(every), size=prompts)]
-        params, state = update(params, state, respond(model, params, chosen, samples, length, seed, age))
+        drawn = respond(model, params if maker is None else first, chosen, samples, length, seed, age)
+        params, state = update(params, state, drawn)
