@@ -4,6 +4,7 @@ import pathlib
 import re
 import textwrap
 import traceback
+from unittest import mock
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from rpg_jax import InputError, objectives
 from rpg_jax.lab.sweeping import variants
 from rpg_jax.objectives import metrics
 from rpg_jax.run import build, job
+from rpg_jax.training.record import Record
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WEIGHTED = f"{ROOT}/tests/data/my_objective.py:my_objective"
@@ -325,6 +327,14 @@ def test_settings_that_are_not_ours_may_be_anything_and_booleans_are_shares(mine
     own = metrics.values(made(arrays[0], arrays[1], np.where(mask, arrays[3], 0), mask)[1])
     assert own["up"] == pytest.approx((arrays[3][mask] > 0).mean()) and own["count"] == 1.5
     assert own["kl_reference_weighted"] < 1e6  # ours, which the reference schedule reads
+    loop, groups = build.build_settings(small.get_config("smoke"))["loop"], mock.MagicMock(metrics={"reward": 0.5})
+    groups.seconds = {"rollout": 1.0}
+    record = Record(loop, groups)
+    record.before = {"entropy": metrics.mean_of(1.0)}
+    record.during = dict.fromkeys(("entropy", "reward", "mine"), metrics.mean_of(7.0))
+    record.clock.seconds["update"], record.microbatches = 1.0, 1
+    row = record.row(mock.MagicMock())
+    assert (row["train/entropy"], row["train/reward"], row["train/mine"]) == (1.0, 0.5, 7.0)
 
 
 @pytest.mark.parametrize("spec", ["nowhere.py:f", "nowhere.py:", ":f"])

@@ -50,9 +50,9 @@ class Record:
     def row(self, state: TrainState) -> dict[str, float]:
         """The row, once all updates have been taken."""
         groups, settings, seconds = self.groups, self.settings, self.clock.seconds
-        measured = metric.values(jax.device_get(self.before | self.during))
-        row = {f"train/{name}": value for name, value in groups.metrics.items()}
-        row |= {f"train/{name}": float(value) for name, value in measured.items()}
+        measured = metric.values(jax.device_get(self.during | self.before))  # ours win over a user's of their name
+        row = {f"train/{name}": float(value) for name, value in measured.items()}
+        row |= {f"train/{name}": value for name, value in groups.metrics.items()}
         row |= {f"time/{name}": value for name, value in seconds.items()}
         row["throughput/rollout_tokens_per_second"] = groups.tokens / seconds["rollout"]
         row["throughput/update_tokens_per_second"] = settings.epochs * groups.trained / seconds["update"]
