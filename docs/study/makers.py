@@ -26,7 +26,7 @@ HERE = pathlib.Path(__file__).parent
 MAKERS = {"no clip": "token", "Algorithm 2": "token, RPG-Style Clip"}
 CLIP, NONE = MAKERS["Algorithm 2"], MAKERS["no clip"]
 KEPT = [NONE, CLIP, "token, truncated", "token, IcePop", "no ratio"]
-SETTINGS = measure.Sampled(lengths=(64,), ages=(4, 16, 64), groups=(8,), fresh=8192, parallel=1)
+SETTINGS = measure.Sampled(lengths=(64,), ages=(4, 16, 64), groups=(8,), fresh=4096, parallel=1)
 TRAJECTORIES, APART = 10, 1000  # seeds of two trajectories differ by more than a trajectory adds to its own
 LEAST, MOST = 1.0, 1e6  # N* beyond these is counted as these
 

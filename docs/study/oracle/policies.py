@@ -1,7 +1,7 @@
 """The behavior policy, and the policies that training makes of it: a transformer of 18 thousand parameters."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -48,6 +48,7 @@ def respond(model: Model, params: Params, prompts: np.ndarray, samples: int, len
     return rollout.tokens
 
 
+@lru_cache(maxsize=1)
 def warm_start(model: Model, seed: int, rows: int, length: int, updates: int, **optimizer: Any) -> Params:
     """Parameters after supervised learning from demonstrations, which are right as often as `task.SURE` says."""
     params = jax.jit(model.init)(jax.random.key(seed))
