@@ -26,21 +26,17 @@ from rpg_jax import InputError
 from rpg_jax.run import cli
 
 pyarrow.array(["x"])  # its allocator reserves a GiB at once, which is not the fault of a call under `bounded`
-FACTOR = float(os.environ.get("FUZZ", "0.5"))  # times the examples that a test names; unset, in continuous integration
+FACTOR = float(os.environ.get("FUZZ", "0.25"))  # times the examples that a test names; unset, in continuous integration
 SECONDS, MEMORY = 60, 1 << 30  # of one call; bytes over what the process had before it
 
 
 def budget(examples: int):
-    """Decorates a test: it gets half as many examples, always the same ones, or FUZZ times as many random ones."""
+    """Decorates a test: it gets a quarter as many examples, always the same ones, or FUZZ times as many random ones."""
     return hypothesis.settings(
-        max_examples=round(examples * FACTOR),
-        deadline=None,
-        derandomize="FUZZ" not in os.environ,
-        database=None,
-        print_blob="FUZZ" in os.environ,
-        suppress_health_check=list(hypothesis.HealthCheck),
+        max_examples=round(examples * FACTOR), deadline=None, derandomize="FUZZ" not in os.environ, database=None,
+        print_blob="FUZZ" in os.environ, suppress_health_check=list(hypothesis.HealthCheck),
         phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-    )
+    )  # fmt: skip
 
 
 NUMBERS = st.one_of(

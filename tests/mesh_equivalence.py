@@ -16,6 +16,7 @@ from rpg_jax.models import LoRA, Model, ModelConfig, token_logprobs, unstack_lay
 from rpg_jax.models.lora import TARGETS
 from rpg_jax.rewards import Scores
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
+from rpg_jax.training import packing
 from rpg_jax.training.collect import make_collect, nothing_pending
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.optimizer import make_optimizer
@@ -26,7 +27,8 @@ from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import Policy, TrainBatch
 
 CONFIG = ModelConfig(264, 32, 64, 2, 8, 4, 8, qk_norm=True, max_length=64)
-MESHES = ((2, 4, 1), (2, 2, 2))  # copies on two devices are also trained by the job of tests/test_multihost.py
+# Copies on two devices are also trained by the job of tests/test_multihost.py. One of the steps packs its rows.
+MESHES = _, PACKED = (2, 4, 1), (2, 2, 2)
 PROMPTS, SAMPLES, COLUMNS, NEW = 8, 4, 6, 10
 KEY = jax.random.key(3, impl="threefry2x32")
 COLLECTIVE = r"\[([\d,]*)\]\S* (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
@@ -45,8 +47,8 @@ def initial_params(mesh):
     return jax.device_get(params)
 
 
-def rl_step(mesh, initial) -> dict:
-    """Responses, log-probs, loss, gradient (Adam's first moment) and update of one step on a mesh."""
+def rl_step(mesh, initial, columns=None) -> dict:
+    """Responses, log-probs, loss, gradient (Adam's first moment) and update of one step on a mesh, packed or not."""
     # An epsilon of the size of gradients: without it, Adam's first step makes as much of the smallest as of any.
     model, optimizer = on(mesh), make_optimizer("adamw", learning_rate=1e-2, epsilon=1e-3)
     state = init_state(optimizer, mesh, jax.device_put(initial, parallel.shardings(mesh, initial)))
@@ -66,25 +68,29 @@ def rl_step(mesh, initial) -> dict:
     found = dict(tokens=parallel.local_rows(rollout.tokens), mask=parallel.local_rows(rollout.loss_mask))
     found["sampled_logp"] = parallel.local_rows(rollout.model_logp)
     objective = objectives.make("rpg", divergence="urkl", estimator="reinforce", clip="rpg", beta=0.01)
-    scoring = dict(rows=8, temperature=1.0, logprob_chunk=5)
+    scoring = dict(rows=8, temperature=1.0, logprob_chunk=5, packed_columns=columns)
     reward = np.cos(np.arange(PROMPTS * SAMPLES, dtype=np.float32)).reshape(PROMPTS, SAMPLES)
-    batch, _ = make_experienced(model, objective, optimizer, mesh, state, **scoring)(state, rollout, reward)
+    lengths = packing.on_host(rollout.length)
+    experienced = make_experienced(model, objective, optimizer, mesh, state, **scoring)
+    batch, _ = experienced(state, rollout, reward, packing.plan(lengths, 8, columns))
     found["logp"] = parallel.local_rows(batch.behavior_logp)
     policy = policies.past(policies.current(state))
     found["remembered"] = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(policy))
     found["recalled"] = jax.device_get(policies.sampling_params(policy, {}))
     update = make_update(model, objective, optimizer, mesh, state, clip_norm=1e9, **scoring)
     batch = take_rows(batch, np.arange(PROMPTS * SAMPLES)[::-1])
-    compiled = update.lower(state, batch, Plan(jnp.int32(4), None), {}).compile()
+    plan = packing.plan(lengths[::-1], 8, columns)
+    found["microbatches"] = int(plan[0])
+    compiled = update.lower(state, batch, plan, {}).compile()
     gathered = [math.prod(shape) for kind, shape in collectives(compiled.as_text())[0] if kind == "all-gather"]
     found["gathered"] = sorted(gathered)[::-1][:2]
     bytes_of_state = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     found["donated"] = compiled.memory_analysis().alias_size_in_bytes / bytes_of_state
-    state, metrics = compiled(state, batch, Plan(jnp.int32(4), None), {})
+    state, metrics = compiled(state, batch, plan, {})
     found |= {"loss": np.asarray(metrics["loss"].value()), "gradient": jax.device_get(state.opt_state[0].mu)}
     found["params"] = jax.device_get(state.params)
     # What was compiled serves any number of microbatches.
-    state, metrics = compiled(state, batch, Plan(jnp.int32(2), None), {})
+    state, metrics = compiled(state, batch, plan._replace(count=jnp.int32(2)), {})
     found["loss_of_half"] = np.asarray(metrics["loss"].value())
     return found
 
@@ -202,6 +208,21 @@ def logprob_collectives(mesh, chunk, **changes):
     return {"gathered": gathered, "in_loops": sorted({kind for kind, _ in inside})}
 
 
+def largest_collective(mesh, batch: int, length: int) -> int:
+    """Numbers in the largest array that devices exchange to put the microbatches of a packed batch together."""
+    rows = jax.sharding.NamedSharding(mesh, parallel.ROWS)
+    tokens, mask = (jax.ShapeDtypeStruct((batch, length), dtype, sharding=rows) for dtype in (jnp.int32, bool))
+    lengths = jax.ShapeDtypeStruct((batch,), jnp.int32, sharding=rows)
+
+    def read(tokens, lengths, mask, plan):
+        count_tokens = lambda tokens, mask, positions, segment_ids: (tokens + positions + segment_ids,)  # noqa: E731
+        return packing.map_rows(count_tokens, mesh, plan, tokens, lengths, mask, 8)
+
+    plan = packing.Plan(np.int32(1), np.zeros(batch, np.int32))
+    text = jax.jit(read).lower(tokens, lengths, mask, plan).compile().as_text()
+    return max(math.prod(shape) for _, shape in collectives(text)[0])
+
+
 def initialization(mesh):
     """(bytes of all parameters, most that one device holds while it makes its share)."""
     model = on(mesh, ModelConfig(1024, 256, 512, 4, 4, 4, 64))
@@ -216,7 +237,7 @@ def main():
     one = rl_step(single, initial)
     found = {"meshes": {}, "response_tokens": int(one["mask"].sum())}
     for sizes in MESHES:
-        other = rl_step(parallel.make_mesh(*sizes), initial)
+        other = rl_step(parallel.make_mesh(*sizes), initial, COLUMNS + NEW if sizes == PACKED else None)
         rows = (one["tokens"] == other["tokens"]).all(1)
         found["meshes"][str(sizes)] = {
             **{name: distance(one[name], other[name]) for name in ("loss", "gradient", "params", "loss_of_half")},
@@ -225,13 +246,14 @@ def main():
             "sampler_gap": float(np.abs(other["logp"] - other["sampled_logp"])[other["mask"]].max()),
             "recalled": distance(one["recalled"], other["recalled"]),
             "remembered": other["remembered"] / one["remembered"],
-            **{name: other[name] for name in ("donated", "gathered")},
+            **{name: other[name] for name in ("donated", "gathered", "microbatches")},
         }
     found["carried_over"] = [
         carried_over(on_mesh) for on_mesh in (single, parallel.make_mesh(devices=jax.devices()[:2]))
     ]
     found["adapters"], found["merged"] = map(distance, adapted(single, initial), adapted(mesh, initial))
     found["initial"] = distance(initial, initial_params(mesh))
+    found["largest_collective"] = largest_collective(parallel.make_mesh(2, 4), 64, 32)
     found["initialization"] = initialization(parallel.make_mesh(1, 8))
     found["fsdp"] = logprob_collectives(parallel.make_mesh(2, 4), 2)
     found["tensor"] = logprob_collectives(parallel.make_mesh(1, 2, 4), 2)

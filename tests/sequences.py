@@ -16,15 +16,8 @@ def sequences(tokens, mask, sampler_logp=None, model_logp=None, problem=None, sa
         return default if x is None else x
 
     return Sequences(
-        tokens=tokens,
-        length=length,
-        prompt_length=length - mask.sum(1, dtype=np.int32),
-        loss_mask=mask,
-        sampler_logp=given(sampler_logp, nothing),
-        model_logp=given(model_logp, nothing),
-        version=given(version, np.zeros(mask.shape, np.int32)),
-        problem=given(problem, ids),
-        sample=given(sample, ids),
-        complete=ids > 0,
-        finished=given(finished, ids > 0),
-    )
+        tokens=tokens, length=length, prompt_length=length - mask.sum(1, dtype=np.int32), loss_mask=mask,
+        sampler_logp=given(sampler_logp, nothing), model_logp=given(model_logp, nothing),
+        version=given(version, np.zeros(mask.shape, np.int32)), problem=given(problem, ids), sample=given(sample, ids),
+        complete=ids > 0, finished=given(finished, ids > 0),
+    )  # fmt: skip

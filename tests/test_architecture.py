@@ -86,38 +86,6 @@ def faults(module: str, source: str) -> list[str]:
     return sorted(bad | {name for name in lazy if not any(f"{name}.".startswith(f"{one}.") for one in OPTIONAL)})
 
 
-def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """The nodes of a circle in a graph, in order; empty if there is none."""
-    done, path = set(), []
-
-    def visit(node):
-        if node in path:
-            return path[path.index(node) :]
-        if node in done:
-            return []
-        path.append(node)
-        for other in sorted(graph.get(node, ())):
-            if circle := visit(other):
-                return circle
-        done.add(path.pop())
-        return []
-
-    return next((circle for node in sorted(graph) if (circle := visit(node))), [])
-
-
-def module_graph() -> dict[str, set[str]]:
-    """Module -> the modules of ours that it imports, by dotted names; a package stands for its `__init__`."""
-    dotted = {module.removesuffix(".py").removesuffix("/__init__").replace("/", "."): module for module in MODULES}
-
-    def nearest(name):
-        return name if name in dotted else name.rpartition(".")[0]
-
-    return {
-        name: {nearest(other) for other in imports(module, (ROOT / module).read_text())} & dotted.keys()
-        for name, module in dotted.items()
-    }
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_keeps_the_rules(module):
     """Its imports point downward, only commands define flags, what is checked of an input raises an `InputError`, as
@@ -131,12 +99,6 @@ def test_a_module_keeps_the_rules(module):
     raised = [node.exc for node in nodes if isinstance(node, ast.Raise)]
     assert "ValueError" not in {getattr(getattr(error, "func", error), "id", None) for error in raised}
     assert source.count("\n") <= LONGEST, f"a file of more than {LONGEST} lines is for splitting"
-
-
-def test_no_imports_go_in_a_circle():
-    graph = module_graph()
-    assert {"rpg_jax.objectives.surrogates", "rpg_jax.sampling", "configs.quickstart"} <= graph.keys()
-    assert cycle(graph) == [] and cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
 
 
 def test_every_module_has_a_floor():
@@ -167,19 +129,6 @@ def test_help_and_a_mistyped_flag_are_answered_before_anything_slow_is_imported(
     assert done.stdout == "[0, 2] set() True\n", done.stdout + done.stderr
 
 
-def test_flags_name_what_their_commands_know():
-    """`prepare` cannot import the list, which belongs to a module that is slow to import."""
-    from rpg_jax.data.sources import FIELDS
-
-    words = {
-        node.value
-        for node in ast.walk(ast.parse((PACKAGE / "prepare.py").read_text()))
-        if isinstance(node, ast.Constant)
-    }
-    for columns in FIELDS.values():
-        assert any(f"unset: {', '.join(columns)}." in str(word) for word in words), columns
-
-
 def test_commands_are_listed_and_near_words_named(capsys):
     assert listing.main([]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:]]
@@ -203,46 +152,24 @@ def test_a_package_that_is_not_installed_is_named_with_the_mend(missing, tmp_pat
     assert (done.returncode, done.stderr) == (2, f"error: the package {missing} {mend}")
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("models/a.py", "from rpg_jax.sampling import generate"),
-        ("models/a.py", "import rpg_jax.training.loop"),
-        ("models/a.py", "from ..training import loop"),
-        ("models/deep/a.py", "from ...sampling import generate"),
-        ("models/a.py", "def f():\n    from rpg_jax.training.loop import run"),
-        ("training/a.py", "from rpg_jax.run import cli"),
-        ("training/a.py", "from rpg_jax.train import main"),
-        ("training/a.py", "from ml_collections import ConfigDict"),
-        ("training/a.py", "if True:\n    import absl.flags"),
-        ("rewards/a.py", "import jax.numpy as jnp"),
-        ("objectives/a.py", "import numpy as np"),
-        ("types.py", "import flax"),
-        ("run/a.py", "from rpg_jax.lab.planning import chips"),
-        ("run/a.py", "from rpg_jax import evaluate"),
-        ("training/a.py", "from configs import base"),
-        ("lab/tradeoff/a.py", "from rpg_jax import verify"),
-        ("evaluate.py", "from rpg_jax import train"),
-        ("new.py", "from rpg_jax import types"),
-        ("configs/a.py", "from rpg_jax.run import build"),
-        ("configs/a.py", "import jax"),
-        ("configs/a.py", "from absl import flags"),
-    ],
-)
+@pytest.mark.parametrize(("module", "source"), [
+    ("models/a.py", "from rpg_jax.sampling import generate"), ("models/deep/a.py", "from ...sampling import generate"),
+    ("models/a.py", "def f():\n    from rpg_jax.training.loop import run"),
+    ("training/a.py", "from rpg_jax.run import cli"), ("training/a.py", "from ml_collections import ConfigDict"),
+    ("rewards/a.py", "import jax.numpy as jnp"), ("objectives/a.py", "import numpy as np"),
+    ("run/a.py", "from rpg_jax.lab.planning import chips"), ("training/a.py", "from configs import base"),
+    ("evaluate.py", "from rpg_jax import train"), ("new.py", "from rpg_jax import types"),
+    ("configs/a.py", "from rpg_jax.run import build"), ("configs/a.py", "import jax"),
+])  # fmt: skip
 def test_a_forbidden_import_is_found(module, source):
     assert faults(module if module.startswith("configs") else f"rpg_jax/{module}", source)
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("training/a.py", "from rpg_jax.training.phases import phase\nfrom . import loop"),
-        ("train.py", "from absl import flags\nfrom rpg_jax.run import build, cli\nfrom rpg_jax.training import loop"),
-        ("objectives/a.py", "import dataclasses\nimport jax.numpy as jnp\nfrom .divergences import rkl"),
-        ("data/tasks/a.py", "from ..problems import Problem\nimport numpy as np"),
-        ("run/a.py", "from ml_collections import ConfigDict\ndef draw():\n    import matplotlib.pyplot as plt"),
-        ("report.py", "from configs import paper\nfrom rpg_jax.lab.reporting import page"),
-    ],
-)
+@pytest.mark.parametrize(("module", "source"), [
+    ("training/a.py", "from rpg_jax.training.phases import phase\nfrom . import loop"),
+    ("objectives/a.py", "import dataclasses\nimport jax.numpy as jnp\nfrom .divergences import rkl"),
+    ("data/tasks/a.py", "from ..problems import Problem\nimport numpy as np"),
+    ("report.py", "from configs import paper\nfrom rpg_jax.lab.reporting import page"),
+])  # fmt: skip
 def test_an_allowed_import_passes(module, source):
     assert not faults(f"rpg_jax/{module}", source)

@@ -66,13 +66,9 @@ def reluctant(seed):
             [Row(row, tokens[row, : length[row]].tolist(), mask[row, : length[row]].tolist()) for row in whole.tolist()]
         )
         drawn = dataclasses.replace(
-            rows,
-            tokens=tokens,
-            length=length,
-            loss_mask=mask,
-            version=versions,
+            rows, tokens=tokens, length=length, loss_mask=mask, version=versions,
             complete=length - rows.prompt_length == NEW,
-        )
+        )  # fmt: skip
         return parallel.to_global(sharding.mesh, parallel.ROWS, drawn)
 
     return generate

@@ -31,38 +31,33 @@ def dated():
 ASKED = "<|turn|>user\nWhat is 2 + 2?<|end|>\n"
 
 
-@pytest.mark.parametrize(
-    ("messages", "options", "text"),
-    [
-        ([USER], {}, ASKED + "<|turn|>assistant\n"),
-        ([USER], {"enable_thinking": True}, ASKED + "<|turn|>assistant\n"),
-        ([USER], {"enable_thinking": False}, ASKED + "<|turn|>assistant\n<think>\n\n</think>\n\n"),
-        ([USER], {"add_generation_prompt": False}, ASKED),
-        ([SYSTEM, USER], {"add_generation_prompt": False}, "<|turn|>system\nSolve.<|end|>\n" + ASKED),
-        (
-            [USER, THOUGHT, USER],
-            {"add_generation_prompt": False},
-            ASKED + "<|turn|>assistant\n4<|end|>\n" + ASKED,  # thoughts before the last question are forgotten
-        ),
-        (
-            [USER, THOUGHT, {"role": "user", "content": "<result>5</result>"}],
-            {"add_generation_prompt": False},
-            ASKED
-            + "<|turn|>assistant\n<think>\nTwo and two.\n</think>\n\n4<|end|>\n"
-            + "<|turn|>user\n<result>5</result><|end|>\n",
-        ),
-        (
-            [USER, {"role": "assistant", "content": "4", "reasoning": "Easy.", "tool_calls": None}],
-            {"add_generation_prompt": False},
-            ASKED + "<|turn|>assistant\n<think>\nEasy.\n</think>\n\n4<|end|>\n",
-        ),
-        (
-            [SYSTEM, USER],
-            {"tools": [{"name": "a<b>&'é"}], "add_generation_prompt": False},
-            '<|turn|>system\nSolve.\nTools:\n{"name": "a<b>&\'é"}<|end|>\n' + ASKED,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("messages", "options", "text"), [
+    ([USER], {}, ASKED + "<|turn|>assistant\n"),
+    ([USER], {"enable_thinking": False}, ASKED + "<|turn|>assistant\n<think>\n\n</think>\n\n"),
+    ([USER], {"add_generation_prompt": False}, ASKED),
+    (
+        [USER, THOUGHT, USER],
+        {"add_generation_prompt": False},
+        ASKED + "<|turn|>assistant\n4<|end|>\n" + ASKED,  # thoughts before the last question are forgotten
+    ),
+    (
+        [USER, THOUGHT, {"role": "user", "content": "<result>5</result>"}],
+        {"add_generation_prompt": False},
+        ASKED
+        + "<|turn|>assistant\n<think>\nTwo and two.\n</think>\n\n4<|end|>\n"
+        + "<|turn|>user\n<result>5</result><|end|>\n",
+    ),
+    (
+        [USER, {"role": "assistant", "content": "4", "reasoning": "Easy.", "tool_calls": None}],
+        {"add_generation_prompt": False},
+        ASKED + "<|turn|>assistant\n<think>\nEasy.\n</think>\n\n4<|end|>\n",
+    ),
+    (
+        [SYSTEM, USER],
+        {"tools": [{"name": "a<b>&'é"}], "add_generation_prompt": False},
+        '<|turn|>system\nSolve.\nTools:\n{"name": "a<b>&\'é"}<|end|>\n' + ASKED,
+    ),
+])  # fmt: skip
 def test_a_template_of_a_thinking_model(thinking, messages, options, text):
     assert thinking.render(messages, **options) == text
 
@@ -117,16 +112,10 @@ def test_half_a_surrogate_pair_is_refused(dated):
         dated.render([{"role": "user", "content": "a\ud83db"}])
 
 
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    [
-        ("{{ messages", "line 1"),
-        ("\n\n{% for m in messages %}", "line 3"),
-        ("{% unknown %}", "unknown tag 'unknown'"),
-        ("{{ x | no_such_filter }}", "no_such_filter"),
-        ("{{" + "(" * 50_000, "recursion"),
-    ],
-)
+@pytest.mark.parametrize(("source", "complaint"), [
+    ("{{ messages", "line 1"), ("\n\n{% for m in messages %}", "line 3"),
+    ("{{ x | no_such_filter }}", "no_such_filter"), ("{{" + "(" * 50_000, "recursion"),
+])  # fmt: skip
 def test_a_template_that_does_not_compile(source, complaint):
     with pytest.raises(ValueError, match=f"(?s)^some/file: the chat template .*({complaint})"):
         ChatTemplate(source, "some/file").render([USER])

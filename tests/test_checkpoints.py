@@ -109,14 +109,6 @@ def test_every_single_bit_and_every_pair_of_sign_bits_counts(dtype):
 # Round trips
 
 
-def test_round_trip_under_x64(tmp_path):
-    with jax.enable_x64(), Checkpoints(tmp_path) as checkpoints:
-        state = {"x": jnp.asarray(np.random.default_rng(0).normal(size=5)), "n": jnp.int64(2**40)}
-        checkpoints.save(1, state, {}, wait=True)
-        assert bits(checkpoints.restore(jax.eval_shape(lambda: state))[1]) == bits(state)
-        assert int(checksum(state["x"])) == reference_checksum(np.asarray(state["x"]))
-
-
 def test_extra_comes_back(tmp_path):
     extra = {"cursor": 12, "floats": [0.1, 1e300, 5e-324], "none": None, "text": "é\n", "nested": {"a": [True]}}
     with Checkpoints(tmp_path) as checkpoints:
@@ -206,13 +198,10 @@ def flipped(data):
 
 
 DAMAGE = {
-    "flipped bit": flipped,
-    "flipped bytes": lambda data: bytes(byte ^ 255 for byte in data),
-    "zeros": lambda data: bytes(len(data)),
-    "truncated": lambda data: data[: len(data) // 2],
-    "emptied": lambda data: b"",
-    "missing": None,
-}
+    "flipped bit": flipped, "flipped bytes": lambda data: bytes(byte ^ 255 for byte in data),
+    "zeros": lambda data: bytes(len(data)), "truncated": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"", "missing": None,
+}  # fmt: skip
 
 
 def damage(path, kind):
@@ -225,7 +214,8 @@ def damage(path, kind):
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_any_damaged_file_is_noticed_or_harmless(saved, tmp_path, kind, capfd):
     """Over every file of the newest checkpoint: the newest bit for bit, or the one before and a line that says so."""
-    outcomes, files = {}, sorted(path.relative_to(saved) for path in (saved / "2").rglob("*") if path.is_file())
+    outcomes, said = {}, []
+    files = sorted(path.relative_to(saved) for path in (saved / "2").rglob("*") if path.is_file())
     for number, file in enumerate(files):
         folder = shutil.copytree(saved, tmp_path / str(number))
         damage(folder / file, kind)
@@ -234,26 +224,12 @@ def test_any_damaged_file_is_noticed_or_harmless(saved, tmp_path, kind, capfd):
         warnings = [line for line in capfd.readouterr().err.splitlines() if line]
         assert len(warnings) == (step == 1) and all("checkpoint 2 in" in line for line in warnings), warnings
         outcomes[str(file)] = step
+        said += warnings
     assert outcomes["2/record/metadata"] == 1
+    assert kind != "flipped bit" or any("the checksum of leaf" in line for line in said), "Orbax alone returns them"
     largest = max(files, key=lambda file: (saved / file).stat().st_size)
     assert outcomes[str(largest)] == 1 or kind != "missing", outcomes
     assert 1 in outcomes.values() and 2 in outcomes.values(), outcomes
-
-
-def test_orbax_alone_would_return_flipped_bits(saved, tmp_path, capfd):
-    """Bits of the array file flipped here and there: every one is noticed, some by nothing but our checksum."""
-    random, by_checksum = np.random.default_rng(0), 0
-    folder = shutil.copytree(saved, tmp_path / "checkpoints")
-    file = max((folder / "2" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
-    clean = file.read_bytes()
-    for bit in random.integers(8 * len(clean), size=25).tolist():
-        data = bytearray(clean)
-        data[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(data)
-        step, found, _ = restored(folder)
-        assert found == bits(make_state(step))
-        by_checksum += "the checksum of leaf" in capfd.readouterr().err
-    assert by_checksum
 
 
 def test_a_run_goes_on_over_a_damaged_checkpoint(folder):
@@ -266,15 +242,6 @@ def test_a_run_goes_on_over_a_damaged_checkpoint(folder):
         checkpoints.save(3, make_state(6), {"cursor": 6}, metric=0.2)
     assert steps_in(folder) == [1, 2, 3]
     assert restored(folder) == (3, bits(make_state(6)), {"cursor": 6})
-
-
-def test_a_changed_number_in_the_record_is_noticed(folder, capfd):
-    record = folder / "2" / "record" / "metadata"
-    text = record.read_text()
-    record.write_text(text.replace('"cursor": 2', '"cursor": 3'))
-    assert record.read_text() != text
-    assert restored(folder)[0] == 1
-    assert "its record was altered" in capfd.readouterr().err
 
 
 def test_a_damaged_record_is_reported_where_the_best_is_asked_for(folder, capfd):
@@ -308,15 +275,12 @@ def test_when_all_are_damaged_nothing_is_lost_and_it_says_so(folder):
     assert steps_in(folder) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda p: p | {"odd": jnp.zeros(6)}, r"leaf params/odd is float32\[5\], float32\[6\] is wanted"),
-        (lambda p: p | {"odd": jnp.zeros(5, jnp.int32)}, r"leaf params/odd is float32\[5\], int32\[5\] is wanted"),
-        (lambda p: p | {"new": jnp.zeros(2)}, r"leaf params/new is absent, float32\[2\] is wanted"),
-        (lambda p: {"odd": p["odd"]}, r"leaf params/layer/bias is bfloat16\[33\], absent is wanted"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda p: p | {"odd": jnp.zeros(6)}, r"leaf params/odd is float32\[5\], float32\[6\] is wanted"),
+    (lambda p: p | {"odd": jnp.zeros(5, jnp.int32)}, r"leaf params/odd is float32\[5\], int32\[5\] is wanted"),
+    (lambda p: p | {"new": jnp.zeros(2)}, r"leaf params/new is absent, float32\[2\] is wanted"),
+    (lambda p: {"odd": p["odd"]}, r"leaf params/layer/bias is bfloat16\[33\], absent is wanted"),
+])  # fmt: skip
 def test_another_structure_is_the_users_mistake(saved, change, message):
     state = make_state(2)
     like = dataclasses.replace(state, params=change(state.params))

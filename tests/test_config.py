@@ -7,7 +7,6 @@ import math
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from fuzzing import call
 from configs import base
 from rpg_jax.objectives import RECIPES, clips
 from rpg_jax.rewards import Scorer
-from rpg_jax.run import build, cli, states, train
+from rpg_jax.run import build, states, train
 from rpg_jax.storage import workdir
 from rpg_jax.storage.settings import flatten
 
@@ -92,14 +91,11 @@ def test_every_key_is_explained_with_its_unit():
     assert len(keys) > 80 and not [name for name, comment in keys if not re.match(r"  # \[[^\]]+\] .", comment)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(stepz=1), "has no key stepz"),
-        (dict(steps=1, rollout=dict(promts=1)), "has no key rollout.promts; there are: prompts, samples"),
-        (dict(steps=1, evaluation=3), "evaluation is 3; it must be a section"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (dict(stepz=1), "has no key stepz"),
+    (dict(steps=1, rollout=dict(promts=1)), "has no key rollout.promts; there are: prompts, samples"),
+    (dict(steps=1, evaluation=3), "evaluation is 3; it must be a section"),
+])  # fmt: skip
 def test_the_base_names_keys_that_are_unknown_or_forgotten(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         base.get_config(base.prepared_sets(train="data/mine"), **settings)
@@ -118,20 +114,6 @@ def test_keys_that_are_forgotten_are_named_all_at_once():
     limits = ("workers", "timeout_seconds", "memory_mb", "max_failures")
     defaults = {name: p.default for name, p in inspect.signature(Scorer.__init__).parameters.items()}
     assert [config.reward[key] for key in limits] == [defaults[key] for key in limits] == [2, 10.0, 4096, 0.25]
-
-
-@pytest.mark.parametrize("heldout", ["data/a", ["data/a"], ("data/a",)])
-def test_one_set_may_be_named_by_itself(heldout):
-    assert base.prepared_sets(train="data/mine", heldout=heldout).heldout == ("data/a",)
-
-
-def test_settings_of_a_function_of_ones_own_stand_in_a_config():
-    objective = dict(name="docs/tempered.py:tempered", power=0)
-    config = base.get_config(base.prepared_sets(train="data/mine"), **REQUIRED | dict(objective=objective))
-    assert build.build_objective(config).settings["power"] == 0.0
-    config.objective.name = "rpg"
-    with pytest.raises(ValueError, match="objective 'rpg' has no setting 'power'; it has: divergence, alpha"):
-        build.build_objective(config)
 
 
 def test_a_config_finds_its_base_from_any_folder(tmp_path):
@@ -153,39 +135,6 @@ def begun(monkeypatch, *words, file=f"{ROOT}/configs/quickstart.py:smoke"):
     return *call("train", f"--config={file}", "--workdir=unused", *words), *(configs or [None])
 
 
-def test_every_flag_of_an_open_section_in_the_docs_is_taken(monkeypatch):
-    text = "".join(file.read_text() for file in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))])
-    sections = "|".join(re.escape(section) for section in cli.OPEN)
-    flags = set(re.findall(rf'(?:{sections})(?:\.\w+)*=(?:"[^"]*"|[^\s`,)]+)', text))
-    assert len(flags) >= 4 and "data.template_options.enable_thinking=False" in flags
-    for flag in sorted(flags):
-        (word,) = shlex.split(flag)
-        file = "quickstart.py:smoke" if word.startswith("data.tasks") else "word_problems.py"
-        assert begun(monkeypatch, f"--config.{word}", file=f"{ROOT}/configs/{file}")[:2] == (0, ""), flag
-
-
-def test_options_of_a_chat_template_reach_the_problems(monkeypatch, tmp_path):
-    """From flags to prompts, through the template of a model that thinks unless it is told not to."""
-    pytest.importorskip("tokenizers")
-    folder = importlib.import_module("test_huggingface_tokenizer").save(
-        tmp_path, eos_token="<|end|>", chat_template=None
-    )
-    template = ROOT / "tests/data/templates/thinking.jinja"
-    (tmp_path / "set.jsonl").write_text('{"question": "6*12?", "answer": "6*12=72\\n#### 72"}\n')
-
-    def first(*words):
-        words = [*words, f"data.train={tmp_path}/set.jsonl", f"data.tokenizer={folder}", f"data.template={template}"]
-        words += ["data.heldout=", "data.wording=none"]
-        words = [f"--config.{word}" for word in words]
-        status, said, config = begun(monkeypatch, *words, file=f"{ROOT}/configs/word_problems.py")
-        assert (status, said) == (0, "")
-        return build.build_data(config, print).problems("train")[0]
-
-    asked = "<|turn|>user\n6*12?<|end|>\n<|turn|>assistant\n"
-    assert (first().prompt, first().answer) == (asked, "72")
-    assert first("data.template_options.enable_thinking=False").prompt == asked + "<think>\n\n</think>\n\n"
-
-
 def test_a_section_of_the_users_own_keys_takes_any_flag(monkeypatch, tmp_path):
     words = """
         data.template_options.enable_thinking=False data.template_options.effort=high reward.weights.short=0.5
@@ -205,41 +154,31 @@ def test_a_section_of_the_users_own_keys_takes_any_flag(monkeypatch, tmp_path):
     assert (status, said) == (0, "") and config.data.tasks.countdown.new == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("objective.tau=2", "--config.objective.tau: the config has no key 'tau' in objective; "),
-        ("objective.name=grpo objective.betta=2", "near ones: objective.beta"),
-        ("reward.weight.a=2", "--config.reward.weight.a: the config has no key 'weight' in reward; near ones: reward."),
-        ("stepz=2", "--config.stepz: the config has no key 'stepz'; near ones: steps"),
-        ("data.tasks.mine.a=2", "--config.data.tasks.mine.a: the config has no key 'mine' in data.tasks; "),
-        ("steps.a=2", "--config.steps.a: the config has no key 'a' in steps"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ("objective.tau=2", "--config.objective.tau: the config has no key 'tau' in objective; "),
+    ("objective.name=grpo objective.betta=2", "near ones: objective.beta"),
+    ("reward.weight.a=2", "--config.reward.weight.a: the config has no key 'weight' in reward; near ones: reward."),
+    ("data.tasks.mine.a=2", "--config.data.tasks.mine.a: the config has no key 'mine' in data.tasks; "),
+    ("steps.a=2", "--config.steps.a: the config has no key 'a' in steps"),
+])  # fmt: skip
 def test_elsewhere_an_unknown_key_is_refused(monkeypatch, words, message):
     status, said, _ = begun(monkeypatch, *(f"--config.{word}" for word in words.split()))
     assert status == 2 and message in said, said
 
 
 BROKEN = {
-    "syntax.py": "def get_config(:",
-    "bug.py": "def get_config():\n    return 1 / 0\n",
-    "none.py": "def get_config():\n    pass\n",
-    "other.py": "x = 1",
-}
+    "syntax.py": "def get_config(:", "bug.py": "def get_config():\n    return 1 / 0\n",
+    "none.py": "def get_config():\n    pass\n", "other.py": "x = 1",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        (f"{ROOT}/configs/quickstar.py", f"did you mean {ROOT}/configs/quickstart.py?"),
-        (f"{ROOT}/configs/quickstart.py:smokee", "unknown variant 'smokee' of configs/quickstart.py; known: smoke"),
-        ("syntax.py", "syntax.py, line 1: invalid syntax"),
-        ("none.py", "get_config returns a NoneType; expected a ConfigDict"),
-        ("none.py:smoke", "get_config does not take 'smoke'"),
-        ("other.py", "other.py: the file has no get_config"),
-    ],
-)
+@pytest.mark.parametrize(("name", "says"), [
+    (f"{ROOT}/configs/quickstar.py", f"did you mean {ROOT}/configs/quickstart.py?"),
+    (f"{ROOT}/configs/quickstart.py:smokee", "unknown variant 'smokee' of configs/quickstart.py; known: smoke"),
+    ("syntax.py", "syntax.py, line 1: invalid syntax"),
+    ("none.py", "get_config returns a NoneType; expected a ConfigDict"),
+    ("none.py:smoke", "get_config does not take 'smoke'"), ("other.py", "other.py: the file has no get_config"),
+])  # fmt: skip
 def test_a_config_that_is_none_is_one_line_and_a_bug_in_one_stays_a_bug(name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for file, text in BROKEN.items():
@@ -304,19 +243,13 @@ def test_every_default_is_within_its_bounds_and_only_the_registrys_numbers_have_
     assert unbound == {"alpha", "beta", "control", "z_old", "sampler_correction", *clips.BOUNDS}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("objective.name", 3, "objective.name is 3; it must be text"),
-        ("objective.name", "", "objective.name is unset; it must be text"),
-        ("model.scan", 1, "model.scan is 1; it must be True or False"),
-        ("data.directory", "a\0b", "data.directory is 'a\\x00b'; it must be text without null characters"),
-        ("data.tasks", 3, "data.tasks is 3; it must be a section"),
-        ("rollout", 3, "rollout is 3; it must be a section"),
-        ("rollout.samples", {"a": 1}, "rollout.samples is {'a': 1}; it must be at least 1"),
-        ("steps", True, "steps is True; it must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("objective.name", 3, "objective.name is 3; it must be text"),
+    ("model.scan", 1, "model.scan is 1; it must be True or False"),
+    ("data.directory", "a\0b", "data.directory is 'a\\x00b'; it must be text without null characters"),
+    ("data.tasks", 3, "data.tasks is 3; it must be a section"), ("rollout", 3, "rollout is 3; it must be a section"),
+    ("rollout.samples", {"a": 1}, "rollout.samples is {'a': 1}; it must be at least 1"),
+])  # fmt: skip
 def test_values_of_another_type_are_refused(key, value, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build.build_settings(changed(key, value))
@@ -329,21 +262,6 @@ def changed(key, value):
     with config.ignore_type():
         (config[section] if section else config)[name] = value
     return config
-
-
-@pytest.mark.parametrize(
-    "name",
-    """
-    optimizer.beta1=0.0 optimizer.beta2=1.0 learner.logprob_chunk=0 steps=2**31 reference.decay=0.0 seed=2**32
-    reward.workers=1025 reward.memory_mb=63 reward.max_failures=1.5 rollout.oversample=0.5 rollout.temperature=0.0
-    """.split(),
-)
-def test_bounds_exclude_what_their_keys_cannot_be(name):
-    config = quickstart()
-    key, value = name.split("=")
-    config.update_from_flattened_dict({key: eval(value)})
-    with pytest.raises(ValueError, match=rf"^{key} is "):
-        build.build_settings(config)
 
 
 def test_workdir_names_the_keys_that_differ(tmp_path):
@@ -370,18 +288,12 @@ def test_workdir_names_the_keys_that_differ(tmp_path):
             workdir.open_workdir(tmp_path / "run", config, accept_change=False)
 
 
-@pytest.mark.parametrize(
-    ("settings", "heldout", "flag", "judge"),
-    [
-        ({}, None, None, "verifier"),
-        ({}, "other.jsonl", None, "dapo"),
-        ({"reward.function": "mine.py:f"}, None, None, "mine.py:f"),
-        ({"reward.functions": "short=mine.py:f,boxed"}, None, None, "mine.py:f"),
-        ({"reward.functions": ["mine.py:f", "boxed"], "evaluation.function": "boxed"}, None, None, "boxed"),
-        ({"reward.functions": "mine.py:f", "evaluation.function": "mine.py:g"}, None, "math_verify", "math_verify"),
-        ({"reward.functions": None, "evaluation.function": None}, "other.jsonl", None, "dapo"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "heldout", "flag", "judge"), [
+    ({}, None, None, "verifier"), ({"reward.functions": "short=mine.py:f,boxed"}, None, None, "mine.py:f"),
+    ({"reward.functions": ["mine.py:f", "boxed"], "evaluation.function": "boxed"}, None, None, "boxed"),
+    ({"reward.functions": "mine.py:f", "evaluation.function": "mine.py:g"}, None, "math_verify", "math_verify"),
+    ({"reward.functions": None, "evaluation.function": None}, "other.jsonl", None, "dapo"),
+])  # fmt: skip
 def test_a_run_is_evaluated_by_what_gives_its_accuracy_alone(monkeypatch, settings, heldout, flag, judge):
     config = quickstart("smoke")
     config.reward.weights = dict(short=0.5)

@@ -71,13 +71,10 @@ REFUSED = {
     "truncated": (["--source=truncated", "--target=x1"], "truncated/model.safetensors is not a whole safetensors file"),
     "nan": (["--source=nan", "--target=x2"], "nan/model.safetensors: model.norm.weight holds NaN"),
     "architecture": (["--source=gpt", "--target=x3"], "gpt/config.json: architecture 'GPT2LMHeadModel' is not"),
-    "no source": (["--source=nowhere", "--target=x4"], "nowhere/config.json does not exist"),
     "no run": (["--workdir=nowhere", "--target=x5"], "no run has begun in "),
     "no step": (["--workdir=run", "--target=x6", "--which=8"], "no checkpoint of step 8"),
-    "what step": (["--workdir=run", "--target=x7", "--which=first"], "--which=first: expected best, last"),
     "taken": (["--source=source", "--target=taken"], "taken exists and is no empty folder"),
     "neither": (["--target=x8"], "one of --source=FOLDER and --workdir=FOLDER"),
-    "both": (["--source=source", "--workdir=run", "--target=x9"], "one of --source=FOLDER and --workdir=FOLDER"),
     "no target": (["--source=source"], "--target=FOLDER"),
     "which": (["--source=source", "--target=x10", "--which=best"], "--which=best is for"),
     "shards": (

@@ -2,8 +2,6 @@
 
 import json
 import multiprocessing
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -94,13 +92,6 @@ def test_processes_that_prepare_at_once_agree(tmp_path):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         paths = pool.map(_prepare_quietly, [str(tmp_path)] * 4, chunksize=1)
     assert len(set(paths)) == 1 and len(list(tmp_path.iterdir())) == 1
-
-
-def test_preparation_prints_its_own_line_and_nothing_else(tmp_path):
-    code = f"from rpg_jax.data import prepare; p = prepare({str(tmp_path)!r}, **{TINY!r}); p.problems('train')[0]"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("prepared 80 train") and done.stdout.count("\n") == 1
-    assert done.stderr == ""
 
 
 def stream(size=10):

@@ -112,15 +112,6 @@ def test_folders_that_are_no_sets(tmp_path):
         load(tmp_path / "plain")
 
 
-def test_a_template_that_fails_names_its_problem(tmp_path):
-    class Refusing(Words):
-        def render(self, messages):
-            raise ValueError("no system role")
-
-    with pytest.raises(ValueError, match="set.jsonl, line 1: no system role"):
-        load(jsonl(tmp_path / "set.jsonl", "a"), tokenizer=Refusing())
-
-
 def test_ids_are_distinct_and_stable_31_bit_hashes(monkeypatch, tmp_path):
     file = jsonl(tmp_path / "set.jsonl", *map(str, range(300)))
     ids = [p.id for p in fold([open_source(str(file))]).problems]

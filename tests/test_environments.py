@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -26,7 +25,7 @@ from rpg_jax.data.tokenizer import train_tokenizer
 from rpg_jax.environments import Environment, Observations
 from rpg_jax.environments.calculator import Calculator
 from rpg_jax.environments.guess import Guess
-from rpg_jax.objectives.advantages import begins_turn, group_mean_std, turn_return
+from rpg_jax.objectives.advantages import turn_return
 from rpg_jax.rewards import ENVIRONMENT, Scorer
 from rpg_jax.rewards.pool import Failure
 from rpg_jax.run.build import build_environment
@@ -186,17 +185,6 @@ def test_a_stop_string_of_several_tokens_ends_a_turn():
     np.testing.assert_array_equal(stopped.tokens[row, : begin + 3], plain.tokens[row, : begin + 3])
 
 
-def test_the_texts_of_tokens_are_what_they_add_to_a_text(tmp_path):
-    said = "He said: <calc>12+34</calc>, and then that it is 46.\n"
-    (tmp_path / "tokenizer.model").write_bytes(train_tokenizer([said, "the calc said so, and so on"], 400))
-    tokenizer = load_tokenizer(tmp_path)
-    texts = tokenizer.token_texts()
-    for text in (said, "  <calc>", "é</calc>x"):
-        ids = tokenizer.encode(text)
-        assert "".join(texts[id] for id in ids).replace("\ufffd\ufffd", "é") == text
-    assert len(texts) == tokenizer.vocab_size and not texts[tokenizer.eos_id]
-
-
 @pytest.mark.parametrize("strings", [["a", ""], ["x" * 300]])
 def test_stop_strings_without_meaning_are_refused(strings):
     with pytest.raises(InputError, match="stop strings"):
@@ -324,24 +312,17 @@ def test_actions_that_are_played_again_have_each_their_own_time_and_memory_is_no
             ask("late", actions=["end", "a"]).result()
 
 
-@pytest.mark.parametrize(
-    "step, line",
-    [
-        ("raise KeyError('lost')", "mine.py:14: KeyError: 'lost'"),
-        ("return 3", "step returned 3 (int), not (observation, reward)"),
-        ("return 'a', 'b'", "step returned the reward 'b', not a number between -1e+09 and 1e+09"),
-        ("return 'a', float('nan')", "step returned the reward nan, not a number between"),
-        ("return 'a', 1e300", "step returned the reward 1e+300, not a number between"),
-        ("return 5, 1.0", "step returned the observation 5 (int), not text or None"),
-        ("return 'x' * 10**7, 1.0", "an observation of 10000000 characters, more than 1048576"),
-        ("return chr(0xD800), 1.0", "UnicodeEncodeError"),
-        ("time.sleep(60)", "took longer than 4 s"),
-        ("os._exit(3)", "exit status 3"),
-        ("kept = [bytearray(2**28) for _ in range(99)]", "MemoryError"),
-        ("while True:\n            os.fork()", "it had more than 64 processes"),
-        ("raise SystemExit", "SystemExit"),
-    ],
-)
+@pytest.mark.parametrize("step, line", [
+    ("raise KeyError('lost')", "mine.py:14: KeyError: 'lost'"),
+    ("return 3", "step returned 3 (int), not (observation, reward)"),
+    ("return 'a', 'b'", "step returned the reward 'b', not a number between -1e+09 and 1e+09"),
+    ("return 'a', float('nan')", "step returned the reward nan, not a number between"),
+    ("return 5, 1.0", "step returned the observation 5 (int), not text or None"),
+    ("return 'x' * 10**7, 1.0", "an observation of 10000000 characters, more than 1048576"),
+    ("return chr(0xD800), 1.0", "UnicodeEncodeError"), ("time.sleep(60)", "took longer than 4 s"),
+    ("os._exit(3)", "exit status 3"), ("kept = [bytearray(2**28) for _ in range(99)]", "MemoryError"),
+    ("while True:\n            os.fork()", "it had more than 64 processes"),
+])  # fmt: skip
 def test_an_environment_that_fails_says_why_and_others_go_on(tmp_path, step, line):
     guarded = f"if action != 'bad': return 'fine', 1.0\n        {step}"
     seconds = 4.0 if "sleep" in step else 60.0
@@ -354,17 +335,12 @@ def test_an_environment_that_fails_says_why_and_others_go_on(tmp_path, step, lin
         assert ask("other", actions=["a", "b"]).result() == ["fine", [1.0, 1.0]]
 
 
-@pytest.mark.parametrize(
-    "name, content, line",
-    [
-        ("mine.py:Mine", "class Mine:\n    def reset(self): pass", "Mine has no step; expected a class with __init__"),
-        ("mine.py:Mine", "class Mine: pass", "Mine has no reset and no step"),
-        ("mine.py:Other", "class Mine: pass", "defines no class 'Other'; it defines Mine"),
-        ("mine.py:Mine", "class Mine(", "mine.py:1: SyntaxError"),
-        ("lost.py:Mine", "", "there is no file"),
-        ("chess", "", "must be one of calculator, guess, textarena:NAME"),
-    ],
-)
+@pytest.mark.parametrize("name, content, line", [
+    ("mine.py:Mine", "class Mine:\n    def reset(self): pass", "Mine has no step; expected a class with __init__"),
+    ("mine.py:Other", "class Mine: pass", "defines no class 'Other'; it defines Mine"),
+    ("mine.py:Mine", "class Mine(", "mine.py:1: SyntaxError"), ("lost.py:Mine", "", "there is no file"),
+    ("chess", "", "must be one of calculator, guess, textarena:NAME"),
+])  # fmt: skip
 def test_an_environment_that_cannot_be_is_refused(tmp_path, monkeypatch, name, content, line):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(content)
@@ -401,22 +377,12 @@ def test_guess():
     assert Guess({"answer": "8"}, seed=1).number == 8
 
 
-@pytest.mark.parametrize(
-    "action, expected",
-    [
-        ("I add <calc>1234567*89</calc>", ("109876463", 0.0)),
-        ("<calc>(2 + 3)/4</calc>\n", ("1.25", 0.0)),
-        ("<calc>__import__('os')</calc>", "error: expected"),
-        ("<calc>1/0</calc>", "error: expected"),
-        ("<calc>9**9**9</calc>", "error: expected"),
-        ("The sum is 1,234.", (None, 1.0)),
-        ("It is 1234.0", (None, 1.0)),
-        ("It is 1235", (None, 0.0)),
-        ("", (None, 0.0)),
-        ("<calc>1</calc> is 1234", (None, 1.0)),
-        ("<calc>1200+34</calc>.\n", ("1234", 0.0)),
-    ],
-)
+@pytest.mark.parametrize("action, expected", [
+    ("I add <calc>1234567*89</calc>", ("109876463", 0.0)), ("<calc>(2 + 3)/4</calc>\n", ("1.25", 0.0)),
+    ("<calc>__import__('os')</calc>", "error: expected"), ("<calc>9**9**9</calc>", "error: expected"),
+    ("The sum is 1,234.", (None, 1.0)), ("", (None, 0.0)), ("<calc>1</calc> is 1234", (None, 1.0)),
+    ("<calc>1200+34</calc>.\n", ("1234", 0.0)),
+])  # fmt: skip
 def test_calculator(action, expected):
     observation, reward = Calculator({"answer": "1234"}, 0).step(action)
     assert (observation, reward) == expected if isinstance(expected, tuple) else observation.startswith(expected)
@@ -481,37 +447,6 @@ def row(index, *parts):
     """A row of texts, of which the second, fourth, ... are the policy's."""
     tokens = [ord(character) for part in parts for character in part]
     return Row(index, tokens, [n % 2 == 1 for n, part in enumerate(parts) for _ in part])
-
-
-def test_limits_of_turns_and_episodes():
-    said = []
-    talk = episodes(Scripted(lambda actions: said.append(list(actions)) or ("ok", [1.0] * len(actions)), max_turns=2))
-    assert talk([row(0, "abcd"), row(1, "abcd")], None) == [Answer(n, list(map(ord, "ok")), limit=8) for n in range(2)]
-    (answer,) = talk([row(0, "abcd", "", "ok", "x")], None)
-    assert answer == Answer(0, list(map(ord, "ok")), limit=11)
-    (answer,) = talk([row(0, "abcd", "", "ok", "x", "ok", "y")], None)  # no third turn
-    assert answer == Answer(0, ended=True) and talk.outcome(row(0)).rewards == [1.0, 1.0]
-    (answer,) = talk([row(1, "abcd", "", "ok", "z" * 16)], None)  # two tokens are left, and the observation takes them
-    assert answer == Answer(1, ended=True)
-    assert (
-        talk.outcome(row(1)).note
-        == "an observation of 2 tokens leaves none of rollout.max_new=20 to the policy; the episode ends there"
-    )
-    assert said == [[], [], ["x"], ["x", "y"], ["z" * 16]]
-
-
-def test_an_opening_that_leaves_no_room_and_a_failed_reset_end_an_episode_without_a_token():
-    talk = episodes(Scripted(lambda actions: ("x" * 20, [])))
-    assert [answer.ended for answer in talk([row(0, "abcd"), row(1, "abcd")], None)] == [True, True]
-    assert talk.outcome(row(0)).result() == 0.0 and "20 tokens" in talk.outcome(row(0)).note
-
-    def fails(actions):
-        raise Failure("broken")
-
-    talk = episodes(Scripted(fails))
-    assert talk([row(1, "abcd")], None) == [Answer(1, ended=True)]
-    with pytest.raises(Failure, match="broken"):
-        talk.outcome(row(1)).result()
 
 
 def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
@@ -623,14 +558,6 @@ def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
         for (b, begin, end), value in values.items():
             np.testing.assert_allclose(found[b, begin:end], (value - all_of.mean()) / scale, atol=1e-9)
     assert not found[~mask].any()
-
-
-def test_turn_return_of_one_turn_is_the_group_mean_over_the_deviation():
-    rewards, mask = np.array([[1.0, 0.0, 0.5], [1.0, 1.0, 1.0]], np.float32), np.ones((6, 4), bool)
-    found = turn_return(rewards, jnp.zeros((6, 4)), mask)
-    np.testing.assert_allclose(found, np.repeat(np.asarray(group_mean_std(rewards)).reshape(-1, 1), 4, 1), atol=1e-6)
-    assert not np.asarray(found)[3:].any()
-    assert begins_turn(np.array([[0, 1, 1, 0, 1]])).tolist() == [[False, True, False, False, True]]
 
 
 # Training.

@@ -54,6 +54,14 @@ def main(*arguments):
 make_run()
 run, found = f"--workdir={root / 'run'}", {}
 found["last"] = main(run, "--which=2", f"--out={root / 'out'}")
+def files():
+    return [(root / "out" / name).read_text() for name in ("responses.jsonl", "evaluation.json")]
+
+found["whole"] = files()
+(root / "out" / "responses.jsonl").write_text(found["whole"][0][: int(0.6 * len(found["whole"][0]))])
+found["again"] = main(run, "--which=2", f"--out={root / 'out'}")
+found["cut"] = files()
+found["temperature"] = main(run, "--which=2", f"--out={root / 'out'}", "--temperature=0.5")
 found["on its way"] = main(run, "--which=last", f"--out={root / 'newest'}")
 def save_nan():
     config, run = states.read_run(place)
@@ -90,6 +98,14 @@ def test_a_run_is_found_by_its_workdir_or_by_its_place(found):
     assert found["elsewhere"]["code"] == 0, found["elsewhere"]
 
 
+def test_responses_are_written_and_those_that_are_missing_are_drawn_again(found):
+    """Cut in the middle of a problem, an evaluation ends with the same responses."""
+    assert found["again"]["code"] == 0 and found["cut"] == found["whole"]
+    responses, scores = [json.loads(line) for line in found["whole"][0].splitlines()], json.loads(found["whole"][1])
+    assert len(responses) == 4 * 12 and "mean@4" in found["last"]["out"] and "sorting" in found["last"]["out"]
+    assert scores["all/mean@4"] == pytest.approx(sum(row["correct"] for row in responses) / len(responses))
+
+
 def test_a_checkpoint_that_is_not_whole_yet_is_passed_over(found):
     newest = found["on its way"]
     assert newest["code"] == 0 and "step-2" in newest["out"], newest
@@ -97,12 +113,10 @@ def test_a_checkpoint_that_is_not_whole_yet_is_passed_over(found):
 
 
 REFUSED = {
-    "other place": "--checkpoint_dir=",
-    "no run": "nowhere",
-    "no step": "no checkpoint of step 9",
-    "not finite": "step-5: parameters are NaN or infinite",
+    "temperature": "temperature: 1.0 -> 0.5", "other place": "--checkpoint_dir=", "no run": "nowhere",
+    "no step": "no checkpoint of step 9", "not finite": "step-5: parameters are NaN or infinite",
     "memory": "'evaluation' (RESOURCE_EXHAUSTED",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -5,18 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rpg_jax.exact import (
-    CONDITIONS,
-    MOVED,
-    SPACES,
-    VERDICTS,
-    Target,
-    examine,
-    level_gap,
-    targets,
-    worst,
-)
-from rpg_jax.exact.certify import full_vocabulary_gaps
+from rpg_jax.exact import CONDITIONS, MOVED, SPACES, VERDICTS, Target, examine, level_gap, targets, worst
 from rpg_jax.exact.enumeration import MIXTURES, every_sequence, random_problems, token_logprobs
 from rpg_jax.exact.generators import divergence_faults
 from rpg_jax.objectives import DIVERGENCES, Divergence, make
@@ -167,21 +156,8 @@ def test_a_wrong_divergence_is_caught(monkeypatch):
     assert "its generator f(u) is not convex" in divergence_faults("mine")
 
 
-def test_the_control_variate_of_a_divergence_is_its_own_constant():
-    for control, own in ((0.7, EXACT_MEAN), (1.0, EXACT)):
-        objective = constant(divergence="rkl", control=control, beta=0.3)
-        assert verdicts(objective) == (own, own) and objective.declares == (EXACT_MEAN, EXACT_MEAN)
-
-
 def test_levels_agree_on_the_reward_at_old_only():
     gaps = level_gap("urkl", count=3)
     for condition, (reward, divergence) in gaps.items():
         assert (reward < 1e-12) == condition.on_policy
         assert (divergence < 1e-12) == (condition.on_policy and condition.reference_is_behavior)
-
-
-def test_a_clipped_reward_beside_a_kl_over_the_vocabulary_is_exact_on_policy():
-    objective = constant(divergence="rkl", kl="full", clip="rpg", beta=0.3)
-    assert objective.declares == (EXACT_MEAN, BIASED)
-    for condition, gap in full_vocabulary_gaps(objective, count=3).items():
-        assert condition.distance is not None or (gap < 1e-9) == condition.on_policy

@@ -18,13 +18,9 @@ from rpg_jax.run import evaluate, train
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = {
-    "rows.jsonl": '{"problem": "1+1", "answer": 2}\n',
-    "config.json": "[]",
-    "not_python.py": "def f(:",
-    "sweep.py": "CONFIG, SEEDS, VARIANTS = 3, 'x', [1]",
-    "file.gguf": "GGUF" + 40 * "x",
-    "empty.parquet": "",
-}
+    "rows.jsonl": '{"problem": "1+1", "answer": 2}\n', "config.json": "[]", "not_python.py": "def f(:",
+    "sweep.py": "CONFIG, SEEDS, VARIANTS = 3, 'x', [1]", "file.gguf": "GGUF" + 40 * "x", "empty.parquet": "",
+}  # fmt: skip
 WORK = [  # what is expensive, or does not end; in its place the line is "accepted"
     (train, "train"), (evaluate, "evaluate"), (planning, "plan_in_process"), (planning, "plan"),
     (verification, "find"),

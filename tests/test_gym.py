@@ -54,37 +54,25 @@ def test_the_form_of_a_title():
     assert listed("a(x=(1, 2), y={3}),b") == ["a(x=(1, 2), y={3})", "b"] and listed(" , ") == []
 
 
-@pytest.mark.parametrize(
-    ("title", "message"),
-    [
-        ("gym:", "expected gym:FAMILY"),
-        ("gym:gcd(", "expected gym:FAMILY"),
-        ("gym:gcd * 3", "expected gym:FAMILY"),
-        ("gym:gcd(3)", "expected gym:FAMILY"),
-        ("gym:gcd(**{'a': 1})", "expected gym:FAMILY"),
-        ("gym:__import__('os').system(x=1)", "expected gym:FAMILY"),
-        ("gym:gcd(min_value=open('x'))", "the values of gcd must be numbers, strings"),
-        ("gym:gcd(size=0)", "size of gcd is 0; expected a number in 1..1048576"),
-        ("gym:gcd(seed='a')", "seed of gcd is 'a'; expected a number in 0..2047"),
-    ],
-)
+@pytest.mark.parametrize(("title", "message"), [
+    ("gym:", "expected gym:FAMILY"), ("gym:gcd * 3", "expected gym:FAMILY"),
+    ("gym:__import__('os').system(x=1)", "expected gym:FAMILY"),
+    ("gym:gcd(min_value=open('x'))", "the values of gcd must be numbers, strings"),
+    ("gym:gcd(size=0)", "size of gcd is 0; expected a number in 1..1048576"),
+    ("gym:gcd(seed='a')", "seed of gcd is 'a'; expected a number in 0..2047"),
+])  # fmt: skip
 def test_another_form_is_refused(title, message):
     with pytest.raises(ValueError, match="gym:") as error:
         parse(title)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("title", "message"),
-    [
-        ("gym:gdc", "there is no family 'gdc'; python -m rpg_jax.prepare --list_gym shows them"),
-        ("gym:composite", "there is no family 'composite'"),
-        ("gym:gcd(minimum=1)", "gcd has no parameter 'minimum'; there are: min_numbers, max_numbers, min_value"),
-        ("gym:gcd(min_value=0)", "gcd refuses {'min_value': 0}: min_value must be positive"),
-        ("gym:gcd(min_value='a')", "gcd refuses {'min_value': 'a'}: '"),
-        ("gym:products(max_digits=1, max_terms=1, min_terms=1, size=11)", "products has only about 8 train problems"),
-    ],
-)
+@pytest.mark.parametrize(("title", "message"), [
+    ("gym:gdc", "there is no family 'gdc'; python -m rpg_jax.prepare --list_gym shows them"),
+    ("gym:gcd(minimum=1)", "gcd has no parameter 'minimum'; there are: min_numbers, max_numbers, min_value"),
+    ("gym:gcd(min_value=0)", "gcd refuses {'min_value': 0}: min_value must be positive"),
+    ("gym:products(max_digits=1, max_terms=1, min_terms=1, size=11)", "products has only about 8 train problems"),
+])  # fmt: skip
 def test_what_a_family_refuses_is_one_line(title, message):
     with pytest.raises(ValueError) as error:
         draw(title)
@@ -160,12 +148,6 @@ def test_scores_votes_and_failures(sums, scorer):
         assert credit[0] == 0 and 0 < credit[1] < 1, "gcd gives half a point for any number"
 
 
-def test_a_function_of_ones_own_scores_these_problems_too(sums, tmp_path):
-    (tmp_path / "mine.py").write_text("def half(prompt, response, answer, task): return 0.5 * task.startswith('gym:')")
-    with Scorer(f"{tmp_path}/mine.py:half", workers=1) as scorer:
-        assert scorer.score([(sums[0], "anything")]).correct.tolist() == [0.5]
-
-
 def test_another_question_at_the_same_place_is_reported(sums, scorer):
     record = json.loads(sums[0].answer) | {"digest": "0" * 16}
     problem = sums[0].__class__(1, sums[0].task, sums[0].prompt, "", json.dumps(record))
@@ -173,23 +155,12 @@ def test_another_question_at_the_same_place_is_reported(sums, scorer):
     assert scores.correct[0] == 0 and "draws another question here; prepare the set again" in scores.failures[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "response", "answer"),
-    [
-        ("stated", "1 and 2\nAnswer: **3**.", "3"),
-        ("stated", "It is 3", None),
-        ("boxed", r"so \boxed{x + 1}", "x + 1"),
-        ("tags", "<answer>1</answer> no: <answer>\n2 3\n4 5\n</answer>", "2 3\n4 5"),
-        ("tags", "<answer></answer>", None),
-        ("number", "7 + 8 = 15.", "15"),
-        ("number", "between 3-4, or 1,234.50", "1,234.50"),
-        ("number", "-5 - -3 = -2", "-2"),
-        ("number", "10-3", "3"),
-        ("number", "none", None),
-        ("text", " a b\n", "a b"),
-        ("text", " \n", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "response", "answer"), [
+    ("stated", "1 and 2\nAnswer: **3**.", "3"), ("boxed", r"so \boxed{x + 1}", "x + 1"),
+    ("tags", "<answer>1</answer> no: <answer>\n2 3\n4 5\n</answer>", "2 3\n4 5"), ("tags", "<answer></answer>", None),
+    ("number", "7 + 8 = 15.", "15"), ("number", "between 3-4, or 1,234.50", "1,234.50"),
+    ("number", "-5 - -3 = -2", "-2"), ("text", " a b\n", "a b"),
+])  # fmt: skip
 def test_where_an_answer_is_looked_for(name, response, answer):
     assert EXTRACTIONS[name](response) == answer
     with pytest.raises(ValueError, match="extraction='last' is unknown; known: stated, boxed, tags, number, text"):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg_jax.models import Model, ModelConfig, huggingface, rope
-from rpg_jax.storage import tensor_files, weights
+from rpg_jax.storage import weights
 
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 YARN = dict(factor=4.0, original_max_position_embeddings=16)
@@ -222,18 +222,6 @@ def test_every_dtype_is_read_to_the_bit(kind, tmp_path):
     assert_same(found, tensors)
 
 
-@given(data=st.data(), rows=st.integers(1, 200), columns=st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
-def test_any_rows_of_any_tensor(data, rows, columns, tmp_path_factory):
-    file = tmp_path_factory.getbasetemp() / "any.safetensors"
-    tensor = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
-    safetensors.numpy.save_file({"before": np.zeros(3, np.float16), "x": tensor}, file)
-    first = data.draw(st.integers(0, rows - 1))
-    last = data.draw(st.integers(first + 1, rows))
-    stored = tensor_files._header(file)["x"]
-    np.testing.assert_array_equal(stored.rows(first, last), tensor[first:last])
-
-
 def test_files_are_cut_at_the_size_asked_for(tmp_path):
     raw = raw_config("qwen3")
     tensors = random_tensors(raw)
@@ -300,21 +288,6 @@ def test_names_of_a_wrapped_model_are_one_short_line_with_the_mend(tmp_path, pre
     text = str(error.value).replace(str(tmp_path), "")
     assert f"all {len(tensors)} names begin with '{prefix}' ({prefix}" in text and f" {len(tensors) - 3} more" in text
     assert "model._orig_mod, model.module, or model.merge_and_unload()" in text and len(text) < 500
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        (lambda name, x: (name.removeprefix("model."), x), r"all \d+ names lack 'model.' \(.* more\): save the model"),
-        (lambda name, x: (f"{name}.x", np.zeros(3, np.int8)), r"missing: .* more; \d+ unexpected: .* more; \d+ of a"),
-        (lambda name, x: (name, x[:1]), r"\d+ of another shape: .* more"),
-    ],
-)
-def test_lists_of_names_are_short(tmp_path, change, match):
-    raw = raw_config("qwen2") | {"tie_word_embeddings": True}
-    with pytest.raises(ValueError, match=match) as error:
-        load(save(tmp_path, raw, dict(change(*item) for item in random_tensors(raw).items())))
-    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -394,32 +367,21 @@ def test_a_wrong_index_is_named(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "match"),
-    [
-        ("qwen2", dict(architectures=["MistralForCausalLM"]), "'MistralForCausalLM' is not supported; known: Qwen2For"),
-        ("qwen2-yarn", dict(model_type="mixtral"), "'mixtral' is not supported"),
-        ("qwen3", dict(rope_scaling={"rope_type": "longrope", "factor": 2}), "'longrope' is not supported; known: def"),
-        ("qwen3", dict(rope_scaling={"type": "mrope"}), "'mrope' is not supported"),
-        ("qwen3", dict(rope_scaling={"rope_type": "linear"}), "linear lacks factor"),
-        ("llama", dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "lacks low_freq_factor, high_freq_factor"),
-        ("llama", dict(rope_scaling={"rope_type": "llama3", **LLAMA3, "factor": "8"}), "factor is '8'"),
-        ("llama", dict(rope_scaling={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}), "must be below"),
-        ("llama", dict(rope_scaling={"full_attention": {}}), "expected one object"),
-        ("llama", dict(attention_bias=True), "attention_bias is True"),
-        ("llama", dict(mlp_bias=True), "mlp_bias is True"),
-        ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
-        ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
-        ("llama", dict(hidden_size=18), "hidden_size .18. is not a multiple"),
-        ("llama", dict(quantization_config={"quant_method": "awq"}), "'awq'.*quantized"),
-        ("qwen2", dict(use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention"),
-        ("qwen2", dict(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
-        ("qwen2", dict(hidden_size=None), "key hidden_size is missing"),
-        ("qwen2", dict(num_hidden_layers="2"), "num_hidden_layers is '2'"),
-        ("qwen2", dict(rms_norm_eps=0), "rms_norm_eps is 0"),
-        ("qwen2", dict(num_key_value_heads=4), "must be a multiple of kv_heads"),
-    ],
-)
+@pytest.mark.parametrize(("name", "change", "match"), [
+    ("qwen2", dict(architectures=["MistralForCausalLM"]), "'MistralForCausalLM' is not supported; known: Qwen2For"),
+    ("qwen3", dict(rope_scaling={"rope_type": "longrope", "factor": 2}), "'longrope' is not supported; known: def"),
+    ("qwen3", dict(rope_scaling={"rope_type": "linear"}), "linear lacks factor"),
+    ("llama", dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "lacks low_freq_factor, high_freq_factor"),
+    ("llama", dict(rope_scaling={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}), "must be below"),
+    ("llama", dict(rope_scaling={"full_attention": {}}), "expected one object"),
+    ("llama", dict(attention_bias=True), "attention_bias is True"),
+    ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
+    ("llama", dict(hidden_size=18), "hidden_size .18. is not a multiple"),
+    ("llama", dict(quantization_config={"quant_method": "awq"}), "'awq'.*quantized"),
+    ("qwen2", dict(use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention"),
+    ("qwen2", dict(hidden_size=None), "key hidden_size is missing"),
+    ("qwen2", dict(num_hidden_layers="2"), "num_hidden_layers is '2'"),
+])  # fmt: skip
 def test_a_config_beyond_us_is_refused(name, change, match, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**raw_config(name), **change}))
     with pytest.raises(ValueError, match=match) as error:

@@ -140,17 +140,6 @@ def test_options_reach_pytest(clone, tmp_path):
     assert calls()[-1] == "-m pytest -n4 --dist=loadfile --no-loadscope-reorder -k two words"
 
 
-def test_quickstart_trains_evaluates_and_names_the_figure(clone, tmp_path):
-    calls = fake_venv(clone)
-    result = run(["bash", clone / "launch/quickstart.sh", "--config.seed=1"], tmp_path)
-    assert calls()[-2:] == [
-        "-m rpg_jax.train --config=configs/quickstart.py --workdir=runs/quickstart --config.seed=1",
-        "-m rpg_jax.evaluate --workdir=runs/quickstart",
-    ]
-    assert result.returncode == 0
-    assert result.stdout.splitlines()[-1] == f"curves: {clone}/runs/quickstart/figures/training.png"
-
-
 def test_quickstart_stops_where_training_stops(clone, tmp_path):
     calls = fake_venv(clone, 'if [[ "$2" == rpg_jax.train ]]; then exit 75; fi')
     assert run(["bash", clone / "launch/quickstart.sh"], tmp_path).returncode == 75

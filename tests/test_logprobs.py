@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_models import randomized, some_tokens
 
-from rpg_jax.models import (
-    Model,
-    ModelConfig,
-    token_logprobs,
-    token_logprobs_and_divergence,
-    token_logprobs_and_entropy,
-)
+from rpg_jax.models import Model, ModelConfig, token_logprobs, token_logprobs_and_divergence, token_logprobs_and_entropy
 from rpg_jax.objectives import DIVERGENCES
 from rpg_jax.objectives.divergences import full_vocabulary
 
@@ -75,16 +69,6 @@ def test_equals_naive_in_value_and_gradient(length, chunk, temperature, density,
     # The program of a gradient rounds logits of 100 in another way.
     alone, (beside, _) = forward(PARAMS, tokens, mask, temperature, chunk=chunk)
     np.testing.assert_allclose(alone, beside, rtol=1e-5, atol=1e-5)
-
-
-def test_column_t_describes_token_t():
-    """The value at column t moves with token t, never with a later one, and column 0 is zero."""
-    tokens = some_tokens((2, 12), 9)
-    other = np.where(np.arange(12) == 6, (tokens + 1) % 53, tokens)
-    before, after = (np.asarray(forward(PARAMS, t, np.ones((2, 12), bool))[0]) for t in (tokens, other))
-    assert (before[:, 0] == 0).all() and (before[:, 1:] < 0).all()
-    np.testing.assert_array_equal(before[:, :6], after[:, :6])
-    assert (before[:, 6:] != after[:, 6:]).all()
 
 
 def test_chunks_without_response_tokens_are_skipped_under_jit_and_grad():

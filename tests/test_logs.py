@@ -211,15 +211,6 @@ def test_progress_in_a_pipe_is_plain_lines(capfd, monkeypatch):
     ]
 
 
-def test_progress_on_a_terminal_is_a_bar(capfd, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with Progress("RL", 2, 6) as progress:
-        for done in (3, 6):
-            progress(done, reward=0.123456)
-    last = capfd.readouterr().err.split("\r")[-1]
-    assert "RL: 100%" in last and "6/6" in last and "reward=0.123" in last
-
-
 # The responses of an evaluation.
 
 

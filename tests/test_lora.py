@@ -151,7 +151,8 @@ def test_a_base_that_has_changed_is_refused(folder, finished):
 
 def test_exports_are_the_merged_model_and_the_adapters_as_peft_names_them(folder, finished):
     for to, target in (("huggingface", "merged"), ("peft", "adapters")):
-        succeed("convert", f"--workdir={finished}", f"--target={folder / target}", f"--to={to}", "--which=last")
+        arguments = f"--workdir={finished}", f"--target={folder / target}", f"--to={to}", "--which=last"
+        assert call("convert", *arguments) == (0, "")
     merged, base = (safetensors.numpy.load_file(folder / name / "model.safetensors") for name in ("merged", "base"))
     adapters = safetensors.numpy.load_file(folder / "adapters" / "adapter_model.safetensors")
     described = json.loads((folder / "adapters" / "adapter_config.json").read_text())
@@ -169,14 +170,11 @@ def test_exports_are_the_merged_model_and_the_adapters_as_peft_names_them(folder
     assert status == 2 and "--to=peft writes the adapters of a run" in line
 
 
-@pytest.mark.parametrize(
-    "flag, says",
-    [
-        ("rank=-1", "model.lora.rank is -1; it must be at least 0 and whole"),
-        ("targets=q,router", "q,router; expected some of q,k,v,o,gate,up,down"),
-        ("alpha=0.0", "model.lora.alpha is 0.0; it must be above 0 and finite"),
-    ],
-)
+@pytest.mark.parametrize("flag, says", [
+    ("rank=-1", "model.lora.rank is -1; it must be at least 0 and whole"),
+    ("targets=q,router", "q,router; expected some of q,k,v,o,gate,up,down"),
+    ("alpha=0.0", "model.lora.alpha is 0.0; it must be above 0 and finite"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused_at_the_door(folder, flag, says):
     status, line = call("train", *arguments(folder, "refused", f"--config.model.lora.{flag}"))
     assert status == 2 and says in line

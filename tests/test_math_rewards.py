@@ -3,10 +3,10 @@
 import importlib.util
 import json
 import pathlib
-import time
 
 import pyarrow.parquet
 import pytest
+from fuzzing import SECONDS, bounded
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -113,36 +113,14 @@ def test_every_answer_of_the_evaluation_sets():
             assert not dapo(f"Answer: {other}", answer) and not boxed(rf"\boxed{{{other}}}", answer)
 
 
-@pytest.mark.parametrize(
-    ("response", "inside"),
-    [
-        (r"\boxed{5}", "5"),
-        (r"\boxed{4} \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{x = \boxed{5}}", "5"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\}}", r"\}"),
-        (r"\boxed{5} \boxed{6", None),
-        (r"\boxed{5", None),
-        (r"\boxed", None),
-        ("Answer: 5", None),
-        ("", None),
-        (r"So \boxed {5}", "5"),
-        ("\\boxed\n{5}", "5"),
-        (r"\fbox{5}", "5"),
-        (r"\boxed{\boxed{5}}", "5"),
-        (r"\boxed{\fbox{5}}", "5"),
-        (r"It is \boxed 5", "5"),
-        (r"\boxed 5 is the answer", "5"),
-        (r"$\boxed 5$ and not $6$", "5"),
-        (r"\(\boxed \frac{5}{1}\), as said", r"\frac{5}{1}"),
-        (r"\boxed -\frac{1}{2} is it", r"-\frac{1}{2}"),
-        (r"\boxed{5}. I was asked to use \boxed{} or \boxed{ }.", "5"),
-        (r"\boxed{5} \boxedx{6}", "5"),
-        (r"\boxed {5", None),
-        (r"\boxed{5}" + " " * 291, "5"),
-        (r"\boxed{5}" + " " * 292, None),
-    ],
-)
+@pytest.mark.parametrize(("response", "inside"), [
+    (r"\boxed{5}", "5"), (r"\boxed{4} \boxed{\frac{1}{2}}.", r"\frac{1}{2}"), (r"\boxed{x = \boxed{5}}", "5"),
+    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed{5} \boxed{6", None), (r"\boxed{5", None), ("", None),
+    (r"So \boxed {5}", "5"), (r"\fbox{5}", "5"), (r"\boxed{\boxed{5}}", "5"), (r"It is \boxed 5", "5"),
+    (r"$\boxed 5$ and not $6$", "5"), (r"\(\boxed \frac{5}{1}\), as said", r"\frac{5}{1}"),
+    (r"\boxed{5}. I was asked to use \boxed{} or \boxed{ }.", "5"), (r"\boxed {5", None),
+    (r"\boxed{5}" + " " * 291, "5"), (r"\boxed{5}" + " " * 292, None),
+])  # fmt: skip
 def test_boxed_answer(response, inside):
     assert boxed_answer(response) == inside
     assert boxed(response, "-7") is False
@@ -219,12 +197,11 @@ PIECES = [
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_time_is_linear_in_the_text(piece):
-    """10^5 characters: the slowest takes 0.5 s; a quadratic pattern takes minutes."""
+    """10^5 characters: the slowest takes 0.5 s; a quadratic pattern takes minutes, and is ended by a limit."""
     text = (piece * 100_000)[:100_000]
-    start = time.process_time()
-    for rule in (dapo, boxed):
-        assert rule("Answer: 5", text) is False and rule(text, "5") in (True, False)
-    assert time.process_time() - start < 5
+    with bounded(SECONDS):
+        for rule in (dapo, boxed):
+            assert rule("Answer: 5", text) is False and rule(text, "5") in (True, False)
 
 
 def test_votes_are_counted_by_what_an_answer_means():

@@ -1,7 +1,6 @@
 """Metrics: values by hand in numpy, and merging the parts of a batch gives the whole's."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,17 +92,6 @@ def test_parts_merge_to_the_whole(cut, seed):
         merged = metrics.merge(metrics.merge(a, metrics.empty(a)), b)
     for key, value in numbers(merged).items():
         np.testing.assert_allclose(value, whole[key], rtol=1e-11, atol=1e-14, err_msg=key)
-
-
-def test_accumulation_inside_a_loop_starts_from_shapes():
-    arrays = [jnp.asarray(x.reshape(4, 2, 5), bool if x.dtype == bool else jnp.float32) for x in sample()]
-    at = lambda i: RPG(*(x[i] for x in arrays))[1]  # noqa: E731
-    start = metrics.empty(jax.eval_shape(at, 0))
-    total = jax.jit(lambda: jax.lax.fori_loop(0, 4, lambda i, m: metrics.merge(m, at(i)), start))()
-    whole = numbers(measure(RPG, *sample()))
-    for key, value in numbers(total).items():
-        np.testing.assert_allclose(value, whole[key], rtol=2e-4, atol=1e-6, err_msg=key)
-    assert all(value == 0 for value in numbers(start).values())
 
 
 def test_effective_sample_size_of_ratios_that_overflow():

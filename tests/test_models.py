@@ -198,18 +198,6 @@ def test_hidden_keys_get_no_gradient_and_change_none():
     assert (quiet[1][:, :, 1] == 0).all() and (quiet[2][:, :, 1] == 0).all()
 
 
-def test_positions_shift_only_what_is_relative():
-    """Rotary positions are relative: adding a constant to all of them changes nothing; a gap does."""
-    model = Model(FAMILIES["llama"])
-    params = randomized(model)
-    tokens = some_tokens()
-    columns = np.broadcast_to(np.arange(9), (2, 9))
-    hidden = lambda positions: np.asarray(forward(model, params, tokens, positions)[0])  # noqa: E731
-    plain, gap = hidden(None), hidden(columns + 40 * (columns > 3))
-    np.testing.assert_allclose(plain, hidden(columns + 5), rtol=1e-3, atol=1e-3)
-    assert np.abs(plain - gap)[:, 4:].max() > 1e-2
-
-
 def test_initial_scales():
     """Kernels have variance 1 / fan-in, layer by layer, and embeddings 1 / hidden; no two layers are the same."""
     params = jax.device_get(jax.jit(Model(named("m1")).init)(jax.random.key(0)))

@@ -73,14 +73,10 @@ def test_every_process_is_given_its_identity_and_the_flags(launch):
     assert err.startswith("0 of 1: 4 at localhost:") and err.splitlines()[0].endswith(": -m rpg_jax.train --a b c")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("echo $JAX_PROCESS_ID", (0, "0\n", "")),
-        ("echo 'error: no' >&2; exit 2", (2, "", "error: no\n")),
-        (f"{ONE}echo noise >&2; echo 'error: a' >&2; exit 2", (2, "", "error: a\n")),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("echo $JAX_PROCESS_ID", (0, "0\n", "")), ("echo 'error: no' >&2; exit 2", (2, "", "error: no\n")),
+    (f"{ONE}echo noise >&2; echo 'error: a' >&2; exit 2", (2, "", "error: a\n")),
+])  # fmt: skip
 def test_the_first_process_is_heard_and_a_mistake_is_one_line(launch, text, expected):
     assert outcome(launch(text, "3", "--")) == expected
 
@@ -121,18 +117,11 @@ def test_identity():
     assert (found["coordinator_address"], found["num_processes"], found["process_id"]) == ("host:1", 2, 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2 is out of range.*0 to 1"),
-        ({"JAX_PROCESS_ID": "-1"}, "JAX_PROCESS_ID=-1: expected a whole number"),
-        ({"JAX_NUM_PROCESSES": "many"}, "JAX_NUM_PROCESSES=many"),
-        ({"JAX_NUM_PROCESSES": "0", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES=0: .* at least 1"),
-        ({"JAX_COORDINATOR_ADDRESS": "host:99999"}, "host:99999: .* from 1 to 65535"),
-        ({"JAX_NUM_PROCESSES": ""}, "and JAX_NUM_PROCESSES not"),
-        ({"JAX_COORDINATOR_ADDRESS": "host"}, "JAX_COORDINATOR_ADDRESS=host: expected HOST:PORT"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2 is out of range.*0 to 1"),
+    ({"JAX_NUM_PROCESSES": "many"}, "JAX_NUM_PROCESSES=many"), ({"JAX_NUM_PROCESSES": ""}, "and JAX_NUM_PROCESSES not"),
+    ({"JAX_COORDINATOR_ADDRESS": "host"}, "JAX_COORDINATOR_ADDRESS=host: expected HOST:PORT"),
+])  # fmt: skip
 def test_an_environment_that_makes_no_sense(changes, message):
     with pytest.raises(ValueError, match=message):
         multihost.identity(WHOLE | changes)
@@ -228,30 +217,19 @@ def test_what_is_raised_on_one_process_is_raised_on_all(told):
 
 def test_every_difference_is_named_with_its_process(told):
     for one in told:
-        assert one["same"][0] is None
+        assert one["same"][0] is one["data"][0] is None
         assert "process 1 has b=1, process 0 0;" in one["same"][1] and "a=" not in one["same"][1]
         assert "process 1 has code of x.py='ff', process 0 None;" in one["same"][2]
-
-
-def test_problems_that_differ_are_named(told):
-    for one in told:
-        assert one["data"][0] is None
         for number, difference in zip((251, 2), one["data"][1:], strict=True):
             assert f"process 1 has problems of train='{number}, " in difference and "heldout" not in difference
 
 
-@pytest.mark.parametrize(
-    ("mesh", "shares"),
-    [
-        ("rows", [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        ("both", [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        ("tensor", [list(range(8))] * 2),  # one row shard over both processes: each holds every row
-        ("mixed", [[0, 1, 2, 3], [4, 5, 6, 7]]),
-    ],
-)
-def test_rows_of_a_process_and_of_all(told, mesh, shares):
-    assert [one[mesh][0] for one in told] == shares
-    assert [one[mesh][1] for one in told] == [[str(row) for row in range(8)]] * 2
+def test_rows_of_a_process_and_of_all(told):
+    halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    every = [list(range(8))] * 2  # one row shard over both processes: each holds every row
+    for mesh, shares in dict(rows=halves, both=halves, tensor=every, mixed=halves).items():
+        assert [one[mesh][0] for one in told] == shares
+        assert [one[mesh][1] for one in told] == [[str(row) for row in range(8)]] * 2
 
 
 def test_a_process_alone_is_a_job_of_one():
@@ -278,26 +256,18 @@ cli.run(main)
 """
 
 
-@pytest.fixture(scope="module")
-def stopped():
-    """The exit statuses of both processes of two jobs: SIGTERM, and SIGKILL, to the second one."""
+def test_all_stop_at_the_same_point_and_end_by_themselves_when_one_is_lost():
+    """Two jobs: SIGTERM, and SIGKILL, to the second process."""
     jobs = {number: members(*[("-c", WAITS)] * 2) for number in (signal.SIGTERM, signal.SIGKILL)}
-    found = {}
+    ends = {}
     for number, job in jobs.items():
         while not all("joined\n" in pathlib.Path(output.name).read_text() for _, (output, _) in job):
             assert all(process.is_alive() for process, _ in job)
             time.sleep(0.05)
         os.kill(job[1][0].pid, number)
-        found[number] = [processes.finish(*member, 60)[0] for member in job]
-    return found
-
-
-def test_sigterm_to_one_process_stops_all_at_the_same_point(stopped):
-    assert stopped[signal.SIGTERM] == [75, 75]
-
-
-def test_processes_end_by_themselves_when_one_is_lost(stopped):
-    status, lost = stopped[signal.SIGKILL]
+        ends[number] = [processes.finish(*member, 60)[0] for member in job]
+    assert ends[signal.SIGTERM] == [75, 75]
+    status, lost = ends[signal.SIGKILL]
     assert lost == -signal.SIGKILL and status not in (0, 2, 75)  # nobody's mistake
 
 
@@ -323,25 +293,16 @@ class Echo:
 
 
 def training_flags(folder, name, **mesh):
-    settings = {f"mesh.{axis}": size for axis, size in mesh.items()} | {
-        "steps": 2,
-        "seed": 2,  # whose second step draws prompts again
-        "model.size": "micro",
-        "warm_start.steps": 0,
-        "rollout.dynamic_sampling": True,
-        "rollout.delay": 1,
-        "rollout.carry_over": True,
-        "rollout.oversample": 2.0,
-        "behavior.source": "sampler",
-        "rollout.max_new": 16,
-        "environment.name": f"{folder / 'reward.py'}:Echo",
-        "environment.turn_tokens": 5,
-        "reward.function": f"{folder / 'reward.py'}:sevenths",
-        "reward.workers": 1,
-        "reward.max_failures": 1.0,
-        "evaluation.every": 2,
-        "data.directory": folder / "data",
-    }
+    mine = folder / "reward.py"
+    settings = dict(
+        steps=2, seed=2,  # whose second step draws prompts again
+        **{f"mesh.{axis}": size for axis, size in mesh.items()},
+        **{"model.size": "micro", "warm_start.steps": 0, "evaluation.every": 2, "data.directory": folder / "data"},
+        **{"rollout.dynamic_sampling": True, "rollout.delay": 1, "rollout.carry_over": True, "rollout.max_new": 16},
+        **{"rollout.oversample": 2.0, "behavior.source": "sampler", "environment.name": f"{mine}:Echo"},
+        **{"environment.turn_tokens": 5, "reward.function": f"{mine}:sevenths"},
+        **{"reward.workers": 1, "reward.max_failures": 1.0},
+    )  # fmt: skip
     return CONFIG, f"--workdir={folder / name}", *(f"--config.{key}={value}" for key, value in settings.items())
 
 

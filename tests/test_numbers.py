@@ -45,17 +45,6 @@ def gradient(name, arrays, mask, reference):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_responses_that_all_score_the_same_teach_nothing(name):
-    """Without a divergence from a reference, that is: on policy, advantages of equal rewards are zero."""
-    arrays, _ = batch()
-    arrays["advantage"][:] = 0
-    loss, slope = gradient(name, arrays, np.ones(SHAPE, bool), arrays["behavior_logp"])
-    assert np.isfinite(loss)
-    if not make(name, **SETTINGS.get(name, {})).beta:
-        assert not slope.any()
-
-
-@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("which", ["logp", "behavior_logp", "advantage"])
 def test_a_token_that_is_not_a_number_is_never_learned_from(name, which):
     """The loss or the gradient is not finite either, and the update is skipped and counted; or it plays no part."""

@@ -153,41 +153,24 @@ def test_reductions_by_hand():
         assert run(objective, logp, logp, None, advantage, mask, **rest)[0] == pytest.approx(-mean, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    "name, given, words",
-    [
-        ("rgp", {}, ["'rgp'", "'rpg'"]),
-        ("rpg", {"divergnce": "fkl"}, ["divergnce", "divergence"]),
-        ("rpg", {"clip": "rpg", "estimator": "differentiable"}, ["rpg", "reinforce"]),
-        ("rpg", {"clip": "rpg", "z_old": 2.0}, ["z_old"]),
-        ("rpg", {"clip_low": 0.2}, ["clip_low", "none"]),
-        ("rpg", {"level": "sequence", "reduction": "token_mean"}, ["token_mean", "sequence"]),
-        ("rpg", {"clip": "ppo"}, ["ppo", "truncate"]),
-        ("rpg", {"beta": -1.0}, ["beta"]),
-        ("rpg", {"beta": "1e-4"}, ["beta", "number"]),
-        ("rpg", {"clip": "rpg", "clip_low": 1.5}, ["clip_low"]),
-        ("rpg", {"z_old": 0.0}, ["z_old"]),
-        ("grpo", {"clip": "dual"}, ["dual", "ppo"]),
-        ("ppo_clip", {"beta": 0.1}, ["ppo_clip", "beta"]),
-        ("dapo", {"reduction": "mean"}, ["reduction", "token_mean"]),
-        ("cispo", {}, ["cispo", "clip_high", "no default"]),
-        ("gspo", {"reduction": "sequence_mean_token_mean"}, ["sequence_mean_token_mean"]),
-        ("rpg", {"advantage": "group_std"}, ["group_std", "group_mean_std"]),
-        ("grpo", {"sampler_correction": 0.0}, ["sampler_correction", "above 0"]),
-        ("rpg", dict(divergence="fkl", control=0.5), ["control=0.5", "'rkl' or 'urkl'", "'fkl'"]),
-        ("rpg", dict(divergence="js", kl="to_go", control=0.5), ["control=0.5", "'rkl' or 'urkl'"]),
-        ("rpg", dict(divergence="rkl", control="kl", level="sequence"), ["control='kl'", "level='token'"]),
-        ("rpg", dict(control="best"), ["control='best'", "optimal"]),
-        ("rpg", dict(kl="later"), ["kl='later'", "to_go"]),
-        ("rpg", dict(kl="to_go", level="sequence"), ["to_go", "level='token'"]),
-        ("rpg", dict(divergence="rkl", kl="full", control=0.5), ["full", "control=0.5"]),
-        ("rpg", dict(divergence="rkl", control=0.5, clip="dual"), ["control=0.5", "dual"]),
-        ("rpg", dict(clip="icepop", clip_c=3.0), ["clip_c", "icepop"]),
-        ("rpg", dict(clip="m2po", clip_low=0.2), ["clip_low", "m2po"]),
-        ("rpg", dict(divergence="alpha", alpha=1.0), ["alpha=1", "urkl"]),
-        ("rpg", dict(divergence="rkl", alpha=0.5), ["alpha=0.5", "cannot matter"]),
-    ],
-)
+@pytest.mark.parametrize("name, given, words", [
+    ("rgp", {}, ["'rgp'", "'rpg'"]), ("rpg", {"divergnce": "fkl"}, ["divergnce", "divergence"]),
+    ("rpg", {"clip": "rpg", "estimator": "differentiable"}, ["rpg", "reinforce"]),
+    ("rpg", {"clip": "rpg", "z_old": 2.0}, ["z_old"]), ("rpg", {"clip_low": 0.2}, ["clip_low", "none"]),
+    ("rpg", {"level": "sequence", "reduction": "token_mean"}, ["token_mean", "sequence"]),
+    ("rpg", {"clip": "ppo"}, ["ppo", "truncate"]), ("rpg", {"beta": "1e-4"}, ["beta", "number"]),
+    ("rpg", {"clip": "rpg", "clip_low": 1.5}, ["clip_low"]),
+    ("dapo", {"reduction": "mean"}, ["reduction", "token_mean"]), ("cispo", {}, ["cispo", "clip_high", "no default"]),
+    ("rpg", {"advantage": "group_std"}, ["group_std", "group_mean_std"]),
+    ("grpo", {"sampler_correction": 0.0}, ["sampler_correction", "above 0"]),
+    ("rpg", dict(divergence="fkl", control=0.5), ["control=0.5", "'rkl' or 'urkl'", "'fkl'"]),
+    ("rpg", dict(divergence="rkl", control="kl", level="sequence"), ["control='kl'", "level='token'"]),
+    ("rpg", dict(control="best"), ["control='best'", "optimal"]),
+    ("rpg", dict(divergence="rkl", kl="full", control=0.5), ["full", "control=0.5"]),
+    ("rpg", dict(divergence="rkl", control=0.5, clip="dual"), ["control=0.5", "dual"]),
+    ("rpg", dict(clip="icepop", clip_c=3.0), ["clip_c", "icepop"]),
+    ("rpg", dict(divergence="alpha", alpha=1.0), ["alpha=1", "urkl"]),
+])  # fmt: skip
 def test_refusals_name_the_setting_and_the_mend(name, given, words):
     with pytest.raises(ValueError) as error:
         make(name, **given)
@@ -209,20 +192,12 @@ def test_unset_is_none_and_beta_may_be_zero():
         np.testing.assert_array_equal(a[1], b[1])
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"logp": np.zeros(5)}, ["logp", "(5,)", "[B, T]"]),
-        ({"behavior_logp": np.zeros((6, 1))}, ["behavior_logp", "(6, 1)", "(6, 5)"]),
-        ({"advantage": np.zeros(6)}, ["advantage", "(6,)", "(6, 1)"]),
-        ({"advantage": np.zeros((1, 1))}, ["advantage", "(1, 1)"]),
-        ({"mask": np.ones((5, 6))}, ["mask", "(5, 6)"]),
-        ({"reference_logp": np.zeros((6, 4))}, ["reference_logp", "(6, 4)"]),
-        ({"weight": np.ones(5)}, ["weight", "(5,)"]),
-        ({"denominator": np.ones(2)}, ["denominator", "(2,)"]),
-        ({"denominator": 0}, ["denominator", "0"]),
-    ],
-)
+@pytest.mark.parametrize("change, words", [
+    ({"logp": np.zeros(5)}, ["logp", "(5,)", "[B, T]"]),
+    ({"behavior_logp": np.zeros((6, 1))}, ["behavior_logp", "(6, 1)", "(6, 5)"]),
+    ({"advantage": np.zeros(6)}, ["advantage", "(6,)", "(6, 1)"]), ({"mask": np.ones((5, 6))}, ["mask", "(5, 6)"]),
+    ({"weight": np.ones(5)}, ["weight", "(5,)"]), ({"denominator": 0}, ["denominator", "0"]),
+])  # fmt: skip
 def test_shapes_that_do_not_fit_are_named(change, words):
     logp, mu, ref, advantage, mask = sample()
     arrays = dict(logp=logp, behavior_logp=mu, advantage=advantage, mask=mask, reference_logp=ref)

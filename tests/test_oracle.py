@@ -12,9 +12,8 @@ import pandas as pd
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "docs/study"))
-from oracle import __main__ as command  # noqa: E402
 from oracle import estimators, gradients, measure, tables, task  # noqa: E402
-from oracle.estimators import ESTIMATORS, coefficients, every_coefficient  # noqa: E402
+from oracle.estimators import ESTIMATORS  # noqa: E402
 from oracle.policies import logprobs  # noqa: E402
 
 logprobs_of, rewards_of = jax.jit(logprobs, static_argnums=0), jax.jit(task.rewards)
@@ -68,27 +67,6 @@ def test_the_reference_gradient_is_that_of_the_enumerated_reward(policy):
     assert np.linalg.norm(sampled - exact) < 0.1 * np.linalg.norm(exact)
 
 
-def test_what_is_said_of_the_estimators_coefficients_holds():
-    random = np.random.default_rng(1)
-    behavior = -random.gamma(2, 1, (12, 5)).astype(np.float32)
-    logp = behavior + random.normal(0, 0.4, behavior.shape).astype(np.float32)
-    signs = {name: 1.0 if estimator.signed else -1.0 for name, estimator in ESTIMATORS.items()}
-    every = jax.jit(lambda *x: (every_coefficient(*x), [coefficients(name, *x, signs[name]) for name in signs]))
-    (given, scales), found = jax.device_get(every(logp, behavior))
-    for (name, estimator), own in zip(ESTIMATORS.items(), found, strict=True):
-        if not estimator.signed:  # so does the other sign
-            other = scales[name, 0.0][:, None] * given[estimator.like or name, 0.0]
-            np.testing.assert_allclose(own, other, rtol=1e-4, err_msg=name)
-        elif estimator.like:  # so are all tokens of a response
-            np.testing.assert_allclose(own, np.broadcast_to(own[:, :1], own.shape), rtol=1e-4, err_msg=name)
-    w = np.exp(logp - behavior)
-    np.testing.assert_allclose(given["token", 0.0], w, rtol=1e-5)
-    np.testing.assert_allclose(given["token, c only", -1.0], np.where(w < 3, w, 0), rtol=1e-5)
-    np.testing.assert_allclose(scales["sequence", 0.0], w.prod(1), rtol=1e-5)
-    mean = np.exp(np.log(w).mean(1))
-    np.testing.assert_allclose(scales["GSPO", 1.0], np.where(mean > 1 + 4e-4, 0, mean), rtol=1e-4)
-
-
 def test_moments_are_those_of_the_gradients_of_groups(policy, monkeypatch):
     name, like = "token, RPG-Style Clip", "sequence, RPG-Style Clip"
     for module in (gradients, estimators):  # few enough to compile in a test
@@ -140,35 +118,6 @@ def test_bias_variance_and_crossing_are_recovered():
     assert clip.direction == pytest.approx(1, abs=0.01)  # it is shorter, and points the same way
     assert clip.reference_error == pytest.approx(0.1 * np.sqrt(5 / 24), rel=0.3)
     assert clip.cosine == pytest.approx(0.8 / np.sqrt(0.64 + 0.8 / 16), abs=0.02)
-
-
-def test_a_point_whose_reference_is_not_known_well_enough_is_not_shown():
-    noisy = kept(noise_of_reference=0.5)
-    table = tables.estimates(noisy)
-    assert table.reference_error.iloc[0] > tables.LARGEST_ERROR
-    assert tables.shown(table).empty
-
-
-def test_what_is_kept_makes_tables_and_figures(tmp_path):
-    command.save(kept(), tmp_path / command.MOMENTS)
-    names = command.write(pd.read_parquet(tmp_path / command.MOMENTS), tmp_path)
-    assert names == ["oracle.csv", "oracle-error.svg", "oracle-direction.svg", "oracle-clip.svg"]
-    assert all((tmp_path / name).stat().st_size for name in names)
-    assert "token, RPG-Style Clip" in set(pd.read_csv(tmp_path / "oracle.csv").estimator)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(prompts=7), "must divide the task's 128 prompts"),
-        (dict(groups=(5,)), "5 does not divide"),
-        (dict(blocks=2), "at least 3 blocks"),
-        (dict(fresh=512), "without a second response"),
-    ],
-)
-def test_settings_without_sense_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        measure.check(measure.Sampled(**settings))
 
 
 def test_the_page_shows_the_points_of_the_kept_moments():

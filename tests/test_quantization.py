@@ -14,15 +14,7 @@ from hypothesis.extra import numpy as arrays
 from rpg_jax import models, parallel
 from rpg_jax.models import quantization
 from rpg_jax.models.attention import AttentionKind, causal_attention
-from rpg_jax.sampling import (
-    Decoding,
-    Sampling,
-    generate,
-    make_sampler,
-    paged_attention,
-    prompts_to_answer,
-    running_softmax,
-)
+from rpg_jax.sampling import Decoding, Sampling, generate, paged_attention, prompts_to_answer, running_softmax
 
 CONFIG = models.ModelConfig(54, 32, 48, 1, 4, 2, 8, qk_norm=True, qkv_bias=True, max_length=512)
 MODEL, UNTIED = (models.Model(dataclasses.replace(CONFIG, tied_embeddings=tied)) for tied in (True, False))
@@ -156,14 +148,11 @@ class Device:
         self.platform, self.compute_capability = platform, capability
 
 
-@pytest.mark.parametrize(
-    "device, dtype, message",
-    [
-        (Device("cpu"), "int4", "cache_dtype is 'int4'; it must be unset or one of int8, float8_e4m3fn"),
-        (Device("tpu"), "int8", "the TPU kernel has no scale for each token, so use float8_e4m3fn"),
-        (Device("gpu", "8.0"), "float8_e4m3fn", "compute capability is 8.0, and it takes 8.9: use int8"),
-    ],
-)
+@pytest.mark.parametrize("device, dtype, message", [
+    (Device("cpu"), "int4", "cache_dtype is 'int4'; it must be unset or one of int8, float8_e4m3fn"),
+    (Device("tpu"), "int8", "the TPU kernel has no scale for each token, so use float8_e4m3fn"),
+    (Device("gpu", "8.0"), "float8_e4m3fn", "compute capability is 8.0, and it takes 8.9: use int8"),
+])  # fmt: skip
 def test_types_that_a_kernel_does_not_take_are_refused(device, dtype, message):
     class Mesh:
         devices = np.array([device])
@@ -172,9 +161,3 @@ def test_types_that_a_kernel_does_not_take_are_refused(device, dtype, message):
     with pytest.raises(ValueError, match=message):
         paged_attention.choose(Mesh, config, 128, dtype)
     assert paged_attention.choose(Mesh, config, 128)
-
-
-def test_the_cache_is_checked_before_anything_is_drawn():
-    mesh = parallel.make_mesh(devices=jax.devices()[:1])
-    with pytest.raises(ValueError, match="cache_dtype is 'bfloat16'"):
-        make_sampler(MODEL, mesh, Decoding(4, page_size=4, cache_dtype="bfloat16"), 9, 9, 4)

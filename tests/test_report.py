@@ -146,14 +146,6 @@ def test_what_is_unfinished_or_cut_short_is_shown(tmp_path):
     assert re.search(r"\| e \| - \| nothing logged", text)
 
 
-def test_a_sweep_that_goes_on_is_compared_as_far_as_all_came(tmp_path):
-    write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2}, objective__name="a")
-    write_run(tmp_path / "b" / "seed0", {0: 0.1, 2: 0.3, 3: 0.4}, objective__name="b")
-    text = page_of(tmp_path)
-    assert "compared at step 2." in text and "| a | 0 | unfinished | 2 of 4 | 2 | yes |" in text
-    assert "| b | 0 | unfinished | 3 of 4 | 3 | yes |" in text
-
-
 def test_a_variant_that_has_hardly_begun_does_not_hold_up_the_others(tmp_path):
     root = write_sweep(tmp_path / "sweep")
     write_run(root / "new" / "seed0", {0: 0.5}, objective__name="new")
@@ -162,16 +154,6 @@ def test_a_variant_that_has_hardly_begun_does_not_hold_up_the_others(tmp_path):
     assert "| new | 0 | unfinished | 0 of 4 | 0 | no |" in text and "| new, step 0 | - | 0.5000 |" in text
     found = compare(read(root))
     assert (found.variants, found.behind) == (["a", "b", "c"], ["new"]) and "new" in figures.curves(found)
-
-
-def test_runs_of_one_variant_and_different_lengths(tmp_path):
-    write_run(tmp_path / "a" / "seed0", {0: 0.1, 2: 0.2, 4: 0.5})
-    write_run(tmp_path / "a" / "seed1", {0: 0.1, 2: 0.2, 4: 0.5, 6: 0.7}, 1, steps=6)
-    (variant,) = read(tmp_path)
-    found = compare([variant])
-    assert variant.name == "a" and found.step == 4
-    assert found.curve("a")["runs"].to_dict() == {0: 2, 2: 2, 4: 2, 6: 1}
-    assert "| a | 1 | finished | 6 of 6 | 6 | yes |" in page_of(tmp_path)
 
 
 def test_of_two_rows_of_a_step_the_later_counts_and_a_line_that_is_none_is_named(tmp_path):
@@ -184,26 +166,6 @@ def test_of_two_rows_of_a_step_the_later_counts_and_a_line_that_is_none_is_named
         file.write("\n")
     with pytest.raises(ValueError, match="metrics.jsonl, line 5, is not a JSON object"):
         runs.read(folder)
-
-
-def test_values_of_another_kind_do_not_stop_a_report(tmp_path):
-    for seed in (0, "b", None):
-        folder = write_run(tmp_path / "a" / f"seed{seed}", {0: 0.1, 4: 0.2}, seed, rollout__samples=None)
-        with (folder / "metrics.jsonl").open("a") as file:
-            file.write(f'{{"step": 3, "train/reward": {10**400}}}\n')
-        (folder / "summary.json").write_text('{"wall_seconds": null}')
-    write_run(tmp_path / "b" / "seed0", {0: 0.1, 4: 0.2})
-    text = page_of(tmp_path)
-    assert text.count("| yes |") == 4 and "| b | finished |" in text
-
-
-def test_linked_runs_are_found_in_the_order_of_their_numbers(tmp_path):
-    names = ["beta-0", "beta-1e-05", "beta-0.05", "beta-0.1", "beta-2", "beta-10", "none"]
-    for name in reversed(names):
-        write_run(tmp_path / "scratch" / name, {0: 0.1})
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "mine").symlink_to(tmp_path / "scratch")
-    assert [path.name for path in runs.find([tmp_path / "runs"])] == names
 
 
 def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):
@@ -241,17 +203,6 @@ def test_names_cannot_break_the_page(tmp_path):
     assert ">aaaaaaaaaaaaaaa…aaaaaaaaaaaaaab<" in figures.intervals(long)
     escaped = [text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for text in (name, other)]
     assert {*escaped} <= set(drawn)  # as they are, in the legend
-
-
-def test_a_single_run_has_no_sections_of_comparison(tmp_path):
-    text = page_of(write_run(tmp_path / "a", {0: 0.1, 4: 0.2}))
-    sections = "Training curves,Last and best,Training,Cost,Runs".split(",")
-    assert re.findall("^## (.*)", text, re.MULTILINE) == sections
-    assert "| a | 1 | 0.2000 | 0.2000 | 0.2100 | 0.2100 |" in text
-    log = tmp_path / "a" / "metrics.jsonl"
-    log.write_text(re.sub(r'"time/\w+": [\d.]+,? ?', "", log.read_text()).replace(", }", "}"))
-    text = page_of(tmp_path / "a")
-    assert "## Cost" not in text and "## Training curves" in text
 
 
 def test_the_command_writes_the_page_and_its_figures(tmp_path):

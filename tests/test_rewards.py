@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from fractions import Fraction
 
 import numpy as np
@@ -11,25 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rpg_jax.rewards import VERIFIERS, final_answer, overlong_penalty, scale_named, signed_reward
+from rpg_jax.rewards import VERIFIERS, final_answer, overlong_penalty, scale_named
 from rpg_jax.rewards.verifiers import evaluate
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("1+1=2\nAnswer: 2", "2"),
-        ("Answer: 1\nno\nAnswer: 2\n", "2"),
-        ("answer :  $2$. ", "2"),
-        ("**Answer: `x  y`**", "x y"),
-        ("Answer:", None),
-        ("Answer:\n2", None),
-        ("the result is 2", None),
-        ("", None),
-        ("Answer: 2" + " " * 300, None),
-        ("x" * 1000 + "Answer: 7", "7"),
-    ],
-)
+@pytest.mark.parametrize(("response", "answer"), [
+    ("1+1=2\nAnswer: 2", "2"), ("answer :  $2$. ", "2"), ("**Answer: `x  y`**", "x y"), ("Answer:", None),
+    ("the result is 2", None), ("Answer: 2" + " " * 300, None), ("x" * 1000 + "Answer: 7", "7"),
+])  # fmt: skip
 def test_final_answer(response, answer):
     assert final_answer(response) == answer
 
@@ -88,19 +75,6 @@ def test_verifiers_give_a_verdict_on_any_text(text, name):
         assert VERIFIERS[name](response, answer) in (True, False)
 
 
-def test_bounds_of_expressions():
-    assert evaluate("+".join(["1"] * 32)) == (32, [1] * 32)
-    assert evaluate("+".join(["1"] * 33)) is None, "65 tokens"
-    assert evaluate("(" * 16 + "1" + ")" * 16) == (1, [1])
-    assert evaluate("(" * 17 + "1" + ")" * 17) is None
-    assert evaluate("1" * 10) is not None and evaluate("1" * 11) is None
-
-
-def test_signed_reward():
-    reward = signed_reward([1, 0, 0.5])
-    assert reward.dtype == np.float32 and reward.tolist() == [1, -1, 0]
-
-
 def test_overlong_penalty_is_dapos():
     """Equation 13 of DAPO, case by case."""
     maximum, buffer = 100, 20
@@ -117,12 +91,6 @@ def test_overlong_penalty_is_dapos():
     for buffer in (0, 101):
         with pytest.raises(ValueError, match=f"buffer={buffer} must be between 1 and"):
             overlong_penalty([1], maximum, buffer)
-
-
-def test_rewards_never_import_jax():
-    slow = {"jax", "jaxlib", "grain", "tensorflow_datasets"}
-    code = f"import sys, rpg_jax.rewards; sys.exit(bool({slow} & sys.modules.keys()))"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_scales_of_rewards():

@@ -38,9 +38,6 @@ def reward(prompt, response, answer, task):
         raise KeyError("of mine\\nover two lines")
     if response == "hang":
         time.sleep(1000)
-    if response == "spin":
-        while True:
-            pass
     if response == "exit":
         os._exit(3)
     if response == "sys.exit":
@@ -53,12 +50,8 @@ def reward(prompt, response, answer, task):
         return float("nan")
     if response == "none":
         return None
-    if response == "large":
-        return 2.0
     if response == "child":
         subprocess.Popen(["sleep", "1000"]).wait()
-    if response == "segfault":
-        ctypes.string_at(0)
     if response == "group":
         os.killpg(0, signal.SIGKILL)
     if response == "stop":
@@ -121,24 +114,12 @@ def problem(id, answer="yes", task="t"):
 def test_survives_everything_and_names_the_problem(file):
     expected = {
         "raise": f"reward function reward: my_reward.py:{line_of('raise KeyError(')}: KeyError: 'of mine",
-        "hang": "longer than 0.5 s",
-        "spin": "longer than 0.5 s",
-        "exit": "exit status 3",
-        "sys.exit": "SystemExit",
-        "kill": "SIGKILL",
-        "memory": "MemoryError",
-        "nan": "returned nan, not a number in 0..1",
-        "none": "returned None (NoneType), not a number in 0..1",
-        "large": "returned 2.0, not a number in 0..1; return a share, and set its size by reward.weights",
-        "child": "longer than 0.5 s",
-        "segfault": "SIGSEGV",
-        "group": "SIGKILL",
-        "stop": "longer than 0.5 s",
-        "pipes": "it wrote to our pipe",
-        "forge": "it wrote to our pipe",
-        "shown": "ZeroDivisionError",
-        "said": f"my_reward.py:{line_of('raise type(')}: Said",
-    }
+        "hang": "longer than 0.5 s", "exit": "exit status 3", "sys.exit": "SystemExit", "kill": "SIGKILL",
+        "memory": "MemoryError", "nan": "returned nan, not a number in 0..1",
+        "none": "returned None (NoneType), not a number in 0..1", "child": "longer than 0.5 s", "group": "SIGKILL",
+        "stop": "longer than 0.5 s", "pipes": "it wrote to our pipe", "forge": "it wrote to our pipe",
+        "shown": "ZeroDivisionError", "said": f"my_reward.py:{line_of('raise type(')}: Said",
+    }  # fmt: skip
     items = []
     for i, name in enumerate(expected):
         items += [(problem(100 + i), name), (problem(i), "yes"), (problem(i), "no"), (problem(i, task="u"), "yes")]
@@ -242,15 +223,6 @@ def test_a_question_larger_than_a_pipe(file):
         assert scorer.score([(problem(0, text), text), (problem(0), text)]).correct.tolist() == [1, 0]
 
 
-def test_stops_when_too_many_fail(file):
-    items = [(problem(7), "raise"), (problem(8), "raise"), (problem(9), "yes"), (problem(9), "yes")]
-    with Scorer(f"{file}:reward", workers=1, max_failures=0.5) as scorer:
-        assert len(scorer.score(items).failures) == 2
-        with pytest.raises(ValueError, match="failed on 2 of 3 samples, more than max_failures=0.5.*problem 7"):
-            scorer.score(items[:3])
-        assert scorer.score([]).correct.shape == (0,)
-
-
 def test_an_edit_of_the_same_size_within_a_second_is_seen(tmp_path, monkeypatch):
     """Python's bytecode knows its source by size and seconds only."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
@@ -264,30 +236,15 @@ def test_an_edit_of_the_same_size_within_a_second_is_seen(tmp_path, monkeypatch)
     assert seen == [0.25, 0.75]
 
 
-def test_workers_are_few_and_end_with_the_scorer(file, tmp_path):
-    pids = tmp_path / "pids"
-    with Scorer(f"{file}:reward", workers=2) as scorer:
-        scorer.score([(problem(0, answer=str(pids)), "pid")] * 50)
-        running = {int(line) for line in pids.read_text().split()}
-    assert 1 <= len(running) <= 2 and os.getpid() not in running
-    for pid in running:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        ("reward", "must be one of verifier, dapo, boxed, math_verify, or of the form FILE.py:NAME"),
-        ("{folder}/my_reward.py", "of the form FILE.py:NAME"),
-        ("{folder}/absent.py:reward", "there is no file"),
-        ("{folder}/my_reward.py:rewrad", "my_reward.py defines no function 'rewrad'; it defines breed, reward"),
-        ("{folder}/broken.py:reward", "4096: broken.py:1: SyntaxError: "),
-        ("{folder}/imports.py:reward", "4096: broken.py:1: SyntaxError: "),
-        ("{folder}/lacks.py:reward", "4096: lacks.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("{folder}/dies.py:reward", "exit status 4"),
-    ],
-)
+@pytest.mark.parametrize(("function", "says"), [
+    ("reward", "must be one of verifier, dapo, boxed, math_verify, or of the form FILE.py:NAME"),
+    ("{folder}/absent.py:reward", "there is no file"),
+    ("{folder}/my_reward.py:rewrad", "my_reward.py defines no function 'rewrad'; it defines breed, reward"),
+    ("{folder}/broken.py:reward", "4096: broken.py:1: SyntaxError: "),
+    ("{folder}/imports.py:reward", "4096: broken.py:1: SyntaxError: "),
+    ("{folder}/lacks.py:reward", "4096: lacks.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
+    ("{folder}/dies.py:reward", "exit status 4"),
+])  # fmt: skip
 def test_a_function_that_cannot_be_loaded(file, function, says):
     (file.parent / "broken.py").write_text("def reward(:\n")
     (file.parent / "dies.py").write_text("import os\nos._exit(4)\n")
@@ -296,13 +253,3 @@ def test_a_function_that_cannot_be_loaded(file, function, says):
     with pytest.raises(ValueError, match=says) as error:
         Scorer(function.format(folder=file.parent))
     assert "\n" not in str(error.value)
-
-
-def test_rules_run_in_process():
-    items = [(problem(0, "12", "arithmetic"), "Answer: 12"), (problem(1, "12", "arithmetic"), "Answer: 12.0")]
-    items += [(problem(2, "12", "aime24"), "Answer: 12.0"), (problem(3, "12", "aime24"), r"\boxed{12}")]
-    for function, expected in {None: [1, 0, 1, 0], "dapo": [1, 1, 1, 0], "boxed": [0, 0, 0, 1]}.items():
-        with Scorer(function) as scorer:
-            scores = scorer.score(items)
-        assert scores.correct.dtype == np.float32 and scores.failures == []
-        assert scores.correct.tolist() == expected, function

@@ -69,13 +69,10 @@ def test_a_response_that_goes_on_keeps_the_routes_after_which_its_tokens_were_dr
     assert mixed > 0
 
 
-@pytest.mark.parametrize(
-    "config, experts",
-    [
-        (ModelConfig(29, 16, 12, 2, 4, 2, 4), "llama has none"),
-        (dataclasses.replace(CONFIG, experts=256), "qwen3_moe has 256"),
-    ],
-)
+@pytest.mark.parametrize("config, experts", [
+    (ModelConfig(29, 16, 12, 2, 4, 2, 4), "llama has none"),
+    (dataclasses.replace(CONFIG, experts=256), "qwen3_moe has 256"),
+])  # fmt: skip
 def test_models_without_experts_or_with_too_many_are_refused(config, experts):
     with pytest.raises(ValueError, match=f"rollout.routes=record .* {experts}; set rollout.routes=recompute"):
         carried(routes="record").recorded(config)

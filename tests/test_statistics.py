@@ -25,12 +25,6 @@ def test_pass_at_k_of_large_samples_does_not_overflow():
     np.testing.assert_allclose(pass_at_k(correct, 1000), [0.0, 0.5, 1.0], atol=1e-9)
 
 
-def test_pass_at_1_is_mean_at_k():
-    correct = np.random.default_rng(0).random((20, 7)) < 0.3
-    np.testing.assert_allclose(pass_at_k(correct, 1), mean_at_k(correct))
-    assert mean_at_k([[1, 0, 0, 1], [0, 0, 0, 0]]).tolist() == [0.5, 0.0]
-
-
 def test_bootstrap_interval_of_two_problems_is_exact():
     """Means of two redrawn from {0, 1} are 0, 1/2, 1 with probability 1/4, 1/2, 1/4."""
     assert bootstrap_interval([0.0, 1.0], level=0.95) == (0.0, 1.0)
@@ -44,25 +38,11 @@ def test_bootstrap_interval_agrees_with_the_normal_one():
     np.testing.assert_allclose([low, high], [values.mean() - half, values.mean() + half], atol=half / 10)
 
 
-def test_bootstrap_interval_depends_on_its_seed_alone():
-    values = np.random.default_rng(4).random(30)
-    one, again, other = (bootstrap_interval(values, seed=seed) for seed in (1, 1, 2))
-    assert one == again != other
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: pass_at_k(np.ones((2, 4)), 0), "pass@0 needs from 1 to 4"),
-        (lambda: pass_at_k(np.ones((2, 4)), 5), "pass@5 needs from 1 to 4"),
-        (lambda: mean_at_k(np.ones(4)), "problems, responses"),
-        (lambda: mean_at_k(np.ones((0, 4))), "problems, responses"),
-        (lambda: mean_at_k(np.ones((4, 0))), "problems, responses"),
-        (lambda: bootstrap_interval([]), "values has shape"),
-        (lambda: bootstrap_interval([[1.0]]), "values has shape"),
-        (lambda: bootstrap_interval([1.0], level=95), "level is 95"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: pass_at_k(np.ones((2, 4)), 0), "pass@0 needs from 1 to 4"),
+    (lambda: mean_at_k(np.ones(4)), "problems, responses"), (lambda: mean_at_k(np.ones((0, 4))), "problems, responses"),
+    (lambda: bootstrap_interval([]), "values has shape"), (lambda: bootstrap_interval([1.0], level=95), "level is 95"),
+])  # fmt: skip
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()

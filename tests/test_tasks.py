@@ -13,15 +13,12 @@ from rpg_jax.data.tasks import TASKS, chains, check_difficulty, defaults, draw, 
 from rpg_jax.rewards import VERIFIERS, final_answer
 
 SETTINGS = [
-    ("arithmetic", {}),
-    ("arithmetic", dict(steps=5, operand=12, maximum=500, operators="*+-")),
-    ("arithmetic", dict(steps=1, operand=3, maximum=9, operators="-")),
-    ("countdown", {}),
+    ("arithmetic", {}), ("arithmetic", dict(steps=5, operand=12, maximum=500, operators="*+-")),
+    ("arithmetic", dict(steps=1, operand=3, maximum=9, operators="-")), ("countdown", {}),
     ("countdown", dict(numbers=3, used=2, largest=20, attempts=0)),
-    ("countdown", dict(numbers=6, used=6, largest=25, maximum=999, operators="+-*/", attempts=4)),
-    ("sorting", {}),
+    ("countdown", dict(numbers=6, used=6, largest=25, maximum=999, operators="+-*/", attempts=4)), ("sorting", {}),
     ("sorting", dict(length=12, letters=12)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "difficulty"), SETTINGS)
@@ -50,20 +47,6 @@ def test_every_line_of_arithmetic_and_countdown_is_true(name, split):
             assert sum(map(int, re.findall(r"[+-]?\d+", left))) == int(right)
 
 
-def test_countdown_attempts_before_the_last_miss():
-    for prompt, solution, _ in draw("countdown", "train", 200, np.random.default_rng(3)):
-        target = int(re.search(r"\d+", prompt)[0])
-        *lines, last, _ = solution.splitlines()
-        assert all(int(line.split("=")[1]) != target for line in lines)
-        assert int(last.split("=")[1]) == target
-
-
-def test_sorting_is_pythons():
-    for prompt, solution, answer in draw("sorting", "heldout", 50, np.random.default_rng(5)):
-        expected = sorted(prompt.removeprefix("Sort ").strip().split(","))
-        assert json.loads(answer) == ",".join(expected) and solution.splitlines()[0] == "<".join(expected)
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_splits_are_disjoint_and_fill_their_shares(name):
     canonical = TASKS[name].canonical
@@ -90,17 +73,6 @@ def test_commuted_problems_are_the_same_problem():
     assert sorting("Sort d,b,a\n") == sorting("Sort a,d,b\n") != sorting("Sort a,d,c\n")
 
 
-@given(st.lists(st.tuples(st.sampled_from("+-*"), st.integers(1, 9)), min_size=1, max_size=6), st.randoms())
-def test_canonical_arithmetic_ignores_the_order_of_a_run(steps, random):
-    run = 0
-    while run < len(steps) and steps[run][0] != "*":
-        run += 1
-    head = steps[:run]
-    random.shuffle(head)
-    canonical = TASKS["arithmetic"].canonical
-    assert canonical(chains.text(100, steps)) == canonical(chains.text(100, head + steps[run:]))
-
-
 @given(st.integers(1, 99), st.lists(st.tuples(st.sampled_from("+-*/"), st.integers(1, 9)), max_size=6))
 @settings(max_examples=200)
 def test_chain_text_means_the_chain(start, steps):
@@ -117,25 +89,16 @@ def test_determined_by_the_seed():
         assert first == again and first != other
 
 
-@pytest.mark.parametrize(
-    ("name", "difficulty", "says"),
-    [
-        ("sums", {}, "unknown task 'sums'"),
-        ("arithmetic", dict(step=3), "'step'.*did you mean 'steps'"),
-        ("arithmetic", dict(steps=0), "steps=0"),
-        ("arithmetic", dict(steps="3"), "steps='3' must be of type int"),
-        ("arithmetic", dict(maximum=-1), "maximum=-1 must not be negative"),
-        ("arithmetic", dict(operators="+%"), "operators='\\+%'"),
-        ("arithmetic", dict(operators="+/"), "operators='\\+/'"),
-        ("arithmetic", dict(operators="-", steps=20, maximum=10), "steps=20.*maximum=10"),
-        ("countdown", dict(used=6), "used=6.*numbers=5"),
-        ("countdown", dict(largest=0), "largest=0"),
-        ("countdown", dict(operators="*", largest=9, maximum=1, used=4), "maximum=1"),
-        ("countdown", dict(operators=""), "operators=''"),
-        ("sorting", dict(length=9, letters=8), "length=9 and letters=8"),
-        ("sorting", dict(letters=27), "letters=27"),
-    ],
-)
+@pytest.mark.parametrize(("name", "difficulty", "says"), [
+    ("sums", {}, "unknown task 'sums'"), ("arithmetic", dict(step=3), "'step'.*did you mean 'steps'"),
+    ("arithmetic", dict(steps="3"), "steps='3' must be of type int"),
+    ("arithmetic", dict(maximum=-1), "maximum=-1 must not be negative"),
+    ("arithmetic", dict(operators="+%"), "operators='\\+%'"),
+    ("arithmetic", dict(operators="-", steps=20, maximum=10), "steps=20.*maximum=10"),
+    ("countdown", dict(used=6), "used=6.*numbers=5"),
+    ("countdown", dict(operators="*", largest=9, maximum=1, used=4), "maximum=1"),
+    ("sorting", dict(length=9, letters=8), "length=9 and letters=8"),
+])  # fmt: skip
 def test_unfit_settings_name_the_key(name, difficulty, says):
     with pytest.raises(ValueError, match=says) as error:
         draw(name, "train", 200, np.random.default_rng(0), **difficulty)

@@ -107,15 +107,11 @@ def assert_close(a, b, **tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(clip="rpg", estimator="reinforce"),
-        dict(clip="none", estimator="differentiable", reduction="sequence_mean", level="sequence"),
-        dict(clip="none", estimator="reinforce", reduction="sequence_mean_token_mean"),
-        CONSTANT,
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    dict(clip="rpg", estimator="reinforce"),
+    dict(clip="none", estimator="differentiable", reduction="sequence_mean", level="sequence"),
+    dict(clip="none", estimator="reinforce", reduction="sequence_mean_token_mean"), CONSTANT,
+])  # fmt: skip
 def test_update_equals_the_plain_gradient_whatever_the_microbatch(settings):
     objective = objective_of("rpg", divergence="urkl", beta=0.1, **settings)
     denominator = 50.0 if settings.get("reduction") == "constant" else None

@@ -214,12 +214,10 @@ def out_of_memory(*_, **__):
 
 
 PARTS = {
-    "rollout": ("collect", "rollout.slots"),
-    "experience": ("score", "learner.microbatch_rows"),
-    "update": ("update", "model.remat"),
-    "reference": ("policies", "reference.mode=iterative"),
+    "rollout": ("collect", "rollout.slots"), "experience": ("score", "learner.microbatch_rows"),
+    "update": ("update", "model.remat"), "reference": ("policies", "reference.mode=iterative"),
     "evaluation": ("evaluate", "rollout.slots"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PARTS)
