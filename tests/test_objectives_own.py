@@ -246,7 +246,7 @@ def test_an_advantage_of_ones_own_may_tell_turns_apart(mine):
 
 
 @pytest.mark.parametrize(("name", "kind", "words"), [
-    ("column", InputError, "column returns float32[4, 1]; expected floats of the shape of rewards, [4, 4], or of mask, "),
+    ("column", InputError, "column returns float32[4, 1]; expected floats of the shape of rewards, [4, 4], or of mask"),
     ("signs", InputError, "signs returns int32[4, 4]; expected floats"),
     ("listed", InputError, "listed returns a list; expected floats"),
     ("wrong", NameError, "name 'stepp' is not defined"),
