@@ -224,6 +224,7 @@ def test_mistakes_are_one_line(tmp_path):
     for arguments, part in (
         ((), "name folders of runs"),
         ((f"{tmp_path}/empty",), "holds no run: there is no metrics.jsonl in it"),
+        ((__file__,), f"{__file__} is no folder; name those of runs"),
         ((f"{tmp_path}/other", f"--out={tmp_path}/x.pdf"), "ends in .md"),
     ):
         status, line = call("report", *arguments)

@@ -23,8 +23,8 @@ def main(options) -> None:
     out = pathlib.Path(options.out or pathlib.Path(folders[0]) / NAME)
     if out.suffix != ".md":
         raise InputError(f"--out={out}: expected a name that ends in .md, such as report.md")
-    writable("out", out.parent)
     found = [runs.read(path) for path in runs.find(folders)]
+    writable("out", out.parent)
     blocks = document(f"Report of {', '.join(map(str, map(pathlib.Path, folders)))}", found, options.margin)
     out.parent.mkdir(parents=True, exist_ok=True)
     for block in blocks:
