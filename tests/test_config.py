@@ -277,7 +277,9 @@ def test_workdir_names_the_keys_that_differ(tmp_path):
     with pytest.raises(ValueError, match=r"objective.beta: None -> 0.5; steps: 3 -> 7.*--accept_config_change"):
         workdir.open_workdir(tmp_path / "run", config, accept_change=False)
     assert workdir.read_config(tmp_path / "run").steps == 3
-    workdir.open_workdir(tmp_path / "run", config, accept_change=True)
+    path, folder = workdir.open_workdir(tmp_path / "run", config, accept_change=True)
+    assert workdir.read_config(tmp_path / "run").steps == 3  # until a checkpoint is found to fit
+    workdir.record(path, folder, config)
     assert workdir.read_config(tmp_path / "run").steps == 7
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not JSON"):

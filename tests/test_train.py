@@ -124,6 +124,10 @@ def test_training_again_does_nothing_more(finished):
     status, _, err = outcome("train", *train_arguments(finished))
     assert status == 0 and "finished before; nothing to do" in err, err
     assert metrics(finished) == before
+    config = (finished / "config.json").read_text()
+    other = "--config.model.size=tiny", "--accept_config_change"
+    status, _, err = outcome("train", *train_arguments(finished, *other))
+    assert status == 2 and "does not fit" in err and (finished / "config.json").read_text() == config
 
 
 def interrupted(path, number, reached, flags=(), seconds=300):

@@ -59,8 +59,6 @@ def test_a_key_that_a_saved_config_lacks_has_its_default(tmp_path, config):
     whole = workdir.read_config(tmp_path).to_dict()
     without(tmp_path, "environment", "rollout.routes", "model.router_balance", "reference.checkpoint", "model.lora")
     assert workdir.read_config(tmp_path).to_dict() == whole
-    workdir.open_workdir(tmp_path, config, False)
-    without(tmp_path, "rollout.routes")
     with config.unlocked():
         config.rollout.routes = "record"
     with pytest.raises(ValueError, match="rollout.routes: 'recompute' -> 'record'"):
@@ -129,7 +127,7 @@ def test_another_place_is_remembered_and_knows_the_run(tmp_path, config, monkeyp
         workdir.open_workdir(tmp_path / "new", config, False, f"{place}/")
     assert not (tmp_path / "new").exists()
     assert workdir.read_config(workdir.checkpoint_dir(tmp_path / "new", place)).steps == 3
-    workdir.open_workdir(tmp_path / "new", config, True, place)
+    workdir.record(*workdir.open_workdir(tmp_path / "new", config, True, place), config)
     assert workdir.read_config(place).steps == 4
 
 

@@ -65,10 +65,10 @@ def open_workdir(options, config: ConfigDict, locks: contextlib.ExitStack) -> tu
             places = options.workdir, workdir.checkpoint_dir(options.workdir, options.checkpoint_dir)
             locks.enter_context(workdir.alone(*places))
             opened = workdir.open_workdir(options.workdir, config, options.accept_config_change, options.checkpoint_dir)
-            folders = list(map(str, opened))
-    path, folder = multihost.gather(folders)[0]
+            folders = *map(str, opened), (opened[1] / "config.json").read_text()
+    path, folder, text = multihost.gather(folders)[0]
     with multihost.together():
-        workdir.check_shared(folder, config)
+        workdir.check_shared(folder, text)
     return pathlib.Path(path), epath.Path(folder)
 
 
@@ -86,6 +86,9 @@ def train(
     with Checkpoints(folder / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
         with phase("state"):
             restored = states.restore(checkpoints, shapes, partial(states.load_frozen, config, run))
+        with multihost.together():
+            if multihost.is_first():
+                workdir.record(path, folder, config)
         if restored is None:
             with phase("warm start"):
                 params, seconds = warm_start.warm_started(config, run, folder / "warm_start", should_stop)

@@ -70,7 +70,7 @@ def alone(*folders) -> Iterator[None]:
 
 
 def open_workdir(path, config: ConfigDict, accept_change: bool, flag=None) -> tuple[pathlib.Path, epath.Path]:
-    """Makes the workdir and the folder of its checkpoints, writes `config.json` into both, and returns both.
+    """Makes the workdir and the folder of its checkpoints, and returns both. A new run is `record`ed there.
 
     Args:
       accept_change: whether a run that is there already may go on with another config.
@@ -78,26 +78,32 @@ def open_workdir(path, config: ConfigDict, accept_change: bool, flag=None) -> tu
 
     Raises ValueError for a run of another config, or a folder that cannot be written.
     """
-    path, settings = pathlib.Path(path), as_json(config)
-    text, folder = json.dumps(settings, indent=2) + "\n", checkpoint_dir(path, flag)
+    path, folder = pathlib.Path(path), checkpoint_dir(path, flag)
     with _reachable(folder, "written"):
         begun = has_begun(folder) and (folder / "config.json").exists()
     if begun and not accept_change:
-        _refuse_other(folder, read_config(folder).to_dict(), completed(settings))
-    with _reachable(folder, "written"):
-        write(folder, "config.json", text)
-    write(path, "config.json", text)
+        _refuse_other(folder, read_config(folder).to_dict(), completed(as_json(config)))
+    if not begun:
+        record(path, folder, config)
     if str(folder) != _resolved(path):
         write(path, RECORD, f"{folder}\n")
     return path, folder
 
 
-def check_shared(folder, config: ConfigDict) -> None:
-    """Raises ValueError on a process that does not see the config that process 0 wrote into the folder."""
+def record(path, folder, config: ConfigDict) -> None:
+    """Writes `config.json` into both folders of a run: for one that goes on, once its checkpoint fits the config."""
+    text = json.dumps(as_json(config), indent=2) + "\n"
+    with _reachable(folder, "written"):
+        write(folder, "config.json", text)
+    write(path, "config.json", text)
+
+
+def check_shared(folder, text: str) -> None:
+    """Raises ValueError on a process that does not see the folder's config as process 0 does, whose `text` it has."""
     file = epath.Path(folder) / "config.json"
-    if not file.exists() or json.loads(file.read_text()) != as_json(config):
+    if not file.exists() or file.read_text() != text:
         raise InputError(
-            f"{platform.node()} does not see {file} as process 0 wrote it: all processes need one folder of "
+            f"{platform.node()} does not see {file} as process 0 does: all processes need one folder of "
             f"checkpoints; give a --checkpoint_dir or --workdir that they share"
         )
 
