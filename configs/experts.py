@@ -1,10 +1,11 @@
-"""Qwen3-30B-A3B, a mixture of 128 experts, by the recipe of configs/paper.py; variants OBJECTIVE,CONTEXT[,OPTION...].
+r"""Qwen3-30B-A3B, a mixture of 128 experts, by the recipe of configs/paper.py; variants OBJECTIVE,CONTEXT[,OPTION...].
 
-    python -m rpg_jax.plan --config=configs/experts.py:rpg-reinforce-urkl,8k --topology=v5p:2x4x4 --prompt_length=256
+    python -m rpg_jax.plan --config=configs/experts.py:rpg-reinforce-urkl,8k --topology=v5p:2x4x4 --prompt_length=256 \
+        --config.rollout.slots=1024 --config.rollout.cache_pages=32768
     python -m rpg_jax.train --config=configs/experts.py:rpg-reinforce-urkl,8k --workdir=runs/a3b
 
-The model is in checkpoints/Qwen3-30B-A3B, and the words after it are those of configs/paper.py. Hardware: meant for 32
-chips of a TPU v5p. No run was made and no plan was compiled whole; docs/devices.md has what is known of its time.
+The model is in checkpoints/Qwen3-30B-A3B, and the words after it are those of configs/paper.py. Hardware: 32 chips of a
+TPU v5p, for which all of its programs were compiled (docs/devices.md has memory and time). No run was made.
 """
 
 from configs import paper
