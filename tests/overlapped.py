@@ -1,4 +1,4 @@
-"""Three runs on two simulated devices, one of which samples: ahead, in turn, and ahead with stops. Prints JSON.
+"""Two runs on two simulated devices, one of which samples: ahead, with a stop, and in turn. Prints JSON.
 
 A step's rollout is cut where the counts of `STOPS` are reached, in whichever thread asks. Of the first run, until it
 saves, the bytes that lie on each device are held against what `plan` says.
@@ -129,8 +129,7 @@ if __name__ == "__main__":
         folder = pathlib.Path(folder)
         (folder / "reward.py").write_text(REWARD)
         with watched() as most:
-            found = {"ahead": trained(folder, "ahead", True)[0]}
-        found |= {"bytes": most} | planned(settings(folder, True))
+            ahead, stops = trained(folder, "ahead", True, STOPS)
+        found = dict(ahead=ahead, stops=stops, bytes=most) | planned(settings(folder, True))
         found["apart"], _ = trained(folder, "apart", False)
-        found["stopped"], found["stops"] = trained(folder, "stopped", True, STOPS)
     print(json.dumps(found), file=sys.__stdout__)

@@ -198,8 +198,7 @@ def flipped(data):
 
 
 DAMAGE = {
-    "flipped bit": flipped, "flipped bytes": lambda data: bytes(byte ^ 255 for byte in data),
-    "zeros": lambda data: bytes(len(data)), "truncated": lambda data: data[: len(data) // 2],
+    "flipped bit": flipped, "zeros": lambda data: bytes(len(data)), "truncated": lambda data: data[: len(data) // 2],
     "emptied": lambda data: b"", "missing": None,
 }  # fmt: skip
 

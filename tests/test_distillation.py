@@ -116,7 +116,7 @@ def arguments(folder, name, **settings):
 
 def test_a_student_learns_from_a_teacher_that_is_never_saved_and_must_stay_the_same(folder, tmp_path):
     settings = {"objective.divergence": "rkl", "objective.kl": "full", "objective.estimator": "reinforce"}
-    settings |= {"warm_start.steps": 0, "learner.minibatch_prompts": 8, "checkpoint.keep_last": 2}
+    settings |= {"warm_start.steps": 0, "learner.minibatch_prompts": 8}
     settings |= {"reference.dtype": "int8", "optimizer.learning_rate": 0.01}
     flags = arguments(folder, "run", **settings)
     succeed("train", *flags)
@@ -129,10 +129,6 @@ def test_a_student_learns_from_a_teacher_that_is_never_saved_and_must_stay_the_s
     assert 0 < first["train/reference_entropy"] < np.log(512)
     record = json.loads((run / "checkpoints" / "2" / "record" / "metadata").read_text())
     assert all(name.startswith("state/") for name in record["leaves"])
-    shutil.rmtree(run / "checkpoints" / "2")
-    before = metrics(run)
-    succeed("train", *flags)
-    assert metrics(run) == before
     (folder / "teacher").rename(tmp_path / "teacher")  # the policy is exported and goes on without it
     assert call("convert", f"--workdir={run}", f"--target={tmp_path}/student", "--which=last")[0] == 0
     shutil.copytree(tmp_path / "teacher", folder / "teacher")

@@ -14,7 +14,7 @@ import real_path
 from fuzzing import begin, outcome
 
 from rpg_jax.lab.tradeoff import measure
-from rpg_jax.run import train
+from rpg_jax.run import evaluate, train
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -60,6 +60,7 @@ SMALLER = {
 # alone: it is read and built, and begins. What then reads such a run reads another one.
 BEGUN = {
     r"train .*=runs/(try|mine|my_data|distill|hot)": (train, "train"),
+    "evaluate .*runs/my_data": (evaluate, "evaluate"),
     "tradeoff --out": (measure, "measure"),
     "tradeoff --objective=tests/": (measure, "measure_objective"),
 }
@@ -94,7 +95,7 @@ def test_command(command, folder, monkeypatch):
         pytest.importorskip("reasoning_gym")
     monkeypatch.chdir(ROOT)
     printed, begun = PRINTED.get(command, ""), [of for pattern, of in BEGUN.items() if re.search(pattern, command)]
-    for run, other in READ.items() if not begun else ():
+    for run, other in READ.items() if ".train " not in command else ():
         command = command.replace(run, other)
     # What the script trains is what the first command of docs/running.md finds finished.
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "runs" / "first")}

@@ -106,7 +106,7 @@ def test_families_that_use_the_global_random_numbers_draw_the_same_problems_agai
     state = random.getstate(), np.random.get_state()[1].tolist()
     assert draw(title) == drawn
     assert (random.getstate(), np.random.get_state()[1].tolist()) == state, "whoever else draws is left alone"
-    with Scorer(workers=2, timeout_seconds=60.0, extraction="tags") as scorer:
+    with Scorer(workers=1, timeout_seconds=60.0, extraction="tags") as scorer:
         scores = scorer.score([(problem, f"<answer>{answer_of(problem)}</answer>") for problem in drawn])
         assert scores.correct.all() and not scores.failures
 

@@ -68,11 +68,11 @@ def reference(q, k, v, table, first, kind=PLAIN):
     return jax.jit(running_softmax.reference, static_argnums=5)(q, k, v, np.arange(len(table))[:, None], first, kind)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=40),
     count=st.sampled_from([1, 3]),
-    page_size=st.sampled_from([4, 16, 64, 128]),
+    page_size=st.sampled_from([4, 16, 128]),
     seed=st.integers(0, 99),
     kind=st.sampled_from(KINDS),
 )
@@ -87,7 +87,7 @@ def test_running_softmax_is_the_reference_whatever_the_lengths(lengths, count, p
     np.testing.assert_allclose(out, reference(q, k, v, table, first, kind), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("count, kind", [(1, PLAIN), (1, KINDS[1]), (16, PLAIN), (16, KINDS[1])])
+@pytest.mark.parametrize("count, kind", [(1, PLAIN), (16, KINDS[1])])
 def test_the_tpu_kernel_is_called_as_its_own_reference_reads_the_arguments(count, kind, monkeypatch):
     """JAX has a reference for the kernel's arguments; `rpg_jax.plan` compiles the kernel itself for TPUs.
 
@@ -114,8 +114,7 @@ def test_the_tpu_kernel_is_called_as_its_own_reference_reads_the_arguments(count
     np.testing.assert_allclose(out, reference(q, k, v, table, first, kind), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("kind", [PLAIN, AttentionKind(scale=0.5, soft_cap=3.0), KINDS[1]])
+@pytest.mark.parametrize("count, kind", [(1, PLAIN), (3, AttentionKind(scale=0.5, soft_cap=3.0)), (3, KINDS[1])])
 def test_the_gpu_kernel_is_the_reference(count, kind):
     config = models.ModelConfig(64, 64, 64, 1, 4, 2, 64)
     pool, table, k, v = filled(PAGED_GPU, config, 3, 8, 16)

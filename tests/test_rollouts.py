@@ -165,16 +165,15 @@ def test_played_to_an_end_that_comes_early():
 
 @pytest.fixture(scope="module")
 def found():
-    """With carry-over, dynamic sampling and a verifier that sleeps at random: drawn ahead, in turn, and stopped."""
+    """With carry-over, dynamic sampling and a verifier that sleeps at random: ahead, with a stop, and in turn."""
     done = processes.execute("tests/overlapped.py", JAX_NUM_CPU_DEVICES="2")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_whole_runs_are_the_same_bits(found):
-    ahead, apart, stopped = (found[name] for name in ("ahead", "apart", "stopped"))
-    assert ahead["metrics"] == apart["metrics"] == stopped["metrics"] and len(ahead["metrics"]) == 5
-    assert ahead["leaves"] == apart["leaves"] == stopped["leaves"]
+    ahead, apart = found["ahead"], found["apart"]
+    assert ahead["metrics"] == apart["metrics"] and len(ahead["metrics"]) == 5 and ahead["leaves"] == apart["leaves"]
     assert found["stops"] == 1, "nothing was cut short"
     assert all(row["train/policy_age_max"] >= 2 for row in ahead["metrics"][2:])
     assert {"time/sampler_waited", "time/learner_waited"} <= {*ahead["timings"]}

@@ -168,9 +168,10 @@ def test_a_run_that_outlives_its_pool_is_not_started_again(tmp_path):
         "[time.sleep(0.05) for _ in iter(lambda: (folder / 'go').exists(), True)]; (folder / 'summary.json').touch()"
     )
     script = (
-        "import sys; sys.path.insert(0, 'tests'); import pathlib, test_sweep; "
-        "from rpg_jax.lab.sweeping.pool import Pool; "
-        f"Pool([test_sweep.task(pathlib.Path({str(folder)!r}), {code!r})], 1, lambda: False).run()"
+        "import pathlib, sys; from rpg_jax.lab.sweeping.pool import Pool, Task; "
+        f"folder = pathlib.Path({str(folder)!r}); command = [sys.executable, '-c', {code!r}, str(folder)]; "
+        "task = Task(name='run', command=command, folder=folder, prepare=folder.mkdir, is_done=lambda: False); "
+        "Pool([task], 1, lambda: False).run()"
     )
     first = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     wait_for(folder / "begun", first)
