@@ -53,12 +53,8 @@ def start(out: pathlib.Path, steps: int) -> subprocess.Popen:
 
 def steps_done(log: pathlib.Path) -> int:
     """The last step of a log that is being written."""
-    if not log.exists():
-        return -1
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - (1 << 15)))
-        whole = file.read().split(b"\n")[:-1]
-    return json.loads(whole[-1])["step"] if whole else -1
+    whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
+    return json.loads(whole.rpartition("\n")[2])["step"] if whole else -1
 
 
 def held(pid: int) -> list[float]:

