@@ -1,7 +1,7 @@
 """Two runs on two simulated devices, one of which samples: ahead, with a stop, and in turn. Prints JSON.
 
 A step's rollout is cut where the counts of `STOPS` are reached, in whichever thread asks. Of the first run, until it
-saves, the bytes that lie on each device are held against what `plan` says.
+saves a step, the bytes that lie on each device are held against what `plan` says.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def watched() -> Iterator[dict[str, int]]:
 
     def save_and_say(*arguments, **options):
         nonlocal is_saved
-        is_saved = True
+        is_saved = arguments[1] > 0  # and not the start, which a stop saves again
         save(*arguments, **options)
 
     generate.decode_segment, Record.add_update, Checkpoints.save = decode_and_measure, update_and_measure, save_and_say
