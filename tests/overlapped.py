@@ -1,7 +1,7 @@
-"""Two runs on two simulated devices, one of which samples: ahead, with a stop, and in turn. Prints JSON.
+"""Two runs on two simulated devices, one of which samples: in turn, and ahead with a stop. Prints JSON.
 
 A step's rollout is cut where the counts of `STOPS` are reached, in whichever thread asks. Of the first run, until it
-saves a step, the bytes that lie on each device are held against what `plan` says.
+saves, the bytes that lie on each device are held against what `plan` says.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def watched() -> Iterator[dict[str, int]]:
 
     def save_and_say(*arguments, **options):
         nonlocal is_saved
-        is_saved = arguments[1] > 0  # and not the start, which a stop saves again
+        is_saved = True
         save(*arguments, **options)
 
     generate.decode_segment, Record.add_update, Checkpoints.save = decode_and_measure, update_and_measure, save_and_say
@@ -129,7 +129,7 @@ if __name__ == "__main__":
         folder = pathlib.Path(folder)
         (folder / "reward.py").write_text(REWARD)
         with watched() as most:
-            ahead, stops = trained(folder, "ahead", True, STOPS)
-        found = dict(ahead=ahead, stops=stops, bytes=most) | planned(settings(folder, True))
-        found["apart"], _ = trained(folder, "apart", False)
+            found = {"apart": trained(folder, "apart", False)[0]}
+        found |= {"bytes": most} | planned(settings(folder, True))
+        found["ahead"], found["stops"] = trained(folder, "ahead", True, STOPS)
     print(json.dumps(found), file=sys.__stdout__)

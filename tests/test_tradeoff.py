@@ -238,9 +238,6 @@ from rpg_jax.objectives import make
 
 made = make("rpg", clip="rpg", beta=0.1)
 
-def weighted(log_ratio, advantage):
-    return -jnp.exp(log_ratio) * advantage
-
 def infinite(logp, advantage):
     return jnp.sqrt(logp - logp) * advantage
 """
