@@ -38,6 +38,10 @@ class Bound(NamedTuple):
         return value == "" or not is_of_kind or not self.holds(value)
 
 
+def one_of(*names: str) -> Bound:
+    return Bound(f"one of {', '.join(names)}", lambda x: x in names, (str,))
+
+
 class Key(NamedTuple):
     default: Any  # None: it may stay unset
     bound: Bound
@@ -64,6 +68,7 @@ kept_share = Bound("above 0 and below 1", lambda x: 0 < x < 1)
 switch = Bound("True or False", kinds=(bool,))
 text = Bound("text without null characters", lambda x: "\0" not in x, (str,))  # names are looked up where they are used
 texts = Bound("text, or a list of texts", lambda x: isinstance(x, Sequence) and {*map(type, x)} <= {str}, (object,))
+float_dtypes, small_dtypes = ("bfloat16", "float16", "float32"), ("int8", "float8_e4m3fn")
 users = Bound("a section with keys of its own", kinds=(ConfigDict,))
 of_objective = Bound("")  # checked by the registry of objectives; unset, it is the objective's own default
 of_control = Bound("", kinds=(object,))
@@ -82,7 +87,7 @@ PREPARED = dict(  # the section `data` of problem sets on disk, as `python -m rp
     heldout=texts(()),  # [folders, files or gym:...] problems to evaluate on; each set is reported under its own name
     wording=text("paper"),  # [name] what makes a user message of a problem that is text: paper, none, calculator
     tokenizer=text(None),  # [folder] of the tokenizer; unset: model.checkpoint
-    overlong=text("refuse"),  # [name] prompts of more than rollout.max_prompt: refuse, drop
+    overlong=one_of("refuse", "drop")("refuse"),  # [name] what is done with prompts of more than rollout.max_prompt
     template=text(None),  # [name or file] chat template: plain, or a Jinja file; unset: the tokenizer's own
     template_options=users({}),  # [name -> value] further variables of the chat template
 )
@@ -92,7 +97,7 @@ KEYS = dict(
     model=dict(
         size=text(None),  # [name] a size of rpg_jax/models/families, which starts from random weights
         checkpoint=text(None),  # [folder] of weights to start from; set either this or size
-        dtype=text("bfloat16"),  # [dtype] of activations; the parameters that are trained are float32
+        dtype=one_of(*float_dtypes)("bfloat16"),  # [dtype] of activations; the parameters that are trained are float32
         scan=switch(True),  # [switch] one compiled layer, looped over: compiles faster than layers one after the other
         remat=text("full"),  # [name] what the backward pass computes again: none, dots, attention, offload, full
         attention=text("auto"),  # [name] kernel: auto, blockwise, splash (TPU), pallas_gpu, cudnn
@@ -133,10 +138,10 @@ KEYS = dict(
         page_size=count(128),  # [tokens] of a KV cache's page, a power of two up to 128; fewer for sequences up to 256
         cache_pages=count(None),  # [pages] of the KV cache, over all devices; unset: what slots can need at most
         # Either makes the sampler another policy than the trainer's: set behavior.source=sampler.
-        cache_dtype=text(None),  # [name] of keys and values: int8 or float8_e4m3fn; unset: model.dtype
-        weights_dtype=text(None),  # [name] of the sampler's matrices: int8 or float8_e4m3fn; unset: model.dtype
-        # With record, what is trained and scored is the policy with recorded routes (docs/method.md 9.7).
-        routes=text("recompute"),  # [name] a token's experts in training: recompute, or record, those of the sampler
+        cache_dtype=one_of(*small_dtypes)(None),  # [name] of keys and values; unset: model.dtype
+        weights_dtype=one_of(*small_dtypes)(None),  # [name] of the sampler's matrices; unset: model.dtype
+        # With record they are the sampler's, and the policy with them is trained and scored (docs/method.md 9.7).
+        routes=one_of("recompute", "record")("recompute"),  # [name] of how a token's experts in training are chosen
         temperature=positive(1.0),  # [logits divided by it] of the behavior policy
         delay=count_or_zero(
             0
@@ -165,7 +170,7 @@ KEYS = dict(
         max_failures=within(0, 1)(0.25),  # [share of episodes] that may fail before the run stops
     ),
     behavior=dict(  # the policy that drew the responses: the denominator of the importance ratio
-        source=text("trainer"),  # [name] of its log-probs: trainer, computed again, or sampler, as recorded when drawn
+        source=one_of("trainer", "sampler")("trainer"),  # [name] of its log-probs: computed again, or as recorded
     ),
     reward=dict(
         scale=text("signed"),  # [name] of each score in 0..1, before weights: signed, which is -1..1, or unit, as it is
@@ -220,7 +225,7 @@ KEYS = dict(
         # A teacher: another model, of any size and family, in place of a copy of the policy (docs/distillation.md).
         checkpoint=text(None),  # [folder] of its weights and of a tokenizer with the run's vocabulary; mode fixed
         # int8 and float8_e4m3fn are of its matrices alone, and the rest is in model.dtype then.
-        dtype=text(None),  # [dtype] of its weights and activations; unset: model.dtype
+        dtype=one_of(*float_dtypes, *small_dtypes)(None),  # [dtype] of its weights and activations; unset: model.dtype
     ),
     learner=dict(
         epochs=count(1),  # [passes] over a rollout

@@ -20,7 +20,7 @@ MATHEMATICS = {"objectives", "types"}
 STEP = MATHEMATICS | {"models", "parallel", "sampling", "data", "rewards", "environments", "gym"}
 FLOORS = {
     "types": set(),
-    "objectives": set(),
+    "objectives": {"types"},
     "gym": set(),
     "rewards": {"gym"},  # runs in worker processes, which must not load jax
     "environments": {"rewards", "gym"},  # in worker processes, too

@@ -37,7 +37,7 @@ def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
         Problem(2**31 - 1, "tâche", "é\n😀\x00", "", '{"a": 1}'),
     ]
     problems.write({"train": odd, "heldout": odd[:1]}, tmp_path)
-    source = problems.read(tmp_path, "train")
+    source = problems.Records(tmp_path, "train")
     assert [problems.to_problem(source[i]) for i in range(len(source))] == odd
     columns = {name: value for name, value in source[0].items() if name != "columns"}
     assert problems.to_problem(columns) == odd[0], "folders of earlier versions have no columns"
@@ -49,7 +49,7 @@ def test_a_damaged_folder_is_named(tmp_path, name):
     file = next(tmp_path.rglob(name))
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=f"{tmp_path}: the prepared problems cannot be read .*; prepare them again"):
-        source = problems.read(tmp_path, "train")
+        source = problems.Records(tmp_path, "train")
         [source[index] for index in range(len(source))]
 
 
@@ -155,7 +155,7 @@ def test_rows_that_do_not_fit_name_problem_length_and_key(prepared):
     longest = max(rows, key=lambda row: len(tokenizer.encode(row.prompt)))
     need = len(tokenizer.encode(longest.prompt)) + 1
     prompt_rows(rows, range(4), tokenizer, need)
-    with pytest.raises(ValueError, match=rf"problem \d+ \(\w+\).*{need} tokens, more than prompt_length={need - 1}"):
+    with pytest.raises(ValueError, match=rf"problem \d+ \(\w+\).* than rollout.max_prompt={need - 1}"):
         prompt_rows([longest], [0], tokenizer, need - 1)
-    with pytest.raises(ValueError, match="more than data.sequence_length=20; raise data.sequence_length to at least"):
-        supervised_rows(rows, tokenizer, 20, key="data.sequence_length")
+    with pytest.raises(ValueError, match=r"more than rollout.max_prompt \+ rollout.max_new=20; raise"):
+        supervised_rows(rows, tokenizer, 20)

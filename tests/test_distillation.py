@@ -212,7 +212,7 @@ def test_a_tensor_axis_splits_student_and_teacher_and_their_scores_stay():
         "reference.checkpoint=/absent is no teacher: /absent: there is no such file",
     ),
     ({"data.train_size": 60}, "has another vocabulary than the run's tokenizer"),
-    ({"reference.dtype": "float8"}, "unknown model.dtype 'float8'"),
+    ({"reference.dtype": "float8"}, "reference.dtype is 'float8'; it must be one of bfloat16, float16"),
     ({"rollout.dynamic_sampling": True, "rollout.samples": 2}, "with reward.function=none that is every group"),
     ({"reward.function": "verifier"}, "rollout.samples=1 with objective.advantage=group_mean"),
 ])  # fmt: skip

@@ -345,7 +345,7 @@ def test_a_wrong_index_is_named(tmp_path):
     save(tmp_path, raw, random_tensors(raw), files=2)
     file = tmp_path / "model.safetensors.index.json"
     right = json.loads(file.read_text())["weight_map"]
-    norm, embed = "model.norm.weight", "model.embed_tokens.weight"
+    norm = "model.norm.weight"
 
     def refused(weight_map, match, kind=ValueError):
         file.write_text(json.dumps({"weight_map": weight_map}))
@@ -353,9 +353,6 @@ def test_a_wrong_index_is_named(tmp_path):
             load(tmp_path)
 
     refused(right | {norm: "model-7.safetensors"}, "not there: model-7.safetensors .tensors model.norm")
-    refused(right | {norm: right[embed]}, f"{norm} is not in {right[embed]}, where .*index.json has it")
-    refused({k: v for k, v in right.items() if k != norm}, f"{norm} is in {right[norm]}, but .* does not name it")
-    refused(right | {"ghost": right[norm]}, f"ghost is not in {right[norm]}")
     refused(right | {norm: "../model-0.safetensors"}, "name of a file in the same folder")
     refused([], "weight_map must give")
     file.write_text("{")

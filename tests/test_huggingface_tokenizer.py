@@ -186,7 +186,7 @@ EOS = '{"eos_token": "<|end|>", '
     ("tokenizer", "", "not a tokenizer of the Hugging Face format, or cut short"),
     ("tokenizer", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": ', "or cut short"),
     ("tokenizer_config", '{"bos_token": ', "not JSON, or cut short"),
-    ("tokenizer_config", "[" * 100_000, "nested too deeply"),
+    ("tokenizer_config", "[" * 100_000, "not JSON, or cut short: maximum recursion"),
     ("tokenizer_config", '{"pad_token": "<none>"}', "pad_token '<none>' is not in the tokenizer's vocabulary"),
     ("tokenizer_config", '{"eos_token": 7}', "eos_token is '7', expected a token's text"),
     ("tokenizer_config", '{"extra_special_tokens": "<|turn|>"}', "expected a list"),

@@ -118,8 +118,7 @@ def test_identity():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2 is out of range.*0 to 1"),
-    ({"JAX_NUM_PROCESSES": "many"}, "JAX_NUM_PROCESSES=many"), ({"JAX_NUM_PROCESSES": ""}, "and JAX_NUM_PROCESSES not"),
+    ({"JAX_NUM_PROCESSES": "many"}, "must be whole numbers"), ({"JAX_NUM_PROCESSES": ""}, "and JAX_NUM_PROCESSES not"),
     ({"JAX_COORDINATOR_ADDRESS": "host"}, "JAX_COORDINATOR_ADDRESS=host: expected HOST:PORT"),
 ])  # fmt: skip
 def test_an_environment_that_makes_no_sense(changes, message):

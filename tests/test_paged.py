@@ -7,6 +7,7 @@ import importlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import paged_reference
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -63,9 +64,9 @@ def filled(kernel, config, rows, width, page_size, seed=0):
 
 
 def reference(q, k, v, table, first, kind=PLAIN):
-    """`running_softmax.reference` of pages that are each a whole sequence: one program for every page size."""
+    """`paged_reference` of pages that are each a whole sequence: one program for every page size."""
     k, v = (x[table].reshape(len(table), -1, *x.shape[2:]) for x in (k, v))
-    return jax.jit(running_softmax.reference, static_argnums=5)(q, k, v, np.arange(len(table))[:, None], first, kind)
+    return jax.jit(paged_reference.reference, static_argnums=5)(q, k, v, np.arange(len(table))[:, None], first, kind)
 
 
 @settings(max_examples=15, deadline=None)
@@ -352,10 +353,10 @@ def test_work_and_memory_of_decoding_do_not_grow_with_the_longest_response():
         decoding = Decoding(SLOTS, page_size=4, cache_pages=3 * LEAST + 60)
         sampler, slots, pool = make_sampler(MODEL, mesh, decoding, COLUMNS, max_new, 18)
         rows, limits = prompts_of(LENGTHS, COLUMNS, max_new=max_new), np.full(6, 40, np.int32)
-        inputs, state = module.start(sampler, mesh, rows, KEY, np.int32(0), limits, 3, slots, pool, decode.WAITING)
-        inputs = dataclasses.replace(
-            inputs, params=params(), sampling=Sampling.make(), model_temperature=jnp.float32(1), version=jnp.int32(0),
-            until=jnp.int32(6), must=np.zeros(6, bool), left=jnp.int32(decode.COMPLETE),
+        keys, state = module.start(sampler, mesh, rows, KEY, np.int32(0), limits, 3, slots, pool, decode.WAITING)
+        inputs = decode.Inputs(
+            params(), keys, Sampling.make(), version=jnp.int32(0), until=jnp.int32(6), must=np.zeros(6, bool),
+            left=jnp.int32(decode.COMPLETE), stops=None,
         )  # fmt: skip
         compiled = module.decode_segment.lower(sampler, mesh, inputs, state, jnp.int32(9)).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)

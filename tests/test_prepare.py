@@ -42,7 +42,7 @@ def refused(call):
 
 
 def written(folder="out"):
-    source = problems.read(folder, "train")
+    source = problems.Records(folder, "train")
     return [problems.to_problem(source[i]) for i in range(len(source))]
 
 

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import paged_reference
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from rpg_jax import models, parallel
 from rpg_jax.models import quantization
 from rpg_jax.models.attention import AttentionKind, causal_attention
-from rpg_jax.sampling import Decoding, Sampling, generate, paged_attention, prompts_to_answer, running_softmax
+from rpg_jax.sampling import Decoding, Sampling, generate, paged_attention, prompts_to_answer
 
 CONFIG = models.ModelConfig(54, 32, 48, 1, 4, 2, 8, qk_norm=True, qkv_bias=True, max_length=512)
 MODEL, UNTIED = (models.Model(dataclasses.replace(CONFIG, tied_embeddings=tied)) for tied in (True, False))
@@ -115,7 +116,7 @@ def test_the_gpu_kernel_reads_numbers_with_their_scales():
     q, first = rng.normal(size=(3, count, 4, 64)).astype(np.float32), np.array([0, 37, 100], np.int32)
     attend = functools.partial(paged_attention.paged_gpu, page_size=size, kind=AttentionKind(), interpret=True)
     k, v = (dequantize(quantize(x, "int8", -1), -1, jnp.float32) for x in (k, v))
-    out, expected = jax.jit(attend)(q, pool, table, first), jax.jit(running_softmax.reference)(q, k, v, table, first)
+    out, expected = jax.jit(attend)(q, pool, table, first), jax.jit(paged_reference.reference)(q, k, v, table, first)
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-5)
 
 
@@ -149,7 +150,6 @@ class Device:
 
 
 @pytest.mark.parametrize("device, dtype, message", [
-    (Device("cpu"), "int4", "cache_dtype is 'int4'; it must be unset or one of int8, float8_e4m3fn"),
     (Device("tpu"), "int8", "the TPU kernel has no scale for each token, so use float8_e4m3fn"),
     (Device("gpu", "8.0"), "float8_e4m3fn", "compute capability is 8.0, and it takes 8.9: use int8"),
 ])  # fmt: skip

@@ -15,8 +15,9 @@ from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, quantize_params, token_logprobs, unstack_layers
 from rpg_jax.objectives.metrics import mean_of
 from rpg_jax.rewards import Scorer, Scores, scale_named, signed_reward, voted_answer
+from rpg_jax.run import warm_start
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
-from rpg_jax.training import loop, warm_start
+from rpg_jax.training import loop
 from rpg_jax.training.collect import Preempted, make_collect
 from rpg_jax.training.evaluation import Answered, examples, metrics
 from rpg_jax.training.reference import ReferenceSchedule
@@ -248,7 +249,7 @@ def test_a_warm_start_that_only_skips_updates_ends(capsys):
         return types.SimpleNamespace(skipped=(0, state.skipped[1] + 1), step=0), metrics
 
     def start(steps):
-        warm_start.run(
+        warm_start.learn(
             types.SimpleNamespace(skipped=(0, 0), step=0), 0, steps, update=update, next_batch=lambda: ("batch",),
             save=lambda *_: None, progress=lambda *_, **__: None, save_every=9, should_stop=lambda: False,
             most_skipped=3,

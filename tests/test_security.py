@@ -16,7 +16,7 @@ RUNS |= {"import_module", "unsafe_load", "full_load"}
 # Where Python that the user names on the command line, or in a config, is run: a reward, an objective, a sweep.
 OF_THE_USER = {
     ("rpg_jax/rewards/worker.py", "exec_module"), ("rpg_jax/rewards/worker.py", "import_module"),
-    ("rpg_jax/objectives/own_files.py", "exec_module"), ("rpg_jax/run/cli.py", "run_path"),
+    ("rpg_jax/objectives/own.py", "exec_module"), ("rpg_jax/run/cli.py", "run_path"),
 }  # fmt: skip
 
 

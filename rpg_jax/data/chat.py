@@ -38,8 +38,6 @@ class ChatTemplate:
         Messages have `role` and `content`; keys whose value is None count as missing. `options` are further variables,
         such as `enable_thinking=False`. Raises ValueError, with the file and the last message, for its errors.
         """
-        if not messages or not all(isinstance(message, dict) for message in messages):
-            raise InputError(f"{self._where}: expected a list of messages (role and content), not {str(messages)[:80]}")
         messages = [_standard(message) for message in messages]
         variables = {"tools": None, "documents": None, **self._variables, **options}
         try:

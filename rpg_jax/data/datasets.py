@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
 
 import grain
 import numpy as np
@@ -50,8 +49,7 @@ def load(
     Raises ValueError for a set that cannot be read, is empty, or has no problem within the limit, and for two held-out
     sets of one name.
     """
-    settings = tokenizer, max_prompt, overlong, template_options or {}, named(wording), log
-    fit = functools.partial(_fit, *settings)
+    fit = functools.partial(_fit, tokenizer, max_prompt, overlong, template_options or {}, named(wording), log)
     training, trained, tasks = [], set(), set()
     if train:
         dataset, prompts, tasks = fit("train", train)
@@ -85,26 +83,20 @@ def messages(problem: Problem) -> list[dict]:
     return chat
 
 
-def prompt_lengths(
-    rows: Sequence[Problem], tokenizer: Tokenizer, options: dict, where: Callable[[int], str]
-) -> np.ndarray:
-    """i64[N], tokens of each rendered prompt. Raises ValueError that begins with `where(i)` if rendering fails."""
-    lengths = []
+def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
+    """(rendered problems of a set within the limit, their messages as JSON, the names of its tasks)."""
+    rows, source, where = _open(title, template, split)
+
+    def rendered(problem):
+        return tokenizer.render(messages(problem), **options)
+
+    lengths = np.zeros(len(rows), int)
     for i, problem in enumerate(rows):
         try:
-            lengths.append(len(tokenizer.encode_prompt(tokenizer.render(messages(problem), **options))))
+            lengths[i] = len(tokenizer.encode_prompt(rendered(problem)))
         except ValueError as error:
             raise InputError(f"{where(i)}: {error}") from error
-    return np.array(lengths)
-
-
-def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[[int], str]) -> np.ndarray:
-    """Indices of the prompts of at most `max_prompt` tokens. Raises ValueError if there is none, and for a longer one
-    where `overlong` is "refuse"."""
-    if overlong not in ("drop", "refuse"):
-        raise InputError(f"overlong={overlong!r}; known: drop, refuse")
-    kept = np.flatnonzero(lengths <= max_prompt)
-    over = np.flatnonzero(lengths > max_prompt)
+    kept, over = np.flatnonzero(lengths <= max_prompt), np.flatnonzero(lengths > max_prompt)
     if overlong == "refuse" and len(over):
         raise InputError(
             f"{where(over[0])}: its prompt takes {lengths[over[0]]} tokens, more than max_prompt={max_prompt}, as do "
@@ -115,23 +107,14 @@ def within(lengths: np.ndarray, max_prompt: int, overlong: str, where: Callable[
             f"{where(0)}: no problems are left, all {len(lengths)} prompts take more than max_prompt={max_prompt} "
             f"tokens, the shortest {lengths.min()}; raise max_prompt"
         )
-    return kept
-
-
-def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
-    """(rendered problems of a set within the limit, their messages as JSON, the names of its tasks)."""
-    rows, source, where = _open(title, template, split)
-    lengths = prompt_lengths(rows, tokenizer, options, where)
-    kept = within(lengths, max_prompt, overlong, where)
-    if len(kept) < len(rows):
+    if len(over):
         log(
-            f"{title}: dropped {len(rows) - len(kept)} of {len(rows)} problems with prompts of more than {max_prompt} "
+            f"{title}: dropped {len(over)} of {len(rows)} problems with prompts of more than {max_prompt} "
             f"tokens (the longest {lengths.max()})"
         )
 
     def render(i):
-        problem = source[i]
-        return dataclasses.replace(problem, prompt=tokenizer.render(messages(problem), **options))
+        return dataclasses.replace(source[i], prompt=rendered(source[i]))
 
     dataset = grain.MapDataset.source(kept.tolist()).map(render)
     return dataset, [rows[i].prompt for i in kept], {problem.task for problem in rows}
@@ -146,7 +129,7 @@ def _open(title, template, split):
         return folded.problems, folded.problems, folded.origins.__getitem__
     if not (path / "problems").is_dir():
         raise InputError(f"{path} holds no prepared problems; name a folder made by rpg_jax.prepare, or a file")
-    records = problems.read(path, "train")
+    records = problems.Records(path, "train")
     source = grain.MapDataset.source(records).map(problems.to_problem)
     rows = [problems.to_problem(records[i]) for i in range(len(records))]
     return rows, source, lambda i: f"{path}, problem {rows[i].id}"

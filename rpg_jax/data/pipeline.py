@@ -45,21 +45,18 @@ class ProblemStream:
         self._cursor = int(cursor)
 
 
-def prompt_rows(
-    problems: Sequence[Problem], positions: Iterable[int], tokenizer: Tokenizer, length: int,
-    key: str = "prompt_length",
-) -> tuple:  # fmt: skip
+def prompt_rows(problems: Sequence[Problem], positions: Iterable[int], tokenizer: Tokenizer, length: int) -> tuple:
     """Rows of prompts, padded on the right: (tokens i32[P, length], length i32[P], positions i32[P]).
 
     `positions` are those of the problems in the stream's order, or in the set that is evaluated; the noise depends on
-    them. Raises ValueError, with the problem and the config `key` of the limit, for one of more than `length` tokens.
+    them. Raises ValueError, with the problem, for one of more than `length` tokens.
     """
     rows = [tokenizer.encode_prompt(problem.prompt) for problem in problems]
-    tokens, lengths = _pad(rows, problems, "prompt", length, tokenizer.pad_id, key)
+    tokens, lengths = _pad(rows, problems, "prompt", length, tokenizer.pad_id, "rollout.max_prompt")
     return tokens, lengths, np.fromiter(positions, np.int32, len(problems))
 
 
-def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, key="sequence_length") -> tuple:
+def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: int) -> tuple:
     """Rows prompt ++ worked solution ++ EOS, padded on the right: (tokens i32[B, length], lengths i32[B], loss_mask
     bool[B, length]), with the mask true on the solution's own turns and the EOS after each.
 
@@ -73,6 +70,7 @@ def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: i
             ids = tokenizer.encode(text) + ([] if number % 2 else [tokenizer.eos_id])
             mask[len(rows[-1]) : len(rows[-1]) + len(ids)] = number % 2 == 0
             rows[-1] += ids
+    key = "rollout.max_prompt + rollout.max_new"
     return *_pad(rows, problems, "prompt and solution", length, tokenizer.pad_id, key), masks
 
 

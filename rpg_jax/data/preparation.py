@@ -26,7 +26,7 @@ class Prepared:
 
     def problems(self, split: str) -> grain.MapDataset:
         """The `Problem`s of "train" or "heldout" in the order of generation, read from disk when they are indexed."""
-        return grain.MapDataset.source(problems.read(self.path, split)).map(problems.to_problem)
+        return grain.MapDataset.source(problems.Records(self.path, split)).map(problems.to_problem)
 
 
 def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, vocab_size, log=print) -> Prepared:

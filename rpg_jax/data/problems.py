@@ -112,7 +112,10 @@ def staged(path) -> Iterator[pathlib.Path]:
 
 
 class Records(Sequence):
-    """The records of one split. Raises ValueError, which names the folder, for whatever TFDS and ArrayRecord raise."""
+    """The records of one split, read when they are indexed; see `to_problem`.
+
+    Raises ValueError, which names the folder, for whatever TFDS and ArrayRecord raise.
+    """
 
     def __init__(self, directory, split: str):
         self._directory, path = directory, f"{directory}/problems/{Problems.VERSION}"
@@ -134,11 +137,6 @@ class Records(Sequence):
         if result is None:
             raise InputError(f"{self._directory}: the prepared problems cannot be read ({reason}); {MEND}")
         return result
-
-
-def read(directory, split: str) -> Sequence[dict]:
-    """The records of one split, read when they are indexed; see `to_problem`."""
-    return Records(directory, split)
 
 
 def to_problem(record: dict) -> Problem:

@@ -54,9 +54,8 @@ def listed(text: str) -> list[str]:
 def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS) -> Source:
     """Opens FILE.parquet or FILE.jsonl.
 
-    Raises:
-      ValueError: the source is of an unknown kind, is not there, cannot be read, or lacks a column; names source and
-        column. Reading the records raises it too, with the row or line.
+    Raises ValueError: the source is of an unknown kind, is not there, cannot be read, or lacks a column; names source
+    and column. Reading the records raises it too, with the row or line.
     """
     path = pathlib.Path(title)
     openers = {".parquet": _open_parquet, ".jsonl": _open_jsonl}
@@ -75,18 +74,11 @@ def open_gym(titles: list[str], split: str) -> list[Source]:
     """
     parts = [(title, part) for title in titles for part in gym.parse(title)]
     replies = gym.drawn([part for _, part in parts], split, ", ".join(titles))
-    columns = {"problem": ("question",), "answer": ("answer",), "solution": ()}
-    return [
-        Source(
-            title,
-            f"{gym.PREFIX}{part.family}",
-            "item",
-            part.size,
-            columns,
-            enumerate(itertools.islice(replies, part.size)),
-        )
-        for title, part in parts
-    ]
+    columns, sources = {"problem": ("question",), "answer": ("answer",), "solution": ()}, []
+    for title, part in parts:
+        records = enumerate(itertools.islice(replies, part.size))
+        sources.append(Source(title, f"{gym.PREFIX}{part.family}", "item", part.size, columns, records))
+    return sources
 
 
 def pick(record: dict, paths: Sequence[str]) -> tuple[str | None, Any]:

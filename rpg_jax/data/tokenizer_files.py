@@ -27,10 +27,8 @@ def read_json(path: pathlib.Path) -> dict:
         return {}
     try:
         value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not JSON, or cut short: {error}") from error
-    except RecursionError as error:
-        raise InputError(f"{path}: JSON nested too deeply") from error
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value

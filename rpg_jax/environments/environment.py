@@ -1,5 +1,6 @@
 """Episodes with an environment, each in one of several worker processes, under their limits."""
 
+import contextlib
 import pathlib
 import re
 import zlib
@@ -35,7 +36,7 @@ class Outcome:
         return sum(self.rewards)
 
 
-class Environment:
+class Environment(contextlib.AbstractContextManager):
     """Plays episodes. `close`, or the end of a `with`, ends every process that it or a user's class has started.
 
     An episode keeps to one worker, which keeps its object. A worker that dies or hangs is replaced, the episode whose
@@ -57,8 +58,7 @@ class Environment:
           seed: of the run, of which those of episodes are made.
           workers, timeout_seconds, memory_mb, network, max_failures: as those of `rewards.Scorer`.
 
-        Raises:
-          InputError: there is no such environment, or its class cannot be loaded or lacks a method.
+        Raises InputError: there is no such environment, or its class cannot be loaded or lacks a method.
         """
         self.name, self.observations, self.stops, self.seed = name, observations, stops, seed
         self.max_turns, self.turn_tokens, self.max_failures = max_turns, turn_tokens, max_failures
@@ -97,9 +97,6 @@ class Environment:
     def close(self) -> None:
         for pool in self._pools:
             pool.close()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()

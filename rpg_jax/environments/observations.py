@@ -17,9 +17,8 @@ class Observations:
     def __init__(self, tokenizer, role: str = "user", options: dict | None = None):
         """`options` are further variables of the template.
 
-        Raises:
-          InputError: a longer rendering does not begin with the shorter one, as of a template that strips earlier
-            thinking; it shows where they part.
+        Raises InputError: a longer rendering does not begin with the shorter one, as of a template that strips earlier
+        thinking; it shows where they part.
         """
         self._tokenizer, self._role, self._options = tokenizer, role, options or {}
         if tokenizer.has_template:

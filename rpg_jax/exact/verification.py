@@ -193,8 +193,7 @@ def _case(name: str, *losses: Objective) -> Case:
 def user_case(spec: str, facts: Mapping[str, Any]) -> Case:
     """A user's function FILE.py:NAME and what it is held against: `facts`, then its own settings or attributes.
 
-    Raises:
-      ValueError: there is no such function, its signature is another one, or facts that make no sense.
+    Raises ValueError: there is no such function, its signature is another one, or facts that make no sense.
     """
     function = own.load(spec)
     settings = own.settings_of(function)

@@ -42,8 +42,7 @@ def causal_attention(
       query: [B, T, H, D]; key, value: [B, T, K, D] with H a multiple of K.
       segment_ids: i32[B, T]; a segment's tokens are contiguous. None: each row is one segment.
 
-    Returns:
-      [B, T, H, D] in query's dtype; scores and sums are at least float32.
+    Returns [B, T, H, D] in query's dtype; scores and sums are at least float32.
     """
     batch, length, heads, dim = query.shape
     kv_heads = key.shape[2]
@@ -80,8 +79,7 @@ def softmax_mix(
       visible: bool[X, S] or [B, 1, X, S]; each row has at least one true entry.
       kind: whose scale and soft cap count; its window is a matter of `visible`.
 
-    Returns:
-      [B, K, X, D] in query's dtype.
+    Returns [B, K, X, D] in query's dtype.
     """
     return _mix_forward(query, key, value, visible, kind)[0]
 

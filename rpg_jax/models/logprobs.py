@@ -28,8 +28,7 @@ def token_logprobs(model: Model, params: dict, tokens: jax.Array, mask: jax.Arra
       auxiliary: beside the result, return the auxiliary numbers of `Model.hidden_and_auxiliary`, whose sums are over
         the tokens of `mask` (False). The other functions take it, too, and return them last.
 
-    Returns:
-      [B, T], float32 or wider.
+    Returns [B, T], float32 or wider.
     """
     found = _chunked(((model, params),), _logprob, tokens, mask, **settings)
     return found if settings.get("auxiliary") else found[0]

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rpg_jax import InputError
 from rpg_jax.types import Params, pytree
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}  # finite magnitudes of the types
@@ -23,12 +22,6 @@ class Quantized:
 
     values: jax.Array  # int8 or float8 [...]
     scales: jax.Array  # f32[..., without that axis]
-
-
-def check_dtype(name: str, dtype: str | None) -> None:
-    """Raises ValueError, naming the setting, for what is neither None nor a type of LARGEST."""
-    if dtype is not None and dtype not in LARGEST:
-        raise InputError(f"{name} is {dtype!r}; it must be unset or one of {', '.join(LARGEST)}")
 
 
 def quantize(x: jax.Array, dtype: Any, axis: int) -> Quantized:

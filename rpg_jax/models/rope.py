@@ -48,14 +48,6 @@ class Llama3(Positive):
     high_freq_factor: float
     original_max_position_embeddings: int
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise InputError(
-                f"rope scaling llama3: low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor "
-                f"({self.high_freq_factor})"
-            )
-
     def scaled(self, frequency: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
         old, low, high = self.original_max_position_embeddings, self.low_freq_factor, self.high_freq_factor
         wavelength = 2 * math.pi / frequency

@@ -181,9 +181,8 @@ class Model:
           tokens: i32[B, T]; turns: those of their positions, as the method of this name gives them.
           attend: (layer index, q, k, v) -> (out, kept); reads and writes the KV cache.
 
-        Returns:
-          final hidden states [B, T, hidden], a list of what `attend` kept in each layer, and with experts the routes
-          (`models.routes`), else None.
+        Returns final hidden states [B, T, hidden], a list of what `attend` kept in each layer, and with experts the
+        routes (`models.routes`), else None.
         """
         x, kept, chosen = self.embed(params, tokens), [], []
         for index, layer_params in enumerate(params["layers"]):

@@ -14,7 +14,6 @@ from rpg_jax.objectives import (
     divergences,
     metrics,
     own,
-    own_files,
     reductions,
     surrogates,
 )

@@ -17,8 +17,7 @@ def truncated_importance_weight(
       cap: largest weight, above 0.
       level: "token", or "sequence" for the ratio of the whole response, one for each row.
 
-    Returns:
-      weight [B, T], and where it was cut, bool [B, T].
+    Returns weight [B, T], and where it was cut, bool [B, T].
     """
     log_ratio = jnp.where(mask, behavior_logp - sampler_logp, 0)
     if level == "sequence":

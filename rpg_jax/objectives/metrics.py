@@ -5,22 +5,15 @@ trees) of them: `merge(a, b)`, `empty(metrics)` to start a `lax.fori_loop` with 
 for the log.
 """
 
-import dataclasses
-from typing import Any, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-Class = TypeVar("Class")
+from rpg_jax.types import pytree
 
 
-@dataclass_transform(frozen_default=True)
-def metric(cls: type[Class]) -> type[Class]:
-    """A frozen dataclass that JAX sees as a pytree with one child per field."""
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
-
-
-@metric
+@pytree
 class Mean:
     """A mean as numerator and denominator; 0 where nothing was counted."""
 
@@ -37,7 +30,7 @@ class Mean:
         return self.total / jnp.where(self.count == 0, 1, self.count)
 
 
-@metric
+@pytree
 class Max:
     """A maximum; −inf inside and 0 as a value where nothing was seen."""
 
@@ -53,7 +46,7 @@ class Max:
         return jnp.where(self.maximum == -jnp.inf, 0, self.maximum)
 
 
-@metric
+@pytree
 class EffectiveSampleSize:
     """(Σ w)² / (n Σ w²), the effective share of n samples in (0, 1], from moments of w·exp(−shift) that fit."""
 

@@ -156,8 +156,7 @@ class Objective:
           turn_reward: [P, G, K], the rewards of an episode's turns, which `rewards` contain; zeros beyond the last.
           kl: [B, T], KL(behavior, reference) of each token's whole distribution, which control="kl" adds, times beta.
 
-        Returns:
-          [B, 1], or [B, T] for those that differ from token to token.
+        Returns [B, 1], or [B, T] for those that differ from token to token.
 
         Raises:
           ValueError: the rewards do not fit, or there is no kl for control="kl".

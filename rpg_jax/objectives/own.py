@@ -7,7 +7,11 @@ gradient it estimates.
 """
 
 import functools
+import importlib.machinery
+import importlib.util
 import inspect
+import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,11 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax import InputError
-from rpg_jax.objectives import own_files, reductions
+from rpg_jax.objectives import reductions
 from rpg_jax.objectives.advantages import penalized
 from rpg_jax.objectives.batch import UNITS
 from rpg_jax.objectives.objective import INPUTS, Objective, described, of_floats
 
+MODULE = "own_objective"  # the name under which a user's file is imported
 EXAMPLE = "def loss(log_ratio, advantage): return -jnp.exp(log_ratio) * advantage"
 REQUIRED = inspect.Parameter.empty  # the default of a setting that has none
 ADVANTAGE_INPUTS = ("rewards", "lengths", "step", "mask", "turn_reward")
@@ -27,9 +32,30 @@ ADVANTAGE = "(rewards [P, G], lengths [P, G], step, mask [P, G, T], turn_reward 
 FACTS = dict(level="token", divergence=None, beta=0.0, z_old=1.0, declares=None, reduction=None, advantage="group_mean")
 
 
+def of_file(spec: str, kind: str = "objective") -> Callable:
+    """What FILE.py:NAME names; ValueError, which names the `kind`, if there is none, or nothing to call."""
+    path, colon, name = spec.rpartition(":")
+    if not colon or not path or not name:
+        raise InputError(f"{kind} {spec!r}: expected FILE.py:NAME")
+    if not pathlib.Path(path).is_file():
+        raise InputError(f"{kind} {spec!r}: there is no file {path}")
+    loader = importlib.machinery.SourceFileLoader(MODULE, path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
+    sys.modules[loader.name] = module
+    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
+    loader.exec_module(module)
+    if not hasattr(module, name):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise InputError(f"{path} has no {name!r}; it has: {', '.join(functions) or 'no function'}")
+    function = getattr(module, name)
+    if not callable(function):
+        raise InputError(f"{kind} {spec} is a {type(function).__name__}; expected a function")
+    return function
+
+
 def load(spec: str) -> Callable:
     """The function, or objective, that FILE.py:NAME names; ValueError if there is none or it is no loss of an entry."""
-    function = own_files.load(spec)
+    function = of_file(spec)
     names = set(inspect.signature(function).parameters)
     if not isinstance(function, Objective) and (names & {"mask", "denominator"} or not names & set(INPUTS)):
         raise InputError(
@@ -88,10 +114,9 @@ def advantage(spec: str) -> Callable[..., jax.Array]:
     turn_reward f32[P, G, K], the rewards of an episode's turns, K = 1 zeros without an environment. It returns floats
     [P, G], or [P, G, T] to tell tokens apart.
 
-    Raises:
-      ValueError: there is no such function, it takes something else, or, when called, it returns something else.
+    Raises ValueError: there is no such function, it takes something else, or, when called, it returns something else.
     """
-    function = own_files.load(spec, "advantage")
+    function = of_file(spec, "advantage")
     signature = inspect.signature(function)
     variadic = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     first = () if "rewards" in signature.parameters else ("rewards",)  # which is then passed by position

@@ -56,9 +56,8 @@ def make(name: str, **settings: Any) -> Objective:
     for `Objective.advantages`, and `sampler_correction`, the cap of truncated importance sampling, for
     `Objective.corrections`.
 
-    Raises:
-      ValueError: an unknown name or setting, a value out of range, a combination that docs/method.md 4.3 refuses, a
-        setting that cannot matter given the others, or one without a default that is missing.
+    Raises ValueError: an unknown name or setting, a value out of range, a combination that docs/method.md 4.3 refuses,
+    a setting that cannot matter given the others, or one without a default that is missing.
     """
     made = of_function(name, own.load(name), settings) if ":" in name else _of_recipe(name, settings)
     return dataclasses.replace(made, own_advantage=own.advantage(made.advantage)) if ":" in made.advantage else made

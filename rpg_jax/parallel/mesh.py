@@ -33,8 +33,7 @@ def make_mesh(
       whole: whether the devices are whole slices, which are arranged by their physical places; else they are taken in
         their order, those of a process next to each other.
 
-    Raises:
-      ValueError: the product of the sizes is not the number of devices.
+    Raises ValueError: the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes, there = [data, fsdp, tensor, expert], f"there are {len(devices)} ({devices[0].device_kind})"
@@ -62,8 +61,7 @@ def make_meshes(*, sampler: int = 0, devices: Sequence | None = None, **sizes: i
     Args:
       devices: `jax.devices()` if None; with `sampler` also a pair, those that learn and those that sample.
 
-    Raises:
-      InputError: as `make_mesh`, or a process has no device left to learn with.
+    Raises InputError: as `make_mesh`, or a process has no device left to learn with.
     """
     devices = jax.devices() if devices is None else devices
     if not sampler:

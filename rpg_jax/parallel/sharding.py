@@ -77,8 +77,7 @@ def spec_of(path: tuple, table: Table) -> PartitionSpec:
 def shardings(mesh: Mesh, tree: Any, table: Table = TRAINING) -> Any:
     """The NamedSharding of every leaf of a tree of arrays or shapes; leaves that `table` does not name are replicated.
 
-    Raises:
-      ValueError: a mesh axis does not divide a dimension; the message names sizes that divide the whole tree.
+    Raises ValueError: a mesh axis does not divide a dimension; the message names sizes that divide the whole tree.
     """
     split = [
         (leaf_name(path), leaf.shape, axis, size)

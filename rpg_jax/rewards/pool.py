@@ -1,6 +1,5 @@
 """Worker processes that call a user's function or environment, each under a warden that ends whatever it started."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -33,8 +32,7 @@ class Pool:
 
         Prints a warning where `network` is false and this machine cannot take a process off the network.
 
-        Raises:
-          Failure: the function cannot be loaded.
+        Raises Failure: the function cannot be loaded.
         """
         self._workers = [_Worker(where, name, timeout_seconds, memory_mb, network, kind) for _ in range(workers)]
         self._threads, self._free = ThreadPoolExecutor(workers), SimpleQueue()  # a thread waits for each worker
@@ -59,18 +57,12 @@ class Pool:
         return self._threads.submit(self._ask, question, before)
 
     def _ask(self, question: dict, before: Iterable[dict]) -> Any:
-        with self._free_worker() as worker:
+        worker = self._free.get()  # nobody else asks it meanwhile: it may keep an object from one question to the next
+        try:
             answer = worker.ask(question)
             while answer is None:
                 *_, answer = (worker.ask(each) for each in (*before, question))
             return answer
-
-    @contextlib.contextmanager
-    def _free_worker(self) -> Iterator["_Worker"]:
-        """A worker that nobody else asks meanwhile, so that it may keep an object from one question to the next."""
-        worker = self._free.get()
-        try:
-            yield worker
         finally:
             self._free.put(worker)
 

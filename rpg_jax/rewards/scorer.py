@@ -1,5 +1,6 @@
 """Scoring responses: rules run in this process, functions that may hang or die in worker processes."""
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -82,7 +83,7 @@ class Submitted:
         return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards, of_environment, notes)
 
 
-class Scorer:
+class Scorer(contextlib.AbstractContextManager):
     """Scores responses by rules and functions.
 
     A user's function, `math_verify` and the families of reasoning-gym run in `workers` processes. A function is given
@@ -256,9 +257,6 @@ class Scorer:
             pool.close()
         if self.environment is not None:
             self.environment.close()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()

@@ -59,9 +59,7 @@ def overlong_penalty(lengths: ArrayLike, maximum: int, buffer: int, factor: floa
     """Soft overlong punishment (DAPO, arXiv 2503.14476, equation 13), to be added to the reward.
 
     f32[N] of response lengths [N] in tokens, EOS included: 0 up to `maximum - buffer`, then linear down to `-factor` at
-    `maximum` and beyond. Raises ValueError unless 0 < buffer <= maximum.
+    `maximum` and beyond.
     """
-    if not 0 < buffer <= maximum:
-        raise InputError(f"overlong buffer={buffer} must be between 1 and the largest response length, {maximum}")
     excess = np.asarray(lengths, np.float32) - (maximum - buffer)
     return -factor * np.clip(excess / buffer, 0.0, 1.0).astype(np.float32)

@@ -37,6 +37,7 @@ _LARGEST = 1e9  # of a reward: in float32 the squares of returns stay finite
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _PR_SET_DUMPABLE = 4
 _EITHER, _KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+_HERE = os.path.abspath(__file__)
 _SHOWN = []  # the kind of the bug whose traceback this process has printed
 
 
@@ -147,10 +148,7 @@ def judge(function, values: dict, where: str = "") -> dict:
 
 def arguments(function, values: dict) -> dict:
     """What a call is given by name: the values that the signature names, or all of them for **columns."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        raise Refused("is written in C and names no parameters; call it in a function of your own") from None
+    parameters = inspect.signature(function).parameters.values()
     named = [parameter for parameter in parameters if parameter.kind in (_EITHER, _KEYWORD)]
     for parameter in parameters:
         absent = parameter in named and parameter.name not in values and parameter.default is parameter.empty
@@ -248,7 +246,10 @@ def _line(error, where) -> str:
     if where.endswith(".py") and not isinstance(error, Refused) and not _SHOWN:
         _SHOWN.append(error.__class__)
         with contextlib.suppress(Exception):  # there may be no memory for it
-            traceback.print_exception(error.with_traceback(_of_user(error.__traceback__)))
+            trace = error.__traceback__  # from the first frame of a user's on
+            while trace is not None and trace.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib")):
+                trace = trace.tb_next
+            traceback.print_exception(error.with_traceback(trace))
     try:
         text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         if isinstance(error, SyntaxError):
@@ -259,24 +260,13 @@ def _line(error, where) -> str:
     return " ".join(f"{place}{text}".split())[:300]
 
 
-def _of_user(trace):
-    """A traceback without what comes before the first frame of a user's."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib")):
-        trace = trace.tb_next
-    return trace
-
-
 def _place(error, file) -> str:
     """FILE.py:LINE and a colon, or nothing for an error that has no frame of that file or one beside it."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}:{error.lineno}: "
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        frame = os.path.abspath(trace.tb_frame.f_code.co_filename)
-        if os.path.dirname(frame) == os.path.dirname(file) and frame != os.path.abspath(__file__):
-            place = f"{os.path.basename(frame)}:{trace.tb_lineno}: "
-        trace = trace.tb_next
-    return place
+    frames = [(os.path.abspath(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [frame for frame in frames if os.path.dirname(frame[0]) == os.path.dirname(file) and frame[0] != _HERE]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}: " if own else ""
 
 
 if __name__ == "__main__":

@@ -60,8 +60,7 @@ def main(options) -> None:
         "tensors": weights.tensor_count(source.params),
         "parameters": sum(leaf.size for leaf in leaves),
         "dtype": ", ".join(sorted({str(leaf.dtype) for leaf in leaves})),
-        "read": speed(size_of(source.path), loaded - start),
-        "written": speed(size_of(target), time.perf_counter() - loaded),
+        "seconds": f"{loaded - start:.1f} to read, {time.perf_counter() - loaded:.1f} to write",
     }
     print_summary(f"{source.path} -> {target} ({options.to})", rows)
 
@@ -144,15 +143,3 @@ def companions(source, tokenizer) -> dict[str, pathlib.Path]:
     files = {} if source is None else {GENERATION: pathlib.Path(source) / GENERATION}
     files |= {name: folder / name for name in TOKENIZER_FILES}
     return {name: file for name, file in files.items() if file.is_file()}
-
-
-def size_of(path) -> int:
-    """Bytes of a file, or of all files under a folder."""
-    path = epath.Path(path)
-    if path.is_file():
-        return path.stat().length
-    return sum((root / name).stat().length for root, _, names in path.walk() for name in names)
-
-
-def speed(size: int, seconds: float) -> str:
-    return f"{size / 1e9:,.3f} GB in {seconds:,.1f} s, {size / seconds / 1e6:,.0f} MB/s"

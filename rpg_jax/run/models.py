@@ -14,8 +14,6 @@ from rpg_jax.models.quantization import LARGEST
 from rpg_jax.objectives.controls import OF_TOKEN
 from rpg_jax.rewards.scorer import NO_REWARD
 
-DTYPES = ("bfloat16", "float16", "float32")  # of activations
-
 
 def check_base(config: ConfigDict) -> None:
     """Raises ValueError for adapters without a checkpoint to adapt."""
@@ -50,8 +48,6 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
         raise InputError(
             f"max_prompt + max_new = {longest} tokens exceed the {shape.max_length} of model {where!r}; lower them"
         )
-    if config.model.dtype not in DTYPES:
-        raise InputError(f"unknown model.dtype {config.model.dtype!r}; known: {', '.join(DTYPES)}")
     dtype = jnp.dtype(config.model.dtype)
     attention = make_attention(
         config.model.attention, mesh, parallel.sharding.ACTIVATIONS["heads"],

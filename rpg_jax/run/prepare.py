@@ -54,10 +54,6 @@ def check_flags(options) -> None:
         raise InputError(
             f"--name={options.name}: problems of reasoning-gym have the name of their family, which scores them"
         )
-    for name in ("name", "problem_field", "answer_field"):
-        value = getattr(options, name)
-        if value is not None and not value.strip():
-            raise InputError(f"--{name} is empty; leave it out for the default")
 
 
 def read_sources(options) -> Folded:

@@ -6,20 +6,22 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
+import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from rpg_jax import data, objectives, parallel
+from rpg_jax import InputError, data, objectives, parallel
 from rpg_jax.parallel import multihost
 from rpg_jax.run.build import Run
 from rpg_jax.run.states import abstract, initial_params, load_frozen, restore
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import Progress
-from rpg_jax.training import packing, warm_start
+from rpg_jax.training import packing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.phases import say
-from rpg_jax.training.update import init_state, make_update
-from rpg_jax.types import Checkpoint, Params
+from rpg_jax.training.skipped import MEND, NothingLearned, split_finiteness
+from rpg_jax.training.update import Update, init_state, make_update
+from rpg_jax.types import Checkpoint, Params, TrainBatch, TrainState
 
 
 def warm_started(
@@ -73,12 +75,15 @@ def warm_started(
 
         def next_batch():
             problems = stream.next(settings.batch, multihost.row_indices(run.mesh, settings.batch))
-            batch = warm_start.supervised_batch(run.mesh, problems, run.data.tokenizer, length)
-            lengths = packing.on_host(batch.length)
+            tokens, lengths, mask = data.supervised_rows(problems, run.data.tokenizer, length)
+            zeros = np.zeros(tokens.shape, np.float32)  # with advantages of 1, REINFORCE is maximum likelihood
+            batch = TrainBatch(tokens, lengths, mask, zeros, zeros, zeros[:, :1] + 1.0, zeros + 1.0)
+            batch = parallel.to_global(run.mesh, parallel.ROWS, batch)
+            lengths = packing.on_host(batch.length)  # of all processes
             return batch, packing.plan(lengths, settings.microbatch_rows, run.loop.packed_columns), checkpoint.frozen
 
         with Progress("warm start", start, settings.steps) as progress:
-            state, finished = warm_start.run(
+            state, finished = learn(
                 checkpoint.state, start, settings.steps, update=update, next_batch=next_batch, save=save,
                 progress=progress, save_every=settings.save_every, should_stop=should_stop,
                 most_skipped=config.checkpoint.most_skipped,
@@ -88,3 +93,40 @@ def warm_started(
     shardings = parallel.shardings(run.mesh, state.params)
     policy = jax.jit(optimizer.evaluation_params, donate_argnums=1, out_shardings=shardings)
     return policy(state.opt_state, state.params), seconds()
+
+
+def learn(
+    state: TrainState, start: int, steps: int, *, update: Update, next_batch: Callable[[], tuple],
+    save: Callable[[int, TrainState, bool], None], save_every: int, progress: Callable[..., None],
+    should_stop: Callable[[], bool], most_skipped: int,
+) -> tuple[TrainState, bool]:  # fmt: skip
+    """Trains from update `start` to `steps`; returns (state, whether it came to its end).
+
+    `next_batch()` gives what `update` takes beside the state: a TrainBatch, its `packing.plan` and the frozen policies.
+    `save(step, state, wait)` is called every `save_every` updates and at the end. Raises InputError after
+    `most_skipped` non-finite updates in a row, and NothingLearned when none of all updates was finite.
+    """
+    has_skipped = False
+    for step in range(start, steps):
+        if should_stop():
+            save(step, state, True)
+            say(f"saved update {step} of the warm start; the same command goes on")
+            return state, False
+        if step == start:
+            say("compiling: warm start")
+        state, metrics = update(state, *next_batch())
+        metrics, reason = split_finiteness(jax.device_get(metrics))
+        if reason and not has_skipped:
+            has_skipped = True
+            say(f"warning: warm start, update {step + 1} was skipped: {reason}")
+        if int(state.skipped[1]) >= most_skipped:
+            raise InputError(
+                f"warm start, update {step + 1}: the last {most_skipped} updates had a non-finite loss, gradient or "
+                f"step and were skipped, so parameters are unchanged; lower warm_start.learning_rate"
+            )
+        progress(step + 1, loss=float(metrics["loss"].value()))
+        if (step + 1) % save_every == 0 or step + 1 == steps:
+            save(step + 1, state, step + 1 == steps)
+    if steps and not int(state.step):
+        raise NothingLearned(f"no update of the warm start was applied, {steps} were not finite; {MEND}")
+    return state, True

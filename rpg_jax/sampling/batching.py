@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax import parallel
+from rpg_jax.sampling import holding
 from rpg_jax.sampling.decode import (
     COMPLETE,
     ENDED,
@@ -21,22 +22,6 @@ from rpg_jax.sampling.decode import (
     decode_step,
     extend,
     prepared,
-)
-from rpg_jax.sampling.holding import (
-    drop_prompts,
-    evict,
-    first_waiting,
-    full_pages,
-    grant,
-    hold,
-    hold_prompts,
-    idle_prompts,
-    idle_rows,
-    leave,
-    needs_pages,
-    prompt_pages,
-    prompt_tokens,
-    release,
 )
 from rpg_jax.sampling.pages import NOWHERE
 from rpg_jax.types import pytree
@@ -54,9 +39,9 @@ def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState
     row = jnp.where(complete, state.request, NOWHERE)
     finished = state.rows.finished.at[row].set(state.stopped, mode="drop")
     state = dataclasses.replace(state, rows=dataclasses.replace(state.rows, finished=finished))
-    state = release(sampler, leave(state, state.done, inputs.left), row)
+    state = holding.release(sampler, holding.leave(state, state.done, inputs.left), row)
     needed = (state.status != COMPLETE).reshape(state.prompt_ready.size, -1).any(1)  # [P]
-    return drop_prompts(sampler, state, ~needed)
+    return holding.drop_prompts(sampler, state, ~needed)
 
 
 def observes(state: DecodeState) -> jax.Array:
@@ -109,12 +94,12 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     prompt = state.prompt_of(request)
 
     def more_pages(row, position):  # up to an input, beside those that a row holds, or that are its prompt's
-        return position // size + 1 - jnp.maximum(state.held[row], full_pages(sampler, state, row))
+        return position // size + 1 - jnp.maximum(state.held[row], holding.full_pages(sampler, state, row))
 
     def most(row):  # the last token's keys and values are never read
         return more_pages(row, state.rows.prompt_length[row] + state.limit[row] - 2)
 
-    of_prompts = prompt_pages(sampler, state)
+    of_prompts = holding.prompt_pages(sampler, state)
     leads = jnp.concatenate([jnp.ones(1, bool), prompt[1:] != prompt[:-1]])  # the first of its prompt
     load = jnp.where(leads & ~state.prompt_ready[prompt], of_prompts[prompt], 0)
     may_grow = running & (most(jnp.maximum(state.request, 0)) > 0)
@@ -142,7 +127,7 @@ def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.
     takes = idle & (rank < count)  # [slots]
     request = jnp.where(takes, request[rank], NOWHERE)
     at = jnp.minimum(request, state.status.size - 1)
-    new, full, position = takes & (state.held[at] == 0), full_pages(sampler, state, at), first_input(state, at)
+    new, full, position = takes & (state.held[at] == 0), holding.full_pages(sampler, state, at), first_input(state, at)
     state = dataclasses.replace(
         state,
         position=jnp.where(takes, position, state.position),
@@ -157,7 +142,7 @@ def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.
         held=state.held.at[fresh].set(full, mode="drop"),
         cached=state.cached.at[fresh].set(state.rows.prompt_length[at] - 1, mode="drop"),
     )
-    state = hold(state, state.request, jnp.where(takes, needs_pages(sampler, state), 0))
+    state = holding.hold(state, state.request, jnp.where(takes, holding.needs_pages(sampler, state), 0))
     copied = new & (state.cached[at] % sampler.page_size > 0)
     order = first_true(copied, copied.size)
 
@@ -177,7 +162,7 @@ def prefill(sampler: Sampler, inputs: Inputs, state: DecodeState, prompts: jax.A
     it is what the next token was drawn after.
     """
     count, request = prompts.size, jnp.maximum(state.request, 0)
-    end = jnp.concatenate([jnp.where(prompts, prompt_tokens(state), 0), state.position])  # [P + slots]
+    end = jnp.concatenate([jnp.where(prompts, holding.prompt_tokens(state), 0), state.position])  # [P + slots]
     cached = jnp.where(state.request >= 0, state.cached[request], state.position)
     first = jnp.concatenate([jnp.zeros(count, jnp.int32), cached])
     row = jnp.concatenate([jnp.arange(count) * (state.status.size // count), request])
@@ -217,15 +202,15 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
         _, state = carry
         following = admission(sampler, state)
         # Prompts and rows that do not run make room where nothing else could start.
-        rows = idle_rows(state) & (jnp.arange(state.status.size) != first_waiting(state))
+        rows = holding.idle_rows(state) & (jnp.arange(state.status.size) != holding.first_waiting(state))
         idle = (state.request < 0).all() & (following.count == 0) & (state.status == WAITING).any()
-        stuck = idle & (idle_prompts(state).any() | rows.any())
+        stuck = idle & (holding.idle_prompts(state).any() | rows.any())
         waits = following.waits | stuck
         load = following.load & ~stuck
-        state = drop_prompts(sampler, state, idle_prompts(state) & stuck)
-        state = evict(sampler, state, rows & stuck)
+        state = holding.drop_prompts(sampler, state, holding.idle_prompts(state) & stuck)
+        state = holding.evict(sampler, state, rows & stuck)
         state = occupy(sampler, state, following.request, jnp.where(waits, 0, following.count))
-        state = hold_prompts(sampler, state, load & waits)
+        state = holding.hold_prompts(sampler, state, load & waits)
         return agreed(waits)[0], prefill(sampler, inputs, state, load & waits)
 
     return jax.lax.while_loop(lambda carry: carry[0], turn, (jnp.array(True), state))[1]
@@ -253,7 +238,7 @@ def unfinished(inputs: Inputs, state: DecodeState) -> jax.Array:
 
 def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
     """Whether on all shards together some slot runs, and none is done, needs a page or reads an observation: bool[]."""
-    disturbed = state.done | (needs_pages(sampler, state) > 0) | observes(state)
+    disturbed = state.done | (holding.needs_pages(sampler, state) > 0) | observes(state)
     running, disturbed = agreed((state.request >= 0).any(), disturbed.any())
     return running & ~disturbed
 
@@ -267,12 +252,11 @@ def advance(
     complete or needs a page. Both carry whether to go on beside the state: in a loop's condition, the
     collective that decides it would not be ordered with those of the body.
 
-    Returns:
-      whether rows are left, bool[], and the state.
+    Returns whether rows are left, bool[], and the state.
     """
     end, inputs = state.step + max_steps, prepared(sampler, inputs, state)
     over = (state.status == COMPLETE) & (state.held > 0)  # ended by their environments
-    state = release(sampler, state, jnp.where(over, jnp.arange(over.size), NOWHERE))
+    state = holding.release(sampler, state, jnp.where(over, jnp.arange(over.size), NOWHERE))
 
     def goes_on(carry):
         return carry[0] & (carry[1].step < end)
@@ -282,7 +266,7 @@ def advance(
         return undisturbed(sampler, state), state
 
     def turn_over(carry):
-        state = admit(sampler, inputs, grant(sampler, read_observations(carry[1])))
+        state = admit(sampler, inputs, holding.grant(sampler, read_observations(carry[1])))
         _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(sampler, state), state))
         state = collect(sampler, inputs, state)
         return unfinished(inputs, state), state

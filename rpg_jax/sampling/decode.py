@@ -40,11 +40,7 @@ class Sampling:
 
     @staticmethod
     def make(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, stop_ids: Sequence[int] = ()) -> "Sampling":
-        """Arrays of these host values; raises InputError for one that is out of range."""
-        if not temperature >= 0:
-            raise InputError(f"temperature is {temperature}; it must be at least 0 (0 is greedy)")
-        if top_k < 0 or top_k != int(top_k):
-            raise InputError(f"top_k is {top_k}; it must be a whole number, 0 to keep every token")
+        """Arrays of these host values; raises InputError for top_p or stop ids out of range."""
         if not 0 < top_p <= 1:
             raise InputError(f"top_p is {top_p}; it must be above 0 and at most 1 (1 keeps every token)")
         if len(stop_ids) > STOP_IDS or any(token < 0 for token in stop_ids):
@@ -110,7 +106,6 @@ class Inputs:
     params: Params  # unstacked
     key: jax.Array  # uint32[N, 2], threefry key of each row's noise
     sampling: Sampling
-    model_temperature: jax.Array  # f32[]
     version: jax.Array  # i32[], optimizer updates of the parameters
     until: jax.Array  # i32[], prompts over all shards whose rows are to be complete; the rollout ends with them
     must: jax.Array  # bool[P], prompts that have to be among them
@@ -172,8 +167,7 @@ def extend(
       tokens: i32[R, C]; table: i32[R, W], pages of each row.
       first: i32[R], position of tokens[:, 0]; count: i32[R], how many of the C are meant, 0 for an idle row.
 
-    Returns:
-      final hidden states [R, C, hidden], the pools, and with experts the routes u8[R, C, layers * k].
+    Returns final hidden states [R, C, hidden], the pools, and with experts the routes u8[R, C, layers * k].
     """
     steps = jnp.arange(tokens.shape[1])
     position = first[:, None] + steps  # [R, C]
@@ -193,16 +187,15 @@ def extend(
 
 
 def sample(
-    logits: jax.Array, keys: jax.Array, counts: jax.Array, sampling: Sampling, model_temperature: jax.Array
+    logits: jax.Array, keys: jax.Array, counts: jax.Array, sampling: Sampling
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draws one token a row: temperature, then top-k, then top-p.
 
     Args:
-      logits: f32[B, V]; keys: uint32[B, 2]; counts: i32[B], tokens after the prompt; model_temperature: f32[].
+      logits: f32[B, V]; keys: uint32[B, 2]; counts: i32[B], tokens after the prompt.
 
-    Returns:
-      token i32[B]; sampler_logp f32[B], under the distribution drawn from (0 when greedy); model_logp f32[B], under
-      softmax(logits / model_temperature).
+    Returns token i32[B]; sampler_logp f32[B], under the distribution drawn from (0 when greedy); model_logp f32[B],
+    under softmax(logits / temperature), at the temperature 1 when greedy.
     """
 
     def drawn(logits):
@@ -213,13 +206,11 @@ def sample(
         return jnp.argmax(logits, axis=1).astype(jnp.int32), jnp.zeros(logits.shape[:1], logits.dtype)
 
     token, sampler_logp = jax.lax.cond(sampling.temperature > 0, drawn, greedy, logits)
-    unfiltered = (sampling.top_k == 0) & (sampling.top_p == 1) & (sampling.temperature == model_temperature)
+    drawn_of_all = (sampling.top_k == 0) & (sampling.top_p == 1) & (sampling.temperature > 0)
+    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     with jax.named_scope("filters"):
         model_logp = jax.lax.cond(
-            unfiltered,
-            lambda logits: sampler_logp,
-            lambda logits: token_logp(logits / model_temperature, token),
-            logits,
+            drawn_of_all, lambda logits: sampler_logp, lambda logits: token_logp(logits / temperature, token), logits
         )
     return token, sampler_logp, model_logp
 
@@ -235,9 +226,7 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     logits = sampler.model.logits(inputs.params, hidden[:, 0])  # [slots, V]
     column = state.position + 1
     count = column - state.rows.prompt_length[request]
-    token, sampler_logp, model_logp = sample(
-        logits, inputs.key[request], count, inputs.sampling, inputs.model_temperature
-    )
+    token, sampler_logp, model_logp = sample(logits, inputs.key[request], count, inputs.sampling)
     drawn = dict(tokens=token, sampler_logp=sampler_logp, model_logp=model_logp, loss_mask=True, version=inputs.version)
     row = jnp.where(running, request, NOWHERE)
     written = {name: getattr(state.rows, name).at[row, column].set(new, mode="drop") for name, new in drawn.items()}

@@ -61,8 +61,7 @@ def inverse_cdf(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     Args:
       mass: f32[N, B], at least one positive entry a column; uniform: f32[B] in (0, 1).
 
-    Returns:
-      i32[B].
+    Returns i32[B].
     """
     cumulative = jax.lax.associative_scan(jnp.add, mass)
     total = jnp.max(jnp.where(mass > 0, cumulative, 0.0), axis=0)
@@ -107,8 +106,7 @@ def draw(
       logits: f32[B, V]; temperature: f32[], positive.
       threshold: f32[B], at most the row's largest logit; uniforms: f32[2, B].
 
-    Returns:
-      token i32[B] and its log-probability f32[B] under the restricted distribution.
+    Returns token i32[B] and its log-probability f32[B] under the restricted distribution.
     """
     folded, top = fold(logits), logits.max(axis=1)  # [B, rows, LANES], [B]
 

@@ -19,8 +19,7 @@ def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array
       top_k: i32[], keep the k largest; 0 is off.
       top_p: f32[], keep the fewest largest whose mass is at least p; 1 is off.
 
-    Returns:
-      f32[B]; -inf where every token is kept. A filter that is off costs nothing.
+    Returns f32[B]; -inf where every token is kept. A filter that is off costs nothing.
     """
     nothing = jnp.full(logits.shape[:1], -jnp.inf, logits.dtype)
     with jax.named_scope("filters"):
@@ -46,8 +45,7 @@ def top_p_threshold(logits: jax.Array, temperature: jax.Array, p: jax.Array, abo
     Args:
       logits: f32[B, V]; temperature, p: f32[]; above: f32[B], at most the row's largest logit.
 
-    Returns:
-      f32[B], at least `above`.
+    Returns f32[B], at least `above`.
     """
     kept = logits >= above[:, None]
     mass = jnp.where(kept, jnp.exp((logits - logits.max(axis=1, keepdims=True)) / temperature), 0.0)  # [B, V]

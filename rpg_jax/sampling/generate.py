@@ -35,11 +35,6 @@ class Decoding:
     cache_dtype: str | None = None  # of keys and values, "int8" or "float8_e4m3fn"; None is the model's
     segment: int | None = None  # decode steps between two looks of the host; None is what takes SEGMENT_SECONDS
 
-    def __post_init__(self):
-        for name in ("slots", "segment"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InputError(f"generate: {name} is {value}; it must be at least 1")
-
 
 Watch = Callable[[list[turns.Row]], None]  # called between segments with this process's rows that became complete
 
@@ -81,8 +76,7 @@ def prompts_to_answer(
       length: i32[P], at least 1; problem: i32[P], laid out likewise.
       routes: numbers of a token's routes (`models.routes.width`), which are recorded then; 0 records none.
 
-    Returns:
-      Sequences of P * samples rows, T = Tp + max_new.
+    Returns Sequences of P * samples rows, T = Tp + max_new.
     """
     tokens, length, problem = (jnp.asarray(x, jnp.int32) for x in (tokens, length, problem))
     return to_answer(parallel.mesh_of(tokens), tokens, length, problem, samples, max_new, routes)
@@ -101,7 +95,6 @@ def generate(
     sampling: decode.Sampling,
     limits: jax.Array | np.ndarray | None = None,
     version: int | jax.Array = 0,
-    temperature_model: float | jax.Array | None = None,
     until: int | None = None,
     must: np.ndarray | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -127,7 +120,6 @@ def generate(
       sampling: the distribution to draw from.
       limits: i32[P], each prompt's own limit of at most max_new; 0 marks padding, which is not run. None is max_new.
       version: optimizer updates of the parameters, written beside each token.
-      temperature_model: temperature of `model_logp`; None is the sampling temperature, or 1 when that is 0.
       until: return as soon as all rows are complete of so many prompts, over all shards, padding included. Others hold
         what they have drawn, which then depends on slots, pages and the mesh. None is all prompts.
       must: bool[P] on the host: with `until`, prompts whose rows have to be complete, too.
@@ -138,16 +130,12 @@ def generate(
       conversation: what answers when a stop token, a stop string or the limit of a turn ends it, and says when a row is
         complete. `max_new` counts what it appends, too.
 
-    Returns:
-      the sequences. The token that stopped a response is part of it. Rows are split as they came.
+    Returns the sequences. The token that stopped a response is part of it. Rows are split as they came.
 
     Raises:
-      InputError: sizes below 1 or beyond the model's max_length, limits out of range, rows that the mesh does not
-        divide, stacked layers, or a key of another kind than threefry2x32.
+      InputError: rows longer than the model's max_length, or that the mesh does not divide, stacked layers, or a key of
+        another kind than threefry2x32.
     """
-    for name, value in dict(samples=samples, max_new=max_new).items():
-        if value < 1:
-            raise InputError(f"generate: {name} is {value}; it must be at least 1")
     rows, columns = sequences.tokens.shape
     count = rows // samples
     if columns > model.config.max_length:
@@ -155,34 +143,26 @@ def generate(
             f"prompts of {columns - max_new} columns and {max_new} new tokens exceed the model's max_length "
             f"{model.config.max_length}; shorten either"
         )
-    if limits is None:
-        limits = np.full(count, max_new, np.int32)
-    else:
-        limits = jnp.asarray(limits, jnp.int32)
-        here = parallel.local_rows(limits)
-        if limits.shape != (count,) or here.min() < 0 or here.max() > max_new:
-            raise InputError(f"generate: limits {limits.shape} must be [{count}] values from 0 to max_new, {max_new}")
+    limits = np.full(count, max_new, np.int32) if limits is None else jnp.asarray(limits, jnp.int32)
+    if str(jax.random.key_impl(key)) != "threefry2x32":  # noise of rbg keys would depend on the batch
+        raise InputError(f"generate: key is of {jax.random.key_impl(key)}; make it with impl='threefry2x32'")
     mesh = parallel.mesh_of(sequences.tokens)
     parallel.check_rows(mesh, {"generate: prompts": count, "generate: slots": decoding.slots})
     if not isinstance(params["layers"], list):
         raise InputError("generate: params['layers'] is stacked; pass models.unstack_layers(params)")
-    if temperature_model is None:
-        temperature_model = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-
     sampler, slots, pages = make_sampler(
         model, mesh, decoding, columns - max_new, max_new, rows, keeps=conversation is not None
     )
-    inputs, state = start(
-        sampler, mesh, sequences, _threefry(key), np.asarray(step, np.int32), limits, samples, slots, pages,
+    keys, state = start(
+        sampler, mesh, sequences, key, np.asarray(step, np.int32), limits, samples, slots, pages,
         decode.ENDED if conversation else decode.WAITING,
     )  # fmt: skip
     # On CPU a product with tied embeddings would transpose their table at each step.
     params = with_head(params) if mesh.devices.flat[0].platform == "cpu" else params
-    inputs = dataclasses.replace(
-        inputs,
+    inputs = decode.Inputs(
         params=params,
+        key=keys,
         sampling=sampling,
-        model_temperature=jnp.asarray(temperature_model, jnp.float32),
         # Laid out as a training state's: rollouts and evaluations share one program.
         version=version if isinstance(version, jax.Array) else parallel.to_global(mesh, REPLICATED, np.int32(version)),
         until=jnp.int32(count if until is None else until),
@@ -210,20 +190,13 @@ def generate(
             complete = parallel.local_rows(state.status) == decode.COMPLETE
             if progress is not None and goes_on:
                 progress(int(complete.sum()))
-            if watch is not None:
-                seen = _show(watch, state, complete, seen)
+            if watch is not None and (complete & ~seen).any():
+                watch(turns.rows_of(state.rows, np.flatnonzero(complete & ~seen)))
+            seen = complete
         is_over = not (goes_on or missing or bool(ended))
         if is_over or (should_stop is not None and should_stop()):
             now = state.rows, state.status, state.begin, state.position, state.request
             return _result(mesh, *now, samples=samples, keep_all=until is not None)
-
-
-def _show(watch: Watch, state: decode.DecodeState, complete: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Calls `watch` with the complete rows that it has not seen yet; returns all complete ones."""
-    new = np.flatnonzero(complete & ~seen)
-    if len(new):
-        watch(turns.rows_of(state.rows, new))
-    return complete
 
 
 def next_steps(steps: int, seconds: float) -> int:
@@ -270,15 +243,6 @@ def make_sampler(
     return decode.Sampler(model, kernel, dtype, page, chunk, max(1, PREFILL_TOKENS // chunk)), slots, pages // shards
 
 
-def _threefry(key: jax.Array) -> jax.Array:
-    """A typed threefry2x32 key, raw ones included; noise of rbg keys would depend on the batch."""
-    if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(key, impl="threefry2x32")
-    if str(jax.random.key_impl(key)) != "threefry2x32":
-        raise InputError(f"generate: key is of {jax.random.key_impl(key)}; make it with impl='threefry2x32'")
-    return key
-
-
 def layouts(pools: PartitionSpec) -> tuple[decode.Inputs, decode.DecodeState]:
     """Prefix trees of PartitionSpecs for Inputs and DecodeState; `pools` is that of keys and values."""
     fields: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
@@ -299,7 +263,7 @@ def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:
 def start(
     sampler: decode.Sampler, mesh: Mesh, sequences: Sequences, key: jax.Array, step: jax.Array, limits: jax.Array,
     samples: int, slots: int, cache_pages: int, ready: int,
-) -> tuple[decode.Inputs, decode.DecodeState]:  # fmt: skip
+) -> tuple[jax.Array, decode.DecodeState]:  # fmt: skip
     """The keys of all rows, and the state before the first decode step; counts are those of a data shard."""
 
     def begin(rows, key, step, limits):
@@ -312,9 +276,7 @@ def start(
     in_specs = (ROWS, REPLICATED, ROWS if step.ndim else REPLICATED, ROWS)
     out_specs = (ROWS, state_spec)
     keys, state = parallel.over_rows(mesh, begin, in_specs, out_specs)(sequences, key, step, limits)
-    nothing: Any = None
-    inputs = decode.Inputs(nothing, keys, *(nothing,) * 7)
-    return inputs, _pin(mesh, state, laid_out)
+    return keys, _pin(mesh, state, laid_out)
 
 
 @partial(jax.jit, static_argnames=("sampler", "mesh"), donate_argnames="state")

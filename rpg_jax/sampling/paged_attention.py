@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from rpg_jax import InputError
 from rpg_jax.models import ModelConfig
 from rpg_jax.models.attention import AttentionKind
-from rpg_jax.models.quantization import LARGEST, Quantized, check_dtype, dequantize, quantize
+from rpg_jax.models.quantization import LARGEST, Quantized, dequantize, quantize
 from rpg_jax.parallel import ROW_AXES
 from rpg_jax.sampling.running_softmax import BLOCK, running_softmax
 
@@ -50,7 +50,6 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
 
     Raises ValueError for a page size, in tokens, or a type of keys and values that the kernel does not take.
     """
-    check_dtype("cache_dtype", cache_dtype)
     device = mesh.devices.flat[0]
     platform = device.platform
     if page_size < 1 or page_size & (page_size - 1) or page_size > BLOCK:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rpg_jax.models.attention import PLAIN, AttentionKind
+from rpg_jax.models.attention import AttentionKind
 
 BLOCK = 128  # tokens that `running_softmax` reads in a turn, whatever the page size: so results do not depend on it
 SHORT, ROUND = 256, 32  # sequences of at most SHORT tokens are read in one turn, of a multiple of ROUND
@@ -23,27 +23,6 @@ def block_of(capacity: int) -> int:
 def table_width(capacity: int, page_size: int) -> int:
     """Pages of a row of a table for sequences of at most `capacity` tokens: whole blocks."""
     return -(-capacity // block_of(capacity)) * block_of(capacity) // page_size
-
-
-def reference(
-    q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, first: jax.Array, kind: AttentionKind = PLAIN
-) -> jax.Array:
-    """What every kernel computes, in a few lines: the whole sequence of each row is gathered.
-
-    Args:
-      q: [R, C, heads, head_dim]; k, v: [pages, page_size, kv_heads, head_dim]; table: i32[R, W]; first: i32[R].
-
-    Returns:
-      [R, C, heads, head_dim].
-    """
-    rows, count, _, dim = q.shape
-    k, v = (x[table].reshape(rows, -1, *x.shape[2:]) for x in (k, v))  # [R, W * page_size, kv_heads, head_dim]
-    position = first[:, None] + jnp.arange(count)  # [R, C]
-    grouped = q.reshape(rows, count, k.shape[2], -1, dim)
-    scores = capped(jnp.einsum("rckgd,rtkd->rckgt", grouped, k), dim, kind)
-    visible = sees(position[..., None], jnp.arange(k.shape[1]), kind)  # [R, C, W * page_size]
-    weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, -jnp.inf), axis=-1)
-    return jnp.einsum("rckgt,rtkd->rckgd", weights, v).reshape(q.shape)
 
 
 def capped(scores: jax.Array, dim: int, kind: AttentionKind) -> jax.Array:
@@ -73,8 +52,7 @@ def running_softmax(
       fetch: pages i32[T, n] -> (k [T, kv_heads, head_dim, n * page_size], v [T, kv_heads, n * page_size, head_dim]).
       table: i32[R, W], with W pages a multiple of those of a block; first: i32[R].
 
-    Returns:
-      [R, C, heads, head_dim]; scores and sums are at least float32.
+    Returns [R, C, heads, head_dim]; scores and sums are at least float32.
     """
     rows, count, heads, dim = q.shape
     width = table.shape[1] * page_size

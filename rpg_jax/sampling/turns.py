@@ -81,8 +81,7 @@ def stop_table(strings: Sequence[str], texts: Sequence[str]) -> np.ndarray | Non
     Args:
       strings: not empty; texts: what each token adds to a text, V of them.
 
-    Returns:
-      the table; None without strings. Raises InputError for an empty string or too many characters in all.
+    Returns the table; None without strings. Raises InputError for an empty string or too many characters in all.
     """
     if not strings:
         return None

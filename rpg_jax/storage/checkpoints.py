@@ -4,6 +4,7 @@ Orbax saves atomically and in the background, but it does not detect flipped bit
 its arrays, a JSON record with each leaf's name, shape, dtype and checksum, the caller's values, and its own digest.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -21,6 +22,7 @@ from etils import epath
 from rpg_jax import InputError
 from rpg_jax.parallel import multihost
 from rpg_jax.storage import orbax_io
+from rpg_jax.storage.disk import storage_errno
 
 _KEEP_BEST = 1  # checkpoints with the highest metric that stay beside the newest ones
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
@@ -53,7 +55,7 @@ def checksum(x: jax.Array) -> jax.Array:
     return jnp.sum(_mix(words.astype(jnp.uint32) ^ _mix(index)), dtype=jnp.uint32)
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
     """The checkpoints of one run, one folder per step: the newest `keep_last` and the one with the highest metric.
 
     `directory` is a local path or a bucket's URL. Every process of a job makes the same calls. Usable as a context
@@ -153,9 +155,6 @@ class Checkpoints:
         """Waits for the running save and ends Orbax's threads."""
         self._storage(self._manager.close)
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *_):
         self.close()
 
@@ -207,11 +206,6 @@ class Checkpoints:
 
     def _check_fit(self, step, saved, wanted):
         """Raises ValueError, naming the leaf, when an undamaged checkpoint has other leaves than `wanted`."""
-        if "step" in saved and "state/step" in wanted:
-            raise InputError(
-                f"checkpoint {step} in {self.directory} was written by version 0.2, whose state is laid out otherwise; "
-                f"go on with that version, or start anew in another folder"
-            )
         for name in sorted(saved.keys() | wanted.keys()):
             on_disk = saved[name][0] if name in saved else "absent"
             expected = _describe(wanted[name]) if name in wanted else "absent"
@@ -244,7 +238,7 @@ class Checkpoints:
                 f"hangs, or the clock was set forward; start again to go on from the checkpoint before"
             ) from error
         except Exception as error:
-            code = orbax_io.storage_errno(error)
+            code = storage_errno(error)
             if code is None:
                 raise
             raise OSError(code, os.strerror(code), str(self.directory)) from error

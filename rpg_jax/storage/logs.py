@@ -68,7 +68,7 @@ def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None)
     return rows, int(bool(unfinished))
 
 
-class RunLog:
+class RunLog(contextlib.AbstractContextManager):
     """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, TensorBoard events, wandb.
 
     Opening it cuts each log back to the rows that it had when the restored checkpoint was saved, because what came
@@ -136,9 +136,6 @@ class RunLog:
 
     def close(self) -> None:
         self._sinks.close()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()

@@ -7,8 +7,6 @@ import math
 import jax
 import orbax.checkpoint as ocp
 
-from rpg_jax.storage.disk import storage_errno  # noqa: F401
-
 # A failure in one of Orbax's threads reaches the caller as an exception. Orbax also logs it, as pages of tracebacks.
 for _name in ("absl", "asyncio"):
     logging.getLogger(_name).addFilter(lambda record: "orbax" not in record.pathname + record.getMessage())

@@ -55,11 +55,10 @@ def to_rows(answered: Answered) -> list[dict]:
     """One JSON object per response."""
     problem = answered.problem
     shared = dict(problem=problem.id, task=problem.task, prompt=problem.prompt, answer=problem.answer)
-    keys = ("sample", "response", "correct", "tokens", "finished")
     columns = zip(answered.texts, answered.correct, answered.lengths, answered.finished, answered.turns, strict=True)
     return [
         shared
-        | dict(zip(keys, (sample, text, float(right), int(length), bool(finished)), strict=True))
+        | dict(sample=sample, response=text, correct=float(right), tokens=int(length), finished=bool(finished))
         | ({} if turns is None else dict(turns=turns))
         for sample, (text, right, length, finished, turns) in enumerate(columns)
     ]

@@ -27,14 +27,14 @@ class Stored(NamedTuple):
     rows: Callable[[int, int], np.ndarray]  # (first, last) -> rows `first` to `last`, in its dtype
 
 
-def contents(directory) -> tuple[dict[str, Stored], list[str]]:
-    """{name: Stored} of the model in a folder, and the mistakes in its index, one string for each kind.
+def contents(directory) -> dict[str, Stored]:
+    """{name: Stored} of the model in a folder: of its one file, or of those that its index names.
 
     Raises ValueError for a folder without safetensors, or with a file that is absent, truncated or corrupt; names it.
     """
     directory = pathlib.Path(directory)
     if (directory / SINGLE).is_file():
-        return _header(directory / SINGLE), []
+        return _header(directory / SINGLE)
     if not (directory / INDEX).is_file():
         others = sorted(file.name for file in directory.glob("*.bin"))
         mend = f"; {others[0]} is a pickle, which is never read: save it as safetensors" if others else ""
@@ -47,13 +47,7 @@ def contents(directory) -> tuple[dict[str, Stored], list[str]]:
     if absent:
         files = few(sorted(set(absent.values())))
         raise InputError(f"{directory / INDEX} names files that are not there: {files} (tensors {few(absent)})")
-    headers = {file: _header(directory / file) for file in sorted(set(names))}
-    named, there = index.items(), [(name, file) for file, header in headers.items() for name in header]
-    lost = [f"{name} is not in {file}, where {INDEX} has it" for name, file in named - set(there)]
-    strays = [f"{name} is in {file}, but {INDEX} does not name it there" for name, file in set(there) - named]
-    faults = [few(sorted(kind)) for kind in (lost, strays) if kind]
-    places = dict(there) | {name: file for name, file in named if name in headers[file]}
-    return {name: headers[file][name] for name, file in places.items()}, faults
+    return {name: stored for file in sorted(set(names)) for name, stored in _header(directory / file).items()}
 
 
 def few(names: Iterable[str]) -> str:

@@ -112,18 +112,19 @@ def _places(leaves):
 def _check(directory, leaves):
     """{tensor: Stored}, after checking names, shapes and dtypes."""
     if directory.suffix == gguf_files.SUFFIX:
-        stored, faults = gguf_files.contents(gguf_files.read_header(directory)), []
+        stored = gguf_files.contents(gguf_files.read_header(directory))
     else:
-        stored, faults = tensor_files.contents(directory)
+        stored = tensor_files.contents(directory)
     stored = {name: entry for name, entry in stored.items() if not _IGNORED.search(name)}
     expected = {name: place.shape for name, place in _places(leaves).items()}
     tied_head = _HEAD not in expected and stored.pop(_HEAD, None)  # saved although tied: harmless if the same matrix
-    faults += _differences(expected, {name: entry.shape for name, entry in stored.items()})
+    faults = _differences(expected, {name: entry.shape for name, entry in stored.items()})
     unknown = [f"{name} ({entry.code})" for name, entry in stored.items() if entry.code not in tensor_files.DTYPES]
     if unknown:
         supported = ", ".join(tensor_files.DTYPES)
         faults.append(f"{len(unknown)} of a dtype that is not supported (known: {supported}): {few(unknown)}")
-    _refuse(directory, faults)
+    if faults:
+        raise InputError(f"the tensors in {directory} do not fit its config: {'; '.join(faults)}")
     if tied_head and not tensor_files.equal(tied_head, stored[_EMBEDDING]):
         raise InputError(
             f"{tied_head.file}: {_HEAD} differs from {_EMBEDDING} though config.json ties them; "
@@ -162,11 +163,6 @@ def _differences(expected: dict[str, tuple], stored: dict[str, tuple]) -> list[s
     return [f"{len(names)} {what}: {few(names)}" for what, names in lists.items() if names]
 
 
-def _refuse(directory, faults):
-    if faults:
-        raise InputError(f"the tensors in {directory} do not fit its config: {'; '.join(faults)}")
-
-
 def _refuse_not_finite(finite, name, place):
     if not bool(finite):
         raise InputError(f"{place}: {name} holds NaN or infinity (or overflows its dtype); take another checkpoint")
@@ -199,7 +195,7 @@ def _load(directory, leaves):
         for done, (name, *parts) in enumerate(_ahead(read, placement)):
             place, leaf = placement[name], leaves[placement[name].leaf]
             if place.index and not any(place.index):
-                arrays[place.leaf] = _maker(leaf.shape, leaf.dtype, _sharding(leaf))()
+                arrays[place.leaf] = jnp.zeros(leaf.shape, leaf.dtype, device=_sharding(leaf))
             tensor = jax.make_array_from_callback(*parts)
             write = _writer(leaf.dtype, _sharding(leaf), place.transposed)
             arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.index)
@@ -236,12 +232,6 @@ def _stored_sharding(leaf, place):
 
 
 @functools.cache
-def _maker(shape, dtype, sharding):
-    """The jitted `zeros() -> array`."""
-    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)
-
-
-@functools.cache
 def _writer(dtype, sharding, transposed):
     """The jitted `write(leaf, tensor, index) -> (leaf, whether the tensor is finite)`; the leaf is donated.
 
@@ -249,20 +239,14 @@ def _writer(dtype, sharding, transposed):
     """
 
     def write(leaf, tensor, index):
-        tensor, finite = _cast(tensor.T if transposed else tensor, dtype)
+        tensor = (tensor.T if transposed else tensor).astype(dtype)
+        finite = jnp.isfinite(jnp.max(jnp.abs(tensor)))  # max keeps a NaN; six times as fast as isfinite of all
         if not index:
             return tensor, finite
         entry = tensor.reshape(*(1,) * len(index), *tensor.shape)
         return jax.lax.dynamic_update_slice(leaf, entry, (*index, *(0,) * tensor.ndim)), finite
 
     return jax.jit(write, donate_argnums=0, out_shardings=(sharding, None))
-
-
-@partial(jax.jit, static_argnums=1)
-def _cast(x, dtype):
-    """(x cast to a dtype, whether all of the result is finite)."""
-    x = x.astype(dtype)
-    return x, jnp.isfinite(jnp.max(jnp.abs(x)))  # max keeps a NaN; six times as fast as isfinite of all
 
 
 @partial(jax.jit, static_argnames="transposed")

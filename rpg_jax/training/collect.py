@@ -111,7 +111,7 @@ def prompts_of(
     samples: int, max_prompt: int, max_new: int, routes: int = 0,
 ) -> Sequences:  # fmt: skip
     """The rows that `generate` answers, from this process's problems and their positions in the stream or the set."""
-    prompts = prompt_rows(problems, positions, tokenizer, max_prompt, key="rollout.max_prompt")
+    prompts = prompt_rows(problems, positions, tokenizer, max_prompt)
     arrays = parallel.to_global(mesh, ROWS, prompts)
     return prompts_to_answer(*arrays, samples=samples, max_new=max_new, routes=routes)
 

@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 import jax
 import numpy as np
@@ -18,8 +17,7 @@ from rpg_jax.rewards import Scorer
 from rpg_jax.sampling import Decoding, Sampling, generate
 from rpg_jax.training.collect import episodes_of, limits_of, prompts_of
 from rpg_jax.training.grading import Response, verdicts, watcher
-from rpg_jax.training.statistics import bootstrap_interval, majority_at_k, mean_at_k, pass_at_k
-from rpg_jax.types import Params
+from rpg_jax.training.statistics import bootstrap_interval, majority_at_k
 
 ALL = "all"  # the name of all tasks together
 EXAMPLES = 4  # held-out problems whose responses are logged
@@ -39,15 +37,6 @@ class Answered:
     turns: list[list[dict] | None]  # [k], of an episode: its actions, observations and rewards
 
 
-class Evaluate(Protocol):
-    """Answers to problems, one after another."""
-
-    def __call__(
-        self, params: Params, problems: Sequence[Problem], should_stop: Callable[[], bool] | None = None,
-        positions: Sequence[int] | None = None, progress: Callable[[int], None] | None = None,
-    ) -> Iterator[Answered]: ...  # fmt: skip
-
-
 def metrics(answered: list[Answered], vote: Callable[[Problem, str], str | None]) -> dict[str, float]:
     """`<task>/{mean,pass,maj}@k`, their 95 % `_low` and `_high`, `<task>/response_length`, `<task>/finished`.
 
@@ -61,7 +50,8 @@ def metrics(answered: list[Answered], vote: Callable[[Problem, str], str | None]
     correct = np.stack([answer.correct for answer in answered])  # [P, k]
     voted = majority_at_k([[vote(answer.problem, text) for text in answer.texts] for answer in answered], correct)
     row: dict[str, float] = {}
-    values = {f"mean@{k}": mean_at_k(correct), f"pass@{k}": pass_at_k(correct, k), f"maj@{k}": voted}
+    passed = (correct == 1.0).any(axis=1).astype(np.float64)  # of n = k responses that is the unbiased estimate
+    values = {f"mean@{k}": correct.mean(axis=1, dtype=np.float64), f"pass@{k}": passed, f"maj@{k}": voted}
     plain = {
         "response_length": np.array([answer.lengths.mean() for answer in answered]),
         "finished": np.array([answer.finished.mean() for answer in answered]),
@@ -95,20 +85,13 @@ def examples(answered: list[Answered], vote: Callable[[Problem, str], str | None
     ]
 
 
-def _tell(
-    progress: Callable[[int], None], k: int, before: int, count: int, mine: int, held: int, complete: int
-) -> None:
-    """Says that `complete` of k responses to each of `held` problems are, of which all but `mine` are padding, in a
-    batch of `count` after `before` others."""
-    progress(k * before + round((complete - k * (held - mine)) * count / max(mine, 1)))
-
-
 def make_evaluate(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, *,
     k: int, rows: int, temperature: float, max_prompt: int, max_new: int, decoding: Decoding,
     key: jax.Array, top_k: int = 0, top_p: float = 1.0, routes: int = 0,
-) -> Evaluate:  # fmt: skip
-    """Builds `Evaluate`, which samples k responses to `rows` problems at a time.
+) -> Callable[..., Iterator[Answered]]:  # fmt: skip
+    """Builds `evaluate(params, problems, should_stop=None, positions=None, progress=None)`, which yields the answers to
+    problems in order, of which k are sampled to each of `rows` at a time.
 
     Noise depends on `key`, on the problem's position in the set and on the sample alone: evaluations of one run share
     it, and an interrupted one may go on with the problems that are left, to the same result, if it is given their
@@ -120,6 +103,10 @@ def make_evaluate(
     sizes = dict(samples=k, max_prompt=max_prompt, max_new=max_new, routes=routes)
 
     def evaluate(params, problems, should_stop=None, positions=None, progress=None):
+        def tell(before: int, count: int, mine: int, padding: int, complete: int) -> None:
+            """Of `complete` responses of this process, of which so many are padding, those of a batch of all."""
+            progress(before + round((complete - padding) * count / max(mine, 1)))
+
         positions = range(len(problems)) if positions is None else positions
         for start in range(0, len(problems), rows):
             batch = [problems[i] for i in range(start, min(start + rows, len(problems)))]
@@ -135,7 +122,7 @@ def make_evaluate(
             drawn = generate(
                 model, params, sequences, samples=k, max_new=max_new, decoding=decoding, sampling=sampling, key=key,
                 step=np.zeros(rows, np.int32), limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
-                progress=progress and partial(_tell, progress, k, start, len(batch), len(mine), len(held)),
+                progress=progress and partial(tell, k * start, len(batch), len(mine), k * (len(held) - len(mine))),
                 conversation=episodes,
                 watch=watcher(scorer, tokenizer, own, places, runs, sequences, k, begun, False, episodes),
             )  # fmt: skip

@@ -20,7 +20,6 @@ from rpg_jax.training.packing import Plan, map_rows
 from rpg_jax.training.policies import BASE, BEHAVIOR, REFERENCE, joined
 from rpg_jax.types import Policy, Sequences, TrainBatch
 
-SOURCES = ("trainer", "sampler")  # of the behavior policy's log-probs
 Tree = TypeVar("Tree")
 # Of a policy's name: log-probs and entropy f32[B, T], 0 off the mask; of a teacher's the others of `OF_REFERENCE`, too.
 Scores = dict[str, tuple[jax.Array, ...]]

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,40 +23,12 @@ from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.rollouts import Rollouts
 from rpg_jax.training.settings import LoopSettings
 from rpg_jax.training.update import Update, check_finite
-from rpg_jax.types import Checkpoint, Params
+from rpg_jax.types import Checkpoint
 
 WARNINGS = 3  # failed rewards of a step, or of an evaluation, that are printed
 SHOWN = ("accuracy", "reward", "entropy")  # metrics beside the progress of a run
 COLLAPSED = 1e-6  # nats a token: with less entropy, all responses to a prompt are the same
 WARMUP_STEPS = 2  # RL steps of a process in which programs may compile
-
-
-class EvaluateHeldOut(Protocol):
-    """`evaluation.Evaluate` on the held-out problems."""
-
-    def __call__(
-        self, params: Params, *, should_stop: Callable[[], bool], progress: Callable[[int], None]
-    ) -> Iterator[Answered]: ...
-
-
-class Checkpoints(Protocol):
-    """What the loop needs of `storage.checkpoints.Checkpoints`."""
-
-    def save(self, step: int, state: Checkpoint, extra: dict, metric: float | None, wait: bool) -> None: ...
-
-    def latest_step(self) -> int | None: ...
-
-
-class Log(Protocol):
-    """What the loop needs of `storage.logs.RunLog`."""
-
-    def write(self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = ()) -> None: ...
-
-    def rows(self) -> dict[str, int]: ...
-
-    def progress(
-        self, label: str, start: int, total: int
-    ) -> contextlib.AbstractContextManager[Callable[..., None]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +38,16 @@ class Parts:
     policies: Policies
     rollouts: Rollouts
     score: Score
-    source: str  # of the behavior policy's log-probs, of `experience.SOURCES`
+    source: str  # of the behavior policy's log-probs: trainer or sampler
     experience: Experience
     update: Update
-    evaluate: EvaluateHeldOut
+    evaluate: Callable[..., Iterator[Answered]]  # that of `make_evaluate` on the held-out problems
     heldout: int  # responses of an evaluation
     vote: Callable[[Problem, str], str | None]  # the answer of a response to a problem, which is counted in maj@k
     reference: ReferenceSchedule
     stream: ProblemStream
-    checkpoints: Checkpoints
-    log: Log
+    checkpoints: Any  # `storage.checkpoints.Checkpoints`: save, latest_step
+    log: Any  # `storage.logs.RunLog`: write, rows, progress
     should_stop: Callable[[], bool]
     traced: Callable[[range], Any]  # a generator of the steps, which writes a trace of those that are to be profiled
 
@@ -129,9 +101,8 @@ def run(
     Args:
       totals: those of `new_totals`, updated in place.
 
-    Returns:
-      (what it ended with, steps done, whether it came to its end). Raises ValueError after too many non-finite updates
-      in a row.
+    Returns (what it ended with, steps done, whether it came to its end). Raises ValueError after too many non-finite
+    updates in a row.
     """
     begin, seconds_before, compilations = time.perf_counter(), totals["seconds"], CompilationCounter()
     for params in (checkpoint.state.params, *(policy.params for policy in checkpoint.frozen.values())):

@@ -67,8 +67,6 @@ def warmup_schedule(
     """Learning rate at update t = 1, 2, …: linear to its peak at `warmup_steps`, then constant or a decay to zero."""
     if decay not in ("constant", "linear", "cosine"):
         raise InputError(f"optimizer decay {decay!r}: expected constant, linear or cosine")
-    if decay != "constant" and total_steps is None:
-        raise InputError(f"optimizer decay {decay!r} needs total_steps, the updates after which it has reached zero")
     decay_steps = max((total_steps or 0) - warmup_steps, 1)
 
     def schedule(t):

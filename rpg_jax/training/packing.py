@@ -47,9 +47,8 @@ def plan(lengths: np.ndarray, rows: int, columns: int | None) -> Plan:
 def first_fit(lengths: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
     """First-fit decreasing: each sequence, the longest first, goes into the first row that has room for it.
 
-    Returns:
-      start i32[B], the index of each sequence's first token when all rows are laid end to end; B * columns, which is
-      beyond the last row, for a sequence without tokens. And the number of rows used, at most B.
+    Returns start i32[B], the index of each sequence's first token when all rows are laid end to end; B * columns, which
+    is beyond the last row, for a sequence without tokens. And the number of rows used, at most B.
     """
     lengths = np.asarray(lengths)
     room = np.full(len(lengths), columns)  # free columns of each row
@@ -177,8 +176,7 @@ def map_rows(
 
     W is the `columns` of a packed row; None is the T of the batch.
 
-    Returns:
-      the tuple, each [B, T], one sequence a row; zeros off the mask and in sequences of other microbatches.
+    Returns the tuple, each [B, T], one sequence a row; zeros off the mask and in sequences of other microbatches.
     """
     (count, start), width = plan, tokens.shape[1]
     columns = columns or width

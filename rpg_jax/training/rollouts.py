@@ -7,6 +7,7 @@ policy draws what, the clock does not, and `rollout.overlap=False`, where the th
 Each thread runs programs on its own mesh only, because processes have to issue those of a device in the same order.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -35,7 +36,7 @@ def check_overlap(sampler: int, overlap: bool, delay: int, updates: int) -> None
         )
 
 
-class Rollouts:
+class Rollouts(contextlib.AbstractContextManager):
     """The rollouts of steps that follow each other, up to step `steps`; a context manager, which ends their thread.
 
     `make_collect(should_stop)` gives the `collect` of `collect.make_collect`. `should_stop(flag)` is also true once the
@@ -79,9 +80,6 @@ class Rollouts:
     def settle(self) -> None:
         """Waits until nothing is under way on the thread that samples."""
         self._last.exception()
-
-    def __enter__(self) -> "Rollouts":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()

@@ -18,8 +18,7 @@ def measure(auxiliary: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Arra
         router_probability f32[layers, experts], router_entropy f32[layers].
       count: f32[], those tokens.
 
-    Returns:
-      f32[], and metrics whose means are over tokens.
+    Returns f32[], and metrics whose means are over tokens.
     """
     load, probability, entropy = (auxiliary[f"router_{name}"] for name in ("load", "probability", "entropy"))
     layers, experts = load.shape

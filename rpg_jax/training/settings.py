@@ -11,11 +11,8 @@ import numpy as np
 
 from rpg_jax import InputError
 from rpg_jax.models import ModelConfig, routes
-from rpg_jax.models.quantization import check_dtype
 from rpg_jax.sampling import Decoding
 from rpg_jax.training import packing
-
-ROUTES = ("recompute", "record")  # experts of a token in training: what each pass prefers, or what the sampler chose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +36,9 @@ class RolloutSettings:
     weights_dtype: str | None = None  # of the sampler's matrices; None is the model's
     carry_over: bool = False  # unfinished responses go on in the next step
     max_age: int | None = None  # optimizer updates, of a trained token at most; None is no limit
-    routes: str = "recompute"  # of `ROUTES`
+    routes: str = "recompute"  # a token's experts in training: what each pass prefers, or record, the sampler's
 
     def __post_init__(self):
-        for name in ("cache_dtype", "weights_dtype"):
-            check_dtype(f"rollout.{name}", getattr(self, name))
-        if self.routes not in ROUTES:
-            raise InputError(f"unknown rollout.routes {self.routes!r}; known: {', '.join(ROUTES)}")
         if self.samples < 2 and self.dynamic_sampling:
             raise InputError(
                 "rollout.dynamic_sampling needs rollout.samples of at least 2: one response is always uniform"

@@ -89,13 +89,12 @@ def sampler_programs(
     sampler, slots, pages = make_sampler(model, mesh, rollout.decoding, rollout.max_prompt, rollout.max_new, requests)
     counted = dict(samples=rollout.samples, slots=slots, cache_pages=pages, ready=decode.WAITING)
     begin = partial(start, sampler, mesh, **counted)
-    inputs, state = jax.eval_shape(begin, rows, laid_out(mesh, key, every), scalars["int32"], counts)
+    keys, state = jax.eval_shape(begin, rows, laid_out(mesh, key, every), scalars["int32"], counts)
     state = laid_out(mesh, state, layouts(sampler.kernel.spec)[1])
     inputs = decode.Inputs(
         params=params,
-        key=laid_out(mesh, inputs.key, parallel.ROWS),
+        key=laid_out(mesh, keys, parallel.ROWS),
         sampling=laid_out(mesh, jax.eval_shape(decode.Sampling.make), every),
-        model_temperature=scalars["float32"],
         version=scalars["int32"],
         until=scalars["int32"],
         must=laid_out(mesh, jax.ShapeDtypeStruct((prompts,), bool), parallel.ROWS),

@@ -32,12 +32,6 @@ class Config(ModelConfig):
     local_rope_theta: float = 1e4
     query_scalar: float = 256.0  # scores are q k / sqrt(query_scalar)
 
-    def __post_init__(self):
-        super().__post_init__()
-        for field in ("window", "period", "local_rope_theta", "query_scalar"):
-            if not getattr(self, field) > 0:
-                raise InputError(f"model {field} is {getattr(self, field)}; it must be positive")
-
 
 def attention_kinds(config: Config) -> tuple[AttentionKind, ...]:
     scale = config.query_scalar**-0.5

@@ -32,9 +32,6 @@ class Config(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for field in ("experts", "experts_per_token", "expert_size"):
-            if getattr(self, field) < 1:
-                raise InputError(f"model {field} is {getattr(self, field)}; it must be at least 1")
         each, every = self.experts_per_token, self.experts
         if each > every:
             raise InputError(f"model experts_per_token ({each}) must be at most experts ({every})")
@@ -75,8 +72,7 @@ def mixture(kernels: dict, first: jax.Array | int, x: jax.Array, chosen: jax.Arr
       kernels: {"gate", "up": [experts here, hidden, size], "down": [experts here, size, hidden]}, in x's dtype.
       x: [B, T, hidden]; chosen: i32[B, T, k], numbers among all experts; weight: [B, T, k].
 
-    Returns:
-      [B, T, hidden]; sums over k are taken in the weights' dtype, float32 or wider.
+    Returns [B, T, hidden]; sums over k are taken in the weights' dtype, float32 or wider.
     """
     (batch, length, hidden), k, count = x.shape, chosen.shape[-1], kernels["gate"].shape[0]
     expert = chosen.reshape(-1) - first  # [N], of N = B * T * k pairs of a token and an expert
