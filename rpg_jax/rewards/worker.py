@@ -264,7 +264,8 @@ def _place(error, file) -> str:
     """FILE.py:LINE and a colon, or nothing for an error that has no frame of that file or one beside it."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}:{error.lineno}: "
-    frames = [(os.path.abspath(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    trace = traceback.walk_tb(error.__traceback__)  # reads no file, for which there may be no memory
+    frames = [(os.path.abspath(frame.f_code.co_filename), line) for frame, line in trace]
     own = [frame for frame in frames if os.path.dirname(frame[0]) == os.path.dirname(file) and frame[0] != _HERE]
     return f"{os.path.basename(own[-1][0])}:{own[-1][1]}: " if own else ""
 

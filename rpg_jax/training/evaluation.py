@@ -104,7 +104,7 @@ def make_evaluate(
 
     def evaluate(params, problems, should_stop=None, positions=None, progress=None):
         def tell(before: int, count: int, mine: int, padding: int, complete: int) -> None:
-            """Of `complete` responses of this process, of which so many are padding, those of a batch of all."""
+            """Says how many responses of all processes are complete, as this one's of a batch of `count` tell."""
             progress(before + round((complete - padding) * count / max(mine, 1)))
 
         positions = range(len(problems)) if positions is None else positions
