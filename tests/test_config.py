@@ -246,6 +246,7 @@ def test_every_default_is_within_its_bounds_and_only_the_registrys_numbers_have_
 @pytest.mark.parametrize(("key", "value", "message"), [
     ("objective.name", 3, "objective.name is 3; it must be text"),
     ("rollout.routes", "replay", "rollout.routes is 'replay'; it must be one of recompute, record"),
+    ("rollout.weights_dtype", "bfloat16", "weights_dtype is 'bfloat16'; it must be one of int8, float8_e4m3fn"),
     ("model.scan", 1, "model.scan is 1; it must be True or False"),
     ("data.directory", "a\0b", "data.directory is 'a\\x00b'; it must be text without null characters"),
     ("data.tasks", 3, "data.tasks is 3; it must be a section"), ("rollout", 3, "rollout is 3; it must be a section"),
