@@ -52,8 +52,14 @@ def check_flags(options) -> None:
         raise InputError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
     if options.checkpoint and not (options.data or "").strip(", "):
         raise InputError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
-    if options.tensor > 1 and not options.checkpoint:
-        raise InputError("--tensor is for a --checkpoint: a run is evaluated on the mesh of its config")
+    for name in ("tensor", "tokenizer", "template", "dtype"):
+        if name in options.given and not options.checkpoint:
+            raise InputError(
+                f"--{name} is for a --checkpoint: a run is evaluated with that of its config; leave it out"
+            )
+    for name in ("wording", "template_options", "overlong"):
+        if name in options.given and not options.data:
+            raise InputError(f"--{name} is for the sets of --data=SET,..., which is not given; leave it out")
     for name in ("which", "checkpoint_dir"):
         if getattr(options, name) and not options.workdir:
             raise InputError(f"--{name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
