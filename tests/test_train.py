@@ -241,7 +241,7 @@ def test_mistakes_are_met_at_the_door(folder, flags):
 
 MAKES_NO_SENSE = {
     "rollout.max_new=2000": "exceed", "reference.every=3": "reference.every", "optimizer.decay=linear": "decay",
-    "behavior.source=nobody": "behavior.source 'nobody'; known: trainer, sampler",
+    "behavior.source=nobody": "behavior.source is 'nobody'; it must be one of trainer, sampler",
     "behavior.source=sampler objective.sampler_correction=2.0": "unset objective.sampler_correction",
 }  # fmt: skip
 
