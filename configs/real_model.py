@@ -86,12 +86,8 @@ def get_config(variant=""):
         config.learner.update(dict(minibatch_prompts=4, microbatch_rows=4, logprob_chunk=32))
     if variant == "smoke":
         config.steps = 2
-        config.data.update(
-            dict(
-                train=mixture(model, dict(chain_sum=12, products=6, gcd=6)),
-                heldout=(mixture(model, dict(chain_sum=2, products=1, gcd=1)),),
-            )
-        )
+        train, held = dict(chain_sum=12, products=6, gcd=6), dict(chain_sum=2, products=1, gcd=1)
+        config.data.update(dict(train=mixture(model, train), heldout=(mixture(model, held),)))
         config.rollout.update(dict(prompts=2, samples=2, slots=4))
         config.learner.update(dict(minibatch_prompts=2, microbatch_rows=2, scoring_rows=4))
         config.evaluation.update(dict(every=2, k=2))

@@ -29,9 +29,11 @@ def count(reduction: str, mask: ArrayLike) -> jax.Array:
     valid = jnp.asarray(mask).astype(bool)
     if reduction == "token_mean":
         return jnp.sum(valid, dtype=jnp.int32)
+    if reduction in ("sequence_mean", "sequence_mean_token_mean"):
+        return jnp.sum(jnp.any(valid, axis=-1), dtype=jnp.int32)
     if reduction == "constant":
         raise InputError("reduction 'constant' has no count of its own: pass denominator=, the number to divide by")
-    return jnp.sum(jnp.any(valid, axis=-1), dtype=jnp.int32)
+    raise InputError(f"unknown reduction {reduction!r}; known: {', '.join(REDUCTIONS)}")
 
 
 def reduce(reduction: str, values: jax.Array, mask: jax.Array, denominator: ArrayLike | None = None) -> jax.Array:
