@@ -158,6 +158,20 @@ def test_the_same_loss_is_the_same_objective(mine, spec, settings, ours):
     assert "kl_reference_weighted" in theirs and "clip_fraction" not in theirs  # whether it clips is not known
 
 
+@pytest.mark.parametrize("clip", ["rpg", "none"])
+@pytest.mark.parametrize(("c", "divergence"), [(0.0, "urkl"), (1.0, "rkl")])
+def test_the_loss_of_a_study_has_both_reverse_kls(c, divergence, clip):
+    settings = dict(beta=0.3, branch=c, coefficient=c, clipped=clip == "rpg")
+    *arrays, mask = sample(seed=4)
+    gradients = [run(x, *arrays, mask)[1] for x in (
+        objectives.make("configs/sweeps/sign.py:loss", **settings),
+        objectives.make("rpg", divergence=divergence, beta=0.3, clip=clip, advantage="group_mean"),
+    )]  # fmt: skip
+    np.testing.assert_allclose(*gradients, rtol=1e-12, atol=1e-15)
+    other = objectives.make("configs/sweeps/sign.py:loss", **settings | dict(branch=1 - c))
+    assert np.array_equal(run(other, *arrays, mask)[1], gradients[0]) == (clip == "none")
+
+
 def test_settings_are_the_other_parameters(mine):
     *arrays, mask = sample()
     one, three = objectives.make(mine("plain")), objectives.make(mine("plain"), scale=3, advantage="leave_one_out")

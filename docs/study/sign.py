@@ -1,0 +1,114 @@
+"""Keeps the runs of configs/sweeps/sign.py as sign.parquet, prints the tables of sign.md and draws its figure.
+
+python docs/study/sign.py runs/sign    # reads the runs first
+python docs/study/sign.py              # from sign.parquet alone
+"""
+
+import itertools
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from rpg_jax.lab.reporting import estimates, runs
+from rpg_jax.lab.reporting.figures import MARKERS, svg_figure
+from rpg_jax.lab.reporting.style import COLORS, frame, logarithmic
+
+HERE = pathlib.Path(__file__).parent
+FILE = HERE / "sign.parquet"
+LAST = 8  # steps over which the KL and the share of clipped tokens are averaged
+MARGIN = 0.01  # of equality: a point
+KEY = ["branch", "coefficient", "clipped"]
+
+
+def read(folder: str) -> pd.DataFrame:
+    """A row for each finished run: its settings, last score, and the KL that it came to."""
+    rows = []
+    for run in map(runs.read, runs.find([folder])):
+        if run.is_finished:
+            settings = {key: run.settings.get(f"objective.{key}") for key in [*KEY, "beta"]}
+            settings |= dict(branch=settings["branch"] or 0.0, clipped=settings["clipped"] is not False)
+            end = run.metrics.tail(LAST)
+            reached = dict(kl=end["train/kl_reference_weighted"].mean(), clip=run.metrics["train/clip_fraction"].mean())
+            score = run.scores[run.tasks].iloc[-1].mean()
+            rows.append(settings | dict(seed=run.seed, score=score, **reached))
+    return pd.DataFrame(rows).sort_values(["beta", *KEY, "seed"], ignore_index=True)
+
+
+def paired(gap: np.ndarray) -> dict:
+    """Of differences over seeds: mean, half of the 95 % interval, p of the t-test, of all sign flips, of equality."""
+    gap, error = np.asarray(gap), stats.sem(gap)
+    flips = np.abs(np.array(list(itertools.product((1, -1), repeat=len(gap)))) @ gap)
+    free = len(gap) - 1
+    equal = stats.t.sf((MARGIN - abs(gap.mean())) / error, free)  # the larger of the two one-sided tests
+    half = stats.t.ppf(0.975, free) * error
+    p = stats.ttest_1samp(gap, 0).pvalue
+    return dict(mean=gap.mean(), half=half, t=p, flip=np.mean(flips >= abs(gap.sum()) - 1e-12), equal=equal)
+
+
+def at_equal_kl(kept: pd.DataFrame) -> pd.DataFrame:
+    """Each run family's score at one KL, the middle of what all families reach: linear in log KL between betas."""
+    groups = kept.groupby([*KEY, "seed"])
+    low, high = groups.kl.min().max(), groups.kl.max().min()
+    if not low < high:
+        raise SystemExit(f"no KL is reached by all: the least are up to {low:.3g}, the most from {high:.3g}")
+    target = np.log(low * high) / 2
+    rows = []
+    for key, of in groups:
+        of = of.sort_values("kl")
+        rows.append((*key, np.interp(target, np.log(of.kl), of.score), np.exp(target)))
+    return pd.DataFrame(rows, columns=[*KEY, "seed", "score", "beta"])
+
+
+def effects(kept: pd.DataFrame) -> pd.DataFrame:
+    """For each beta: what branch and coefficient do, whether they act together, and the coefficient without a clip."""
+    rows = []
+    for beta, at in kept.groupby("beta"):
+        score = at.pivot(index="seed", columns=KEY, values="score")
+        of = {(b, c): score[b, c, True] for b in (0.0, 1.0) for c in (0.0, 1.0)}
+        gaps = {
+            "branch": (of[1, 0] + of[1, 1] - of[0, 0] - of[0, 1]) / 2,
+            "coefficient": (of[0, 1] + of[1, 1] - of[0, 0] - of[1, 0]) / 2,
+            "together": (of[1, 1] - of[1, 0] - of[0, 1] + of[0, 0]) / 2,
+            "coefficient, no clip": score[0.0, 1.0, False] - score[0.0, 0.0, False],
+        }
+        rows += [dict(beta=beta, effect=name, **paired(gap)) for name, gap in gaps.items()]
+    table = pd.DataFrame(rows)
+    tested = table.effect != "coefficient, no clip"  # beside the tests, and not one of them
+    for p in ("t", "flip", "equal"):
+        table[f"{p}, Holm"] = pd.Series(estimates.holm(table[p][tested]), table.index[tested])
+    return table
+
+
+def draw(kept: pd.DataFrame) -> str:
+    """Score by beta, and score by the KL that was reached: a line for each arm."""
+
+    def panels(axes):
+        for number, ((branch, coefficient, clipped), of) in enumerate(kept.groupby(KEY)):
+            name = f"branch {branch:.0f}, coefficient {coefficient:.0f}" if clipped else f"no clip, {coefficient:.0f}"
+            style = dict(color=COLORS[number], marker=MARKERS[number], label=name, capsize=2, linewidth=1.2)
+            mean = of.groupby("beta")[["score", "kl"]].mean()
+            half = of.groupby("beta").score.sem() * stats.t.ppf(0.975, of.seed.nunique() - 1)
+            for axis, x in zip(axes, (mean.index, mean.kl), strict=True):
+                axis.errorbar(x, mean.score, yerr=half, **style)
+        frame(axes[0], "at one coefficient", "beta", "held-out mean@8")
+        frame(axes[1], "at the KL that was reached", "KL to the reference, nats a token", "held-out mean@8")
+        for axis in axes:
+            logarithmic(axis, y=False)
+        axes[0].legend(fontsize=7, frameon=False)
+
+    return svg_figure("sign", 2, panels, height=3.6, columns=2)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        read(sys.argv[1]).to_parquet(FILE, index=False)
+    kept = pd.read_parquet(FILE)
+    print(kept.groupby(["beta", *KEY])[["score", "kl", "clip"]].mean().to_string(float_format="{:.4f}".format))
+    for title, of in (("at one beta", kept), ("at one KL", at_equal_kl(kept))):
+        print(f"\n{title}\n{effects(of).to_string(index=False, float_format='{:.3g}'.format)}")
+    FILE.with_suffix(".svg").write_text(draw(kept) + "\n")
