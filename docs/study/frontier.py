@@ -17,7 +17,7 @@ import pandas as pd
 
 from rpg_jax.lab.reporting import runs
 from rpg_jax.lab.reporting.comparison import compare
-from rpg_jax.lab.reporting.figures import MARKERS, svg_figure
+from rpg_jax.lab.reporting.figures import DASHES, MARKERS, svg_figure
 from rpg_jax.lab.reporting.style import COLORS, frame, logarithmic
 
 KL = "eval/kl_reference"  # of fresh samples, nats a token
@@ -49,7 +49,8 @@ def draw(found: pd.DataFrame) -> str:
             bars = [np.abs(np.stack([mean[key] - low[key], high[key] - mean[key]])) for key in ("kl", "score")]
             axis.errorbar(
                 mean.kl, mean.score, xerr=bars[0], yerr=bars[1], color=COLORS[number % len(COLORS)],
-                marker=MARKERS[number % len(MARKERS)], markersize=5, linewidth=1.2, elinewidth=0.6, label=family,
+                marker=MARKERS[number % len(MARKERS)], linestyle=DASHES[number // len(COLORS)], markersize=5,
+                linewidth=1.2, elinewidth=0.6, label=family,
             )  # fmt: skip
         frame(axis, "", "KL to the reference, nats a token", "held-out mean@k")
         logarithmic(axis, y=False)
