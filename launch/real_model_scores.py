@@ -50,11 +50,13 @@ def table_of_seeds(folders: list[pathlib.Path]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=EVALUATIONS)
 
 
-def table_of_constants(folder: pathlib.Path) -> pd.DataFrame:
-    """What always giving a family's commonest training answer scores, of all held-out problems and of the new ones.
+def problems(folder: pathlib.Path) -> pd.DataFrame:
+    """A row for each held-out problem, by digest: its family, whether that is trained, the family's constant answer,
+    whether that is right, and whether the problem is new.
 
-    A problem is new if no training problem has its answer and, in any order, its words: swapped operands are not new.
-    A family that is not trained has the answers of 100 problems of its training split, and all of its problems are new.
+    A family's constant is the commonest answer of its training problems; a family that is not trained has 100 of its
+    training split. A problem is new if no training problem has its answer and, in any order, its words: swapped
+    operands are not new. All problems of families that are not trained are new.
     """
     files = {families: folder / f"{EVALUATIONS[0]}-{families}" / "settings.json" for families in SETS}
     sets = {title: families for families, file in files.items() for title in json.loads(file.read_text())["data"]}
@@ -62,14 +64,23 @@ def table_of_constants(folder: pathlib.Path) -> pd.DataFrame:
     given = [part for part, _ in parts.values()]
     training = [part._replace(size=TRAINED.get(part.family, 100)) for part in given]
     seen = [described(problem)[1] for problem in gym.drawn(training, "train", "training problems")]
-    problems = dict(described(problem) for problem in gym.drawn(given, "heldout", "held-out problems"))
+    constants = {family: statistics.mode(answer for of, answer, _ in seen if of == family) for family in parts}
     rows = {}
-    for family, (_, families) in parts.items():
-        constant = statistics.mode(answer for of, answer, _ in seen if of == family)
-        right = {digest: float(answer == constant) for digest, (of, answer, _) in problems.items() if of == family}
-        new = [digest for digest in right if family not in TRAINED or problems[digest] not in seen]
-        rows[family] = [constant, mean(right, right), str(len(right)), str(len(new)), mean(right, new)]
-        rows[family] += [mean(correct(folder / f"{evaluation}-{families}"), new) for evaluation in EVALUATIONS]
+    for digest, known in map(described, gym.drawn(given, "heldout", "held-out problems")):
+        family, answer, _ = known
+        new = family not in TRAINED or known not in seen
+        rows[digest] = family, parts[family][1], constants[family], float(answer == constants[family]), new
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["family", "set", "constant", "right", "new"])
+
+
+def table_of_constants(folder: pathlib.Path) -> pd.DataFrame:
+    """What a constant answer scores, of all held-out problems of a family and of the new ones, beside the model."""
+    rows = {}
+    for family, of in problems(folder).groupby("family", sort=False):
+        new = of[of.new]
+        rows[family] = [of.constant.iloc[0], percent(of.right), str(len(of)), str(len(new)), percent(new.right)]
+        for evaluation in EVALUATIONS:
+            rows[family].append(percent(correct(folder / f"{evaluation}-{of.set.iloc[0]}").reindex(new.index)))
     header = ["constant answer", "scores", "problems", "of them new", "constant, new"]
     columns = [*header, *(f"{evaluation}, new" for evaluation in EVALUATIONS)]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
@@ -81,14 +92,20 @@ def described(problem: dict) -> tuple[str, tuple]:
     return record["digest"], (record["family"], record["answer"], sorted(re.findall(r"\w+", problem["question"])))
 
 
-def correct(place: pathlib.Path) -> dict[str, float]:
-    """digest -> mean score of its responses in an evaluation's folder."""
+def responses(place: pathlib.Path) -> pd.DataFrame:
+    """The responses in an evaluation's folder, with the digest of the problem of each."""
     rows = pd.read_json(place / "responses.jsonl", lines=True, dtype=False)
-    return rows.groupby(rows.answer.map(lambda answer: json.loads(answer)["digest"])).correct.mean().to_dict()
+    return rows.assign(digest=rows.answer.map(lambda answer: json.loads(answer)["digest"]))
 
 
-def mean(scores: dict[str, float], digests) -> str:
-    return f"{statistics.mean(scores[digest] for digest in digests):.1%}" if digests else "-"
+def correct(place: pathlib.Path) -> pd.Series:
+    """The mean score of the responses to each problem in an evaluation's folder, by digest."""
+    return responses(place).groupby("digest").correct.mean()
+
+
+def percent(scores: pd.Series) -> str:
+    """Their mean, or a dash if there are none."""
+    return f"{scores.mean():.1%}" if len(scores) else "-"
 
 
 if __name__ == "__main__":

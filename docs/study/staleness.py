@@ -188,7 +188,7 @@ def draw(table: pd.DataFrame) -> str:
                 style = dict(color=COLORS[family], marker=MARKERS[family], capsize=2)
                 axis.errorbar(100 * cell.gap, row, xerr=100 * cell.half, **style)
             axis.axvline(0, color="black", linewidth=0.8)
-            axis.set_yticks(range(len(names)), names[::-1])
+            axis.set_yticks(range(len(names)), names[::-1] if axis is axes[0] else [""] * len(names))
             frame(axis, f"responses of {delay} updates ago", "points of mean score above no clip", "")
 
     return svg_figure("staleness", len(DELAYS), panels, height=4.2, columns=3)
