@@ -81,9 +81,11 @@ def get_config(variant=""):
         config.model.lora.rank = 16  # of all weights, gradients and moments alone are 8 GB
         config.optimizer.learning_rate = 1e-4
         config.data.wording = "paper"
-        config.behavior.source = "trainer"  # which computes the entropy, too
-        config.rollout.update(dict(prompts=8, max_prompt=192, max_new=128, slots=64))
-        config.learner.update(dict(minibatch_prompts=4, microbatch_rows=4, logprob_chunk=32))
+        config.rollout.update(dict(prompts=8, max_prompt=192, max_new=128, slots=32))
+        # Most responses are far shorter than 128 tokens: packed, an update computes a third of the columns.
+        config.learner.update(dict(minibatch_prompts=4, microbatch_rows=2, logprob_chunk=32, pack=True))
+        config.learner.packed_lengths = 2
+        config.evaluation.every = 16
     if variant == "smoke":
         config.steps = 2
         train, held = dict(chain_sum=12, products=6, gcd=6), dict(chain_sum=2, products=1, gcd=1)

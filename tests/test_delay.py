@@ -70,7 +70,9 @@ def test_the_samplers_log_probs_are_taken_as_they_were_recorded(mesh, states):
     batch, metrics = sampler(first, recorded(), reward)
     np.testing.assert_array_equal(batch.behavior_logp, recorded().sampler_logp)
     np.testing.assert_array_equal(batch.reference_logp, recorded().sampler_logp)
-    assert (batch.weight == 1).all() and metrics.keys() == {"response_length", "finished"}
+    assert (batch.weight == 1).all() and metrics.keys() == {"response_length", "finished", "surprisal"}
+    drawn = recorded().model_logp[recorded().loss_mask]
+    np.testing.assert_allclose(metrics["surprisal"].value(), -drawn.mean(), rtol=1e-6)
     theirs, _ = sampler(second, recorded(), reward, reference=reference)
     ours, more = trainer(second, recorded(), reward, reference=reference)
     np.testing.assert_allclose(theirs.reference_logp, ours.reference_logp, rtol=1e-6)  # programs of one and of two

@@ -66,7 +66,8 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
     process gives the same rewards: those of responses f32[P, G], and with an environment, whose part of them it is,
     those of each episode's turns f32[P, G, K], else None. The rollout is donated, but for what no batch has room for.
 
-    Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it.
+    Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it;
+    `surprisal`, the mean −log p of the tokens as they were drawn, estimates the entropy without one.
     """
     by_rows, replicated = NamedSharding(mesh, parallel.ROWS), NamedSharding(mesh, parallel.REPLICATED)
 
@@ -77,6 +78,7 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
         metrics: metric.Metrics = {
             "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
             "finished": metric.mean_of(finished.astype(jnp.float32)),
+            "surprisal": metric.mean_of(-rollout.model_logp, mask),
         }
         if turn_reward is not None:
             observed = rollout.length - prompt_length - mask.sum(-1)

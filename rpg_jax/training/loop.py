@@ -158,11 +158,10 @@ def run(
             if record.skipped and not has_skipped:
                 has_skipped = True
                 warn(f"step {step + 1}: {record.skipped[0]}; train/skipped_updates counts them")
-            if not collapsed and row.get("train/entropy", 1.0) < COLLAPSED:
+            entropy = row.get("train/entropy", row.get("train/surprisal", 1.0))
+            if not collapsed and entropy < COLLAPSED:
                 collapsed = True
-                warn(
-                    f"step {step + 1}: the policy has collapsed, its entropy is {row['train/entropy']:.1e} nats a token"
-                )
+                warn(f"step {step + 1}: the policy has collapsed, its entropy is {entropy:.1e} nats a token")
             totals["tokens"] += groups.tokens
             row["compilations"], compilations.count = compilations.count, 0
             if step >= start + WARMUP_STEPS:

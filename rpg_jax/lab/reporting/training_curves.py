@@ -16,7 +16,7 @@ SPACING = dict(left=0.045, right=0.99, bottom=0.09, top=0.94, wspace=0.42, hspac
 # Small panel -> (title, label of the y axis, {key of a row: name in the legend}).
 PANELS = {
     "a": ("Training reward", "mean of a response", {"train/reward": "reward"}),
-    "b": ("Entropy", "nats a token", {"train/entropy": "entropy"}),
+    "b": ("Entropy", "nats a token", {"train/entropy": "entropy", "train/surprisal": "of the drawn tokens"}),
     "c": ("Response length", "tokens", {"train/response_length": "length"}),
     "d": ("KL to the behavior policy", "k3, nats a token", {"train/kl_behavior_k3": "KL"}),
     "e": ("Clip fraction", "share of tokens", {"train/clip_fraction": "clipped"}),
