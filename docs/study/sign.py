@@ -39,12 +39,12 @@ def read(folder: str) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["beta", *KEY, "seed"], ignore_index=True)
 
 
-def paired(gap: np.ndarray) -> dict:
+def paired(gap: np.ndarray, margin: float = MARGIN) -> dict:
     """Of differences over seeds: mean, half of the 95 % interval, p of the t-test, of all sign flips, of equality."""
     gap, error = np.asarray(gap), stats.sem(gap)
     flips = np.abs(np.array(list(itertools.product((1, -1), repeat=len(gap)))) @ gap)
     free = len(gap) - 1
-    equal = stats.t.sf((MARGIN - abs(gap.mean())) / error, free)  # the larger of the two one-sided tests
+    equal = stats.t.sf((margin - abs(gap.mean())) / error, free)  # the larger of the two one-sided tests
     half = stats.t.ppf(0.975, free) * error
     p = stats.ttest_1samp(gap, 0).pvalue
     return dict(mean=gap.mean(), half=half, t=p, flip=np.mean(flips >= abs(gap.sum()) - 1e-12), equal=equal)

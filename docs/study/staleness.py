@@ -17,7 +17,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # rpg_jax
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # oracle
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # oracle, sign
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ import optax
 import pandas as pd
 from oracle import policies, task
 from oracle.__main__ import save
-from scipy import stats
+from sign import paired
 
 from rpg_jax.lab.reporting import estimates
 from rpg_jax.lab.reporting.figures import MARKERS, svg_figure
@@ -48,6 +48,7 @@ ARMS = {
 DELAYS = (4, 16, 64)  # optimizer updates
 RATES = tuple(1e-4 * 2**n for n in range(1, 8))  # 2e-4 to 1.28e-2; where the best is at an end, the next one is tried
 TUNING, SEEDS = (100, 101), tuple(range(10))
+MARGIN = 0.03  # of equality: three points
 STEPS, UPDATES, PROMPTS, SAMPLES, LENGTH, EVERY = 60, 4, 16, 8, 32, 15
 KEY = ["arm", "delay", "rate", "seed"]
 
@@ -157,18 +158,13 @@ def make_runs(file: pathlib.Path) -> pd.DataFrame:
 def compared(kept: pd.DataFrame) -> pd.DataFrame:
     """A row for each arm and delay: its rate, its area, and what that is above no clip, over the ten seeds."""
     final = kept[kept.seed.isin(SEEDS)].assign(area=areas, last=lambda of: of.scores.map(lambda scores: scores[-1]))
-    flips, rows = np.array(list(itertools.product((1, -1), repeat=len(SEEDS)))), []
+    rows = []
     for delay, at in final.groupby("delay"):
         area = at.pivot(index="seed", columns="arm", values="area")
         for arm in ARMS:
-            gap, of = (area[arm] - area["no clip"]).to_numpy(), at[at.arm == arm]
+            of = at[at.arm == arm]
             row = dict(delay=delay, arm=arm, rate=of.rate.iloc[0], area=of.area.mean(), last=of["last"].mean())
-            if arm != "no clip":
-                error, free = stats.sem(gap), len(gap) - 1
-                row |= dict(gap=gap.mean(), half=stats.t.ppf(0.975, free) * error, t=stats.ttest_1samp(gap, 0).pvalue)
-                row |= dict(flip=np.mean(np.abs(flips @ gap) >= abs(gap.sum()) - 1e-12))
-                row |= dict(equal=stats.t.sf((0.03 - abs(gap.mean())) / error, free))
-            rows.append(row)
+            rows.append(row | ({} if arm == "no clip" else paired(area[arm] - area["no clip"], MARGIN)))
     table = pd.DataFrame(rows)
     for _, at in table[table.arm != "no clip"].groupby("delay"):
         for p in ("t", "flip", "equal"):
@@ -186,7 +182,7 @@ def draw(table: pd.DataFrame) -> str:
             for row, (arm, cell) in enumerate(of.iterrows()):
                 family = [*CLIPS, "urkl"].index(arm.partition(",")[0])
                 style = dict(color=COLORS[family], marker=MARKERS[family], capsize=2)
-                axis.errorbar(100 * cell.gap, row, xerr=100 * cell.half, **style)
+                axis.errorbar(100 * cell["mean"], row, xerr=100 * cell.half, **style)
             axis.axvline(0, color="black", linewidth=0.8)
             axis.set_yticks(range(len(names)), names[::-1] if axis is axes[0] else [""] * len(names))
             frame(axis, f"responses of {delay} updates ago", "points of mean score above no clip", "")
