@@ -164,11 +164,11 @@ def test_the_loss_of_a_study_has_both_reverse_kls(c, divergence, clip):
     settings = dict(beta=0.3, branch=c, coefficient=c, clipped=clip == "rpg")
     *arrays, mask = sample(seed=4)
     gradients = [run(x, *arrays, mask)[1] for x in (
-        objectives.make("configs/sweeps/sign.py:loss", **settings),
+        objectives.make("docs/study/sign_loss.py:loss", **settings),
         objectives.make("rpg", divergence=divergence, beta=0.3, clip=clip, advantage="group_mean"),
     )]  # fmt: skip
     np.testing.assert_allclose(*gradients, rtol=1e-12, atol=1e-15)
-    other = objectives.make("configs/sweeps/sign.py:loss", **settings | dict(branch=1 - c))
+    other = objectives.make("docs/study/sign_loss.py:loss", **settings | dict(branch=1 - c))
     assert np.array_equal(run(other, *arrays, mask)[1], gradients[0]) == (clip == "none")
 
 
