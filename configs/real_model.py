@@ -85,7 +85,7 @@ def get_config(variant=""):
         # Most responses are far shorter than 128 tokens: packed, an update computes a third of the columns.
         config.learner.update(dict(minibatch_prompts=4, microbatch_rows=2, logprob_chunk=32, pack=True))
         config.learner.packed_lengths = 2
-        config.evaluation.every = 16
+        config.steps = config.evaluation.every = 8
     if variant == "smoke":
         config.steps = 2
         train, held = dict(chain_sum=12, products=6, gcd=6), dict(chain_sum=2, products=1, gcd=1)

@@ -197,14 +197,16 @@ def test_wandb_keeps_its_run_id_over_a_resume(tmp_path, monkeypatch):
 
 
 def test_progress_in_a_pipe_is_plain_lines(capfd, monkeypatch):
-    clock = iter([0.0, 10.0, 10.5, 40.0, 40.1])
+    clock = iter([0.0, 5.0, 10.0, 10.5, 40.0, 40.1])
     monkeypatch.setattr(logs.time, "monotonic", lambda: next(clock))
     with Progress("RL", 2, 6) as progress:
+        progress(2)  # nothing to tell a time from
         progress(3, reward=0.123456)
         progress(4, reward=1)  # half a second later: too soon
         progress(5, reward=-1.0)
         progress(6, reward=2.0)  # the last one always shows
     assert capfd.readouterr().err.splitlines() == [
+        "RL 2/6 | 00:05 gone",
         "RL 3/6 | reward 0.123 | 00:10 gone, about 00:30 left",
         "RL 5/6 | reward -1 | 00:40 gone, about 00:13 left",
         "RL 6/6 | reward 2 | 00:40 gone, about 00:00 left",

@@ -23,7 +23,7 @@ RESPONSES, STEPS = HERE / "qwen.parquet", HERE / "qwen_steps.parquet"
 LOGGED = {
     "train/accuracy": "share of right responses",
     "train/response_length": "tokens of a response",
-    "train/entropy": "entropy, nats a token",
+    "train/surprisal": "surprisal of the drawn tokens, nats",
 }
 SHOWN = {"before-sampled": "sampled, before", "after-sampled": "sampled, after"}
 
@@ -37,7 +37,9 @@ def read(folder: pathlib.Path) -> tuple[pd.DataFrame, pd.DataFrame]:
             rows = real_model_scores.responses(folder / f"{evaluation}-{families}")
             rows = rows[["digest", "sample", "correct", "tokens", "finished"]]
             every.append(rows.join(of_problems, on="digest").assign(evaluation=evaluation))
-    steps = runs.read(folder / "run").metrics[list(LOGGED)].dropna().reset_index()
+    metrics = runs.read(folder / "run").metrics
+    metrics["train/surprisal"] = metrics["train/surprisal"].fillna(metrics["train/entropy"])  # of steps 1 and 2
+    steps = metrics[list(LOGGED)].dropna().reset_index()
     return pd.concat(every, ignore_index=True), steps
 
 

@@ -174,9 +174,11 @@ class Progress:
         if self._process or (now - self._last < LINE_SECONDS and done < self._total):
             return
         self._last, elapsed = now, now - self._begin
-        remaining = elapsed * (self._total - done) / max(done - self._start, 1)
         text = "".join(f" | {name} {value}" for name, value in shown.items())
-        times = f"{tqdm.format_interval(elapsed)} gone, about {tqdm.format_interval(remaining)} left"
+        times = f"{tqdm.format_interval(elapsed)} gone"
+        if done > self._start:
+            remaining = elapsed * (self._total - done) / (done - self._start)
+            times += f", about {tqdm.format_interval(remaining)} left"
         print(f"{self._label} {done}/{self._total}{text} | {times}", file=sys.stderr, flush=True)
 
     def __exit__(self, *_):
