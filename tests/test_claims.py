@@ -161,3 +161,28 @@ def test_distillation():
     for arm, names in {"before": measures, "teacher": measures[:3], "constant": measures[:1]}.items():
         cells = " | ".join(f"{alone[name][arm]:.3f}" for name in names)
         assert f"| {arm} | {cells} |" in text, arm
+
+
+def test_the_papers_own_family():
+    """The page's table, from the responses that are kept."""
+    kept, text = pd.read_parquet(STUDY / "qwen.parquet"), page("docs/study/qwen.md")
+    assert kept.groupby(["set", "evaluation"]).digest.nunique().tolist() == [56] * 4 + [48] * 4
+    trained = kept[kept.set == "trained"]
+    assert trained.new.all() and "All 56 are new" in text
+    groups = {"trained, together": trained} | dict(list(kept.groupby("family")))
+    for name, of in groups.items():
+        by_problem = of.groupby(["evaluation", "digest"]).correct
+        mean, passed = (100 * x.groupby("evaluation").mean() for x in (by_problem.mean(), by_problem.max() == 1))
+        constant = 100 * of.drop_duplicates("digest").right.mean()
+        cells = [mean["before-sampled"], mean["after-sampled"], passed["before-sampled"], passed["after-sampled"]]
+        cells = [f"{x:.1f} % (" for x in (*cells, mean["before-greedy"], mean["after-greedy"])]
+        row = next(line for line in (STUDY / "qwen.md").read_text().splitlines() if line.startswith(f"| {name} |"))
+        assert row.split(" | ")[1:3] == [str(of.digest.nunique()), f"{constant:.1f} %"]
+        assert [cell[: len(x)] for cell, x in zip(row.split(" | ")[3:], cells, strict=True)] == cells
+    sampled = trained[trained.evaluation.str.endswith("sampled")]
+    finished = 100 * sampled.groupby("evaluation").finished.mean()
+    assert f"{100 - finished['after-sampled']:.0f} % of the sampled responses after training" in text
+    long = sampled[(sampled.evaluation == "before-sampled") & (sampled.tokens > 20)].groupby("family").correct
+    for family in ("chain_sum", "simple_equations"):
+        right = f"{100 * long.mean()[family]:.0f} % of {long.size()[family]}"
+        assert right in text, right

@@ -26,6 +26,10 @@ LOGGED = {
     "train/surprisal": "surprisal of the drawn tokens, nats",
 }
 SHOWN = {"before-sampled": "sampled, before", "after-sampled": "sampled, after"}
+COLUMNS = SHOWN | {
+    "before-sampled, pass@8": "pass@8, before", "after-sampled, pass@8": "pass@8, after",
+    "before-greedy": "greedy, before", "after-greedy": "greedy, after",
+}  # fmt: skip
 
 
 def read(folder: pathlib.Path) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -56,16 +60,16 @@ def scores(responses: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
 
 
 def table(responses: pd.DataFrame) -> pd.DataFrame:
-    """The page's table: all trained families, their new problems, each family, and those that are not trained."""
-    trained = responses[responses.set == SETS[0]]
-    groups = {"trained, together": trained, "of them new": trained[trained.new]}
+    """The page's table: all trained families, each family, and those that are not trained."""
+    groups = {"trained, together": responses[responses.set == SETS[0]]}
     groups |= {family: of for family, of in responses.groupby("family", sort=False)}
     rows = {}
     for name, of in groups.items():
-        problems = of.drop_duplicates("digest")
-        cells = {key: f"{100 * mean:.1f} % ({100 * low:.1f} – {100 * high:.1f})" for key, (mean, low, high) in
-                 scores(of).items()}  # fmt: skip
-        rows[name] = {"problems": len(problems), "constant": f"{100 * problems.right.mean():.1f} %"} | cells
+        problems, found = of.drop_duplicates("digest"), scores(of)
+        rows[name] = {"problems": len(problems), "constant": f"{100 * problems.right.mean():.1f} %"}
+        for key, title in COLUMNS.items():
+            mean, low, high = (100 * x for x in found[key])
+            rows[name][title] = f"{mean:.1f} % ({low:.1f} – {high:.1f})"
     return pd.DataFrame(rows).T
 
 
@@ -93,7 +97,7 @@ def draw(responses: pd.DataFrame, steps: pd.DataFrame) -> str:
                 100 * constant, row, "|", color="black", markersize=14, label=None if row else "constant answer"
             )
         axes[0].set_yticks(range(len(families)), families[::-1])
-        axes[0].legend(fontsize=7, frameon=False)
+        axes[0].legend(fontsize=7, frameon=False, loc="center right")
         frame(axes[0], "held-out problems", "right responses of 8, %, and 95 % interval", "")
         for axis, (key, name) in zip(axes[1:], LOGGED.items(), strict=True):
             axis.plot(steps.step, steps[key], color="#b0b0b0", linewidth=0.8)
