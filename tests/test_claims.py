@@ -176,7 +176,9 @@ def test_the_papers_own_family():
         constant = 100 * of.drop_duplicates("digest").right.mean()
         cells = [mean["before-sampled"], mean["after-sampled"], passed["before-sampled"], passed["after-sampled"]]
         cells = [f"{x:.1f} % (" for x in (*cells, mean["before-greedy"], mean["after-greedy"])]
-        row = next(line for line in (STUDY / "qwen.md").read_text().splitlines() if line.startswith(f"| {name} |"))
+        row = next(
+            line for line in (ROOT / "docs/study/qwen.md").read_text().splitlines() if line.startswith(f"| {name} |")
+        )
         assert row.split(" | ")[1:3] == [str(of.digest.nunique()), f"{constant:.1f} %"]
         assert [cell[: len(x)] for cell, x in zip(row.split(" | ")[3:], cells, strict=True)] == cells
     sampled = trained[trained.evaluation.str.endswith("sampled")]
