@@ -82,7 +82,7 @@ def get_config(variant=""):
         config.optimizer.learning_rate = 1e-4
         config.data.wording = "paper"
         config.rollout.update(dict(prompts=8, max_prompt=192, max_new=128, slots=32))
-        # Most responses are far shorter than 128 tokens: packed, an update computes a third of the columns.
+        # Before training a row fills 4 in 10 of its 320 columns: packed, an update computes few others.
         config.learner.update(dict(minibatch_prompts=4, microbatch_rows=2, logprob_chunk=32, pack=True))
         config.learner.packed_lengths = 2
         config.steps = config.evaluation.every = 8

@@ -41,7 +41,7 @@ def read(folder: pathlib.Path) -> tuple[pd.DataFrame, pd.DataFrame]:
             rows = real_model_scores.responses(folder / f"{evaluation}-{families}")
             rows = rows[["digest", "sample", "correct", "tokens", "finished"]]
             every.append(rows.join(of_problems, on="digest").assign(evaluation=evaluation))
-    metrics = runs.read(folder / "run").metrics
+    metrics = runs.read(folder / "run").metrics.reindex(columns=[*LOGGED, "train/entropy"])
     metrics["train/surprisal"] = metrics["train/surprisal"].fillna(metrics["train/entropy"])  # of steps 1 and 2
     steps = metrics[list(LOGGED)].dropna().reset_index()
     return pd.concat(every, ignore_index=True), steps

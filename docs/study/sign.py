@@ -20,7 +20,7 @@ from rpg_jax.lab.reporting.style import COLORS, frame, logarithmic
 
 HERE = pathlib.Path(__file__).parent
 FILE = HERE / "sign.parquet"
-LAST = 8  # steps over which the KL and the share of clipped tokens are averaged
+LAST = 8  # steps over which the KL is averaged
 MARGIN = 0.01  # of equality: a point
 KEY = ["branch", "coefficient", "clipped"]
 
