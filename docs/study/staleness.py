@@ -12,7 +12,6 @@ import concurrent.futures
 import functools
 import itertools
 import multiprocessing
-import os
 import pathlib
 import sys
 
@@ -31,6 +30,7 @@ from sign import paired
 from rpg_jax.lab.reporting import estimates
 from rpg_jax.lab.reporting.figures import MARKERS, svg_figure
 from rpg_jax.lab.reporting.style import COLORS, frame
+from rpg_jax.lab.sweeping.pool import cores
 from rpg_jax.objectives import make
 from rpg_jax.training.optimizer import make_optimizer
 
@@ -46,7 +46,7 @@ ARMS = {
     **{f"urkl, {beta:g}": dict(name="rpg", beta=beta) for beta in BETAS},
 }  # fmt: skip
 DELAYS = (4, 16, 64)  # optimizer updates
-RATES = tuple(1e-4 * 2**n for n in range(1, 8))  # 2e-4 to 1.28e-2; where the best is at an end, the next one is tried
+RATES = (8e-4, 1.6e-3, 3.2e-3, 6.4e-3)  # to begin with; where the best is at an end, the next one is tried
 TUNING, SEEDS = (100, 101), tuple(range(10))
 MARGIN = 0.03  # of equality: three points
 STEPS, UPDATES, PROMPTS, SAMPLES, LENGTH, EVERY = 60, 4, 16, 8, 32, 15
@@ -144,8 +144,7 @@ def wanted(kept: pd.DataFrame) -> list[tuple]:
 def make_runs(file: pathlib.Path) -> pd.DataFrame:
     """All runs, from the file and made anew."""
     kept = pd.read_parquet(file) if file.exists() else pd.DataFrame(columns=[*KEY, "scores"])
-    workers = os.cpu_count() or 1
-    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    with concurrent.futures.ProcessPoolExecutor(len(cores()), multiprocessing.get_context("spawn")) as pool:
         while names := wanted(kept):
             for number, row in enumerate(pool.map(trial, names), 1):
                 kept = pd.concat([kept, pd.DataFrame([row])], ignore_index=True) if len(kept) else pd.DataFrame([row])
