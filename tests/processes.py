@@ -16,6 +16,7 @@ import jax
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT = 1800  # seconds, for what hangs: beside much other work a short training has taken more than 400
+AS_USERS = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="0", XLA_FLAGS="")  # the compiler without what environment.py sets
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["rpg_jax.run.train", "pandas", "tensorboardX", "matplotlib.figure", "matplotlib.ticker"])
 
@@ -27,8 +28,9 @@ def _become(command, environment, output, errors):
     os.chdir(ROOT)
     os.environ.clear()  # readline, which pytest imports, gave the server a terminal's COLUMNS
     os.environ.update(environment)
-    if "JAX_NUM_CPU_DEVICES" in environment:  # JAX read it when the server imported it
-        jax.config.update("jax_num_cpu_devices", int(environment["JAX_NUM_CPU_DEVICES"]))
+    for name in ("JAX_NUM_CPU_DEVICES", "JAX_DISABLE_MOST_OPTIMIZATIONS"):  # which JAX read when the server imported it
+        if name in environment:
+            jax.config.update(name.lower(), int(environment[name]))
     for descriptor, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), descriptor)
     option, *arguments = command
@@ -79,9 +81,9 @@ def execute(*command, timeout=LIMIT, **environment):
     return subprocess.CompletedProcess(command, *finish(*fork(*command, **environment), timeout))
 
 
-def run(name, *arguments, timeout=LIMIT):
+def run(name, *arguments, timeout=LIMIT, **environment):
     """`python -m rpg_jax.NAME ARGUMENTS` to its end, as subprocess.run gives it."""
-    return execute("-m", f"rpg_jax.{name}", *arguments, timeout=timeout)
+    return execute("-m", f"rpg_jax.{name}", *arguments, timeout=timeout, **environment)
 
 
 def metrics(run):
@@ -91,8 +93,8 @@ def metrics(run):
     return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
 
 
-def succeed(name, *arguments):
+def succeed(name, *arguments, **environment):
     """What `run` gives of a command that must end with status 0."""
-    done = run(name, *arguments)
+    done = run(name, *arguments, **environment)
     assert done.returncode == 0, done.stderr
     return done

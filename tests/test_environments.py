@@ -462,6 +462,14 @@ def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
     assert talk.outcome(row(2, "abcd", "one", "ok", "two")).result() == 1.0 and said[-1] == ["one", "two"]
 
 
+def test_an_opening_of_no_tokens_is_none_and_a_later_observation_of_none_fails():
+    talk = episodes(Scripted(lambda actions: ("", [0.0] * len(actions))), prompts=(4,))
+    assert talk([row(0, "abcd")], None) == [Answer(0, [], limit=6)]
+    assert talk([row(0, "abcd", "one")], None) == [Answer(0, ended=True)]
+    with pytest.raises(Failure, match="an observation of no tokens"):
+        talk.outcome(row(0)).result()
+
+
 ANYTHING = st.one_of(
     st.none(), st.text("abc", max_size=30), st.just(Failure("broken")), st.text(max_size=3),
 )  # fmt: skip

@@ -63,6 +63,7 @@ found["again"] = main(run, "--which=2", f"--out={root / 'out'}")
 found["cut"] = files()
 found["temperature"] = main(run, "--which=2", f"--out={root / 'out'}", "--temperature=0.5")
 found["template"], found["wording"] = main(run, "--template=plain"), main(run, "--wording=none")
+found["data"] = main(run, "--data=mine.jsonl")
 found["on its way"] = main(run, "--which=last", f"--out={root / 'newest'}")
 def save_nan():
     config, run = states.read_run(place)
@@ -117,7 +118,7 @@ REFUSED = {
     "temperature": "temperature: 1.0 -> 0.5", "other place": "--checkpoint_dir=", "no run": "nowhere",
     "no step": "no checkpoint of step 9", "not finite": "step-5: parameters are NaN or infinite",
     "memory": "'evaluation' (RESOURCE_EXHAUSTED", "template": "--template is for a --checkpoint",
-    "wording": "--wording is for the sets of --data=SET,...",
+    "wording": "--wording is for the sets of --data=SET,...", "data": "a run of generated tasks knows no other text",
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import paged_reference
+import processes
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -206,6 +207,13 @@ def assert_same(ours, theirs):
 def test_responses_are_bit_for_bit_the_same_whatever_pages_segments_and_preemption(page_size, spare, segment, max_new):
     pages_ = least(page_size, max_new) + spare
     assert_same(run(max_new, page_size=page_size, cache_pages=pages_, segment=segment), expected(max_new))
+
+
+def test_so_they_are_with_the_compiler_as_users_have_it():
+    """And segments by the clock, resumed rows; the tests around this one, in a process of its own."""
+    names = "whatever_pages or goes_on_as_if or take_about_a_second or depend_on_its_place"
+    done = processes.execute("-m", "pytest", __file__, "-n0", "-k", names, **processes.AS_USERS)
+    assert done.returncode == 0 and "8 passed" in done.stdout, done.stdout
 
 
 def test_short_sequences_draw_what_long_ones_do():

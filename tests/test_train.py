@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fuzzing import call, outcome
 from PIL import Image
-from processes import metrics, run, start, succeed
+from processes import AS_USERS, metrics, run, start, succeed
 
 from rpg_jax.run import build, cli, states
 from rpg_jax.storage import workdir
@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(folder):
     path = folder / "whole"
-    succeed("train", *train_arguments(path))
+    succeed("train", *train_arguments(path), **AS_USERS)
     return path
 
 
@@ -132,7 +132,7 @@ def test_training_again_does_nothing_more(finished):
 
 def interrupted(path, number, reached, flags=(), seconds=300):
     """The exit status and stderr of a training process that is sent a signal once `reached(path)`."""
-    process, (_, errors) = start("train", *train_arguments(path, *flags))
+    process, (_, errors) = start("train", *train_arguments(path, *flags), **AS_USERS)
     deadline = time.monotonic() + seconds
     while not reached(path):
         assert process.is_alive(), errors.read()
@@ -161,7 +161,7 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder,
     assert status == 75 and "stopping after saving" in err and re.search(r"goes on at update [3-6] of the warm", err)
     step = len(rows(path)) - 1
     assert step < 3 and f"saved step {step}; the same command goes on" in err
-    assert f"goes on at step {step}" in succeed("train", *train_arguments(path)).stderr
+    assert f"goes on at step {step}" in succeed("train", *train_arguments(path), **AS_USERS).stderr
     assert metrics(path) == metrics(finished)
     (step, saved, cursor), (other_step, other, other_cursor) = final_state(path), final_state(finished)
     assert (step, cursor) == (other_step, other_cursor)
@@ -179,7 +179,7 @@ def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(fol
     whole, killed = folder / "delayed", folder / "killed"
     assert interrupted(killed, signal.SIGKILL, metrics_hold(3), flags)[0] == -signal.SIGKILL
     for path in (whole, killed):
-        succeed("train", *train_arguments(path, *flags))
+        succeed("train", *train_arguments(path, *flags), **AS_USERS)
     assert metrics(whole) == metrics(killed) and len(metrics(whole)) == 4
     trained = rows(whole)[1:]
     assert [row["train/policy_age_max"] for row in trained] == [1, 3, 5]

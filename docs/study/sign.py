@@ -109,6 +109,7 @@ if __name__ == "__main__":
         read(sys.argv[1]).to_parquet(FILE, index=False)
     kept = pd.read_parquet(FILE)
     print(kept.groupby(["beta", *KEY])[["score", "kl", "clip"]].mean().to_string(float_format="{:.4f}".format))
-    for title, of in (("at one beta", kept), ("at one KL", at_equal_kl(kept))):
+    tables = {"at one beta": kept} | ({"at one KL": at_equal_kl(kept)} if kept.beta.nunique() > 1 else {})
+    for title, of in tables.items():
         print(f"\n{title}\n{effects(of).to_string(index=False, float_format='{:.3g}'.format)}")
     FILE.with_suffix(".svg").write_text(draw(kept) + "\n")

@@ -12,6 +12,7 @@ import concurrent.futures
 import functools
 import itertools
 import multiprocessing
+import os
 import pathlib
 import sys
 
@@ -141,10 +142,20 @@ def wanted(kept: pd.DataFrame) -> list[tuple]:
     return [name for name in final if name not in done]
 
 
+def pin(cores):
+    """Gives a worker a core of its own: with threads for all of them, workers wait for each other."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, [cores.get()])
+
+
 def make_runs(file: pathlib.Path) -> pd.DataFrame:
     """All runs, from the file and made anew."""
     kept = pd.read_parquet(file) if file.exists() else pd.DataFrame(columns=[*KEY, "scores"])
-    with concurrent.futures.ProcessPoolExecutor(len(cores()), multiprocessing.get_context("spawn")) as pool:
+    context, each = multiprocessing.get_context("spawn"), cores()
+    own = context.SimpleQueue()
+    for core in each:
+        own.put(core)
+    with concurrent.futures.ProcessPoolExecutor(len(each), context, pin, (own,)) as pool:
         while names := wanted(kept):
             for number, row in enumerate(pool.map(trial, names), 1):
                 kept = pd.concat([kept, pd.DataFrame([row])], ignore_index=True) if len(kept) else pd.DataFrame([row])

@@ -68,7 +68,8 @@ def load(spec: str) -> Callable:
 def settings_of(function: Callable) -> dict:
     """The settings of a user's function, {name: default}: its parameters beyond `INPUTS`; REQUIRED for no default."""
     parameters = {} if isinstance(function, Objective) else inspect.signature(function).parameters
-    return {name: p.default for name, p in parameters.items() if name not in INPUTS and p.kind is not p.VAR_KEYWORD}
+    variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return {name: p.default for name, p in parameters.items() if name not in INPUTS and p.kind not in variadic}
 
 
 def facts_of(function: Callable, settings: Mapping[str, Any]) -> dict:

@@ -66,8 +66,9 @@ def of_run(options, place: epath.Path) -> Subject:
         settings["cache_pages"] = run.rollout.cache_pages
     sets = run.data
     if options.data:
-        wording = "paper" if "tasks" in config.data else config.data.wording
-        sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], wording)
+        if "tasks" in config.data:
+            raise InputError(f"--data={options.data[0]}: a run of generated tasks knows no other text; leave it out")
+        sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.data.wording)
     shapes = states.abstract(run, partial(states.build_state, run))
     policies = make_policies(run.model, run.optimizer, run.mesh, shapes.state)
     frozen = states.load_frozen(config, run)

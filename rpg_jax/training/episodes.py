@@ -131,7 +131,7 @@ class Episodes:
         ids, last = list[int](), tokens[-1] if episode.actions else None
         if observation is not None:
             ids = self._environment.observations(observation, last)
-        if observation is not None and not ids:
+        if observation is not None and not ids and episode.actions:  # an opening of no tokens is none
             return ends(Outcome(failure="returned an observation of no tokens; return None to end the episode"))
         if len(ids) >= left:
             room = f"an observation of {len(ids)} tokens leaves none of rollout.max_new={self._max_new} to the policy"
