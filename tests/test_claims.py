@@ -163,6 +163,36 @@ def test_distillation():
         assert f"| {arm} | {cells} |" in text, arm
 
 
+def test_policies_that_the_clip_itself_made():
+    """N* and cosines of each trajectory from the kept products of block means, with Student's intervals of ten."""
+    kept, text = pd.read_parquet(STUDY / "makers.parquet"), page("docs/study/makers.md")
+
+    def apart(products):  # off the diagonal, where both factors are independent
+        square = np.reshape(products, (math.isqrt(len(products)), -1))
+        return (square.sum() - np.trace(square)) / (square.size - len(square))
+
+    truth, mean = kept.fresh_fresh.map(apart), kept.stale_stale.map(apart)
+    product, variance = kept.stale_fresh.map(np.mean), kept.square.map(np.mean) - mean
+    kept = kept.assign(bias=mean - 2 * product + truth, variance=variance)
+    kept["cosine"] = product / np.sqrt(truth * (mean + variance / (128 / 8)))
+    for (maker, updates), at in kept.groupby(["maker", "updates"]):
+        of = at.pivot(index="trajectory", columns="estimator", values=["bias", "variance", "cosine"])
+        none, clip = (of.xs(name, axis=1, level=1) for name in ("token", "token, RPG-Style Clip"))
+        lead, half = interval(clip.cosine - none.cosine)
+        star = np.log((8 * (none.variance - clip.variance) / (clip.bias - none.bias)).clip(1, 1e6))
+        center, width = interval(star)
+        ends = " – ".join(f"{math.exp(x):.1f}" for x in (center - width, center + width))
+        outside = at.groupby("trajectory").outside.first()
+        stars = "–" if outside.max() == 0 else f"{math.exp(center):.1f} ({ends})"
+        cells = f"{none.cosine.mean():.3f} | {clip.cosine.mean():.3f} | {lead:.3f} ± {half:.3f}".replace("-", "−")
+        assert f"| {maker} | {updates} | {100 * outside.mean():.1f} % | {stars} | {cells} |" in text, (maker, updates)
+
+
+def interval(values) -> tuple[float, float]:
+    """Mean and half of the 95 % t interval."""
+    return values.mean(), stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+
+
 def test_the_papers_own_family():
     """The page's table, from the responses that are kept."""
     kept, text = pd.read_parquet(STUDY / "qwen.parquet"), page("docs/study/qwen.md")

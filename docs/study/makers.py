@@ -27,8 +27,10 @@ MAKERS = {"no clip": "token", "Algorithm 2": "token, RPG-Style Clip"}
 CLIP, NONE = MAKERS["Algorithm 2"], MAKERS["no clip"]
 KEPT = [NONE, CLIP, "token, truncated", "token, IcePop", "no ratio"]
 SETTINGS = measure.Sampled(lengths=(64,), ages=(4, 16, 64), groups=(8,), fresh=4096, parallel=1)
+WITH_4 = 4  # trajectories measured after 4 updates, too: no token is out of bounds then, and the makers are one
 TRAJECTORIES, APART = 10, 1000  # seeds of two trajectories differ by more than a trajectory adds to its own
 LEAST, MOST = 1.0, 1e6  # N* beyond these is counted as these
+IDLE = 1e-4  # share of tokens out of bounds below which the clip does nothing, so that N* is rounding
 
 
 def measured(file: pathlib.Path) -> pd.DataFrame:
@@ -39,6 +41,7 @@ def measured(file: pathlib.Path) -> pd.DataFrame:
             own = kept[(kept.maker == maker) & (kept.trajectory == trajectory)]
             done = set(zip(own.length, own.updates, strict=True))
             settings = SETTINGS._replace(seed=APART * trajectory, maker=name)
+            settings = settings if trajectory < WITH_4 else settings._replace(ages=(16, 64))
             for rows in measure.measured(settings, done, lambda text, of=(maker, trajectory): print(*of, text)):
                 rows = rows[rows.estimator.isin(KEPT)].assign(maker=maker, trajectory=trajectory)
                 kept = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows
@@ -63,7 +66,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (maker, updates), at in table.groupby(["maker", "updates"], sort=False):
         of = at.pivot(index="trajectory", columns="estimator")
-        mean, half = interval(np.log(of["n_star"][CLIP].clip(LEAST, MOST)))
+        idle = at.outside.max() < IDLE
+        mean, half = interval(np.log(of["n_star"][CLIP].clip(LEAST, MOST).where(not idle)))
         cosines = {name: interval(of["cosine"][name]) for name in KEPT}
         lead = interval(of["cosine"][CLIP] - of["cosine"][NONE])
         facts = at.groupby("trajectory").first()[["kl", "outside", "reference_error"]]
