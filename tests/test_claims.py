@@ -188,6 +188,37 @@ def test_policies_that_the_clip_itself_made():
         assert f"| {maker} | {updates} | {100 * outside.mean():.1f} % | {stars} | {cells} |" in text, (maker, updates)
 
 
+def test_the_constant_of_the_divergence():
+    """Means of the arms, and effects over seeds, from the scores of the runs."""
+    kept, text = pd.read_parquet(STUDY / "sign.parquet"), page("docs/study/sign.md")
+    for (branch, coefficient, clipped), of in kept.groupby(["branch", "coefficient", "clipped"]):
+        score, half = interval(100 * of.score)
+        arm = f"{branch:.0f} | {coefficient:.0f}" if clipped else f"no clip | {coefficient:.0f}"
+        cells = f"{score:.1f} ± {half:.1f} | {of.kl.mean():.3f} | {100 * of.clip.mean():.2f} %"
+        assert f"| {arm} | {cells} |" in text, arm
+    score = kept.pivot(index="seed", columns=["branch", "coefficient", "clipped"], values="score")
+    a, b, c, d = (score[branch, constant, True] for branch in (0.0, 1.0) for constant in (0.0, 1.0))
+    gaps = {"branch": (c + d - a - b) / 2, "coefficient": (b + d - a - c) / 2, "both together": (d - c - b + a) / 2}
+    found = {name: paired(gap.to_numpy(), np.zeros(len(gap))) for name, gap in gaps.items()}
+    corrected = [holm([of[place] for of in found.values()]) for place in (2, 3)]
+    for (name, (mean, half, *_)), *p in zip(found.items(), *corrected, strict=True):
+        cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", mean < 0)
+        assert f"| {name} | {cells} |" in text, name
+
+
+def test_clips_with_tuned_bounds():
+    """What each arm's area is above no clip, from the scores of the runs of the ten seeds."""
+    kept, text = pd.read_parquet(STUDY / "staleness.parquet"), page("docs/study/staleness.md")
+    final = kept[kept.seed < 10].assign(area=lambda of: of.scores.map(lambda x: np.trapezoid(x) / (len(x) - 1)))
+    for delay, at in final.groupby("delay"):
+        area, rate = at.pivot(index="seed", columns="arm", values="area"), at.groupby("arm").rate.first()
+        found = {arm: paired(area[arm].to_numpy(), area["no clip"].to_numpy()) for arm in area if arm != "no clip"}
+        corrected = [holm([of[place] for of in found.values()]) for place in (2, 3)]
+        for (arm, (mean, half, *_)), *p in zip(found.items(), *corrected, strict=True):
+            cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", mean < 0)
+            assert f"| {delay} | {arm} | {rate[arm]:g} | {area[arm].mean():.3f} | {cells} |" in text, (delay, arm)
+
+
 def interval(values) -> tuple[float, float]:
     """Mean and half of the 95 % t interval."""
     return values.mean(), stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)

@@ -85,23 +85,26 @@ def effects(kept: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(kept: pd.DataFrame) -> str:
-    """Score by beta, and score by the KL that was reached: a line for each arm."""
+    """A panel a beta with the mean score of each arm and its 95 % interval, and one of all scores by the KL reached."""
+    arms, betas = list(kept.groupby(KEY)), sorted(kept.beta.unique())
+
+    def name(branch, coefficient, clipped):
+        return f"branch {branch:.0f}, coefficient {coefficient:.0f}" if clipped else f"no clip, {coefficient:.0f}"
 
     def panels(axes):
-        for number, ((branch, coefficient, clipped), of) in enumerate(kept.groupby(KEY)):
-            name = f"branch {branch:.0f}, coefficient {coefficient:.0f}" if clipped else f"no clip, {coefficient:.0f}"
-            style = dict(color=COLORS[number], marker=MARKERS[number], label=name, capsize=2, linewidth=1.2)
-            mean = of.groupby("beta")[["score", "kl"]].mean()
-            half = of.groupby("beta").score.sem() * stats.t.ppf(0.975, of.seed.nunique() - 1)
-            for axis, x in zip(axes, (mean.index, mean.kl), strict=True):
-                axis.errorbar(x, mean.score, yerr=half, **style)
-        frame(axes[0], "at one coefficient", "beta", "held-out mean@8")
-        frame(axes[1], "at the KL that was reached", "KL to the reference, nats a token", "held-out mean@8")
-        for axis in axes:
-            logarithmic(axis, y=False)
-        axes[0].legend(fontsize=7, frameon=False)
+        for axis, beta in zip(axes, betas, strict=False):
+            for row, (_, of) in enumerate(arms[::-1]):
+                score, number = of[of.beta == beta].score, len(arms) - 1 - row
+                style = dict(color=COLORS[number], marker=MARKERS[number], capsize=2)
+                axis.errorbar(score.mean(), row, xerr=stats.t.ppf(0.975, len(score) - 1) * score.sem(), **style)
+            axis.set_yticks(range(len(arms)), [name(*key) for key, _ in arms[::-1]])
+            frame(axis, f"beta {beta:g}", "held-out mean@8, mean of seeds", "")
+        for number, (_, of) in enumerate(arms):
+            axes[-1].plot(of.kl, of.score, MARKERS[number], color=COLORS[number], markersize=4)
+        frame(axes[-1], "each run, at the KL that it reached", "KL to the reference, nats a token", "held-out mean@8")
+        logarithmic(axes[-1], y=False)
 
-    return svg_figure("sign", 2, panels, height=3.6, columns=2)
+    return svg_figure("sign", len(betas) + 1, panels, height=2.6, columns=2)
 
 
 if __name__ == "__main__":
