@@ -66,8 +66,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (maker, updates), at in table.groupby(["maker", "updates"], sort=False):
         of = at.pivot(index="trajectory", columns="estimator")
-        idle = at.outside.max() < IDLE
-        mean, half = interval(np.log(of["n_star"][CLIP].clip(LEAST, MOST).where(not idle)))
+        mean, half = interval(np.log(of["n_star"][CLIP].clip(LEAST, MOST)))
+        mean = np.nan if at.outside.max() < IDLE else mean
         cosines = {name: interval(of["cosine"][name]) for name in KEPT}
         lead = interval(of["cosine"][CLIP] - of["cosine"][NONE])
         facts = at.groupby("trajectory").first()[["kl", "outside", "reference_error"]]
