@@ -84,7 +84,7 @@ def draw(table: pd.DataFrame) -> str:
 
     def panels(axes):
         for number, maker in enumerate(MAKERS):
-            at = table[(table.maker == maker) & (table.estimator == CLIP)]
+            at = table[(table.maker == maker) & (table.estimator == CLIP) & (table.outside > IDLE)]
             values = at.pivot(index="trajectory", columns="updates", values="n_star").clip(LEAST, MOST)
             style = dict(color=COLORS[number], label=f"made by: {maker}")
             axes[0].plot(values.columns, np.exp(np.log(values).mean()), marker="o", **style)
@@ -94,9 +94,9 @@ def draw(table: pd.DataFrame) -> str:
                 axes[1].plot(of.index, of, line, color=COLORS[number], label=f"{name}, made by: {maker}")
         frame(axes[0], "responses below which Algorithm 2 errs less", "updates ago", "N*")
         frame(axes[1], "direction from 128 responses", "updates ago", "cosine to the gradient")
-        logarithmic(axes[0])
-        logarithmic(axes[1], y=False)
         for axis in axes:
+            logarithmic(axis, y=False)
+            axis.set_xticks(SETTINGS.ages, SETTINGS.ages)
             axis.legend(fontsize=7, frameon=False)
 
     return svg_figure("makers", 2, panels, height=3.2, columns=2)
