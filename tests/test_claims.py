@@ -202,7 +202,7 @@ def test_the_constant_of_the_divergence():
     found = {name: paired(gap.to_numpy(), np.zeros(len(gap))) for name, gap in gaps.items()}
     corrected = [holm([of[place] for of in found.values()]) for place in (2, 3)]
     for (name, (mean, half, *_)), *p in zip(found.items(), *corrected, strict=True):
-        cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", mean < 0)
+        cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", int(mean < 0))
         assert f"| {name} | {cells} |" in text, name
 
 
@@ -215,7 +215,7 @@ def test_clips_with_tuned_bounds():
         found = {arm: paired(area[arm].to_numpy(), area["no clip"].to_numpy()) for arm in area if arm != "no clip"}
         corrected = [holm([of[place] for of in found.values()]) for place in (2, 3)]
         for (arm, (mean, half, *_)), *p in zip(found.items(), *corrected, strict=True):
-            cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", mean < 0)
+            cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", int(mean < 0))
             assert f"| {delay} | {arm} | {rate[arm]:g} | {area[arm].mean():.3f} | {cells} |" in text, (delay, arm)
 
 
