@@ -217,6 +217,11 @@ def test_clips_with_tuned_bounds():
         for (arm, (mean, half, *_)), *p in zip(found.items(), *corrected, strict=True):
             cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", int(mean < 0))
             assert f"| {delay} | {arm} | {rate[arm]:g} | {area[arm].mean():.3f} | {cells} |" in text, (delay, arm)
+    findings, said = page("docs/findings.md"), page("docs/paper.md")  # of 64 updates, the last ones
+    for arm in ("Algorithm 2, 0.2, 0.28", "Algorithm 2, 0.5, 1", "Algorithm 2, 0.8, 4", "decoupled, 0.2, 0.28"):
+        assert f"{abs(found[arm][0]):.1f} ± {found[arm][1]:.1f}" in findings, arm
+    for clip in ("Algorithm 2", "equation 4.1", "Remark F.2"):
+        assert f"{-found[f'{clip}, 0.2, 0.28'][0]:.1f} ± {found[f'{clip}, 0.2, 0.28'][1]:.1f}" in said, clip
 
 
 def interval(values) -> tuple[float, float]:
