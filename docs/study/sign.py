@@ -1,6 +1,6 @@
 """Keeps the runs of configs/sweeps/sign.py as sign.parquet, prints the tables of sign.md and draws its figure.
 
-python docs/study/sign.py runs/sign    # reads the runs first
+python docs/study/sign.py runs/sign    # adds the runs of a folder first
 python docs/study/sign.py              # from sign.parquet alone
 """
 
@@ -108,9 +108,10 @@ def draw(kept: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
+    kept = pd.read_parquet(FILE) if FILE.exists() else None
     if sys.argv[1:]:
-        read(sys.argv[1]).to_parquet(FILE, index=False)
-    kept = pd.read_parquet(FILE)
+        kept = pd.concat([kept, read(sys.argv[1])]).drop_duplicates([*KEY, "beta", "seed"], keep="last")
+        kept.to_parquet(FILE, index=False)
     print(kept.groupby(["beta", *KEY])[["score", "kl", "clip"]].mean().to_string(float_format="{:.4f}".format))
     tables = {"at one beta": kept} | ({"at one KL": at_equal_kl(kept)} if kept.beta.nunique() > 1 else {})
     for title, of in tables.items():
