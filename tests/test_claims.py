@@ -194,7 +194,7 @@ def test_the_constant_of_the_divergence():
     for (branch, coefficient, clipped), of in kept.groupby(["branch", "coefficient", "clipped"]):
         score, half = interval(100 * of.score)
         arm = f"{branch:.0f} | {coefficient:.0f}" if clipped else f"no clip | {coefficient:.0f}"
-        cells = f"{score:.1f} ± {half:.1f} | {of.kl.mean():.3f} | {100 * of.clip.mean():.2f} %"
+        cells = f"{score:.1f} ± {half:.1f} | {of.kl.mean():.3f} | {100 * of['clip'].mean():.2f} %"
         assert f"| {arm} | {cells} |" in text, arm
     score = kept.pivot(index="seed", columns=["branch", "coefficient", "clipped"], values="score")
     a, b, c, d = (score[branch, constant, True] for branch in (0.0, 1.0) for constant in (0.0, 1.0))

@@ -16,7 +16,7 @@ from scipy import stats
 
 from rpg_jax.lab.reporting import estimates, runs
 from rpg_jax.lab.reporting.figures import MARKERS, svg_figure
-from rpg_jax.lab.reporting.style import COLORS, frame, logarithmic
+from rpg_jax.lab.reporting.style import COLORS, frame
 
 HERE = pathlib.Path(__file__).parent
 FILE = HERE / "sign.parquet"
@@ -102,7 +102,6 @@ def draw(kept: pd.DataFrame) -> str:
         for number, (_, of) in enumerate(arms):
             axes[-1].plot(of.kl, of.score, MARKERS[number], color=COLORS[number], markersize=4)
         frame(axes[-1], "each run, at the KL that it reached", "KL to the reference, nats a token", "held-out mean@8")
-        logarithmic(axes[-1], y=False)
 
     return svg_figure("sign", len(betas) + 1, panels, height=2.6, columns=2)
 
