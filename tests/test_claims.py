@@ -204,6 +204,8 @@ def test_the_constant_of_the_divergence():
     for (name, (mean, half, *_)), *p in zip(found.items(), *corrected, strict=True):
         cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", int(mean < 0))
         assert f"| {name} | {cells} |" in text, name
+    mean, half, *_ = found["coefficient"]
+    assert f"{-mean:.1f} ± {half:.1f} points over 12 paired seeds" in page("docs/findings.md")
 
 
 def test_clips_with_tuned_bounds():
