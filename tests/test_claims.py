@@ -36,12 +36,28 @@ def holm(p: list[float]) -> np.ndarray:
     return np.minimum(adjusted, 1)
 
 
+def interval(values) -> tuple[float, float]:
+    """Mean and half of the 95 % t interval."""
+    return values.mean(), stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+
+
 def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float, float]:
     """Of a − b over seeds: mean and 95 % t interval in points, p of the t-test, p of the exact sign-flip test."""
     gap = a - b
-    half = stats.t.ppf(0.975, len(gap) - 1) * stats.sem(gap)
+    mean, half = interval(100 * gap)
     flips = np.abs(np.array(list(itertools.product((1, -1), repeat=len(gap)))) @ gap)
-    return 100 * gap.mean(), 100 * half, stats.ttest_1samp(gap, 0).pvalue, np.mean(flips >= abs(gap.sum()) - 1e-12)
+    return mean, half, stats.ttest_1samp(gap, 0).pvalue, np.mean(flips >= abs(gap.sum()) - 1e-12)
+
+
+def corrected(found: dict) -> dict:
+    """What `paired` found, by name, with both p after Holm's correction for all of them."""
+    both = [holm([of[place] for of in found.values()]) for place in (2, 3)]
+    return {name: (*of[:2], *p) for (name, of), *p in zip(found.items(), *both, strict=True)}
+
+
+def cells(mean: float, half: float, t: float, flip: float) -> str:
+    """A row's end in a table of paired differences."""
+    return f"{mean:.2f} ± {half:.2f} | {t:.2g} | {flip:.2g}".replace("-", "−", int(mean < 0))
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +73,7 @@ def stale():
     for key, arms in values.items():
         score = pd.DataFrame(arms).sort_index()
         pairs = {(a, b): paired(score[a].to_numpy(), score[b].to_numpy()) for a, b in itertools.combinations(score, 2)}
-        corrected = [holm([of[place] for of in pairs.values()]) for place in (2, 3)]
-        table[key] = {
-            names: (*of[:2], *p) for (names, of), *p in zip(pairs.items(), *corrected, strict=True)
-        }  # fmt: skip
+        table[key] = corrected(pairs)
         table[key] |= {(b, a): (-mean, *rest) for (a, b), (mean, *rest) in table[key].items()}
     return table
 
@@ -184,8 +197,11 @@ def test_policies_that_the_clip_itself_made():
         ends = " – ".join(f"{math.exp(x):.1f}" for x in (center - width, center + width))
         outside = at.groupby("trajectory").outside.first()
         stars = "–" if outside.max() == 0 else f"{math.exp(center):.1f} ({ends})"
-        cells = f"{none.cosine.mean():.3f} | {clip.cosine.mean():.3f} | {lead:.3f} ± {half:.3f}".replace("-", "−")
-        assert f"| {maker} | {updates} | {100 * outside.mean():.1f} % | {stars} | {cells} |" in text, (maker, updates)
+        cosines = f"{none.cosine.mean():.3f} | {clip.cosine.mean():.3f} | {lead:.3f} ± {half:.3f}".replace("-", "−")
+        assert f"| {maker} | {updates} | {100 * outside.mean():.1f} % | {stars} | {cosines} |" in text, (maker, updates)
+        if maker == "Algorithm 2" and updates > 4:
+            findings = page("docs/findings.md")
+            assert f"{lead:.2f} ± {half:.2f}".replace("-", "−") in findings and stars in findings
 
 
 def test_the_constant_of_the_divergence():
@@ -194,18 +210,19 @@ def test_the_constant_of_the_divergence():
     for (branch, coefficient, clipped), of in kept.groupby(["branch", "coefficient", "clipped"]):
         score, half = interval(100 * of.score)
         arm = f"{branch:.0f} | {coefficient:.0f}" if clipped else f"no clip | {coefficient:.0f}"
-        cells = f"{score:.1f} ± {half:.1f} | {of.kl.mean():.3f} | {100 * of['clip'].mean():.2f} %"
-        assert f"| {arm} | {cells} |" in text, arm
+        reached = f"{score:.1f} ± {half:.1f} | {of.kl.mean():.3f} | {100 * of['clip'].mean():.2f} %"
+        assert f"| {arm} | {reached} |" in text, arm
     score = kept.pivot(index="seed", columns=["branch", "coefficient", "clipped"], values="score")
     a, b, c, d = (score[branch, constant, True] for branch in (0.0, 1.0) for constant in (0.0, 1.0))
     gaps = {"branch": (c + d - a - b) / 2, "coefficient": (b + d - a - c) / 2, "both together": (d - c - b + a) / 2}
-    found = {name: paired(gap.to_numpy(), np.zeros(len(gap))) for name, gap in gaps.items()}
-    corrected = [holm([of[place] for of in found.values()]) for place in (2, 3)]
-    for (name, (mean, half, *_)), *p in zip(found.items(), *corrected, strict=True):
-        cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", int(mean < 0))
-        assert f"| {name} | {cells} |" in text, name
+    found = corrected({name: paired(gap.to_numpy(), np.zeros(len(gap))) for name, gap in gaps.items()})
+    for name, of in found.items():
+        assert f"| {name} | {cells(*of)} |" in text, name
     mean, half, *_ = found["coefficient"]
-    assert f"{-mean:.1f} ± {half:.1f} points over 12 paired seeds" in page("docs/findings.md")
+    alone = interval(100 * (score[0.0, 1.0, False] - score[0.0, 0.0, False]))
+    findings = page("docs/findings.md")
+    assert f"{-mean:.1f} ± {half:.1f} points over 12 paired seeds" in findings
+    assert f"{-alone[0]:.1f} ± {alone[1]:.1f} without any clip" in findings
 
 
 def test_clips_with_tuned_bounds():
@@ -214,21 +231,15 @@ def test_clips_with_tuned_bounds():
     final = kept[kept.seed < 10].assign(area=lambda of: of.scores.map(lambda x: np.trapezoid(x) / (len(x) - 1)))
     for delay, at in final.groupby("delay"):
         area, rate = at.pivot(index="seed", columns="arm", values="area"), at.groupby("arm").rate.first()
-        found = {arm: paired(area[arm].to_numpy(), area["no clip"].to_numpy()) for arm in area if arm != "no clip"}
-        corrected = [holm([of[place] for of in found.values()]) for place in (2, 3)]
-        for (arm, (mean, half, *_)), *p in zip(found.items(), *corrected, strict=True):
-            cells = f"{mean:.2f} ± {half:.2f} | {p[0]:.2g} | {p[1]:.2g}".replace("-", "−", int(mean < 0))
-            assert f"| {delay} | {arm} | {rate[arm]:g} | {area[arm].mean():.3f} | {cells} |" in text, (delay, arm)
+        found = corrected({arm: paired(*area[[arm, "no clip"]].to_numpy().T) for arm in area if arm != "no clip"})
+        for arm, of in found.items():
+            line = f"| {delay} | {arm} | {rate[arm]:g} | {area[arm].mean():.3f} | {cells(*of)} |"
+            assert line in text, line
     findings, said = page("docs/findings.md"), page("docs/paper.md")  # of 64 updates, the last ones
     for arm in ("Algorithm 2, 0.2, 0.28", "Algorithm 2, 0.5, 1", "Algorithm 2, 0.8, 4", "decoupled, 0.2, 0.28"):
         assert f"{abs(found[arm][0]):.1f} ± {found[arm][1]:.1f}" in findings, arm
     for clip in ("Algorithm 2", "equation 4.1", "Remark F.2"):
         assert f"{-found[f'{clip}, 0.2, 0.28'][0]:.1f} ± {found[f'{clip}, 0.2, 0.28'][1]:.1f}" in said, clip
-
-
-def interval(values) -> tuple[float, float]:
-    """Mean and half of the 95 % t interval."""
-    return values.mean(), stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
 
 
 def test_the_papers_own_family():
