@@ -170,7 +170,9 @@ KEYS = dict(
         max_failures=within(0, 1)(0.25),  # [share of episodes] that may fail before the run stops
     ),
     behavior=dict(  # the policy that drew the responses: the denominator of the importance ratio
-        source=one_of("trainer", "sampler")("trainer"),  # [name] of its log-probs: computed again, or as recorded
+        # Computed again, or as recorded. With proximal those of the policy that the step begins with stand for them,
+        # and objective.sampler_correction makes up for it (docs/method.md 9.1).
+        source=one_of("trainer", "sampler", "proximal")("trainer"),  # [name] of what its log-probs are
     ),
     reward=dict(
         scale=text("signed"),  # [name] of each score in 0..1, before weights: signed, which is -1..1, or unit, as it is

@@ -199,6 +199,11 @@ def check_behavior(source: str, objective: objectives.Objective) -> None:
             f"sampler's, and behavior.source=sampler takes the sampler's for both: the importance ratio is the "
             f"correction; unset objective.sampler_correction, or set behavior.source=trainer"
         )
+    if source == "proximal" and objective.sampler_correction is None:
+        raise InputError(
+            "behavior.source=proximal takes the policy that a step begins with for the one that drew, and a token's "
+            "weight, the ratio of the two, is at most objective.sampler_correction: set it, such as 10.0"
+        )
 
 
 def build_objective(config: ConfigDict) -> objectives.Objective:

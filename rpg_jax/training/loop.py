@@ -38,7 +38,7 @@ class Parts:
     policies: Policies
     rollouts: Rollouts
     score: Score
-    source: str  # of the behavior policy's log-probs: trainer or sampler
+    source: str  # of the behavior policy's log-probs: trainer, sampler or proximal
     experience: Experience
     update: Update
     evaluate: Callable[..., Iterator[Answered]]  # that of `make_evaluate` on the held-out problems

@@ -139,7 +139,10 @@ def sampled(policies: Policies, checkpoint: Checkpoint, ahead: int = 0) -> tuple
 
 def scored(policies: Policies, checkpoint: Checkpoint, source: str) -> dict[str, Policy]:
     """The policies whose log-probs a batch needs, and their base; `source` is that of the behavior policy's."""
-    return held(checkpoint) | ({BEHAVIOR: drawing(policies, checkpoint)} if source == "trainer" else {})
+    if source == "sampler":
+        return held(checkpoint)
+    behavior = drawing(policies, checkpoint) if source == "trainer" else policies.current(checkpoint.state)
+    return held(checkpoint) | {BEHAVIOR: behavior}
 
 
 def held(checkpoint: Checkpoint) -> dict[str, Policy]:

@@ -149,10 +149,10 @@ def check_carry_over(settings: RolloutSettings, source: str, updates: int, delay
                 f"there is no age to bound; unset rollout.max_age, or set rollout.carry_over=True"
             )
         return
-    if source != "sampler":
+    if source == "trainer":
         raise InputError(
-            f"rollout.carry_over and behavior.source={source}: several policies draw one response, and the trainer "
-            f"computes the log-probs of the newest alone, which is biased; set behavior.source=sampler"
+            "rollout.carry_over and behavior.source=trainer: several policies draw one response, and the trainer "
+            "computes the log-probs of the newest alone, which is biased; set behavior.source=sampler or proximal"
         )
     total, prompts = settings.fresh_prompts, settings.prompts
     if total == prompts:

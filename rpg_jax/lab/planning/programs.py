@@ -123,7 +123,8 @@ def programs(sketch: Sketch) -> dict[str, Program]:
         return Plan(replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.packed_columns else None)
 
     state, policies = checkpoint.state, held(checkpoint)
-    behavior = checkpoint.past[0] if checkpoint.past else Policy(run.model, state.params, state.step)
+    drew = checkpoint.past[0] if checkpoint.past else None
+    behavior = drew if drew and parts.source == "trainer" else Policy(run.model, state.params, state.step)
     cast = partial(jax.tree.map, lambda x: x.astype(run.model.dtype))
     weights = jax.eval_shape(lambda params: unstack_layers(cast(params)), run.model.shapes)
     if rollout.weights_dtype:
@@ -135,7 +136,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     rows = workload.step_rows
     responses = jax.tree.map(lambda x: by_rows(rows, x.dtype, *x.shape[1:]), drawing.rows)
     reward = replicated((loop.prompts, loop.samples), jnp.float32)
-    scored = policies | ({BEHAVIOR: behavior} if parts.source == "trainer" else {})
+    scored = policies | ({BEHAVIOR: behavior} if parts.source != "sampler" else {})
     score = scored, responses, packing_plan(rows)
     scores = jax.eval_shape(parts.score, *score)
     batch, _ = jax.eval_shape(parts.experience, responses, (reward, None), scores, state.step)
