@@ -12,11 +12,11 @@ import numpy as np
 from rpg_jax import InputError, objectives
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, worst
 from rpg_jax.exact.enumeration import CONDITIONS, MIXTURES, MOVED, Condition
-from rpg_jax.objectives import CLIPS, DIVERGENCES, Claim, Objective, TrustRegion, own
+from rpg_jax.objectives import CLIPS, DIVERGENCES, Claim, Objective, TrustRegion, controls, own
 from rpg_jax.objectives.advantages import kl_penalty, to_go
 from rpg_jax.objectives.divergences import ALPHA
 from rpg_jax.objectives.objective import BIASED, EXACT_MEAN
-from rpg_jax.objectives.registry import ALWAYS, IN_EXPECTATION, NEVER, OWN_CONTROL, RPG_FORMS, of_function
+from rpg_jax.objectives.registry import ALWAYS, IN_EXPECTATION, NEVER, RPG_FORMS, of_function
 from rpg_jax.objectives.settings import checked
 
 PROBLEMS = 6  # random problems in each situation
@@ -86,7 +86,7 @@ def built_in_cases() -> list[Case]:
             for clip, estimator in RPG_FORMS:
                 if isinstance(CLIPS[clip], TrustRegion) and divergence != "urkl":
                     continue  # a trust region acts beside the surrogate: one divergence says it all
-                if clip == "dual_reward" and divergence not in OWN_CONTROL:
+                if clip == "dual_reward" and divergence not in controls.OWN:
                     continue  # the same as "dual"
                 if clip == "sapo" and divergence != "urkl":
                     continue  # it acts on the reward alone

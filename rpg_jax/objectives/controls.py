@@ -6,16 +6,37 @@ token has the same expected gradient, because w·∇log policy has mean zero. So
 A − beta·Σ_{s > t} rho(u_s) / u_s, which for `rkl` is the sum of later log u.
 """
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from rpg_jax.objectives.batch import Batch
-from rpg_jax.objectives.divergences import Divergence, rho_over_u
+from rpg_jax.objectives.divergences import DIVERGENCES, Divergence, named, rho_over_u
 
 OPTIMAL = "optimal"
 OF_TOKEN = "kl"  # minus the KL of the token's whole distribution, which `Objective.advantages` adds (arXiv 2605.07865)
 # Of KL: each token's own ratio, the ratios of the token and all later ones, or no ratio but the whole distribution.
 KINDS = ("token", "to_go", "full")
+OWN = {"rkl": 1.0, "urkl": 0.0}  # c of the coefficient w(A − beta·(log u + c))
+
+
+def terms(
+    divergence: str, beta: float, *, alpha: float | None = None, kl: str = "token", control: float | str | None = None,
+    z_old: float = 1.0,
+) -> dict[str, Any]:  # fmt: skip
+    """What is done for kl and control outside of any loss: `full_kl` or `control` of an `Objective`, {} for neither."""
+    if not beta or (kl == "token" and control is None):
+        return {}
+    target = named(divergence, alpha)
+    if kl == "full":
+        return {"full_kl": target}
+    own, later = OWN.get(divergence, 0.0), None
+    if kl == "to_go":  # of both KLs the one whose cost, log u, has no 1 / u
+        later = DIVERGENCES["rkl"] if divergence in OWN else target
+    c = 0.0 if control in (None, OF_TOKEN) else control  # the advantage has that of the token already
+    return {"control": partial(controlled_advantage, beta=beta, c=c, own=own, later=later, z_old=z_old)}
 
 
 def controlled_advantage(

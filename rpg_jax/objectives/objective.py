@@ -176,7 +176,7 @@ class Objective:
         """Traces loss and gradient at that shape, and computes nothing: a user's function raises what it raises."""
         array, mask = (jax.ShapeDtypeStruct(shape, dtype) for dtype in ("float32", bool))
         loss = jax.value_and_grad(functools.partial(self, denominator=1.0), has_aux=True)
-        jax.eval_shape(loss, array, array, array, mask)
+        jax.eval_shape(loss, array, array, array, mask, full_kl=None if self.full_kl is None else array)
 
     def corrections(
         self, behavior_logp: jax.Array, sampler_logp: jax.Array, mask: jax.Array

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax import InputError
-from rpg_jax.objectives import reductions
+from rpg_jax.objectives import controls, reductions
 from rpg_jax.objectives.advantages import penalized
 from rpg_jax.objectives.batch import UNITS
 from rpg_jax.objectives.objective import INPUTS, Objective, described, of_floats
@@ -79,11 +79,20 @@ def facts_of(function: Callable, settings: Mapping[str, Any]) -> dict:
     return facts | {name: settings[name] for name in FACTS if settings.get(name) is not None}
 
 
-def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Objective:
+def objective(
+    spec: str, function: Callable, settings: Mapping[str, Any], facts: Mapping[str, Any], kl: str = "token"
+) -> Objective:
     """The objective of a user's function with its settings, `sampler_correction` among them, and `facts_of` it.
+
+    With `kl` "full" or "to_go" the divergence of the facts, or what later tokens add to it, is taken outside of the
+    function (`controls.terms`), which then has none, or that of the token itself.
 
     Tries the function out; raises ValueError for a setting without a value, and for a result that is no loss.
     """
+    if kl != "token" and not (facts["divergence"] and facts["beta"] and facts["level"] == "token"):
+        raise InputError(
+            f"kl={kl!r} needs a divergence and a beta above 0, as settings or attributes of {spec}, and level='token'"
+        )
     defaults = settings_of(function)
     for name, default in defaults.items():
         if settings[name] is REQUIRED:
@@ -101,6 +110,7 @@ def objective(spec: str, function: Callable, settings: Mapping[str, Any], facts:
         beta=facts["beta"],
         z_old=facts["z_old"],
         declares=facts["declares"],
+        **controls.terms(facts["divergence"], facts["beta"], kl=kl, z_old=facts["z_old"]),
     )
     made.try_out((2, 3))
     return made

@@ -20,7 +20,6 @@ from rpg_jax.objectives.reductions import BY_LEVEL
 from rpg_jax.objectives.settings import check, checked, choice, nearest
 
 DEFAULT = "default"  # the name of an unset clip
-OWN_CONTROL = {"rkl": 1.0, "urkl": 0.0}  # c of the coefficient w(A − beta·(log u + c))
 ALWAYS, ON_POLICY, NEVER = Claim(EXACT, EXACT), Claim(EXACT, BIASED), Claim(BIASED, BIASED)
 IN_EXPECTATION = Claim(EXACT_MEAN, EXACT_MEAN)
 
@@ -113,13 +112,16 @@ def of_function(spec: str, function: Callable, settings: Mapping[str, Any]) -> O
     Raises ValueError as `make` does.
     """
     defaults = {**own.settings_of(function), "advantage": None, "sampler_correction": None}
+    takes_kl = not isinstance(function, Objective) and "kl" not in defaults
+    defaults |= dict(kl="token") if takes_kl else {}
     _refuse_unknown(spec, settings, defaults)
     chosen = {key: value for key, value in settings.items() if value is not None}
     if isinstance(function, Objective):
         return dataclasses.replace(function, settings={**function.settings, **checked(chosen)})
     complete = {**defaults, **chosen}
     checked({"sampler_correction": complete["sampler_correction"]})
-    return own.objective(spec, function, complete, checked(own.facts_of(function, complete)))
+    kl = check("kl", complete["kl"]) if takes_kl else "token"
+    return own.objective(spec, function, complete, checked(own.facts_of(function, complete)), kl)
 
 
 def _refuse_unknown(name: str, settings: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -149,22 +151,16 @@ def _rpg(recipe: Recipe, settings: dict, clip: Clip | TrustRegion) -> tuple[Call
     divergence, beta, z_old, kl = (settings[key] for key in ("divergence", "beta", "z_old", "kl"))
     settings["alpha"] = alpha = (settings["alpha"] or ALPHA) if divergence == "alpha" else None
     loss, unclipped, target = surrogates.ESTIMATORS[settings["estimator"]], recipe.unclipped, named(divergence, alpha)
-    if settings["clip"] == "dual" and divergence in OWN_CONTROL:
+    if settings["clip"] == "dual" and divergence in controls.OWN:
         loss, unclipped = surrogates.regularized_ratio, IN_EXPECTATION if beta else ALWAYS
     if settings["clip"] == "coefficient":
         loss = surrogates.clipped_coefficient
-    fields, in_loss = dict(divergence=divergence if beta else None, beta=beta, z_old=z_old), beta
-    if kl == "full" and beta:  # the loss of an entry has the reward alone
-        fields, in_loss, unclipped = fields | {"full_kl": target}, 0.0, IN_EXPECTATION
-    elif beta and (kl == "to_go" or settings["control"] is not None):
-        own_c, c, later = OWN_CONTROL.get(divergence, 0.0), 0.0, None
-        if kl == "to_go":  # of both KLs the one whose cost, log u, has no 1 / u
-            later = DIVERGENCES["rkl"] if divergence in OWN_CONTROL else target
-        if settings["control"] is not None:
-            c, target = settings["control"], DIVERGENCES["urkl"]  # whose own c is 0
-            c = 0.0 if c == controls.OF_TOKEN else c  # the advantage has it already
-        controlled = functools.partial(controls.controlled_advantage, beta=beta, c=c, own=own_c, later=later)
-        fields |= {"control": functools.partial(controlled, z_old=z_old)}
+    extra = controls.terms(divergence, beta, alpha=alpha, kl=kl, control=settings["control"], z_old=z_old)
+    fields, in_loss = dict(divergence=divergence if beta else None, beta=beta, z_old=z_old, **extra), beta
+    if "full_kl" in extra:  # the loss of an entry has the reward alone
+        in_loss, unclipped = 0.0, IN_EXPECTATION
+    elif extra:
+        target = target if settings["control"] is None else DIVERGENCES["urkl"]  # whose own c is 0
         unclipped = IN_EXPECTATION if kl == "token" else Claim(EXACT_MEAN, BIASED)
     if isinstance(clip, TrustRegion):
         fields |= {"region": functools.partial(surrogates.kept_units, region=clip, divergence=target, beta=in_loss)}
@@ -190,7 +186,7 @@ def _check_rpg(settings: Mapping[str, Any], clip: Clip | TrustRegion) -> None:
         f"kl='full' cannot go with control={control!r}: it sums over the tokens' vocabulary":
             full and control is not None,
         f"control={control!r} is for divergence='rkl' or 'urkl', not {divergence!r}":
-            control is not None and divergence not in OWN_CONTROL,
+            control is not None and divergence not in controls.OWN,
         f"{extra} cannot go with {clip_name}, which has a KL term of its own":
             extra and settings["clip"] in ("dual", "dual_reward"),
         "control='kl' is for level='token': it is of a token's distribution":
