@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+from mesh_equivalence import distance
 
 from rpg_jax import parallel
 from rpg_jax.models import Model, token_logprobs, unstack_layers
@@ -44,12 +45,6 @@ def measured(sizes) -> dict:
     decode = jax.jit(parallel.over_rows(mesh, decode, (parallel.REPLICATED, parallel.ROWS), parallel.ROWS))
     found = dict(value=value, gradient=gradient, decoded=decode(sampled, tokens))
     return jax.device_get(found) | {"shard": shard.shape}
-
-
-def distance(one, other) -> float:
-    """The largest difference over all leaves, relative to the largest number of a leaf."""
-    apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6)), one, other)
-    return max(jax.tree.leaves(apart))
 
 
 if __name__ == "__main__":

@@ -91,9 +91,10 @@ def imported(command: str):
         table: {key: value[:] if isinstance(value, list) else value for key, value in part.items()}
         for table, part in registry.items()
     }
-    owners = flags.FLAGS.flags_by_module_dict()
-    for flag in [flag.name for module in owners if module.startswith("rpg_jax.") for flag in owners[module]]:
-        delattr(flags.FLAGS, flag)
+    for module, owned in flags.FLAGS.flags_by_module_dict().items():
+        for flag in [flag.name for flag in owned]:
+            if module.startswith("rpg_jax.") or flag.startswith("config."):
+                delattr(flags.FLAGS, flag)
     name = f"rpg_jax.{command}"
     package, _, own_name = name.rpartition(".")
     with pytest.MonkeyPatch.context() as patch:

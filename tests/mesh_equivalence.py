@@ -8,21 +8,20 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from stepping import Begun, make_experienced
+import test_carry_over
+from stepping import make_experienced
 
 from rpg_jax import objectives, parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import LoRA, Model, ModelConfig, token_logprobs, unstack_layers
 from rpg_jax.models.lora import TARGETS
-from rpg_jax.rewards import Scores
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training import packing
-from rpg_jax.training.collect import make_collect, nothing_pending
+from rpg_jax.training.collect import nothing_pending
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.packing import Plan
 from rpg_jax.training.policies import make_policies
-from rpg_jax.training.settings import RolloutSettings
 from rpg_jax.training.update import init_params, init_state, make_update
 from rpg_jax.types import Policy, TrainBatch
 
@@ -95,38 +94,14 @@ def rl_step(mesh, initial, columns=None) -> dict:
     return found
 
 
-class Words:
-    """Problems are lists of ids, and so are answers; an eighth of all tokens end one."""
-
-    pad_id, stop_ids = 0, tuple(range(8))
-
-    def encode_prompt(self, text):
-        return list(map(int, text.split()))
-
-    def decode(self, ids):
-        return " ".join(map(str, ids))
-
-    environment = None
-
-    def submit(self, pairs, lengths, rewards, outcomes=()):
-        return Begun(lambda items: Scores(np.zeros(len(items), np.float32), []), pairs)
-
-
 def carried_over(mesh, steps=3):
     """Of each response that is trained in a few steps with carry-over: (problem, sample) -> tokens and versions."""
-    problems = [Problem(i, "task", f"{9 + i} {40 + i}", "", "") for i in range(32)]
-    settings = RolloutSettings(
-        prompts=8, samples=2, max_prompt=COLUMNS, max_new=NEW, slots=8, temperature=1.0, dynamic_sampling=False,
-        oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0, carry_over=True,
-    )  # fmt: skip
-    model = on(mesh, ModelConfig(64, 16, 32, 1, 2, 2, 8, max_length=64))
-    collect = make_collect(
-        model, Words(), Words(), ProblemStream(problems, 0), mesh, settings, key=KEY, should_stop=lambda: False,
-        scale=lambda scores: scores, weights={}, wait=None,
-    )  # fmt: skip
-    params = unstack_layers(jax.device_get(model.init(KEY)))
+    stream = ProblemStream([Problem(i, "task", f"prompt {i}", "", "") for i in range(40)], 0)
+    chosen = test_carry_over.carried(prompts=8)
+    collect = test_carry_over.collector(mesh, stream, chosen)
+    params = unstack_layers(jax.device_get(test_carry_over.MODEL.init(KEY)))
     params = jax.device_put(params, parallel.shardings(mesh, params, parallel.SAMPLING))
-    pending = nothing_pending(settings, make_optimizer("adamw", learning_rate=0.0), mesh)
+    pending = nothing_pending(chosen, make_optimizer("adamw", learning_rate=0.0), mesh)
     found = {}
     for step in range(steps):
         collected = collect(params, jnp.int32(step), pending, step)
@@ -187,22 +162,15 @@ def collectives(hlo: str):
     return sum(found.values(), []), sum((found[name] for name in inside), [])
 
 
-def shapes_on(mesh, model):
-    """The abstract parameters of a model, laid out for training."""
-    shapes = jax.eval_shape(model.init, KEY)
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        shapes, parallel.shardings(mesh, shapes),
-    )  # fmt: skip
-
-
-def logprob_collectives(mesh, chunk, **changes):
+def logprob_collectives(mesh):
     """Of the gradient of token_logprobs, whose only loops are those over chunks: its layer is unrolled."""
-    model = on(mesh, dataclasses.replace(CONFIG, layers=1), scan=False, **changes)
+    model = on(mesh, dataclasses.replace(CONFIG, layers=1), scan=False)
+    shaped = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+    params = jax.tree.map(shaped, model.shapes, parallel.shardings(mesh, model.shapes))
     rows = jax.sharding.NamedSharding(mesh, parallel.ROWS)
     tokens, mask = (jax.ShapeDtypeStruct((8, 32), dtype, sharding=rows) for dtype in (jnp.int32, bool))
-    gradient = jax.jit(jax.grad(lambda p, t, m: token_logprobs(model, p, t, m, chunk=chunk).sum()))
-    every, inside = collectives(gradient.lower(shapes_on(mesh, model), tokens, mask).compile().as_text())
+    gradient = jax.jit(jax.grad(lambda p, t, m: token_logprobs(model, p, t, m, chunk=2).sum()))
+    every, inside = collectives(gradient.lower(params, tokens, mask).compile().as_text())
     matrix = ([CONFIG.vocab_size // mesh.shape["tensor"], CONFIG.hidden_size], [CONFIG.vocab_size, CONFIG.hidden_size])
     gathered = [shape for kind, shape in every if kind == "all-gather" and shape in matrix]
     return {"gathered": gathered, "in_loops": sorted({kind for kind, _ in inside})}
@@ -255,11 +223,7 @@ def main():
     found["initial"] = distance(initial, initial_params(mesh))
     found["largest_collective"] = largest_collective(parallel.make_mesh(2, 4), 64, 32)
     found["initialization"] = initialization(parallel.make_mesh(1, 8))
-    found["fsdp"] = logprob_collectives(parallel.make_mesh(2, 4), 2)
-    found["tensor"] = logprob_collectives(parallel.make_mesh(1, 2, 4), 2)
-    rows = np.arange(16).reshape(8, 2)
-    spread = parallel.to_global(mesh, parallel.ROWS, rows)
-    found["local_rows"] = bool((parallel.local_rows(spread) == rows).all())
+    found["fsdp"], found["tensor"] = map(logprob_collectives, (parallel.make_mesh(2, 4), parallel.make_mesh(1, 2, 4)))
     print(json.dumps(found))
 
 

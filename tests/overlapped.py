@@ -12,7 +12,6 @@ import math
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -46,33 +45,27 @@ def bytes_on(device: jax.Device) -> int:
     )
 
 
-@contextlib.contextmanager
-def watched() -> Iterator[dict[str, int]]:
+def watch() -> dict[str, int]:
     """The most bytes on the second device as it decodes, on the first as it updates, until a checkpoint is saved."""
-    most, is_saved = {"decode": 0, "update": 0}, False
+    most = {"decode": 0, "update": 0}
     learner, sampler = jax.devices()
     decode, update, save = generate.decode_segment, Record.add_update, Checkpoints.save
 
-    def measured(phase, device):
-        most[phase] = max(most[phase], 0 if is_saved else bytes_on(device))
-
     def decode_and_measure(*arguments):
         result = jax.block_until_ready(decode(*arguments))
-        measured("decode", sampler)
+        most["decode"] = max(most["decode"], bytes_on(sampler))
         return result
 
     def update_and_measure(*arguments):
-        measured("update", learner)
+        most["update"] = max(most["update"], bytes_on(learner))
         update(*arguments)
 
-    def save_and_say(*arguments, **options):
-        nonlocal is_saved
-        is_saved = True
+    def save_and_end(*arguments, **options):
+        generate.decode_segment, Record.add_update, Checkpoints.save = decode, update, save
         save(*arguments, **options)
 
-    generate.decode_segment, Record.add_update, Checkpoints.save = decode_and_measure, update_and_measure, save_and_say
-    yield most
-    generate.decode_segment, Record.add_update, Checkpoints.save = decode, update, save
+    generate.decode_segment, Record.add_update, Checkpoints.save = decode_and_measure, update_and_measure, save_and_end
+    return most
 
 
 def planned(config) -> dict:
@@ -128,8 +121,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         folder = pathlib.Path(folder)
         (folder / "reward.py").write_text(REWARD)
-        with watched() as most:
-            found = {"apart": trained(folder, "apart", False)[0]}
-        found |= {"bytes": most} | planned(settings(folder, True))
+        found = {"bytes": watch(), "apart": trained(folder, "apart", False)[0]}
+        found |= planned(settings(folder, True))
         found["ahead"], found["stops"] = trained(folder, "ahead", True, STOPS)
     print(json.dumps(found), file=sys.__stdout__)

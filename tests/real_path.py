@@ -29,17 +29,21 @@ def write_sets(folder, names=("dapo-math-17k", "aime-2024", "aime25"), size=8):
     return [paper(text) + solution for text, solution, _ in rows]
 
 
-def write_checkpoint(folder, texts, layers=2):
-    """A random Qwen3 with a byte-level tokenizer trained on the texts, as Hugging Face lays them out."""
-    folder.mkdir(parents=True)
+def byte_level(texts, size, special):
+    """A byte-level BPE tokenizer of `size` tokens trained on the texts; the special ones are the first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    options = dict(vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(**options))
+    return tokenizer
+
+
+def write_checkpoint(folder, texts, layers=2):
+    """A random Qwen3 with a byte-level tokenizer trained on the texts, as Hugging Face lays them out."""
+    folder.mkdir(parents=True)
+    tokenizer = byte_level(texts, 400, SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

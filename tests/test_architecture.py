@@ -141,9 +141,9 @@ def test_commands_are_listed_and_near_words_named(capsys):
         assert listing.main([word]) == 2 and capsys.readouterr().err == f"error: {line}\n"
 
 
-@pytest.mark.parametrize("missing", ["absl", "jax", "tensorflow_datasets", "optax"])
+@pytest.mark.parametrize("missing", ["absl", "jax"])
 def test_a_package_that_is_not_installed_is_named_with_the_mend(missing, tmp_path):
-    """Flags need absl. The others are imported by what does the work."""
+    """Flags need absl. JAX is imported by what does the work."""
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{missing!r}] = None\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "rpg_jax.train", "--config=configs/quickstart.py", f"--workdir={tmp_path}/run"]
@@ -153,23 +153,13 @@ def test_a_package_that_is_not_installed_is_named_with_the_mend(missing, tmp_pat
 
 
 @pytest.mark.parametrize(("module", "source"), [
-    ("models/a.py", "from rpg_jax.sampling import generate"), ("models/deep/a.py", "from ...sampling import generate"),
-    ("models/a.py", "def f():\n    from rpg_jax.training.loop import run"),
-    ("training/a.py", "from rpg_jax.run import cli"), ("training/a.py", "from ml_collections import ConfigDict"),
-    ("rewards/a.py", "import jax.numpy as jnp"), ("objectives/a.py", "import numpy as np"),
-    ("run/a.py", "from rpg_jax.lab.planning import chips"), ("training/a.py", "from configs import base"),
-    ("evaluate.py", "from rpg_jax import train"), ("new.py", "from rpg_jax import types"),
-    ("configs/a.py", "from rpg_jax.run import build"), ("configs/a.py", "import jax"),
+    ("rpg_jax/models/deep/a.py", "from ...sampling import generate"), ("rpg_jax/training/a.py", "import absl"),
+    ("rpg_jax/models/a.py", "def f():\n    import numpy"), ("rpg_jax/training/a.py", "from configs import base"),
+    ("rpg_jax/rewards/a.py", "import jax.numpy as jnp"), ("rpg_jax/objectives/a.py", "import numpy as np"),
+    ("rpg_jax/run/a.py", "from rpg_jax.lab.planning import chips"), ("rpg_jax/new.py", "from rpg_jax import types"),
+    ("rpg_jax/evaluate.py", "from rpg_jax import train"), ("configs/a.py", "from rpg_jax.run import build"),
+    ("configs/a.py", "import jax"),
 ])  # fmt: skip
 def test_a_forbidden_import_is_found(module, source):
-    assert faults(module if module.startswith("configs") else f"rpg_jax/{module}", source)
-
-
-@pytest.mark.parametrize(("module", "source"), [
-    ("training/a.py", "from rpg_jax.training.phases import phase\nfrom . import loop"),
-    ("objectives/a.py", "import dataclasses\nimport jax.numpy as jnp\nfrom .divergences import rkl"),
-    ("data/tasks/a.py", "from ..problems import Problem\nimport numpy as np"),
-    ("report.py", "from configs import paper\nfrom rpg_jax.lab.reporting import page"),
-])  # fmt: skip
-def test_an_allowed_import_passes(module, source):
-    assert not faults(f"rpg_jax/{module}", source)
+    """That allowed ones pass, every module shows."""
+    assert faults(module, source)

@@ -27,9 +27,9 @@ def carried(prompts=4, oversample=2.0, **changes):
     return settings(carry_over=True, dynamic_sampling=False, prompts=prompts, oversample=oversample, **changes)
 
 
-def collector(mesh, stream, settings, scorer=None, max_age=None, updates=1, delay=0):
+def collector(mesh, stream, settings, scorer=None, max_age=None, updates=1, delay=0, model=MODEL):
     return collecting.make_collect(
-        MODEL, Stops(), scorer or FakeScorer(), stream, mesh, settings, key=KEY, should_stop=lambda: False,
+        model, Stops(), scorer or FakeScorer(), stream, mesh, settings, key=KEY, should_stop=lambda: False,
         scale=signed_reward, weights={}, wait=steps_to_wait(max_age, updates, delay),
     )  # fmt: skip
 
@@ -58,13 +58,10 @@ def reluctant(seed):
         columns = np.arange(COLUMNS + NEW)
         mask = (columns >= rows.prompt_length[:, None]) & (columns < length[:, None])
         fresh = mask & ~rows.loss_mask
-        tokens, versions = (
-            np.where(fresh, x, y) for x, y in ((rows.problem[:, None], rows.tokens), (version, rows.version))
-        )
+        tokens = np.where(fresh, rows.problem[:, None], rows.tokens)
+        versions = np.where(fresh, version, rows.version)
         whole = np.flatnonzero(length - rows.prompt_length == NEW)
-        watch(
-            [Row(row, tokens[row, : length[row]].tolist(), mask[row, : length[row]].tolist()) for row in whole.tolist()]
-        )
+        watch([Row(n, tokens[n, : length[n]].tolist(), mask[n, : length[n]].tolist()) for n in whole.tolist()])
         drawn = dataclasses.replace(
             rows, tokens=tokens, length=length, loss_mask=mask, version=versions,
             complete=length - rows.prompt_length == NEW,

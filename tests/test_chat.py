@@ -18,34 +18,17 @@ def template(name):
     return ChatTemplate(path.read_text(), str(path), SPECIAL)
 
 
-@pytest.fixture(scope="module")
-def thinking():
-    return template("thinking")
-
-
-@pytest.fixture(scope="module")
-def dated():
-    return template("dated")
-
-
+THINKING, DATED = template("thinking"), template("dated")
 ASKED = "<|turn|>user\nWhat is 2 + 2?<|end|>\n"
 
 
 @pytest.mark.parametrize(("messages", "options", "text"), [
     ([USER], {}, ASKED + "<|turn|>assistant\n"),
     ([USER], {"enable_thinking": False}, ASKED + "<|turn|>assistant\n<think>\n\n</think>\n\n"),
-    ([USER], {"add_generation_prompt": False}, ASKED),
     (
         [USER, THOUGHT, USER],
         {"add_generation_prompt": False},
         ASKED + "<|turn|>assistant\n4<|end|>\n" + ASKED,  # thoughts before the last question are forgotten
-    ),
-    (
-        [USER, THOUGHT, {"role": "user", "content": "<result>5</result>"}],
-        {"add_generation_prompt": False},
-        ASKED
-        + "<|turn|>assistant\n<think>\nTwo and two.\n</think>\n\n4<|end|>\n"
-        + "<|turn|>user\n<result>5</result><|end|>\n",
     ),
     (
         [USER, {"role": "assistant", "content": "4", "reasoning": "Easy.", "tool_calls": None}],
@@ -58,18 +41,18 @@ ASKED = "<|turn|>user\nWhat is 2 + 2?<|end|>\n"
         '<|turn|>system\nSolve.\nTools:\n{"name": "a<b>&\'é"}<|end|>\n' + ASKED,
     ),
 ])  # fmt: skip
-def test_a_template_of_a_thinking_model(thinking, messages, options, text):
-    assert thinking.render(messages, **options) == text
+def test_a_template_of_a_thinking_model(messages, options, text):
+    assert THINKING.render(messages, **options) == text
 
 
-def test_a_template_with_a_date_and_special_tokens(dated):
+def test_a_template_with_a_date_and_special_tokens():
     parts = [{"type": "text", "text": "Is it"}, {"type": "image"}, {"type": "text", "text": "4?"}]
     messages = [SYSTEM, USER, {**THOUGHT, "content": "4\n", "scores": {"a": [1]}}, {"role": "user", "content": parts}]
-    assert dated.render(messages, date="1 May 2030") == (
+    assert DATED.render(messages, date="1 May 2030") == (
         "<s>[system]\n\nToday: 1 May 2030\nSolve.</s>\n"
         "[user]\n\nWhat is 2 + 2?</s>[assistant]\n\n4</s>(a = [\n  1\n])[user]\n\nIs it 4?</s>[assistant]\n\n"
     )
-    assert "Today: 26 Jul 2024\n" in dated.render([USER]), "the same on every day"
+    assert "Today: 26 Jul 2024\n" in DATED.render([USER]), "the same on every day"
 
 
 def test_a_prompt_is_the_same_at_any_time_and_place(monkeypatch):
@@ -82,9 +65,9 @@ def test_a_prompt_is_the_same_at_any_time_and_place(monkeypatch):
     assert len(texts) == 1 and min(texts).startswith("Fri Jul 26 00:00:00 2024 ")
 
 
-def test_contents_are_data_and_not_a_template(thinking):
+def test_contents_are_data_and_not_a_template():
     text = "{{ 7 * 7 }}{% for %} \u2581\U0001f600 <b>&amp;\r\n"
-    assert text in thinking.render([{"role": "user", "content": text}])
+    assert text in THINKING.render([{"role": "user", "content": text}])
 
 
 def test_plain_is_what_the_messages_say():
@@ -94,16 +77,16 @@ def test_plain_is_what_the_messages_say():
         plain.render([{"role": "user", "content": ["a", "part"]}])
 
 
-def test_what_a_template_raises_is_one_line_with_file_and_problem(dated):
+def test_what_a_template_raises_is_one_line_with_file_and_problem():
     with pytest.raises(ValueError, match=r"dated\.jinja.*'What is 2 \+ 2\?'.*Roles must alternate: ") as error:
-        dated.render([USER, USER])
+        DATED.render([USER, USER])
     assert "\n" not in str(error.value)
-    assert dated.render([USER]), "and the next rendering is none the worse"
+    assert DATED.render([USER]), "and the next rendering is none the worse"
 
 
 @pytest.mark.parametrize(("source", "complaint"), [
-    ("{{ messages", "line 1"), ("\n\n{% for m in messages %}", "line 3"),
-    ("{{ x | no_such_filter }}", "no_such_filter"), ("{{" + "(" * 50_000, "recursion"),
+    ("\n\n{% for m in messages %}", "line 3"), ("{{ x | no_such_filter }}", "no_such_filter"),
+    ("{{" + "(" * 50_000, "recursion"),
 ])  # fmt: skip
 def test_a_template_that_does_not_compile(source, complaint):
     with pytest.raises(ValueError, match=f"(?s)^some/file: the chat template .*({complaint})"):
@@ -119,25 +102,13 @@ ESCAPES = [
     "{{ dict.fromkeys('ab') }}", "{{ namespace(__class__=1) }}", "{% set ns = namespace() %}{% set ns.__call__ = 1 %}",
     "{% include '/etc/passwd' %}", "{% import 'os' as os %}",
 ]  # fmt: skip
+BOMBS = [
+    ("{{ range(10**10) | list }}", "Range too big"), ("{{ [].no.such }}", "no attribute"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def evaluate():
-    """Renders many small templates in few processes: each source is a branch of one template."""
-    branches = "".join(f"{{% if case == {i} %}}{source}{{% endif %}}" for i, source in enumerate(ESCAPES))
-    return ChatTemplate(branches, "escape.jinja")
-
-
-@pytest.mark.parametrize("case", range(len(ESCAPES)), ids=ESCAPES)
-def test_the_sandbox_refuses_to_be_left(evaluate, case):
-    with pytest.raises(ValueError, match="^escape.jinja: the chat template fails on 1 message"):
-        evaluate.render([USER], case=case)
-
-
-BOMBS = ["{{ range(number) | list }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ [].no.such }}"]
-
-
-@pytest.mark.parametrize("source", BOMBS)
-def test_what_python_refuses_is_one_line_too(source):
-    with pytest.raises(ValueError, match="^bomb.jinja.*(Range too big|recursion|no attribute)"):
-        ChatTemplate(source, "bomb.jinja").render([USER], number=10**10)
+@pytest.mark.parametrize(("source", "complaint"), [*((source, "") for source in ESCAPES), *BOMBS])
+def test_the_sandbox_and_python_refuse_in_one_line(source, complaint):
+    with pytest.raises(ValueError, match=f"^escape.jinja: the chat template fails on 1 message.*{complaint}"):
+        ChatTemplate(source, "escape.jinja").render([USER])

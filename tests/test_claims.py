@@ -204,25 +204,40 @@ def test_policies_that_the_clip_itself_made():
             assert f"{lead:.2f} ± {half:.2f}".replace("-", "−") in findings and stars in findings
 
 
-def test_the_constant_of_the_divergence():
-    """Means of the arms, and effects over seeds, from the scores of the runs."""
-    kept, text = pd.read_parquet(STUDY / "sign.parquet"), page("docs/study/sign.md")
-    for (branch, coefficient, clipped), of in kept.groupby(["branch", "coefficient", "clipped"]):
-        score, half = interval(100 * of.score)
-        arm = f"{branch:.0f} | {coefficient:.0f}" if clipped else f"no clip | {coefficient:.0f}"
-        reached = f"{score:.1f} ± {half:.1f} | {of.kl.mean():.3f} | {100 * of['clip'].mean():.2f} %"
-        assert f"| {arm} | {reached} |" in text, arm
-    score = kept.pivot(index="seed", columns=["branch", "coefficient", "clipped"], values="score")
-    a, b, c, d = (score[branch, constant, True] for branch in (0.0, 1.0) for constant in (0.0, 1.0))
+def effects_of_the_constant(scores: pd.DataFrame) -> dict[str, pd.Series]:
+    """By name, what branch and coefficient do to each seed's score, and the coefficient without a clip."""
+    a, b, c, d = (scores[branch, constant, True] for branch in (0.0, 1.0) for constant in (0.0, 1.0))
     gaps = {"branch": (c + d - a - b) / 2, "coefficient": (b + d - a - c) / 2, "both together": (d - c - b + a) / 2}
-    found = corrected({name: paired(gap.to_numpy(), np.zeros(len(gap))) for name, gap in gaps.items()})
-    for name, of in found.items():
-        assert f"| {name} | {cells(*of)} |" in text, name
-    mean, half, *_ = found["coefficient"]
-    alone = interval(100 * (score[0.0, 1.0, False] - score[0.0, 0.0, False]))
+    return gaps | {"no clip": scores[0.0, 1.0, False] - scores[0.0, 0.0, False]}
+
+
+def test_the_constant_of_the_divergence():
+    """Means of the arms, and effects over seeds at each beta and at one KL, from the scores of the runs."""
+    kept, text = pd.read_parquet(STUDY / "sign.parquet"), page("docs/study/sign.md")
+    arm = ["branch", "coefficient", "clipped"]
+    for (beta, branch, coefficient, clipped), of in kept.groupby(["beta", *arm]):
+        score, half = interval(100 * of.score)
+        name = f"{beta:g} | {branch:.0f} | {coefficient:.0f}" if clipped else f"{beta:g} | no clip | {coefficient:.0f}"
+        reached = f"{score:.1f} ± {half:.1f} | {of.kl.mean():.3f} | {100 * of['clip'].mean():.2f} %"
+        assert f"| {name} | {reached} |" in text, name
+    runs = kept.groupby([*arm, "seed"])
+    target = (runs.kl.min().max() * runs.kl.max().min()) ** 0.5  # the middle of what all reach, of logarithms
+    at_one = {
+        key: np.interp(np.log(target), np.log(of.sort_values("kl").kl), of.sort_values("kl").score) for key, of in runs
+    }
+    at_one = pd.Series(at_one).unstack([0, 1, 2])
+    by_beta = {f"{beta:g}": of.pivot(index="seed", columns=arm, values="score") for beta, of in kept.groupby("beta")}
     findings = page("docs/findings.md")
-    assert f"{-mean:.1f} ± {half:.1f} points over 12 paired seeds" in findings
-    assert f"{-alone[0]:.1f} ± {alone[1]:.1f} without any clip" in findings
+    for scores in (by_beta, {f"one KL, {target:.3f}": at_one}):
+        gaps = {(name, what): gap for name, of in scores.items() for what, gap in effects_of_the_constant(of).items()}
+        found = {name: paired(gap.to_numpy(), np.zeros(len(gap))) for name, gap in gaps.items()}
+        tested = corrected({name: of for name, of in found.items() if name[1] != "no clip"})
+        for (name, effect), of in tested.items():
+            assert f"| {name} | {effect} | {cells(*of)} |" in text, (name, effect)
+        for (name, effect), (mean, half, *_) in found.items():
+            said = f"{abs(mean):.1f} ± {half:.1f}"
+            assert effect != "no clip" or said in text, (name, said)
+            assert name != "0.3" or effect not in ("coefficient", "no clip") or said in findings, (effect, said)
 
 
 def test_clips_with_tuned_bounds():

@@ -52,7 +52,6 @@ def folder(tmp_path_factory):
     file.write_bytes(file.read_bytes()[:-3])
     tensors["model.norm.weight"][0] = np.nan
     checkpoint.save(folder / "nan", raw, tensors)
-    checkpoint.save(folder / "gpt", dict(raw, architectures=["GPT2LMHeadModel"]), tensors)
     (folder / "taken").mkdir()
     (folder / "taken" / "file").write_text("mine")
     (folder / "empty").mkdir()
@@ -70,17 +69,12 @@ CASES = {
 REFUSED = {
     "truncated": (["--source=truncated", "--target=x1"], "truncated/model.safetensors is not a whole safetensors file"),
     "nan": (["--source=nan", "--target=x2"], "nan/model.safetensors: model.norm.weight holds NaN"),
-    "architecture": (["--source=gpt", "--target=x3"], "gpt/config.json: architecture 'GPT2LMHeadModel' is not"),
     "no run": (["--workdir=nowhere", "--target=x5"], "no run has begun in "),
     "no step": (["--workdir=run", "--target=x6", "--which=8"], "no checkpoint of step 8"),
     "taken": (["--source=source", "--target=taken"], "taken exists and is no empty folder"),
     "neither": (["--target=x8"], "one of --source=FOLDER and --workdir=FOLDER"),
-    "no target": (["--source=source"], "--target=FOLDER"),
     "which": (["--source=source", "--target=x10", "--which=best"], "--which=best is for"),
-    "shards": (
-        ["--workdir=run", "--target=x11", "--max_shard_gb=1", "--to=peft"],
-        "--max_shard_gb is for --to=hugging",
-    ),
+    "shards": (["--workdir=run", "--target=x11", "--max_shard_gb=1", "--to=peft"], "--max_shard_gb is for --to="),
     "dtype": (["--source=source", "--target=x12", "--dtype=int8"], "int8"),
     "parent": (["--source=source", "--target=unwritable/a/x13"], "unwritable is no folder"),
 }

@@ -1,5 +1,6 @@
 """Preparation on disk, the global order, and rows of tokens."""
 
+import functools
 import json
 import multiprocessing
 
@@ -26,6 +27,9 @@ def test_written_and_read_back_exactly(prepared):
     every = splits["train"] + splits["heldout"]
     assert [problem.id for problem in every] == list(range(100))
     assert [problem.task for problem in every[:4]] == ["arithmetic", "sorting"] * 2
+    alone = problems.generate({"sorting": {}}, 40, 10, 0)["train"]
+    prompts = [problem.prompt for problem in splits["train"] if problem.task == "sorting"]
+    assert prompts == [problem.prompt for problem in alone], "whatever other tasks there are"
     assert {path.name for path in prepared.path.iterdir()} == {"problems", "settings.json", "tokenizer.model"}
     assert json.loads((prepared.path / "settings.json").read_text())["tasks"]["arithmetic"]["steps"] == 2
 
@@ -53,24 +57,16 @@ def test_a_damaged_folder_is_named(tmp_path, name):
         [source[index] for index in range(len(source))]
 
 
-def test_a_tasks_problems_do_not_depend_on_the_other_tasks():
-    both = problems.generate(TASKS, 5, 5, 0)["train"]
-    alone = problems.generate({"sorting": {}}, 5, 5, 0)["train"]
-    assert [p.prompt for p in both if p.task == "sorting"] == [p.prompt for p in alone]
-
-
-def test_prepare_is_cached_by_content(tmp_path):
-    lines = []
-    first = prepare(tmp_path, **TINY, log=lines.append)
-    stamp = (first.path / "tokenizer.model").stat().st_mtime_ns
-    again = prepare(tmp_path, **TINY, log=lines.append)
-    assert again.path == first.path and (again.path / "tokenizer.model").stat().st_mtime_ns == stamp
+def test_prepare_is_cached_by_content(prepared):
+    lines, folder, model = [], prepared.path.parent, prepared.path / "tokenizer.model"
+    stamp = model.stat().st_mtime_ns
+    for tasks in (TASKS, {"sorting": {}, "arithmetic": dict(operand=9, steps=2)}):  # 9 is the default
+        assert prepare(folder, **TINY | dict(tasks=tasks), log=lines.append).path == prepared.path
+    assert model.stat().st_mtime_ns == stamp and lines == []
+    other = prepare(folder, **TINY | dict(seed=1), log=lines.append)
     assert len(lines) == 1 and "80 train, 20 heldout problems" in lines[0]
-    spelled_out = {"sorting": {}, "arithmetic": dict(operand=9, steps=2)}
-    assert prepare(tmp_path, **TINY | dict(tasks=spelled_out), log=lines.append).path == first.path
-    other = prepare(tmp_path, **TINY | dict(seed=1), log=lines.append)
-    assert other.path != first.path and other.problems("train")[0] != first.problems("train")[0]
-    assert {path.name for path in tmp_path.iterdir()} == {first.path.name, other.path.name}, "one is half built"
+    assert other.path != prepared.path and other.problems("train")[0] != prepared.problems("train")[0]
+    assert {path.name for path in folder.iterdir()} == {prepared.path.name, other.path.name}, "one is half built"
 
 
 def test_a_failed_preparation_leaves_nothing(tmp_path):
@@ -84,18 +80,14 @@ def test_a_failed_preparation_leaves_nothing(tmp_path):
     assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())
 
 
-def _prepare_quietly(directory):
-    return str(prepare(directory, **TINY, log=lambda line: None).path)
-
-
 def test_processes_that_prepare_at_once_agree(tmp_path):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        paths = pool.map(_prepare_quietly, [str(tmp_path)] * 4, chunksize=1)
-    assert len(set(paths)) == 1 and len(list(tmp_path.iterdir())) == 1
+        made = pool.map(functools.partial(prepare, **TINY), [tmp_path] * 4, chunksize=1)
+    assert [one.path for one in made] == list(tmp_path.iterdir()) * 4
 
 
-def stream(size=10):
-    return ProblemStream([Problem(i, "t", f"p{i}", "s", "a") for i in range(size)], seed=3)
+def stream(size=10, seed=3):
+    return ProblemStream([Problem(i, "t", f"p{i}", "s", "a") for i in range(size)], seed)
 
 
 def test_every_epoch_is_a_new_permutation():
@@ -103,8 +95,7 @@ def test_every_epoch_is_a_new_permutation():
     epochs = [ids[:10], ids[10:20], ids[20:]]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(10))
-    other = ProblemStream([Problem(i, "t", "p", "s", "a") for i in range(10)], seed=4)
-    assert [problem.id for problem in other.next(10)] != epochs[0]
+    assert [problem.id for problem in stream(seed=4).next(10)] != epochs[0]
     with pytest.raises(ValueError, match="empty"):
         ProblemStream([], seed=0)
 

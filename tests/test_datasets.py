@@ -2,13 +2,14 @@
 
 import json
 import pathlib
+import types
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from rpg_jax import data
-from rpg_jax.data import problems
+from rpg_jax.data import folding, problems
 from rpg_jax.data.folding import fold
 from rpg_jax.data.sources import open_source
 from rpg_jax.data.templates import paper
@@ -93,26 +94,21 @@ def test_held_out_problems_that_are_trained_on_are_reported(tmp_path):
 
 def test_folders_that_are_no_sets(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no prepared problems"):
-        load(tmp_path / "empty")
-    with pytest.raises(ValueError, match="no.jsonl: there is no such file"):
-        load(tmp_path / "no.jsonl")
-    plain = [data.Problem(7, "t", "1 + 1 =", "", "2")]
-    problems.publish({"train": plain}, {}, tmp_path / "plain")
-    with pytest.raises(ValueError, match="plain, problem 7: its prompt is not JSON of chat messages"):
-        load(tmp_path / "plain")
+    problems.publish({"train": [data.Problem(7, "t", "1 + 1 =", "", "2")]}, {}, tmp_path / "plain")
+    for name, says in {
+        "empty": " holds no prepared problems",
+        "no.jsonl": ": there is no such file",
+        "plain": ", problem 7: its prompt is not JSON",
+    }.items():
+        with pytest.raises(ValueError, match=f"{name}{says}"):
+            load(tmp_path / name)
 
 
 def test_ids_are_distinct_and_stable_31_bit_hashes(monkeypatch, tmp_path):
     file = jsonl(tmp_path / "set.jsonl", *map(str, range(300)))
     ids = [p.id for p in fold([open_source(str(file))]).problems]
     assert len(set(ids)) == 300 and min(ids) >= 0 and max(ids) < 2**31 and np.ptp(ids) > 2**29
-    from rpg_jax.data import folding
-
-    class Same:
-        def digest(self):
-            return b"\xff" * 4
-
-    monkeypatch.setattr(folding.hashlib, "blake2b", lambda *args, **kwargs: Same())
+    same = types.SimpleNamespace(digest=lambda: b"\xff" * 4)
+    monkeypatch.setattr(folding.hashlib, "blake2b", lambda *args, **kwargs: same)
     collided = [p.id for p in fold([open_source(str(file))]).problems]
     assert collided[:3] == [2**31 - 1, 0, 1] and len(set(collided)) == 300

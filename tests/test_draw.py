@@ -55,27 +55,20 @@ def test_every_token_is_drawn_with_its_probability(vocab):
     np.testing.assert_allclose(logp, np.log(probability)[tokens], rtol=0, atol=3e-6)
 
 
-def test_large_vocabulary_is_drawn_evenly_between_and_inside_lanes():
+def test_large_vocabulary_is_drawn_evenly_between_and_inside_lanes_to_its_tail():
+    """One token holds half of the mass; 151,935 share the rest, and the last ones have more of it than others."""
     vocab = 151_936
     logits = np.random.default_rng(0).normal(size=vocab)
-    tokens, logp = draw_many(logits, 6_000)
-    index = np.arange(vocab)
-    for bins in (index % 128, index // 128 % 97, index % 16, index * 4 // vocab):
-        assert chi_square(tokens, softmax64(logits), bins) > 1e-3
-    np.testing.assert_allclose(logp, np.log(softmax64(logits))[tokens], rtol=0, atol=2e-5)
-
-
-def test_tail_of_a_large_vocabulary():
-    """One token holds half of the mass; 151,935 share the rest, the last one as often as any."""
-    vocab = 151_936
-    logits = np.zeros(vocab)
-    logits[70_000] = np.log(vocab - 100)
-    logits[-99:] = np.log(50.0)
-    tokens, _ = draw_many(logits, 12_000, seed=1)
-    bins = np.arange(vocab) * 40 // vocab
-    bins[70_000], bins[-99:] = 40, 41
-    assert chi_square(tokens, softmax64(logits), bins) > 1e-3
-    assert len(np.unique(tokens[bins[tokens] < 40])) > 0.9 * (bins[tokens] < 40).sum()
+    logits[-99:] += np.log(50.0)
+    logits[70_000] = np.log(np.exp(logits).sum())
+    tokens, logp = draw_many(logits, 12_000)
+    index, probability = np.arange(vocab), softmax64(logits)
+    stretches = index * 40 // vocab
+    stretches[70_000], stretches[-99:] = 40, 41
+    for bins in (index % 128, index // 128 % 97, index % 16, index * 4 // vocab, stretches):
+        assert chi_square(tokens, probability, bins) > 1e-3
+    np.testing.assert_allclose(logp, np.log(probability)[tokens], rtol=0, atol=2e-5)
+    assert len(np.unique(tokens[stretches[tokens] < 40])) > 0.9 * (stretches[tokens] < 40).sum()
 
 
 def test_filtered_set_is_renormalized_and_nothing_else_is_drawn():
@@ -146,20 +139,21 @@ def test_uniforms_are_the_bits_of_jax_random():
     np.testing.assert_array_equal(np.asarray(uniforms_of(keys, counts), np.float64), ((drawn >> 9) + 0.5) / 2**23)
 
 
-def test_token_logp_against_float64():
-    logits = np.random.default_rng(1).normal(scale=20, size=(5, 300)).astype(np.float32)
-    token = np.array([0, 299, 7, 100, int(logits[4].argmin())])
+@pytest.mark.parametrize("vocab", [300, 151_936])
+def test_token_logp_against_float64(vocab):
+    logits = np.random.default_rng(1).normal(scale=20, size=(5, vocab)).astype(np.float32)
+    token = np.array([0, vocab - 1, 7, 100, int(logits[4].argmin())])
     expected = [np.log(softmax64(logits[b])[t]) for b, t in enumerate(token)]
     np.testing.assert_allclose(jax.jit(token_logp)(logits, token), expected, rtol=1e-5, atol=1e-5)
 
 
+def normals(seed):
+    return np.random.default_rng(seed).normal(scale=4, size=(3, 23)).astype(np.float32)
+
+
 # Few distinct values make ties; normals make none.
-tied_logits = hnp.arrays(
-    np.float32, (3, 23), elements=st.sampled_from([-40.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 2.0, 9.0])
-)
-logits_arrays = tied_logits | st.integers(0, 2**31).map(
-    lambda seed: np.random.default_rng(seed).normal(scale=4, size=(3, 23)).astype(np.float32)
-)
+few = st.sampled_from([-40.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 2.0, 9.0])
+logits_arrays = hnp.arrays(np.float32, (3, 23), elements=few) | st.integers(0, 2**31).map(normals)
 
 
 @settings(max_examples=100, deadline=None)
@@ -200,8 +194,6 @@ def test_filters_at_a_large_vocabulary_against_sorting():
 
 def test_the_sum_over_the_vocabulary_is_a_product_on_cpu_alone():
     """It is faster there; elsewhere a product may round its factors, to 8 bits on TPU."""
-    lowered = {
-        on: jax.jit(lane_sums).trace(jnp.zeros((4, 40, 128))).lower(lowering_platforms=(on,)) for on in ("cpu", "tpu")
-    }
-    assert "dot_general" in lowered["cpu"].as_text()
-    assert "stablehlo.reduce" in lowered["tpu"].as_text() and "dot_general" not in lowered["tpu"].as_text()
+    traced = jax.jit(lane_sums).trace(jnp.zeros((4, 40, 128)))
+    cpu, tpu = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu"))
+    assert "dot_general" in cpu and "stablehlo.reduce" in tpu and "dot_general" not in tpu

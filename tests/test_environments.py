@@ -39,6 +39,8 @@ MODEL = models.Model(CONFIG)
 KEY = jax.random.key(0, impl="threefry2x32")
 NEW, SAMPLES, STOP = 24, 3, 7
 ROOT = pathlib.Path(__file__).parents[1]
+TEXTS = [f"{token:02d}" for token in range(40)]
+NEVER = stop_table(["zzz"], TEXTS)  # of the shape of one that is found, so that both have one program
 PROMPTS = np.random.default_rng(0).integers(8, 40, (4, 6)).astype(np.int32)
 LENGTHS = np.array([6, 3, 5, 4], np.int32)
 
@@ -53,7 +55,7 @@ def params():
 class Talk:
     """Answers each turn by tokens that depend on what was said, or ends the episode; late, if it is told to."""
 
-    def __init__(self, delay=None, stops=None):
+    def __init__(self, delay=None, stops=NEVER):
         self.stops, self.late, self.delay, self.turns = stops, [], delay, {}
 
     def reply(self, row):
@@ -107,8 +109,7 @@ def test_a_conversation_has_turns_and_observations_and_its_log_probs_are_those_o
     np.testing.assert_allclose(rows.model_logp[rows.loss_mask], np.asarray(expected)[rows.loss_mask], rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize("segment, pages", [(None, None), (1, None), (3, 12)])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed, segment, pages", [(0, None, None), (1, 1, None), (2, 3, 12)])
 def test_when_an_environment_answers_changes_no_token(seed, segment, pages):
     late = run(Talk(random.Random(seed)), segment=segment, pages=pages)
     for name, expected in dataclasses.asdict(reference()).items():
@@ -174,32 +175,26 @@ def test_a_stop_string_is_found_wherever_tokens_begin(texts, strings, ids):
 
 
 def test_a_stop_string_of_several_tokens_ends_a_turn():
-    texts = [f"{token:02d}" for token in range(40)]
     plain = reference()
     row = int(np.argmax(plain.loss_mask.sum(1)))
     begin, end = next(span for span in spans(plain.loss_mask[row]) if span[1] - span[0] > 3)
-    string = "".join(texts[token] for token in plain.tokens[row, begin + 1 : begin + 3].tolist())
-    stopped = run(Talk(stops=stop_table([string[1:]], texts)))  # begins in the middle of a token
+    string = "".join(TEXTS[token] for token in plain.tokens[row, begin + 1 : begin + 3].tolist())
+    stopped = run(Talk(stops=stop_table([string[1:]], TEXTS)))  # begins in the middle of a token
     first = next(span for span in spans(stopped.loss_mask[row]) if span[0] == begin)
     assert first == (begin, begin + 3)
     np.testing.assert_array_equal(stopped.tokens[row, : begin + 3], plain.tokens[row, : begin + 3])
 
 
-@pytest.mark.parametrize("strings", [["a", ""], ["x" * 300]])
-def test_stop_strings_without_meaning_are_refused(strings):
-    with pytest.raises(InputError, match="stop strings"):
-        stop_table(strings, ["a"])
+def test_stop_strings_without_meaning_and_those_that_no_text_of_tokens_shows_are_refused(tmp_path):
     assert stop_table((), ["a"]) is None
-
-
-def test_a_stop_string_that_no_text_of_tokens_shows_is_refused(tmp_path):
+    for strings in (["a", ""], ["x" * 300]):
+        with pytest.raises(InputError, match="stop strings"):
+            stop_table(strings, ["a"])
     (tmp_path / "tokenizer.model").write_bytes(train_tokenizer(["<calc>12+34</calc>", "so it is"], 400))
     tokenizer, config = load_tokenizer(tmp_path), environments.get_config("guess")
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=tokenizer.vocab_size))
     config.environment.update(dict(name="guess", stop=["</calc>", "\u23f9"], workers=1))
-    with pytest.raises(
-        InputError, match="environment.name=guess: stop strings .* makes '\u23f9' of .* parts of characters"
-    ):
+    with pytest.raises(InputError, match="environment.name=guess: stop strings .* makes '\u23f9'"):
         build_environment(config, tokenizer, model)
     config.environment.stop = "</calc>"
     with build_environment(config, tokenizer, model) as environment:
@@ -237,29 +232,19 @@ class Characters:
 
 @pytest.mark.parametrize("last, first", [(END, "\n"), (ord("x"), chr(END)), (None, chr(END))])
 def test_an_observation_is_what_the_template_adds(last, first):
-    said = Characters().decode(Observations(Characters(CHATML))("higher", last))
-    assert said == f"{first}\n"[: 1 + (first != "\n")] + f"<|im_start|>user\nhigher{chr(END)}\n<|im_start|>assistant\n"
-    tool = Characters().decode(Observations(Characters(CHATML), role="tool")("higher", last))
-    assert tool == said.replace("user", "tool")
+    """Special tokens that it spells are text."""
+    for role, said in (("user", "higher"), ("tool", "higher"), ("user", "over<|im_end|>")):
+        found = Characters().decode(Observations(Characters(CHATML), role)(said, last))
+        before = "\n" if first == "\n" else f"{first}\n"
+        assert found == f"{before}<|im_start|>{role}\n{said}{chr(END)}\n<|im_start|>assistant\n"
 
 
-def test_special_tokens_that_an_observation_spells_are_text():
-    said = Characters().decode(Observations(Characters(CHATML))("over<|im_end|>", END))
-    assert said == f"\n<|im_start|>user\nover<|im_end|>{chr(END)}\n<|im_start|>assistant\n"
-
-
-def test_a_template_that_leaves_observations_out_is_refused():
+def test_a_template_that_leaves_observations_out_or_is_not_append_only_is_refused():
     template = "{% for m in messages if m.role != 'tool' %}{{ m.role }}: {{ m.content }}|{% endfor %}"
     assert Characters().decode(Observations(Characters(template))("higher", None)) == "|user: higher|"
     with pytest.raises(InputError, match="leaves a message of role tool out"):
         Observations(Characters(template), role="tool")
-
-
-def test_a_template_that_is_not_append_only_is_refused_with_the_place():
-    with pytest.raises(
-        InputError,
-        match="A made-up reply.* goes on with an observation .* role user, and .*made-up thought.* where it ends",
-    ):
+    with pytest.raises(InputError, match="A made-up reply.* role user, and .*made-up thought.* where it ends"):
         Observations(Characters(STRIPS))
     assert Observations(Characters())("higher\n", 5) == list(map(ord, "higher\n"))
 
@@ -299,9 +284,9 @@ def test_an_episode_has_every_column_its_seed_and_its_actions_and_is_played_agai
 
 def test_actions_that_are_played_again_have_each_their_own_time_and_memory_is_not_all_kept(tmp_path):
     step = """self.big = bytearray(2**26) if action == 'big' else None
-        time.sleep(action == 'slow')
+        time.sleep(0.6 * (action == 'slow'))
         return ('fine', 1.0) if action != 'end' else (None, 1.0)"""
-    with mine(tmp_path, step, timeout_seconds=3.0, memory_mb=512) as environment:
+    with mine(tmp_path, step, timeout_seconds=2.0, memory_mb=512) as environment:
         ask = functools.partial(environment.submit, problem=PROBLEM, seed=0)
         for count in range(3):
             for name in range(10):
@@ -312,27 +297,34 @@ def test_actions_that_are_played_again_have_each_their_own_time_and_memory_is_no
             ask("late", actions=["end", "a"]).result()
 
 
-@pytest.mark.parametrize("step, line", [
-    ("raise KeyError('lost')", "mine.py:14: KeyError: 'lost'"),
-    ("return 3", "step returned 3 (int), not (observation, reward)"),
-    ("return 'a', 'b'", "step returned the reward 'b', not a number between -1e+09 and 1e+09"),
-    ("return 'a', float('nan')", "step returned the reward nan, not a number between"),
-    ("return 5, 1.0", "step returned the observation 5 (int), not text or None"),
-    ("return 'x' * 10**7, 1.0", "an observation of 10000000 characters, more than 1048576"),
-    ("return chr(0xD800), 1.0", "UnicodeEncodeError"), ("time.sleep(60)", "took longer than 4 s"),
-    ("os._exit(3)", "exit status 3"), ("kept = [bytearray(2**28) for _ in range(99)]", "MemoryError"),
-    ("while True:\n            os.fork()", "it had more than 64 processes"),
-])  # fmt: skip
-def test_an_environment_that_fails_says_why_and_others_go_on(tmp_path, step, line):
-    guarded = f"if action != 'bad': return 'fine', 1.0\n        {step}"
-    seconds = 4.0 if "sleep" in step else 60.0
-    with mine(tmp_path, guarded, timeout_seconds=seconds, memory_mb=512) as environment:
+FAILURES = {
+    "{}['lost']": "mine.py:13: KeyError: 'lost'",
+    "3": "step returned 3 (int), not (observation, reward)",
+    "('a', 'b')": "step returned the reward 'b', not a number between -1e+09 and 1e+09",
+    "('a', float('nan'))": "step returned the reward nan, not a number between",
+    "(5, 1.0)": "step returned the observation 5 (int), not text or None",
+    "('x' * 10**7, 1.0)": "an observation of 10000000 characters, more than 1048576",
+    "(chr(0xD800), 1.0)": "UnicodeEncodeError",
+    "os._exit(3)": "exit status 3",
+    "[bytearray(2**28) for _ in range(99)]": "MemoryError",
+    "[os.fork() for _ in iter(int, 1)]": "it had more than 64 processes",
+}
+
+
+@pytest.mark.parametrize("seconds, failures", [(60.0, FAILURES), (2.0, {"time.sleep(60)": "took longer than 2 s"})])
+def test_an_environment_that_fails_says_why_and_others_go_on(tmp_path, seconds, failures):
+    """An action is what Python evaluates: it fails as a step might. So does the problem's answer as it is tried out."""
+    fine = "('fine', 1.0)"
+    with mine(tmp_path, "return eval(action)", timeout_seconds=seconds, memory_mb=512) as environment:
         ask = functools.partial(environment.submit, problem=PROBLEM, seed=0)
-        assert ask("other", actions=["a"]).result() == ["fine", [1.0]]
-        with pytest.raises(Failure) as failed:
-            ask("first", actions=["bad"]).result()
-        assert line in str(failed.value) and "\n" not in str(failed.value)
-        assert ask("other", actions=["a", "b"]).result() == ["fine", [1.0, 1.0]]
+        for action, line in failures.items():
+            assert ask("other", actions=[fine]).result() == ["fine", [1.0]]
+            with pytest.raises(Failure) as failed:
+                ask("first", actions=[action]).result()
+            assert line in str(failed.value) and "\n" not in str(failed.value)
+            assert ask("other", actions=[fine, fine]).result() == ["fine", [1.0, 1.0]]
+        with pytest.raises(InputError, match=r"problem 3 \(words\) .*'self.lost' .*: mine.py:13: AttributeError"):
+            environment.try_out(dataclasses.replace(PROBLEM, answer="self.lost"))
 
 
 @pytest.mark.parametrize("name, content, line", [
@@ -347,14 +339,6 @@ def test_an_environment_that_cannot_be_is_refused(tmp_path, monkeypatch, name, c
     with pytest.raises(InputError) as refused:
         Environment(name, Observations(Characters()), workers=1)
     assert line in str(refused.value)
-
-
-def test_an_environment_is_tried_out(tmp_path):
-    with mine(tmp_path, "return self.lost") as environment, pytest.raises(InputError) as refused:
-        environment.try_out(PROBLEM)
-    assert "tried on problem 3 (words) with its answer '7' as the first action: mine.py:13: AttributeError" in str(
-        refused.value
-    )
 
 
 def test_the_environment_of_the_documents():
@@ -470,9 +454,7 @@ def test_an_opening_of_no_tokens_is_none_and_a_later_observation_of_none_fails()
         talk.outcome(row(0)).result()
 
 
-ANYTHING = st.one_of(
-    st.none(), st.text("abc", max_size=30), st.just(Failure("broken")), st.text(max_size=3),
-)  # fmt: skip
+ANYTHING = st.none() | st.text("abc", max_size=30) | st.just(Failure("broken")) | st.text(max_size=3)
 
 
 @settings(max_examples=100, deadline=None)
@@ -495,15 +477,15 @@ def test_any_episode_ends_within_its_limits(answers, turns, prompt, max_new, max
     for number in range(max_turns + 2):
         answered = talk(rows, None)
         assert sorted(a.number for a in answered) == [r.number for r in rows]
-        rows = [r for r, a in zip(rows, sorted(answered), strict=True) if not a.ended]
-        for place, (old, a) in enumerate(zip(rows, (a for a in sorted(answered) if not a.ended), strict=True)):
+        going, rows = [(r, a) for r, a in zip(rows, sorted(answered), strict=True) if not a.ended], []
+        for old, a in going:
             length = len(old.tokens) + len(a.observation)
             assert length < prompt + a.limit <= prompt + max_new
             if turn_tokens is not None:
                 assert prompt + a.limit - length <= turn_tokens
             drawn = min(turns[number], prompt + a.limit - length)
             tokens, mask = [*old.tokens, *a.observation], [*old.drawn, *[False] * len(a.observation)]
-            rows[place] = Row(old.number, tokens + [ord("y")] * drawn, mask + [True] * drawn)
+            rows.append(Row(old.number, tokens + [ord("y")] * drawn, mask + [True] * drawn))
         if not rows:
             break
     assert not rows
@@ -538,7 +520,7 @@ def test_the_return_is_a_reward_beside_others_and_failures_are_counted():
         scorer.submit(items, [1, 1], True, outcomes).result()
 
 
-SIZES = [(1, 2, 1), (1, 3, 3), (1, 4, 2), (2, 2, 3), (2, 4, 1), (3, 3, 2), (3, 4, 3)]  # groups, samples, turns
+SIZES = [(1, 2, 1), (1, 3, 3), (2, 4, 1), (3, 4, 2)]  # groups, samples, turns
 
 
 @settings(max_examples=60, deadline=None)
@@ -547,11 +529,8 @@ def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
     groups, samples, turns = data.draw(st.sampled_from(SIZES))  # a program each
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     mask = rng.random((groups * samples, 9)) < 0.6
-    each = np.where(
-        np.arange(turns) < rng.integers(1, turns + 1, (groups, samples, 1)),
-        rng.normal(size=(groups, samples, turns)),
-        0,
-    )
+    exists = np.arange(turns) < rng.integers(1, turns + 1, (groups, samples, 1))
+    each = np.where(exists, rng.normal(size=exists.shape), 0)
     rest = rng.normal(size=(groups, samples))
     with jax.enable_x64():
         found = np.asarray(jax.jit(turn_return)(each.sum(-1) + rest, np.zeros(mask.shape), mask, each))
@@ -603,9 +582,8 @@ def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_com
         return metrics(tmp_path / folder)
 
     straight = trained("straight")
-    assert (
-        straight[-1]["step"] == 3 and straight[-1]["train/turns"] > 1 and straight[-1]["train/observation_tokens"] > 0
-    )
+    last = straight[-1]
+    assert last["step"] == 3 and last["train/turns"] > 1 and last["train/observation_tokens"] > 0
     shutil.copytree(tmp_path / "straight", tmp_path / "again")
     for step in (2, 3):
         shutil.rmtree(tmp_path / "again" / "checkpoints" / str(step))

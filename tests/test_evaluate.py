@@ -1,98 +1,76 @@
 """`python -m rpg_jax.evaluate` on checkpoints that are elsewhere, that are on their way, or that are not whole."""
 
 import json
+import shutil
 
-import processes
+import jax
+import jax.numpy as jnp
 import pytest
+from fuzzing import outcome
 
-# One process for all, as compiling takes longest: makes a run of two steps, and says what each command did.
-DRIVER = """
-import contextlib, io, json, pathlib, shutil, sys
-import jax, jax.numpy as jnp
-from absl.testing import flagsaver
 from configs import quickstart
-from rpg_jax import evaluate
-from rpg_jax.run import build, cli, states
+from rpg_jax.run import build, states
 from rpg_jax.storage import workdir
-from rpg_jax.training import evaluation
 from rpg_jax.storage.checkpoints import Checkpoints
+from rpg_jax.training import evaluation
 from rpg_jax.training.update import init_params
 
-root = pathlib.Path(sys.argv[1])
-place = root / "bucket"
-screen = io.StringIO()
 
-def make_run():
+def make_run(root, place):
+    """A run of two steps, whose checkpoints lie elsewhere."""
     config = quickstart.get_config("smoke")
     config.data.directory, config.model.size = str(root / "data"), "micro"
     workdir.open_workdir(root / "run", config, False, place)
     settings = json.loads((place / "config.json").read_text())
     del settings["environment"], settings["model"]["router_balance"]  # of an old run
     (place / "config.json").write_text(json.dumps(settings))
-    run = build.build_run(config, log=lambda _: None)
-    with Checkpoints(place / "checkpoints") as checkpoints:
-        for step in (1, 2):
-            checkpoints.save(step, states.build_state(run, init_params(run.model, run.mesh, step)), {}, wait=True)
-    run.scorer.close()
+    save(place, build.build_run(config, log=lambda _: None), 1, 2)
     # On their way: one that Orbax has not renamed yet, and one that is being copied here, without its arrays.
     shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "4.orbax-checkpoint-tmp-7")
     unwritten = shutil.ignore_patterns("d", "ocdbt*")
     shutil.copytree(place / "checkpoints" / "2", place / "checkpoints" / "3", ignore=unwritten)
 
-def main(*arguments):
-    out = io.StringIO()
-    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(screen):
-        try:
-            cli.run(evaluate.main, ["evaluate", *arguments])
-        except SystemExit as left:
-            code = left.code
-    progress = "responses ", "reading ", "loading "
-    lines = [line for line in screen.getvalue().splitlines() if not line.startswith(progress)]
-    screen.truncate(screen.seek(0))
-    return dict(code=code, out=out.getvalue(), lines=lines)
 
-make_run()
-run, found = f"--workdir={root / 'run'}", {}
-found["last"] = main(run, "--which=2", f"--out={root / 'out'}")
-def files():
-    return [(root / "out" / name).read_text() for name in ("responses.jsonl", "evaluation.json")]
-
-found["whole"] = files()
-(root / "out" / "responses.jsonl").write_text(found["whole"][0][: int(0.6 * len(found["whole"][0]))])
-found["again"] = main(run, "--which=2", f"--out={root / 'out'}")
-found["cut"] = files()
-found["temperature"] = main(run, "--which=2", f"--out={root / 'out'}", "--temperature=0.5")
-found["template"], found["wording"] = main(run, "--template=plain"), main(run, "--wording=none")
-found["data"] = main(run, "--data=mine.jsonl")
-found["on its way"] = main(run, "--which=last", f"--out={root / 'newest'}")
-def save_nan():
-    config, run = states.read_run(place)
+def save(place, run, *steps, scale=1.0):
     with run.scorer, Checkpoints(place / "checkpoints", keep_last=9) as checkpoints:
-        params = jax.tree.map(lambda leaf: leaf * jnp.nan, init_params(run.model, run.mesh, 0))
-        checkpoints.save(5, states.build_state(run, params), {}, wait=True)
+        for step in steps:
+            params = jax.tree.map(lambda leaf: leaf * scale, init_params(run.model, run.mesh, step))
+            checkpoints.save(step, states.build_state(run, params), {}, wait=True)
 
-save_nan()
-new = root / "new"
-found["elsewhere"] = main(f"--workdir={new}", f"--checkpoint_dir={place}", "--which=1", f"--out={new}")
-for name, flags in {
-    "other place": (run, f"--checkpoint_dir={root}"),
-    "no run": (f"--workdir={root / 'nowhere'}",),
-    "no step": (run, "--which=9"),
-    "not finite": (run, "--which=5"),
-}.items():
-    found[name] = main(*flags)
-evaluation.make_evaluate = lambda *_, **__: lambda *_: jnp.zeros((1 << 50,))
-found["memory"] = main(run, "--which=1", f"--out={root / 'memory'}")
-json.dump(found, sys.__stdout__)
-"""
+
+def evaluated(*arguments):
+    code, out, err = outcome("evaluate", *arguments)
+    progress = "responses ", "reading ", "loading "
+    return dict(code=code, out=out, lines=[line for line in err.splitlines() if not line.startswith(progress)])
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("evaluate")
-    done = processes.execute("-c", DRIVER, folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    """What each command said, and the files of a whole evaluation and of one that was cut and done again."""
+    root = tmp_path_factory.mktemp("evaluate")
+    place, out, new, run = root / "bucket", root / "out", root / "new", f"--workdir={root / 'run'}"
+    make_run(root, place)
+
+    def files():
+        return [(out / name).read_text() for name in ("responses.jsonl", "evaluation.json")]
+
+    found = {"last": evaluated(run, "--which=2", f"--out={out}"), "whole": files()}
+    (out / "responses.jsonl").write_text(found["whole"][0][: int(0.6 * len(found["whole"][0]))])
+    found |= {"again": evaluated(run, "--which=2", f"--out={out}"), "cut": files()}
+    found["on its way"] = evaluated(run, "--which=last", f"--out={root / 'newest'}")
+    save(place, states.read_run(place)[1], 5, scale=jnp.nan)
+    for name, flags in {
+        "elsewhere": (f"--workdir={new}", f"--checkpoint_dir={place}", "--which=1", f"--out={new}"),
+        "temperature": (run, "--which=2", f"--out={out}", "--temperature=0.5"),
+        "template": (run, "--template=plain"), "wording": (run, "--wording=none"), "data": (run, "--data=mine.jsonl"),
+        "other place": (run, f"--checkpoint_dir={root}"), "no run": (f"--workdir={root / 'nowhere'}",),
+        "no step": (run, "--which=9"), "not finite": (run, "--which=5"),
+    }.items():  # fmt: skip
+        found[name] = evaluated(*flags)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "make_evaluate", lambda *_, **__: lambda *_: jnp.zeros((1 << 50,)))
+        found["memory"] = evaluated(run, "--which=1", f"--out={root / 'memory'}")
+    return found
 
 
 def test_a_run_is_found_by_its_workdir_or_by_its_place(found):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_objectives import RHO
 
 from rpg_jax.exact import CONDITIONS, MOVED, SPACES, VERDICTS, Target, examine, level_gap, targets, worst
 from rpg_jax.exact.enumeration import MIXTURES, every_sequence, random_problems, token_logprobs
@@ -91,19 +92,8 @@ def test_exact_gradient_is_the_slope_of_the_objective():
 
     def numpy_parts(x):
         p = np.exp(x[0]) / np.exp(x[0]).sum()
-        m = (p + q) / 2
-        return {
-            "reward": p @ advantage,
-            "fkl": q @ np.log(q / p),
-            "rkl": p @ np.log(p / q),
-            "ufkl": q @ np.log(q / p) + (p - q).sum(),
-            "urkl": p @ np.log(p / q) + (q - p).sum(),
-            "js": (p @ np.log(p / m) + q @ np.log(q / m)) / 2,
-            "hellinger": ((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2,
-            "jeffreys": (p - q) @ np.log(p / q),
-            "chi2": ((p - q) ** 2 / q).sum() / 2,
-            "alpha": 2 * ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(),
-        }
+        divergences = {name: q @ [rho(u) for u in p / q] for name, rho in RHO.items()}
+        return {"reward": p @ advantage} | divergences
 
     up, down = numpy_parts(theta + 1e-5 * direction), numpy_parts(theta - 1e-5 * direction)
     assert set(up) == set(gradients[0])

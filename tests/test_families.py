@@ -28,24 +28,39 @@ def registered(monkeypatch):
     monkeypatch.setattr(families, "TENSORS", made_up_family.MODULES)
 
 
-def parameters(dtype=np.float64):
+# Of every family: a test of a new one takes them from here.
+
+
+def parameters(config=CONFIG, dtype=np.float64):
     rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: rng.normal(0, 0.4, x.shape).astype(dtype), Model(CONFIG).shapes)
+    return jax.tree.map(lambda x: rng.normal(0, 0.4, x.shape).astype(dtype), Model(config).shapes)
+
+
+def rms(x, w):
+    return x / np.sqrt(np.mean(x * x) + 1e-6) * (1 + w)
+
+
+def turned(x, position, theta):
+    """The numbers of a head, in pairs (i, i + half), by angles that `theta` makes smaller from pair to pair."""
+    half = len(x) // 2
+    z = (x[:half] + 1j * x[half:]) * np.exp(1j * position * theta ** (-np.arange(half) / half))
+    return np.concatenate([z.real, z.imag])
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def check_files(config, params, folder):
+    """What is written in Hugging Face's format is read as it was."""
+    weights.save_safetensors(folder, jax.tree.map(jnp.asarray, params), 1e9)
+    (folder / "config.json").write_text(json.dumps(huggingface.config_json(config)))
+    assert huggingface.read_config(folder) == config
+    jax.tree.map(np.testing.assert_array_equal, weights.load(folder, Model(config).shapes), params)
 
 
 def numpy_logits(params):
     """One sequence, one position and one head at a time."""
-
-    def rms(x, w):
-        return x / np.sqrt(np.mean(x * x) + CONFIG.norm_epsilon) * (1 + w)
-
-    def turned(x, position, theta):
-        angle = position * theta ** -np.array([0, 0.5])
-        z = (x[:2] + 1j * x[2:]) * np.exp(1j * angle)
-        return np.concatenate([z.real, z.imag])
-
-    def gelu(x):
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
     def sequence(tokens):
         x = [params["embed"]["embedding"][token] * np.sqrt(8) for token in tokens]
@@ -89,7 +104,7 @@ def test_its_loss_and_gradient_are_those_of_numpy():
     at, up, down = (
         numpy_loss(jax.tree.map(lambda x, d, e=e: x + e * d, params, direction)) for e in (0.0, 1e-5, -1e-5)
     )
-    for variant in ({}, {"scan": False}, {"remat": "attention"}):
+    for variant in ({"scan": False}, {"remat": "attention"}):
         with jax.enable_x64():
             model = Model(CONFIG, dtype=jnp.float64, **variant)
             value, gradient = jax.jit(jax.value_and_grad(partial(loss, model)))(params)
@@ -100,17 +115,18 @@ def test_its_loss_and_gradient_are_those_of_numpy():
 
 def test_layers_are_scanned_in_periods_and_give_their_auxiliary_numbers():
     model = Model(CONFIG)
-    text = str(jax.make_jaxpr(model.hidden)(parameters(np.float32), TOKENS))
+    params = parameters(dtype=np.float32)
+    text = str(jax.make_jaxpr(model.hidden)(params, TOKENS))
     assert "length=2" in text and "length=6" not in text, "two periods of three layers"
     both = [dataclasses.replace(model, scan=scan).hidden_and_auxiliary for scan in (True, False)]
-    (hidden, scanned), (plain, unrolled) = (jax.jit(f)(parameters(np.float32), TOKENS) for f in both)
+    (hidden, scanned), (plain, unrolled) = (jax.jit(f)(params, TOKENS) for f in both)
     np.testing.assert_allclose(hidden, plain, rtol=1e-4, atol=1e-5)
     assert scanned["gate"].shape == (6,) and len(set(np.asarray(scanned["gate"]).tolist())) == 6
     np.testing.assert_allclose(scanned["gate"], unrolled["gate"], rtol=1e-3)
 
 
 def test_the_sampler_asks_for_each_layers_kind():
-    model, params = Model(CONFIG), parameters(np.float32)
+    model, params = Model(CONFIG), parameters(dtype=np.float32)
     assert [model.attention_kind(layer).window for layer in range(6)] == [4, 4, None] * 2
     assert len(model.turns(np.arange(17)[None])) == 2, "two bases of rotary positions"
 
@@ -124,9 +140,6 @@ def test_the_sampler_asks_for_each_layers_kind():
 
 
 def test_its_files(tmp_path):
-    params = parameters(np.float32)
+    params = parameters(dtype=np.float32)
     assert parameter_count(CONFIG) == sum(x.size for x in jax.tree.leaves(params))
-    weights.save_safetensors(tmp_path, jax.tree.map(jnp.asarray, params), 1e9)
-    (tmp_path / "config.json").write_text(json.dumps(huggingface.config_json(CONFIG)))
-    assert huggingface.read_config(tmp_path) == CONFIG
-    jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path, Model(CONFIG).shapes), params)
+    check_files(CONFIG, params, tmp_path)

@@ -41,14 +41,11 @@ COUNT = itertools.count()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("configs")
-
-
-def trained(folder, changes):
-    """What `train` says of the smoke run with changes that a config file makes."""
-    config = folder / f"fuzzed_{next(COUNT)}.py"  # a new name: bytecode of a file as long and as old would be taken
-    config.write_text(FILE.format(directory=str(folder / "data"), changes=changes))
-    return call("train", f"--config={config}", f"--workdir={folder / 'run'}", "--watchdog_seconds=0")
+    """Where `train` is called, which ends where training would begin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder := tmp_path_factory.mktemp("configs"))
+        patch.setattr(train, "train", begin)
+        yield folder
 
 
 def is_named(keys, line):
@@ -58,26 +55,18 @@ def is_named(keys, line):
 
 @budget(60)
 @hypothesis.given(changes=CHANGES)
-def test_a_config_file_is_refused_by_the_name_of_a_key_or_begins(folder, monkeypatch_module, changes):
-    monkeypatch_module.setattr(train, "train", begin)
-    status, line = trained(folder, changes)
+def test_a_config_file_is_refused_by_the_name_of_a_key_or_begins(folder, changes):
+    config = folder / f"fuzzed_{next(COUNT)}.py"  # a new name: bytecode of a file as long and as old would be taken
+    config.write_text(FILE.format(directory=str(folder / "data"), changes=changes))
+    status, line = call("train", f"--config={config}", "--workdir=run", "--watchdog_seconds=0")
     assert status == 2 and (line == "error: accepted" or is_named(changes, line)), f"{changes}: {line}"
-
-
-@pytest.fixture(scope="module")
-def monkeypatch_module():
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
 
 
 @budget(25)
 @hypothesis.given(
     key=st.sampled_from(KEYS), value=st.one_of(NUMBERS.map(str), st.sampled_from([*NAMES, "", "[]", "x"]))
 )
-def test_a_flag_of_a_config_is_refused_by_the_name_of_its_key_or_begins(folder, monkeypatch_module, key, value):
-    monkeypatch_module.setattr(train, "train", begin)
-    monkeypatch_module.chdir(folder)
-    file = f"--config={quickstart.__file__}:smoke"
+def test_a_flag_of_a_config_is_refused_by_the_name_of_its_key_or_begins(folder, key, value):
     flags = [f"--config.{key}={value}", "--workdir=run", "--watchdog_seconds=0"]
-    status, line = call("train", file, *flags)
+    status, line = call("train", f"--config={quickstart.__file__}:smoke", *flags)
     assert status == 2 and (line == "error: accepted" or is_named([key], line)), f"{key}={value}: {line}"

@@ -36,30 +36,19 @@ MODEL = dict(
 def folder(tmp_path_factory):
     """Where the commands run, with whole files of every kind."""
     folder = tmp_path_factory.mktemp("files")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    pq.write_table(pa.Table.from_pylist(ROWS[:1] * 40), folder / "rows.parquet")
+    for name in ("bpe", "pieces", "model"):
+        (folder / name).mkdir()
+    checkpoint.save(folder / "model", MODEL, checkpoint.random_tensors(MODEL))
+    test_huggingface_tokenizer.save(folder / "bpe", chat_template=TEMPLATE)
+    (folder / "bpe/special_tokens_map.json").write_text(json.dumps(dict(eos_token={"content": "<|end|>"})))
+    (folder / "bpe/generation_config.json").write_text(json.dumps(dict(eos_token_id=[1])))
+    (folder / "pieces/tokenizer.model").write_bytes(tokenizer.train_tokenizer(["user: 1 + 1", "2 + 2"], 300))
+    (folder / "pieces/chat_template.jinja").write_text(TEMPLATE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        lines = "".join(json.dumps(row) + "\n" for row in ROWS)
-        (folder / "rows.jsonl").write_text(lines)
-        pq.write_table(pa.Table.from_pylist(ROWS[:1] * 40), folder / "rows.parquet")
-        for name, write in (("bpe", write_bpe), ("pieces", write_pieces), ("model", write_model)):
-            (folder / name).mkdir()
-            write(folder / name)
         yield folder
-
-
-def write_model(folder):
-    checkpoint.save(folder, MODEL, checkpoint.random_tensors(MODEL))
-
-
-def write_bpe(folder):
-    test_huggingface_tokenizer.save(folder, chat_template=TEMPLATE)
-    (folder / "special_tokens_map.json").write_text(json.dumps(dict(eos_token={"content": "<|end|>"})))
-    (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[1])))
-
-
-def write_pieces(folder):
-    (folder / "tokenizer.model").write_bytes(tokenizer.train_tokenizer(["user: 1 + 1", "2 + 2"], 300))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def refused_or_read(file, command, *arguments):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sentencepiece
+from test_families import check_files, gelu, parameters, rms, turned
 
 from rpg_jax import parallel
 from rpg_jax.data import gguf_tokenizer, load_tokenizer
@@ -18,7 +19,6 @@ from rpg_jax.models.families import gemma3
 from rpg_jax.models.lora import TARGETS, LoRA, join
 from rpg_jax.sampling.paged_attention import BLOCKS
 from rpg_jax.sampling.running_softmax import table_width
-from rpg_jax.storage import weights
 
 CONFIG = gemma3.Config(
     31, 8, 12, 4, 4, 2, 6, rope_theta=1e3, max_length=64, rope_scaling=rope.Linear(4.0), window=5, period=3,
@@ -27,37 +27,20 @@ CONFIG = gemma3.Config(
 TOKENS = np.random.default_rng(0).integers(0, 31, (2, 14)).astype(np.int32)
 
 
-def parameters(dtype=np.float64):
-    rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: rng.normal(0, 0.4, x.shape).astype(dtype), Model(CONFIG).shapes)
-
-
 def numpy_logits(params, tokens):
     """One sequence, one position and one head at a time."""
-
-    def rms(x, w):
-        return x / np.sqrt(np.mean(x * x) + 1e-6) * (1 + w)
-
-    def turned(x, position, everywhere):
-        theta, factor = (1e3, 4.0) if everywhere else (50.0, 1.0)
-        z = (x[:3] + 1j * x[3:]) * np.exp(1j * position / factor * theta ** (-np.arange(3) / 3))
-        return np.concatenate([z.real, z.imag])
-
-    def gelu(x):
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
     x = [params["embed"]["embedding"][token] * np.sqrt(8) for token in tokens]
     for index in range(4):
         w = {name: next(iter(leaf.values()))[index] for name, leaf in params["layers"].items()}
-        everywhere = index == 2
+        seen_before, theta, factor = (len(x), 1e3, 4.0) if index == 2 else (4, 50.0, 1.0)
         h = [rms(token, w["attention_norm"]) for token in x]
         heads = {name: [(token @ w[name]).reshape(-1, 6) for token in h] for name in "qkv"}
         q, k = ([[rms(head, w[f"{n}_norm"]) for head in token] for token in heads[n]] for n in "qk")
         for t in range(len(x)):
-            seen, mixed = range(0 if everywhere else max(0, t - 4), t + 1), []
+            seen, mixed = range(max(0, t - seen_before), t + 1), []
             for head in range(4):
-                query = turned(q[t][head], t, everywhere)
-                scores = [query @ turned(k[s][head // 2], s, everywhere) / np.sqrt(7) for s in seen]
+                query = turned(q[t][head], t / factor, theta)
+                scores = [query @ turned(k[s][head // 2], s / factor, theta) / np.sqrt(7) for s in seen]
                 weight = np.exp(scores)
                 mixed.append(weight / weight.sum() @ np.array([heads["v"][s][head // 2] for s in seen]))
             x[t] = x[t] + rms(np.concatenate(mixed) @ w["o"], w["attention_out_norm"])
@@ -68,7 +51,7 @@ def numpy_logits(params, tokens):
 
 def test_logits_are_those_of_numpy():
     with jax.enable_x64():
-        params, model = parameters(), Model(CONFIG, dtype=jnp.float64)
+        params, model = parameters(CONFIG), Model(CONFIG, dtype=jnp.float64)
         logits = jax.jit(lambda params: model.logits(params, model.hidden(params, TOKENS)))(params)
         for row, tokens in zip(logits, TOKENS, strict=True):
             np.testing.assert_allclose(row, numpy_logits(params, tokens), atol=1e-5)  # rotary angles are float32
@@ -82,7 +65,7 @@ def test_embeddings_are_multiplied_by_a_rounded_root():
 def test_decoding_looks_back_as_far_as_training_does():
     """Token by token over pages, beside one pass with adapters, which add nothing yet."""
     model, length = Model(dataclasses.replace(CONFIG, layers=2, period=2)), TOKENS.shape[1]
-    params = jax.tree.map(jnp.asarray, parameters(np.float32))
+    params = jax.tree.map(jnp.asarray, parameters(CONFIG, np.float32))
     params["layers"] = jax.tree.map(lambda leaf: leaf[:2], params["layers"])
     table, lora = jnp.arange(table_width(16, 4))[None], LoRA(2, 4.0, TARGETS)
     turns = model.turns(jnp.arange(length)[None])
@@ -113,12 +96,8 @@ def test_every_matrix_is_split_over_a_mesh():
             assert leaf.dtype == jnp.float32
 
 
-def test_files(tmp_path):
-    params = parameters(np.float32)
-    weights.save_safetensors(tmp_path, jax.tree.map(jnp.asarray, params), 1e9)
-    (tmp_path / "config.json").write_text(json.dumps(huggingface.config_json(CONFIG)))
-    assert huggingface.read_config(tmp_path) == CONFIG
-    jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path, Model(CONFIG).shapes), params)
+def test_its_files(tmp_path):
+    check_files(CONFIG, parameters(CONFIG, np.float32), tmp_path)
 
 
 # As the larger sizes have it: transformers supplies the rest.
@@ -129,18 +108,13 @@ FOUR = dict(
 LINEAR = dict(rope_type="linear", factor=8.0)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        dict(rope_scaling=LINEAR),
-        dict(rope_parameters=dict(full_attention=LINEAR | dict(rope_theta=1e6), sliding_attention=None)),
-        dict(rope_scaling=LINEAR, sliding_window_pattern=6, query_pre_attn_scalar=256, rope_local_base_freq=1e4),
-        dict(rope_scaling=LINEAR, layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 5
-             + ["sliding_attention"] * 4),
-    ],
-)  # fmt: skip
-def test_configs_of_both_versions_of_transformers(more):
-    assert huggingface.parse_config(FOUR | more) == SIZES["gemma3-4b"]
+def test_configs_of_both_versions_of_transformers():
+    newer = dict(rope_parameters=dict(full_attention=LINEAR | dict(rope_theta=1e6), sliding_attention=None))
+    explicit = dict(sliding_window_pattern=6, query_pre_attn_scalar=256, rope_local_base_freq=1e4)
+    layers = dict(layer_types=[*(["sliding_attention"] * 5 + ["full_attention"]) * 5, *["sliding_attention"] * 4])
+    older = dict(rope_scaling=LINEAR)
+    for more in (newer, older, older | explicit, older | layers):
+        assert huggingface.parse_config(FOUR | more) == SIZES["gemma3-4b"]
 
 
 def test_sizes_are_written_and_read():

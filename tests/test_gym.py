@@ -1,5 +1,6 @@
 """reasoning-gym: how its problems are named, that no question is in both splits, and how its families score answers."""
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -55,25 +56,16 @@ def test_the_form_of_a_title():
 
 
 @pytest.mark.parametrize(("title", "message"), [
-    ("gym:", "expected gym:FAMILY"), ("gym:gcd * 3", "expected gym:FAMILY"),
-    ("gym:__import__('os').system(x=1)", "expected gym:FAMILY"),
+    ("gym:", "expected gym:FAMILY"), ("gym:__import__('os').system(x=1)", "expected gym:FAMILY"),
     ("gym:gcd(min_value=open('x'))", "the values of gcd must be numbers, strings"),
     ("gym:gcd(size=0)", "size of gcd is 0; expected a number in 1..1048576"),
     ("gym:gcd(seed='a')", "seed of gcd is 'a'; expected a number in 0..2047"),
-])  # fmt: skip
-def test_another_form_is_refused(title, message):
-    with pytest.raises(ValueError, match="gym:") as error:
-        parse(title)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(("title", "message"), [
     ("gym:gdc", "there is no family 'gdc'; python -m rpg_jax.prepare --list_gym shows them"),
     ("gym:gcd(minimum=1)", "gcd has no parameter 'minimum'; there are: min_numbers, max_numbers, min_value"),
     ("gym:gcd(min_value=0)", "gcd refuses {'min_value': 0}: min_value must be positive"),
     ("gym:products(max_digits=1, max_terms=1, min_terms=1, size=11)", "products has only about 8 train problems"),
 ])  # fmt: skip
-def test_what_a_family_refuses_is_one_line(title, message):
+def test_another_form_and_what_a_family_refuses_are_one_line(title, message):
     with pytest.raises(ValueError) as error:
         draw(title)
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -90,25 +82,23 @@ def test_no_question_is_in_both_splits_whatever_the_seeds():
 
 
 def test_items_are_drawn_again_where_they_are_scored():
-    """Of three, the items depend on the hash seed of Python; the data of the last one is not what JSON makes of it."""
-    title = "gym:isomorphic_strings(size=1) + ransom_note(size=1) + word_ladder(size=1) + rearc(size=1)"
-    drawn = fold(open_gym([title], "train"), TEMPLATES["none"]).problems
-    with Scorer(workers=1, timeout_seconds=60.0, extraction="tags") as scorer:
-        scores = scorer.score([(p, f"<answer>{text}</answer>") for p in drawn for text in (answer_of(p), "?")])
-        assert scores.correct.tolist() == [1.0, 0.0] * 4 and not scores.failures
+    """Of three, the items depend on the hash seed of Python; the data of the fourth is not what JSON makes of it.
 
-
-def test_families_that_use_the_global_random_numbers_draw_the_same_problems_again():
-    """list_functions does, in one of its seventeen kinds."""
-    title = "gym:list_functions(size=60)"
-    drawn = fold(open_gym([title], "train"), TEMPLATES["none"]).problems
+    The last, list_functions, uses the global random numbers in one of its seventeen kinds.
+    """
+    same = "gym:list_functions(size=60)"
+    title = "gym:isomorphic_strings(size=1) + ransom_note(size=1) + word_ladder(size=1) + rearc(size=1) + gcd(size=1)"
+    drawn = fold(open_gym([title, same], "train"), TEMPLATES["none"]).problems
     random.seed(7)
     state = random.getstate(), np.random.get_state()[1].tolist()
-    assert draw(title) == drawn
+    assert draw(same) == drawn[5:]
     assert (random.getstate(), np.random.get_state()[1].tolist()) == state, "whoever else draws is left alone"
-    with Scorer(workers=1, timeout_seconds=60.0, extraction="tags") as scorer:
-        scores = scorer.score([(problem, f"<answer>{answer_of(problem)}</answer>") for problem in drawn])
-        assert scores.correct.all() and not scores.failures
+    items = [(problem, f"<answer>{answer_of(problem)}</answer>") for problem in drawn]
+    items += [(problem, "<answer>?</answer>") for problem in drawn[:4]] + [(drawn[4], "<answer>999983</answer>")]
+    with Scorer(workers=1, timeout_seconds=60.0, extraction="tags", partial_credit=True) as scorer:
+        scores = scorer.score(items)
+    assert (scores.correct[:65] == 1).all() and (scores.correct[65:] < 1).all() and not scores.failures
+    assert scores.correct[-1] > 0, "gcd gives half a point for any number"
 
 
 def test_scoring_is_seeded_too(monkeypatch):
@@ -121,38 +111,23 @@ def test_scoring_is_seeded_too(monkeypatch):
     assert len(scores) == 2
 
 
-@pytest.fixture(scope="module")
-def sums():
-    return draw(f"gym:{SUMS}, size=3)")
-
-
-@pytest.fixture(scope="module")
-def scorer():
-    with Scorer("dapo", workers=1) as scorer:
-        yield scorer
-
-
-def test_scores_votes_and_failures(sums, scorer):
+def test_scores_votes_and_failures():
+    sums = draw(f"gym:{SUMS}, size=3)")
     (factors,) = draw("gym:prime_factorization(size=1)")
     (letters,) = draw("gym:gcd(size=1)")
+    record = json.loads(sums[0].answer) | {"digest": "0" * 16}
+    other = dataclasses.replace(sums[0], answer=json.dumps(record))
     right = [answer_of(problem) for problem in sums]
     items = [(sums[0], f"Answer: {right[0]}"), (sums[0], f"So it is\nAnswer: **{right[0]}.**"), (sums[1], "Answer: 77")]
-    items += [(sums[1], f"it is {right[1]}"), (factors, "Answer: two times three"), (letters, "Answer: 999983")]
-    scores = scorer.score(items)
-    assert scores.correct.tolist() == [1, 1, 0, 0, 0, 0]
-    assert len(scores.failures) == 1 and scores.failures[0].startswith(f"problem {factors.id} (gym:prime_factoriz")
-    assert "ValueError" in scores.failures[0]
-    assert [scorer.vote(*item) for item in items[:4]] == [right[0], right[0], "77", None]
-    with Scorer(workers=1, partial_credit=True) as scorer:
-        credit = scorer.score(items[4:]).correct
-        assert credit[0] == 0 and 0 < credit[1] < 1, "gcd gives half a point for any number"
-
-
-def test_another_question_at_the_same_place_is_reported(sums, scorer):
-    record = json.loads(sums[0].answer) | {"digest": "0" * 16}
-    problem = sums[0].__class__(1, sums[0].task, sums[0].prompt, "", json.dumps(record))
-    scores = scorer.score([(problem, "Answer: 1")])
-    assert scores.correct[0] == 0 and "draws another question here; prepare the set again" in scores.failures[0]
+    items += [(sums[1], f"it is {right[1]}"), (letters, "Answer: 999983")]
+    items += [(factors, "Answer: two times three"), (other, "Answer: 1")]
+    with Scorer("dapo", workers=1) as scorer:
+        scores = scorer.score(items)
+        assert [scorer.vote(*item) for item in items[:4]] == [right[0], right[0], "77", None]
+    assert scores.correct.tolist() == [1, 1, 0, 0, 0, 0, 0]
+    failed, changed = scores.failures
+    assert failed.startswith(f"problem {factors.id} (gym:prime_factoriz") and "ValueError" in failed
+    assert "draws another question here; prepare the set again" in changed
 
 
 @pytest.mark.parametrize(("name", "response", "answer"), [
@@ -191,15 +166,16 @@ def test_sets_are_loaded_by_title():
 def test_prepare_writes_them(call):
     source = f"--source=gym:{SUMS}, size=20) + gcd(size=4)"
     assert call(source, "--target=out", "--template=none")[0] == 0
-    assert call(source.replace("20", "6"), "--target=heldout", "--split=heldout")[0] == 0
+    with here:
+        assert call(source.replace("20", "6"), "--target=heldout", "--split=heldout")[0] == 0
     train, heldout = written("out"), written("heldout")
     assert [problem.task for problem in train] == ["gym:chain_sum"] * 20 + ["gym:gcd"] * 4
     assert len(heldout) == 10 and "Remember to put your answer" in heldout[0].prompt
     assert json.loads(open("heldout/summary.json").read())["split"] == "heldout"
     for arguments, says in [
         ([source, "--name=mine"], "--name=mine: problems of reasoning-gym have the name of their family"),
-        (["--source=gym:gcd(min_value=0)"], "gym:gcd(min_value=0): gcd refuses {'min_value': 0}: min_value must be"),
-        (["--source=gym:gcd("], "gym:gcd(: expected gym:FAMILY(PARAMETER=VALUE, ...) + ..., such as"),
+        (["--source=gym:gcd(min_value=0)"], "gym:gcd(min_value=0): gcd refuses {'min_value': 0}: "),
+        (["--source=gym:gcd("], "gym:gcd(: expected gym:FAMILY("),
         (["--source=in.jsonl", "--split=heldout"], "--split=heldout is for gym: sources"),
     ]:
         status, _, err = call(*arguments, "--target=refused")

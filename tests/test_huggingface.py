@@ -27,10 +27,6 @@ CONFIGS = {
         architectures=["Qwen2ForCausalLM"], num_attention_heads=6, num_key_value_heads=2, head_dim=4, rope_theta=1e4,
         rope_scaling={"type": "linear", "factor": 2.5}, tie_word_embeddings=True, use_sliding_window=False,
     ),
-    "qwen2-yarn": dict(
-        model_type="qwen2", num_attention_heads=4, num_key_value_heads=1, rope_theta=1e6, rms_norm_eps=1e-5,
-        rope_scaling={"type": "yarn", **YARN}, tie_word_embeddings=False,
-    ),
     "qwen3": dict(
         architectures=["Qwen3ForCausalLM"], num_attention_heads=4, num_key_value_heads=2, head_dim=10,
         rope_theta=1e6, rope_scaling=None, tie_word_embeddings=False,
@@ -45,7 +41,7 @@ CONFIGS = {
         rope_scaling={"rope_type": "llama3", **LLAMA3}, head_dim=None, mlp_bias=False, attention_bias=False,
     ),
     "llama-mscale": dict(
-        architectures=["LlamaForCausalLM"], num_attention_heads=2, num_key_value_heads=1, head_dim=16, rope_theta=1e4,
+        model_type="llama", num_attention_heads=2, num_key_value_heads=1, head_dim=16, rope_theta=1e4,
         rope_scaling={"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.5, **YARN}, tie_word_embeddings=True,
     ),
 }  # fmt: skip
@@ -207,19 +203,13 @@ def test_logits_equal_numpy(name, tmp_path):
 def test_every_dtype_is_read_to_the_bit(kind, tmp_path):
     raw = raw_config("qwen3")
     tensors = random_tensors(raw, kind)
-    config, params = load(save(tmp_path, raw, tensors, files=3))
-    layers = params["layers"]
-    q = np.stack([tensors[f"model.layers.{i}.self_attn.q_proj.weight"].T for i in range(2)]).astype(np.float32)
-    np.testing.assert_array_equal(layers["q"]["kernel"], q)
-    np.testing.assert_array_equal(params["embed"]["embedding"], tensors["model.embed_tokens.weight"].astype(np.float32))
-    np.testing.assert_array_equal(params["head"]["kernel"], tensors["lm_head.weight"].T.astype(np.float32))
+    config, wide = load(save(tmp_path, raw, tensors, files=3))
     kept = weights.with_stored_dtypes(tmp_path, shapes_of(config))
     assert {x.dtype for x in jax.tree.leaves(kept)} == {np.dtype(kind)}
-    out = tmp_path / "out"
-    out.mkdir()
-    weights.save_safetensors(out, weights.load(tmp_path, kept), 1e9)
-    found = safetensors.numpy.load_file(out / "model.safetensors")
-    assert_same(found, tensors)
+    found = weights.load(tmp_path, kept)
+    assert_same(jax.tree.map(lambda x: np.asarray(x, np.float32), found), wide)
+    weights.save_safetensors(tmp_path, found, 1e9)
+    assert_same(safetensors.numpy.load_file(tmp_path / "model.safetensors"), tensors)
 
 
 def test_files_are_cut_at_the_size_asked_for(tmp_path):
@@ -278,8 +268,7 @@ def test_all_that_is_wrong_is_one_error(tmp_path):
     assert "lm_head.weight is [36, 16], [37, 16] expected" in text and "input_layernorm.weight (I32)" in text
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "base_model.model.", "module._orig_mod."])
+@pytest.mark.parametrize("prefix, tied", [("_orig_mod.", True), ("module._orig_mod.", False)])
 def test_names_of_a_wrapped_model_are_one_short_line_with_the_mend(tmp_path, prefix, tied):
     raw = raw_config("qwen2") | {"tie_word_embeddings": tied}
     tensors = {f"{prefix}{name}": tensor for name, tensor in random_tensors(raw).items()}
@@ -290,16 +279,14 @@ def test_names_of_a_wrapped_model_are_one_short_line_with_the_mend(tmp_path, pre
     assert "model._orig_mod, model.module, or model.merge_and_unload()" in text and len(text) < 500
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(
-    "name", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_norm.weight", "lm_head.weight"]
-)
-def test_a_tensor_that_is_not_finite_is_named(name, value, tmp_path):
+def test_a_tensor_that_is_not_finite_is_named(tmp_path):
     raw = raw_config("qwen3")
-    tensors = random_tensors(raw, ml_dtypes.bfloat16)
-    tensors[name].reshape(-1)[5] = value
-    with pytest.raises(ValueError, match=f"model-[012].safetensors: {name} holds NaN or infinity"):
-        load(save(tmp_path, raw, tensors, files=3))
+    first, one, last = "model.embed_tokens.weight", "model.layers.1.self_attn.k_norm.weight", "lm_head.weight"
+    for name, value in ((first, np.nan), (one, np.inf), (last, -np.inf)):
+        tensors = random_tensors(raw, ml_dtypes.bfloat16)
+        tensors[name].reshape(-1)[5] = value
+        with pytest.raises(ValueError, match=f"model-[012].safetensors: {name} holds NaN or infinity"):
+            load(save(tmp_path, raw, tensors, files=3))
 
 
 def test_tied_heads_and_constants_that_were_saved_too(tmp_path):
@@ -314,8 +301,7 @@ def test_tied_heads_and_constants_that_were_saved_too(tmp_path):
         load(save(tmp_path, raw, tensors))
 
 
-@pytest.mark.parametrize("damage", ["empty", "header", "half", "last byte", "length", "json", "overlap"])
-def test_a_damaged_file_is_named(damage, tmp_path):
+def test_a_damaged_file_is_named(tmp_path):
     raw = raw_config("qwen3")
     save(tmp_path, raw, random_tensors(raw), files=2)
     file = tmp_path / "model-1.safetensors"
@@ -324,20 +310,12 @@ def test_a_damaged_file_is_named(damage, tmp_path):
     header = json.loads(content[8 : 8 + length])
     header[next(name for name in header if "norm" in name)]["data_offsets"] = [0, 64]
     text = json.dumps(header).encode()
-    file.write_bytes(
-        {
-            "empty": b"",
-            "header": content[:40],
-            "half": content[: len(content) // 2],
-            "last byte": content[:-1],
-            "length": b"\xff" * 8 + content[8:],
-            "json": content[:8] + b"[" + content[9:],
-            "overlap": len(text).to_bytes(8, "little") + text + content[8 + length :],
-        }[damage]
-    )
-    with pytest.raises(ValueError, match="model-1.safetensors is not a whole safetensors file") as error:
-        load(tmp_path)
-    assert "\n" not in str(error.value)
+    overlap = len(text).to_bytes(8, "little") + text + content[8 + length :]
+    for damaged in (b"", content[:40], content[:-1], b"\xff" * 8 + content[8:], overlap):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="model-1.safetensors is not a whole safetensors file") as error:
+            load(tmp_path)
+        assert "\n" not in str(error.value)
 
 
 def test_a_wrong_index_is_named(tmp_path):
@@ -345,19 +323,17 @@ def test_a_wrong_index_is_named(tmp_path):
     save(tmp_path, raw, random_tensors(raw), files=2)
     file = tmp_path / "model.safetensors.index.json"
     right = json.loads(file.read_text())["weight_map"]
-    norm = "model.norm.weight"
-
-    def refused(weight_map, match, kind=ValueError):
-        file.write_text(json.dumps({"weight_map": weight_map}))
-        with pytest.raises(kind, match=match):
+    for file_of_norm, match in (
+        ("model-7.safetensors", "not there: model-7.safetensors .tensors model.norm"),
+        ("../model-0.safetensors", "name of a file in the same folder"),
+    ):
+        file.write_text(json.dumps({"weight_map": right | {"model.norm.weight": file_of_norm}}))
+        with pytest.raises(ValueError, match=match):
             load(tmp_path)
-
-    refused(right | {norm: "model-7.safetensors"}, "not there: model-7.safetensors .tensors model.norm")
-    refused(right | {norm: "../model-0.safetensors"}, "name of a file in the same folder")
-    refused([], "weight_map must give")
-    file.write_text("{")
-    with pytest.raises(ValueError, match="index.json is not JSON"):
-        load(tmp_path)
+    for text, match in (('{"weight_map": []}', "weight_map must give"), ("{", "index.json is not JSON")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=match):
+            load(tmp_path)
     file.unlink()
     (tmp_path / "pytorch_model.bin").write_text("")
     with pytest.raises(ValueError, match="neither model.safetensors nor .*pytorch_model.bin is a pickle"):
@@ -368,9 +344,7 @@ def test_a_wrong_index_is_named(tmp_path):
     ("qwen2", dict(architectures=["MistralForCausalLM"]), "'MistralForCausalLM' is not supported; known: Qwen2For"),
     ("qwen3", dict(rope_scaling={"rope_type": "longrope", "factor": 2}), "'longrope' is not supported; known: def"),
     ("qwen3", dict(rope_scaling={"rope_type": "linear"}), "linear lacks factor"),
-    ("llama", dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "lacks low_freq_factor, high_freq_factor"),
     ("llama", dict(rope_scaling={"full_attention": {}}), "expected one object"),
-    ("llama", dict(attention_bias=True), "attention_bias is True"),
     ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
     ("llama", dict(hidden_size=18), "hidden_size .18. is not a multiple"),
     ("llama", dict(quantization_config={"quant_method": "awq"}), "'awq'.*quantized"),
@@ -397,11 +371,10 @@ def test_what_transformers_assumes_is_assumed(tmp_path):
     assert read(**windowed).qkv_bias, "no layer reaches max_window_layers"
     for name in CONFIGS:
         assert read(**raw_config(name), rope_unknown=1).norm_epsilon in (1e-5, 1e-6)
-    yarn = read(model_type="llama", hidden_size=128, rope_scaling={"rope_type": "yarn", "factor": None, **YARN_SHORT})
+    yarn = read(model_type="llama", hidden_size=128, rope_scaling={**YARN, "rope_type": "yarn", "factor": None})
     assert yarn.rope_scaling == rope.Yarn(4.0, 16)
 
 
-YARN_SHORT = dict(original_max_position_embeddings=16)
 positive = st.floats(0.01, 1e6)
 scalings = st.one_of(
     st.none(),

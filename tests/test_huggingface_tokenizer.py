@@ -6,11 +6,12 @@ import re
 import shutil
 
 import pytest
+import real_path
 import sentencepiece
 import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import processors
 
 from rpg_jax.data import load_tokenizer
 from rpg_jax.rewards.answer import EXTRACTIONS
@@ -23,14 +24,7 @@ MESSAGES = [{"role": "user", "content": "1 + 1 = 2"}]
 
 def save(folder, **changes):
     """A folder as transformers saves it; `changes` are keys of tokenizer_config.json, None to leave one out."""
-    model = tokenizers.Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    model.train_from_iterator(["1 + 1 = 2, Answer: 2", "12 - 3 = 9, Answer: 9"] * 9, trainer)
+    model = real_path.byte_level(["1 + 1 = 2, Answer: 2", "12 - 3 = 9, Answer: 9"] * 9, 320, SPECIAL)
     model.add_tokens(["<think>"])  # a token of its own that is not special
     model.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
     model.enable_truncation(4)  # left over from a training run
@@ -65,10 +59,14 @@ def tokenizer(saved):
 @given(TEXT)
 @example("<|begin|><|end|><think> text is text")
 @example("  \u2581 \r\n\t\x00 e\u0301 \U0001f600 \ufffd")
-def test_round_trip_of_any_text(tokenizer, text):
-    ids = tokenizer.encode(text)
+def test_round_trip_of_any_text_and_of_a_character_cut_in_two(tokenizer, text):
+    ids, euro = tokenizer.encode(text), tokenizer.encode("€")
     assert tokenizer.decode(ids) == text
     assert not set(ids) & {0, 1, 2, 3}, "text never makes a special token"
+    assert len(euro) == 3 and tokenizer.decode(ids + euro) == text + "€"
+    for cut in (1, 2):
+        assert tokenizer.decode(ids + euro[:cut]) == text + "\ufffd"
+        assert tokenizer.decode(euro[cut:] + ids) == "\ufffd" * (3 - cut) + text
 
 
 @given(TEXT, st.data())
@@ -98,31 +96,9 @@ def test_tags_that_are_special_tokens_are_text_of_a_response(folder):
     assert load_tokenizer(folder).decode(ids) == text, "also where the tag ends a response"
 
 
-def test_tags_of_a_sentencepiece_folder(llama, tmp_path):
-    folder = shutil.copytree(llama, tmp_path / "tags")
-    write_pieces(folder, "hello world, this is a test", user_defined_symbols=["<answer>", "</answer>", "<turn>"])
-    write(folder, "tokenizer_config", {"additional_special_tokens": ["<answer>", "</answer>", "<turn>"]})
-    found = load_tokenizer(folder)
-    ids = [1, *found.encode("<turn>so <answer>5</answer>"), 2]
-    assert found.decode(ids).strip() == "so <answer>5</answer>"
-
-
-@given(TEXT)
-def test_a_character_cut_in_two(tokenizer, text):
-    """The euro sign has three bytes and, here, three tokens."""
-    before, euro = tokenizer.encode(text), tokenizer.encode("€")
-    assert len(euro) == 3 and tokenizer.decode(before + euro) == text + "€"
-    for cut in (1, 2):
-        assert tokenizer.decode(before + euro[:cut]) == text + "\ufffd"
-        assert tokenizer.decode(euro[cut:] + before) == "\ufffd" * (3 - cut) + text
-
-
-def test_ids(tokenizer):
+def test_ids_and_a_prompt_that_holds_the_special_tokens_of_its_template_once(tokenizer):
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.stop_ids) == (0, 1, 2, (1,))
     assert tokenizer.decode([tokenizer.vocab_size - 1]) == "<think>", "the largest id is that of the token added last"
-
-
-def test_a_prompt_holds_the_special_tokens_of_its_template_once(tokenizer):
     text = tokenizer.render(MESSAGES)
     assert text == "<|begin|><|turn|>user\n1 + 1 = 2<|end|>"
     assert tokenizer.encode_prompt(text) == [0, 3, *tokenizer.encode("user\n1 + 1 = 2"), 1]
@@ -137,9 +113,10 @@ def test_plain_prompts_get_bos_where_the_tokenizer_adds_one(folder):
     assert load_tokenizer(folder, template="plain").encode_prompt("1") == plain.encode("1")
 
 
-def test_without_a_template(tmp_path):
-    bare = load_tokenizer(save(tmp_path, chat_template=None))
-    with pytest.raises(ValueError, match=f"{tmp_path}: no chat template there; choose template=plain, or a Jinja file"):
+def test_without_a_template(folder):
+    write(folder, "tokenizer_config", {"bos_token": "<|begin|>", "eos_token": "<|end|>"})
+    bare = load_tokenizer(folder)
+    with pytest.raises(ValueError, match=f"{folder}: no chat template there; choose template=plain, or a Jinja file"):
         bare.render(MESSAGES)
     assert bare.encode_prompt("1") == [0, *bare.encode("1")]
 
@@ -183,7 +160,6 @@ EOS = '{"eos_token": "<|end|>", '
 
 
 @pytest.mark.parametrize(("name", "text", "complaint"), [
-    ("tokenizer", "", "not a tokenizer of the Hugging Face format, or cut short"),
     ("tokenizer", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": ', "or cut short"),
     ("tokenizer_config", '{"bos_token": ', "not JSON, or cut short"),
     ("tokenizer_config", "[" * 100_000, "not JSON, or cut short: maximum recursion"),
@@ -204,7 +180,7 @@ def test_a_damaged_file_is_one_line_with_its_name(folder, name, text, complaint)
     assert str(error.value).startswith(str(where)) and "\n" not in str(error.value)
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_files_that_are_not_there(folder, tmp_path):
     for path, complaint in [
         (tmp_path, "no tokenizer there; expected tokenizer.json or a SentencePiece tokenizer.model"),
         (tmp_path / "tokenizer.json", "No such file"),
@@ -213,29 +189,35 @@ def test_files_that_are_not_there(tmp_path):
     ]:
         with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: {complaint}"):
             load_tokenizer(path)
-    save(tmp_path)
     with pytest.raises(ValueError, match="template='plian' is neither plain nor a file"):
-        load_tokenizer(tmp_path, template="plian")
+        load_tokenizer(folder, template="plian")
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=f"{tmp_path}/tokenizer.json: not UTF-8 text"):
         load_tokenizer(tmp_path)
 
 
-def write_pieces(folder, *texts, **more):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts * 9), model_writer=model, model_type="bpe", vocab_size=320, hard_vocab_limit=False,
-        byte_fallback=True, pad_id=-1, minloglevel=2, **more,
-    )  # fmt: skip
-    (folder / "tokenizer.model").write_bytes(model.getvalue())
+TAGS = ["<answer>", "</answer>", "<turn>"]
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """A folder with a SentencePiece model shaped like Llama 2's: no pad, a space put before every text."""
-    folder = tmp_path_factory.mktemp("llama")
-    write_pieces(folder, "hello world, this is a test", "1 + 1 = 2 [INST] x [/INST]")
+    folder, model = tmp_path_factory.mktemp("llama"), io.BytesIO()
+    texts = ["hello world, this is a test", "1 + 1 = 2 [INST] x [/INST]"] * 9
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, model_type="bpe", vocab_size=320, hard_vocab_limit=False,
+        byte_fallback=True, pad_id=-1, minloglevel=2, user_defined_symbols=TAGS,
+    )  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
     return folder
+
+
+def test_tags_of_a_sentencepiece_folder(llama, tmp_path):
+    folder = shutil.copytree(llama, tmp_path / "tags")
+    write(folder, "tokenizer_config", {"additional_special_tokens": TAGS})
+    found = load_tokenizer(folder)
+    ids = [1, *found.encode("<turn>so <answer>5</answer>"), 2]
+    assert found.decode(ids).strip() == "so <answer>5</answer>"
 
 
 def test_a_llama_sentencepiece_folder(llama, tmp_path):
@@ -260,9 +242,9 @@ def test_a_llama_sentencepiece_folder(llama, tmp_path):
         load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("damage", [lambda model: b"", lambda model: model[:-100], lambda model: b"not a model" * 9])
-def test_a_damaged_sentencepiece_model(llama, tmp_path, damage):
+def test_a_damaged_sentencepiece_model(llama, tmp_path):
     path = tmp_path / "tokenizer.model"
-    path.write_bytes(damage((llama / "tokenizer.model").read_bytes()))
-    with pytest.raises(ValueError, match=f"^{path}: not a SentencePiece model, or cut short"):
-        load_tokenizer(tmp_path)
+    for damaged in (b"", (llama / "tokenizer.model").read_bytes()[:-100], b"not a model" * 9):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"^{path}: not a SentencePiece model, or cut short"):
+            load_tokenizer(tmp_path)

@@ -6,7 +6,6 @@ import runpy
 
 import jax
 import numpy as np
-import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/in_other_trainers.md").read_text()
@@ -14,13 +13,8 @@ EXAMPLE = ROOT / "docs/examples/plain_optax.py"
 TUNIX = ROOT / "third_party/tunix/rpg_in_tunix.py"
 
 
-@pytest.fixture(scope="module")
-def example():
-    return runpy.run_path(str(EXAMPLE))
-
-
-def test_the_example_learns(example):
-    _, rewards = example["train"](70)
+def test_the_example_learns():
+    _, rewards = runpy.run_path(str(EXAMPLE))["train"](70)
     assert np.mean(rewards[:3]) < 0.2
     assert np.mean(rewards[-10:]) > 0.9
 

@@ -49,13 +49,13 @@ def naive(model, params, tokens, mask, temperature=1.0):
 
 @settings(max_examples=8, deadline=None)
 @given(
-    length=st.sampled_from([1, 2, 7, 12]),
-    chunk=st.sampled_from([1, 3, 4, 100]),
+    lengths=st.sampled_from([(1, 1), (2, 3), (12, 1), (12, 4), (7, 100)]),  # of rows and chunks; each has programs
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
     density=st.sampled_from([0.0, 0.2, 0.8, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_equals_naive_in_value_and_gradient(length, chunk, temperature, density, seed):
+def test_equals_naive_in_value_and_gradient(lengths, temperature, density, seed):
+    length, chunk = lengths
     rng = np.random.default_rng(seed)
     tokens, mask = some_tokens((3, length), seed), rng.random((3, length)) < density
     arguments = tuple(rng.normal(size=(2, 3, length)).astype(np.float32)), tokens, mask, temperature, PARAMS
@@ -131,9 +131,8 @@ def test_divergences_of_whole_distributions():
     divergence = partial(full_vocabulary, DIVERGENCES["rkl"])
 
     def chunked(params, reference):
-        values = token_logprobs_and_divergence(
-            MODEL, params, (MODEL, reference), divergence, tokens, mask, temperature=0.7, chunk=3
-        )
+        both, settings = (MODEL, params, (MODEL, reference)), dict(temperature=0.7, chunk=3)
+        values = token_logprobs_and_divergence(*both, divergence, tokens, mask, **settings)
         return sum(jnp.sum(x * x) for x in values), values
 
     def plain(params, reference):

@@ -5,13 +5,12 @@ import math
 import os
 import re
 import sys
-import types
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.record_writer import masked_crc32c
 
 from rpg_jax.data import Problem
 from rpg_jax.run.summary import write_summary
@@ -140,13 +139,12 @@ def test_only_the_first_process_writes(tmp_path, capfd):
 
 
 def events(folder):
-    """Every event in a TensorBoard folder, in order, with its checksums tested: the TFRecord format read by hand."""
+    """Every event in a TensorBoard folder, in order: the TFRecord format read by hand."""
     found = []
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
         data = path.read_bytes()
         while data:
             size = int.from_bytes(data[:8], "little")
-            assert int.from_bytes(data[12 + size : 16 + size], "little") == masked_crc32c(data[12 : 12 + size])
             found.append(Event.FromString(data[12 : 12 + size]))
             data = data[16 + size :]
     return found
@@ -163,37 +161,19 @@ def test_tensorboard_events_and_their_purge(tmp_path):
     assert starts[-1] == 2  # TensorBoard hides what it has from this step on
 
 
-def fake_wandb(monkeypatch):
-    calls = types.SimpleNamespace(init=[], log=[], finished=0)
-
-    class Run:
-        def define_metric(self, name, step_metric):
-            assert (name, step_metric) == ("*", "step")
-
-        def log(self, row):
-            calls.log.append(row)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            calls.finished += 1
-
-    module = types.ModuleType("wandb")
-    module.init = lambda **settings: calls.init.append(settings) or Run()
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    return calls
-
-
 def test_wandb_keeps_its_run_id_over_a_resume(tmp_path, monkeypatch):
-    calls = fake_wandb(monkeypatch)
+    wandb = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    run = wandb.init.return_value.__enter__.return_value = wandb.init.return_value
     for step in (0, 1):
         with open_log(tmp_path, step, wandb="project", config={"seed": 0}) as log:
             log.write({"step": step + 1, "train/reward": 0.5, "train/bad": float("nan")})
-    first, second = calls.init
+    first, second = (call.kwargs for call in wandb.init.call_args_list)
     assert first["id"] == second["id"] and re.fullmatch(r"[0-9a-f]{8}", first["id"])
     assert first["project"] == "project" and first["resume"] == "allow" and first["config"] == {"seed": 0}
-    assert calls.log == [{"step": 1, "train/reward": 0.5}, {"step": 2, "train/reward": 0.5}] and calls.finished == 2
+    assert run.define_metric.call_args_list == [mock.call("*", step_metric="step")] * 2
+    assert run.log.call_args_list == [mock.call({"step": step, "train/reward": 0.5}) for step in (1, 2)]
+    assert run.__exit__.call_count == 2
 
 
 def test_progress_in_a_pipe_is_plain_lines(capfd, monkeypatch):

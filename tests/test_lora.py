@@ -38,11 +38,13 @@ def tokens():
     return np.random.default_rng(0).integers(0, SHAPE.vocab_size, (ROWS, LENGTH)).astype(np.int32)
 
 
+hidden = jax.jit(Model(SHAPE, lora=ADAPTERS).hidden)
+
+
 def test_the_first_policy_is_the_base_model():
-    model, (params, _) = Model(SHAPE, lora=ADAPTERS), trees()
+    params, _ = trees()
     adapters = ADAPTERS.init(params, KEY)
     joined, merged = join(ADAPTERS, params, adapters), merge(ADAPTERS, params, adapters)
-    hidden = jax.jit(model.hidden)
     np.testing.assert_array_equal(hidden(joined, tokens()), hidden(params, tokens()))
     jax.tree.map(np.testing.assert_array_equal, merged, params)
     bound = 16**-0.5  # of the 16 inputs of q
@@ -50,23 +52,21 @@ def test_the_first_policy_is_the_base_model():
 
 
 def test_adapters_beside_the_kernels_compute_what_merged_kernels_do():
-    model, (params, adapters) = Model(SHAPE, lora=ADAPTERS), trees()
+    params, adapters = trees()
     joined, merged = join(ADAPTERS, params, adapters), merge(ADAPTERS, params, adapters)
     down = params["layers"]["down"]["kernel"] + 2.0 * np.einsum(
         "lir,lro->lio", *(adapters["layers"]["down"][name] for name in ("lora_a", "lora_b"))
     )
     np.testing.assert_allclose(merged["layers"]["down"]["kernel"], down, rtol=1e-5, atol=1e-7)
     assert merged["layers"]["up"] is params["layers"]["up"] and merged["embed"] is params["embed"]
-    hidden = jax.jit(model.hidden)
     np.testing.assert_allclose(hidden(joined, tokens()), hidden(merged, tokens()), atol=2e-5)
     assert np.abs(hidden(merged, tokens()) - hidden(params, tokens())).max() > 0.1
 
 
-@pytest.mark.parametrize("scan", [True, False])
-def test_an_update_takes_the_gradient_of_the_adapters_and_leaves_the_base(scan):
+def test_an_update_takes_the_gradient_of_the_adapters_and_leaves_the_base():
     mesh, optimizer = parallel.make_mesh(devices=jax.devices()[:1]), make_optimizer("adamw", learning_rate=1e-2)
     functions = dict(constrain=parallel.make_constrain(mesh), per_shard=parallel.make_per_shard(mesh))
-    model, (params, adapters) = Model(SHAPE, scan=scan, remat="full", lora=ADAPTERS, **functions), trees()
+    params, adapters = trees()
     ones = np.ones((ROWS, LENGTH), np.float32)
     mask = np.arange(LENGTH)[None] >= np.arange(1, ROWS + 1)[:, None]
     advantage = np.cos(np.arange(ROWS, dtype=np.float32))[:, None]
@@ -81,16 +81,18 @@ def test_an_update_takes_the_gradient_of_the_adapters_and_leaves_the_base(scan):
 
     gradient = jax.jit(jax.grad(loss))(adapters)
     frozen = jax.device_get(params)
-    state = init_state(optimizer, mesh, adapters)
     base = Policy(Model(SHAPE), params, jnp.int32(0))
-    update = make_update(
-        model, objectives.make("reinforce"), optimizer, mesh, state, rows=2, temperature=1.0, clip_norm=1e9,
-        logprob_chunk=4,
-    )  # fmt: skip
-    state, _ = update(state, batch, Plan(jnp.int32(2), None), {"base": base})
-    first_moment = jax.tree.map(lambda x: x / (1 - 0.9), state.opt_state[0].mu)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), first_moment, gradient)
-    jax.tree.map(np.testing.assert_array_equal, base.params, frozen)
+    for scan in (True, False):
+        model = Model(SHAPE, scan=scan, remat="full", lora=ADAPTERS, **functions)
+        state = init_state(optimizer, mesh, jax.tree.map(jnp.copy, adapters))
+        update = make_update(
+            model, objectives.make("reinforce"), optimizer, mesh, state, rows=2, temperature=1.0, clip_norm=1e9,
+            logprob_chunk=4,
+        )  # fmt: skip
+        state, _ = update(state, batch, Plan(jnp.int32(2), None), {"base": base})
+        first_moment = jax.tree.map(lambda x: x / (1 - 0.9), state.opt_state[0].mu)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), first_moment, gradient)
+        jax.tree.map(np.testing.assert_array_equal, base.params, frozen)
     trained = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.params)}
     assert len(trained) == 6 and jax.tree.structure(state.opt_state[0].mu) == jax.tree.structure(state.params)
 
@@ -180,7 +182,7 @@ def test_what_makes_no_sense_is_refused_at_the_door(folder, flag, says):
     assert status == 2 and says in line
 
 
-def test_adapters_of_random_weights_are_refused(folder):
-    random = "--config=configs/quickstart.py:smoke", f"--workdir={folder}/random", "--config.model.lora.rank=2"
+def test_adapters_of_random_weights_are_refused(tmp_path):
+    random = "--config=configs/quickstart.py:smoke", f"--workdir={tmp_path}", "--config.model.lora.rank=2"
     status, line = call("train", *random)
     assert status == 2 and "set model.checkpoint, or model.lora.rank=0" in line

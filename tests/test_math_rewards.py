@@ -69,10 +69,10 @@ def test_math_verify_on_the_tables():
 
 @sympy
 def test_what_sympy_cannot_decide_is_wrong_and_stops_nothing():
-    items = [(problem("5", 7), r"Answer: \binom{99999999}{50000000}"), (problem("0.5"), "Answer: 1/2")]
+    items = [(problem("0.5"), "Answer: 1/2"), (problem("5", 7), r"Answer: \binom{99999999}{50000000}")]
     with Scorer("math_verify", workers=1, timeout_seconds=1, memory_mb=1024, max_failures=0) as scorer:
         scores = scorer.score(items)
-    assert scores.correct.tolist() == [0, 1]
+    assert scores.correct.tolist() == [1, 0]
     assert len(scores.failures) == 1 and "problem 7 (math): reward function" in scores.failures[0]
 
 
@@ -111,13 +111,10 @@ def test_boxed_answer(response, inside):
         assert boxed(response, "5.0")
 
 
-BOXES = r"\boxed {5}", r"\fbox{5}", r"\boxed 5", r"\boxed5", r"\boxed{\boxed{5}}", r"$\boxed {5}$."
-
-
-@pytest.mark.parametrize("box", BOXES)
-def test_a_box_after_answer_is_read_by_every_rule(box):
-    assert dapo(f"Answer: {box}", "5") and boxed(f"Answer: {box}", "5")
-    assert not dapo(f"Answer: {box}", "6") and not dapo(f"Answer: {box} or 6", "5")
+def test_a_box_after_answer_is_read_by_every_rule():
+    for box in (r"\boxed {5}", r"\fbox{5}", r"\boxed 5", r"\boxed5", r"\boxed{\boxed{5}}", r"$\boxed {5}$."):
+        assert dapo(f"Answer: {box}", "5") and boxed(f"Answer: {box}", "5")
+        assert not dapo(f"Answer: {box}", "6") and not dapo(f"Answer: {box} or 6", "5")
 
 
 FRAGMENTS = (

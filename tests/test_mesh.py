@@ -81,7 +81,3 @@ def test_the_vocabulary_matrix_is_gathered_once_before_the_chunks(measured):
     assert measured["fsdp"] == {"gathered": [[264, 32]], "in_loops": []}
     # A tensor axis splits the vocabulary: its parts are never put together, and what they add up are numbers a token.
     assert measured["tensor"] == {"gathered": [[66, 32]], "in_loops": ["all-reduce"]}
-
-
-def test_a_process_reads_back_the_rows_it_gave(measured):
-    assert measured["local_rows"]

@@ -74,12 +74,14 @@ def test_values_at_sequence_level_count_rows():
 
 def test_no_clip_no_fraction_and_ppo_clips_by_the_sign_of_the_advantage():
     logp, mu, advantage, mask, ref = sample()
-    assert numbers(measure(make("rpg"), logp, mu, advantage, mask, ref))["clip_fraction"] == 0
-    got = numbers(measure(make("grpo"), logp, mu, advantage, mask, ref))
     w, a = np.exp(logp - mu)[mask], advantage[mask]
-    np.testing.assert_allclose(got["clip_fraction_high"], ((a > 0) & (w > 1.2)).mean(), rtol=1e-12)
-    np.testing.assert_allclose(got["clip_fraction_low"], ((a < 0) & (w < 0.8)).mean(), rtol=1e-12)
-    assert got["clip_fraction_ceiling"] == 0
+    given = {"cispo": dict(clip_high=0.28)}
+    by_sign = (((a > 0) & (w > 1.2)).mean(), ((a < 0) & (w < 0.8)).mean())
+    fractions = {"rpg": (0, 0), "gpg": (0, 0), "rloo": (0, 0), "grpo": by_sign, "reinforce_pp": by_sign}
+    for name, expected in (fractions | {"cispo": ((w > 1.28).mean(), 0)}).items():
+        got = numbers(measure(make(name, **given.get(name, {})), logp, mu, advantage, mask, ref))
+        found = [got[f"clip_fraction{which}"] for which in ("_high", "_low", "", "_ceiling")]
+        np.testing.assert_allclose(found, [*expected, sum(expected), 0], rtol=1e-12, err_msg=name)
 
 
 @settings(max_examples=10, deadline=None)

@@ -18,7 +18,6 @@ from rpg_jax.models.attention import causal_attention, softmax_mix
 
 FAMILIES = {
     "qwen3": ModelConfig(37, 16, 24, 2, 4, 2, 8, qk_norm=True),
-    "qwen2.5": ModelConfig(37, 16, 24, 2, 6, 2, 4, qkv_bias=True),
     "llama": ModelConfig(37, 16, 24, 2, 4, 4, 4, rope_theta=5e5, norm_epsilon=1e-5, tied_embeddings=False),
 }
 
@@ -52,10 +51,8 @@ def forward(model, params, tokens, positions=None):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_count_is_the_published_one(name):
-    shapes = jax.eval_shape(Model(named(name)).init, jax.random.key(0))
-    counted = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
-    assert counted == parameter_count(named(name)) == PUBLISHED[name]
-    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(shapes))
+    assert parameter_count(named(name)) == PUBLISHED[name]
+    assert {x.dtype for x in jax.tree.leaves(Model(named(name)).shapes)} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,9 +85,7 @@ def gradient(model, params, tokens):
     return jax.grad(lambda params: jnp.sum(jnp.sin(model.hidden(params, tokens))))(params)
 
 
-@pytest.mark.parametrize(
-    "remat, scan", [("dots", True), ("attention", True), ("offload", True), ("full", True), ("attention", False)]
-)
+@pytest.mark.parametrize("remat, scan", [("dots", True), ("offload", True), ("full", True), ("attention", False)])
 def test_remat_changes_no_gradient_and_does_recompute(remat, scan):
     plain = Model(FAMILIES["qwen3"], scan=scan)
     saved = dataclasses.replace(plain, remat=remat)
@@ -102,17 +97,16 @@ def test_remat_changes_no_gradient_and_does_recompute(remat, scan):
     assert jaxprs[0].count(recomputed) > jaxprs[1].count(recomputed)
 
 
-def test_unknown_remat_size_and_shapes_are_named():
-    with pytest.raises(ValueError, match="remat policy 'some'.*none, dots, attention, offload, full"):
-        Model(named("m1"), remat="some")
-    with pytest.raises(ValueError, match="unknown model size 'qwen'.*qwen3-4b"):
-        named("qwen")
-    with pytest.raises(ValueError, match=r"heads \(4\) must be a multiple of kv_heads \(3\)"):
-        ModelConfig(8, 8, 8, 1, 4, 3, 2)
-    with pytest.raises(ValueError, match=r"head_dim \(3\) must be even"):
-        ModelConfig(8, 8, 8, 1, 4, 2, 3)
-    with pytest.raises(ValueError, match="layers is 0"):
-        ModelConfig(8, 8, 8, 0, 4, 2, 2)
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda: Model(named("m1"), remat="some"), "remat policy 'some'.*none, dots, attention, offload, full"),
+    (lambda: named("qwen"), "unknown model size 'qwen'.*qwen3-4b"),
+    (lambda: ModelConfig(8, 8, 8, 1, 4, 3, 2), r"heads \(4\) must be a multiple of kv_heads \(3\)"),
+    (lambda: ModelConfig(8, 8, 8, 1, 4, 2, 3), r"head_dim \(3\) must be even"),
+    (lambda: ModelConfig(8, 8, 8, 0, 4, 2, 2), "layers is 0"),
+])  # fmt: skip
+def test_unknown_remat_size_and_shapes_are_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
 
 
 def test_a_model_is_a_static_argument():

@@ -83,21 +83,6 @@ def test_baselines_are_what_their_papers_say(name):
     np.testing.assert_allclose(gradient, slopes, rtol=1e-11, atol=1e-15)
 
 
-# Two responses of 2 and 1 tokens with w = 1.25, 0.6 and 1.
-POLICY = np.log([[0.5, 0.3], [0.6, 1.0]])
-BEHAVIOR = np.log([[0.4, 0.5], [0.6, 1.0]])
-
-
-def test_clip_fractions_and_the_off_policy_gap_are_told():
-    mask, advantage = np.array([[1, 1], [1, 0]]), np.array([[2.0], [-1.0]])
-    for name, fraction in (("cispo", 1 / 3), ("gpg", 0), ("reinforce_pp", 1 / 3), ("gspo", 0), ("rloo", 0)):
-        given = dict(clip_high=0.2) if name == "cispo" else {}
-        _, metrics = jax.jit(make(name, **given))(POLICY, BEHAVIOR, advantage, mask)
-        assert metrics["clip_fraction"].value() == pytest.approx(fraction), name
-        gap = (math.log(1.25) - math.log(0.6)) / 3
-        assert metrics["off_policy_gap"].value() == pytest.approx(gap, rel=1e-6)
-
-
 def test_advantages_of_each_objective_by_hand():
     mask = np.array([[1, 1], [1, 0]])
     reference = np.zeros((2, 2))
@@ -109,7 +94,6 @@ def test_advantages_of_each_objective_by_hand():
             return np.asarray(jax.jit(make(name, **given).advantages)(rewards, behavior, reference, mask))
 
     close = dict(rtol=1e-6)
-    np.testing.assert_allclose(advantages("rloo", beta=0.5), [[0.4], [-0.4]], **close)
     np.testing.assert_allclose(advantages("rloo", beta=0.5, advantage="group_mean"), [[0.2], [-0.2]], **close)
     # returns 0.7, 0.8 and 0.3: mean 0.6, variance 0.07
     expected = [[0.377964473, 0.755928946], [-1.13389342, 0]]
@@ -123,6 +107,7 @@ def test_advantages_of_each_objective_by_hand():
         np.testing.assert_array_equal(advantages(name), [[0.5], [-0.5]])
 
 
+BEHAVIOR = np.log([[0.4, 0.5], [0.6, 1.0]])  # two responses, of 2 tokens and of 1
 SAMPLED = np.log([[0.5, 0.25], [0.6, 1.0]])  # behavior / sampler 0.8, 2 and 1; 1.6 and 1 a response
 
 

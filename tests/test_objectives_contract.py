@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_objectives import run, sample
 
-from rpg_jax.objectives import DIVERGENCES, RECIPES, make, reductions
+from rpg_jax.objectives import CLIPS, DIVERGENCES, RECIPES, TrustRegion, make, reductions
 
 BETA = 0.4
-
-
 REQUIRED = {"cispo": dict(clip_high=0.28), "dr_grpo": dict(reduction="token_mean")}
 BASELINES = [make(name, **REQUIRED.get(name, {})) for name in RECIPES]
 ALL = list(BASELINES)
@@ -61,14 +59,19 @@ def test_nothing_overflows_in_float32(objective):
     assert np.isfinite(metrics["effective_sample_size"].value()) and np.isfinite(metrics["ratio_mean"].value())
 
 
-@pytest.mark.parametrize("name, given", [("ppo_clip", {}), ("gspo", {}), ("rpg", dict(clip="dual", level="sequence"))])
+REGIONS = [("rpg", dict(clip=name)) for name, clip in CLIPS.items() if isinstance(clip, TrustRegion)]
+DUAL = "rpg", dict(clip="dual", level="sequence")
+
+
+@pytest.mark.parametrize("name, given", [("ppo_clip", {}), ("gspo", {}), ("sapo", {}), DUAL, *REGIONS])
 def test_a_clipped_ratio_may_be_too_large_for_a_float(name, given):
     mu, advantage = np.full((2, 4), -5, np.float32), np.array([[1.0], [0.5]], np.float32)
     logp = mu + np.array([[100], [0]], np.float32)
     fun = lambda x: make(name, **given)(x, mu, advantage, np.ones(mu.shape))[0]  # noqa: E731
     loss, gradient = jax.jit(jax.value_and_grad(fun))(logp)
     assert np.isfinite(loss) and np.isfinite(gradient).all() and gradient[1].all()
-    assert np.abs(gradient[0]).max() < 1e-3  # dual clip keeps beta · bound of its advantage's log u
+    # Dual clip keeps beta · bound of its advantage's log u.
+    assert np.abs(gradient[0]).max() < 1e-3 if (name, given) == DUAL else not gradient[0].any()
 
 
 @pytest.mark.parametrize("objective", BASELINES, ids=lambda o: o.name)
@@ -82,7 +85,7 @@ def test_nothing_valid_is_zero_and_not_nan(objective):
         assert all(np.isfinite(metric.value()) for metric in metrics.values())
 
 
-def test_dtypes_and_transformations():
+def test_dtypes():
     *arrays, mask = sample(*SHAPE)
     objective = make("rpg", clip="rpg", beta=BETA)
     exact, gradient = run(objective, *arrays, mask)
@@ -98,9 +101,6 @@ def test_dtypes_and_transformations():
         assert jax.eval_shape(f, *map(np.float32, arrays))[0].dtype == jnp.float32
         np.testing.assert_allclose(f(*arrays)[0], exact, rtol=1e-12)
         np.testing.assert_allclose(jax.jit(slope)(*arrays), gradient, rtol=1e-10, atol=1e-14)
-        stacked = [np.stack([x, x + 0.1]) for x in arrays]
-        both = jax.jit(jax.vmap(lambda *x: f(*x)[0]))(*stacked)
-    np.testing.assert_allclose(both, [run(objective, *(x[i] for x in stacked), mask)[0] for i in range(2)], rtol=1e-12)
 
 
 @pytest.mark.parametrize("objective", BASELINES, ids=lambda o: o.name)
@@ -142,17 +142,6 @@ def test_microbatches_add_up(level, reduction):
     np.testing.assert_allclose(np.concatenate([g for _, g in parts]), whole[1], rtol=1e-13)
 
 
-def test_reductions_by_hand():
-    logp = np.log([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]])
-    mask = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
-    advantage = np.array([[1.0, 3.0, 9.0], [5.0, 9.0, 9.0], [9.0, 9.0, 9.0]])  # on policy loss is −A
-    means = {"token_mean": 9 / 3, "sequence_mean": 9 / 2, "sequence_mean_token_mean": (2 + 5) / 2, "constant": 9 / 6}
-    for reduction, mean in means.items():
-        objective = make("rpg", estimator="differentiable", beta=0, reduction=reduction)
-        rest = {"denominator": 6} if reduction == "constant" else {}
-        assert run(objective, logp, logp, None, advantage, mask, **rest)[0] == pytest.approx(-mean, rel=1e-14)
-
-
 @pytest.mark.parametrize("name, given, words", [
     ("rgp", {}, ["'rgp'", "'rpg'"]), ("rpg", {"divergnce": "fkl"}, ["divergnce", "divergence"]),
     ("rpg", {"clip": "rpg", "estimator": "differentiable"}, ["rpg", "reinforce"]),
@@ -178,6 +167,8 @@ def test_refusals_name_the_setting_and_the_mend(name, given, words):
 
 
 def test_unset_is_none_and_beta_may_be_zero():
+    assert make("grpo", clip="default").settings == make("grpo", clip=None).settings == make("grpo").settings
+    assert (make("grpo").settings["clip"], make("rpg", clip="default").settings["clip"]) == ("ppo", "none")
     assert make("rpg", clip="none", clip_low=None, clip_c=None, estimator=None).settings["estimator"] == "reinforce"
     assert make("rpg", clip="dual").settings["estimator"] == "differentiable"
     assert make("rpg", level="sequence").reduction == "sequence_mean"
@@ -186,10 +177,6 @@ def test_unset_is_none_and_beta_may_be_zero():
     bare = run(make("rpg", beta=0.0, divergence="fkl"), logp, mu, ref - 200, advantage, mask)  # u = e^200: 0 · inf
     again = run(make("rpg", beta=0.0, divergence="rkl"), logp, mu, ref, advantage, mask)
     np.testing.assert_array_equal(bare[1], again[1])
-    b = run(make("ppo_clip"), logp, mu, ref, advantage, mask)
-    for name in ("grpo", "grpo_corrected"):
-        a = run(make(name, beta=0.0, reduction="token_mean"), logp, mu, ref, advantage, mask)
-        np.testing.assert_array_equal(a[1], b[1])
 
 
 @pytest.mark.parametrize("change, words", [
@@ -197,19 +184,11 @@ def test_unset_is_none_and_beta_may_be_zero():
     ({"behavior_logp": np.zeros((6, 1))}, ["behavior_logp", "(6, 1)", "(6, 5)"]),
     ({"advantage": np.zeros(6)}, ["advantage", "(6,)", "(6, 1)"]), ({"mask": np.ones((5, 6))}, ["mask", "(5, 6)"]),
     ({"weight": np.ones(5)}, ["weight", "(5,)"]), ({"denominator": 0}, ["denominator", "0"]),
+    ({"denominator": None}, ["'constant'", "denominator="]),
 ])  # fmt: skip
-def test_shapes_that_do_not_fit_are_named(change, words):
+def test_inputs_that_do_not_fit_are_named(change, words):
     logp, mu, ref, advantage, mask = sample()
-    arrays = dict(logp=logp, behavior_logp=mu, advantage=advantage, mask=mask, reference_logp=ref)
+    inputs = dict(logp=logp, behavior_logp=mu, advantage=advantage, mask=mask, reference_logp=ref, denominator=1.0)
     with pytest.raises(ValueError) as error:
-        jax.eval_shape(lambda: make("rpg")(**{**arrays, **change}))  # before anything is computed
+        jax.eval_shape(lambda: make("rpg", reduction="constant")(**inputs | change))  # before anything is computed
     assert all(word in str(error.value) for word in words)
-
-
-def test_constant_wants_its_denominator():
-    logp, mu, _, advantage, mask = sample()
-    objective = make("rpg", reduction="constant")
-    with pytest.raises(ValueError, match="denominator="):
-        objective(logp, mu, advantage, mask)
-    with pytest.raises(ValueError, match="denominator="):
-        objective.count(mask)

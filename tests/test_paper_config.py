@@ -56,9 +56,8 @@ def test_every_variant_builds_with_the_published_hyperparameters(monkeypatch):
 @pytest.mark.parametrize("model", paper.MODELS)
 def test_as_released_rpg_reinforce_is_one_algorithm_without_a_kl(monkeypatch, model):
     """DAPO's actor without division by the deviation, for every divergence, at half the learning rate."""
-    configs = [
-        paper.get_config(f"{model},rpg-reinforce-{name},4k,as-released") for name in ("fkl", "rkl", "ufkl", "urkl")
-    ]
+    names = "fkl", "rkl", "ufkl", "urkl"
+    configs = [paper.get_config(f"{model},rpg-reinforce-{name},4k,as-released") for name in names]
     assert len({config.to_json() for config in configs}) == 1 and configs[0].optimizer.learning_rate == 5e-7
     run = run_of(configs[0], monkeypatch)
     assert (run.objective.beta, run.objective.divergence, run.objective.advantage) == (0.0, None, "group_mean")
@@ -68,7 +67,7 @@ def test_as_released_rpg_reinforce_is_one_algorithm_without_a_kl(monkeypatch, mo
     dapo = run_of(paper.get_config(f"{model},dapo,4k,as-released"), monkeypatch).objective
     different = {key for key, value in settings.items() if dapo.settings[key] != value}
     assert different == {"advantage"} and dapo.advantage == "group_mean_std"
-    for name in ("fkl", "rkl", "ufkl", "urkl"):
+    for name in names:
         config = paper.get_config(f"{model},rpg-{name},4k,as-released,schedule-free")
         objective = run_of(config, monkeypatch).objective
         assert (objective.divergence, objective.beta, config.optimizer.learning_rate) == (name, 1e-4, 1e-6)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import processes
 import pytest
+from test_families import check_files
 
 from rpg_jax import models, objectives, parallel
 from rpg_jax.models import Model, huggingface, layers, quantization, unstack_layers
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.families import qwen3_moe
 from rpg_jax.objectives import metrics
-from rpg_jax.storage import weights
 from rpg_jax.training import routing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.packing import Plan
@@ -36,10 +36,8 @@ def params():
 
 def dense_mixture(kernels, x, chosen, weight):
     """Every expert on every token."""
-    hidden = jax.nn.silu(jnp.einsum("btd,edm->btem", x, kernels["gate"])) * jnp.einsum(
-        "btd,edm->btem", x, kernels["up"]
-    )
-    every = jnp.einsum("btem,emd->bted", hidden, kernels["down"])
+    gate, up = (jnp.einsum("btd,edm->btem", x, kernels[name]) for name in ("gate", "up"))
+    every = jnp.einsum("btem,emd->bted", jax.nn.silu(gate) * up, kernels["down"])
     return jnp.einsum("btkd,btk->btd", jnp.take_along_axis(every, chosen[..., None], 2), weight)
 
 
@@ -128,10 +126,7 @@ def test_decoding_computes_the_same_also_with_8_bits(params):
 def test_its_files(params, tmp_path):
     for config in (CONFIG, dataclasses.replace(CONFIG, normalized=False, tied_embeddings=False, balance=0.25)):
         assert huggingface.parse_config(huggingface.config_json(config)) == config
-    weights.save_safetensors(tmp_path, params, 1e9)
-    (tmp_path / "config.json").write_text(json.dumps(huggingface.config_json(CONFIG)))
-    assert huggingface.read_config(tmp_path) == CONFIG
-    jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path, MODEL.shapes), params)
+    check_files(CONFIG, params, tmp_path)
     places = huggingface.places({"layers/experts/gate/kernel": (2, 6, 16, 10), "layers/router/kernel": (2, 16, 6)})
     assert places["model.layers.1.mlp.experts.5.gate_proj.weight"].shape == (10, 16)
     assert places["model.layers.1.mlp.gate.weight"].shape == (6, 16)

@@ -74,8 +74,7 @@ def test_the_least_p_is_that_of_separated_runs():
 def write_run(folder, scores, seed=0, steps=4, cut="", **changed):
     """A run's folder; `scores` are {step: score of both tasks}, and it has come to the last of them."""
     folder.mkdir(parents=True)
-    settings = dict(seed=seed, steps=steps, mesh=dict(data=-1), evaluation=dict(k=8))
-    settings["rollout"] = dict(prompts=4, samples=2)
+    settings = dict(seed=seed, steps=steps, evaluation=dict(k=8), rollout=dict(prompts=4, samples=2))
     for key, value in changed.items():
         section, name = key.split("__")
         settings.setdefault(section, {})[name] = value
@@ -173,13 +172,9 @@ def test_tasks_that_some_lack_are_named_and_one_run_has_no_interval(tmp_path):
     rows = write_run(tmp_path / "b", {0: 0.1, 4: 0.2}, objective__beta=1.0) / "metrics.jsonl"
     rows.write_text(rows.read_text().replace("countdown", "sorting"))
     text = page_of(tmp_path)
-    assert "held-out tasks that not all variants were evaluated on, left out: countdown, sorting" in text
-    assert (
-        "| a | 1 | **0.3000** | **0.3000** | - |" in text
-        and "| a | b | 0.1000 | - | 1 | 1 |" in text
-        and "nan" not in text
-    )
-    assert "With 1 run a variant nothing can be significant" in text
+    assert "left out: countdown, sorting" in text and "With 1 run a variant nothing can be significant" in text
+    assert "| a | 1 | **0.3000** | **0.3000** | - |" in text and "| a | b | 0.1000 | - | 1 | 1 |" in text
+    assert "nan" not in text
 
 
 def test_names_cannot_break_the_page(tmp_path):
@@ -209,13 +204,11 @@ def test_mistakes_are_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "blank" / "seed0", {})
     write_run(tmp_path / "other" / "seed0", {0: 0.1})
-    for folder in (tmp_path / "empty", tmp_path / "not there", tmp_path / "blank"):
-        with pytest.raises(ValueError, match="no run|no folder|none of these runs"):
-            document("title", [runs.read(path) for path in runs.find([folder])])
     for arguments, part in (
         ((), "name folders of runs"),
-        ((f"{tmp_path}/empty",), "holds no run: there is no metrics.jsonl in it"),
-        ((__file__,), f"{__file__} is no folder; name those of runs"),
+        ((f"{tmp_path}/empty",), f"{tmp_path}/empty holds no run"),
+        ((f"{tmp_path}/blank",), "none of these runs"),
+        ((__file__,), f"{__file__} is no folder"),
         ((f"{tmp_path}/other", f"--out={tmp_path}/x.pdf"), "ends in .md"),
     ):
         status, line = call("report", *arguments)

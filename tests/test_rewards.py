@@ -76,17 +76,11 @@ def test_verifiers_give_a_verdict_on_any_text(text, name):
 
 
 def test_overlong_penalty_is_dapos():
-    """Equation 13 of DAPO, case by case."""
-    maximum, buffer = 100, 20
-    for length in range(0, 140):
-        if length <= maximum - buffer:
-            expected = 0.0
-        elif length <= maximum:
-            expected = ((maximum - buffer) - length) / buffer
-        else:
-            expected = -1.0
-        got = overlong_penalty([length], maximum, buffer)
-        assert got.dtype == np.float32 and got[0] == pytest.approx(expected, abs=1e-6)
+    """Equation 13 of DAPO: 0 as far as the buffer, a line to -1 at the maximum, -1 beyond it."""
+    lengths, maximum, buffer = np.arange(140), 100, 20
+    got = overlong_penalty(lengths, maximum, buffer)
+    np.testing.assert_allclose(got, np.interp(lengths, [maximum - buffer, maximum], [0, -1]), rtol=0, atol=1e-6)
+    assert got.dtype == np.float32
     assert overlong_penalty([100], maximum, buffer, factor=0.5)[0] == -0.5
 
 

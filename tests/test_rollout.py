@@ -122,11 +122,9 @@ def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_thei
     lengths = np.asarray(collected.sequences.loss_mask).sum(-1).reshape(4, 2)
     expected = np.where(kept % 2, 1.0, -0.5)[:, None] * [1, 0] - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
-    means = {
-        name: np.mean([p.id % 4 in ids for p in seen]) / 2 for name, ids in {"right": (1, 3), "brief": (0,)}.items()
-    }
-    assert collected.metrics["reward/right"] == collected.metrics["accuracy"] == pytest.approx(means["right"])
-    assert collected.metrics["reward/brief"] == pytest.approx(means["brief"])
+    right, brief = (np.mean([p.id % 4 in ids for p in seen]) / 2 for ids in ((1, 3), (0,)))
+    assert collected.metrics["reward/right"] == collected.metrics["accuracy"] == pytest.approx(right)
+    assert collected.metrics["reward/brief"] == pytest.approx(brief)
     assert collected.metrics["kept_fraction"] == pytest.approx(np.mean([p.id % 4 != 2 for p in seen]))
     example = collected.examples[0]
     assert example["correct"] == example["reward/right"] == seen[0].id % 2
@@ -138,19 +136,15 @@ def test_starved_dynamic_sampling_says_what_to_change(setup):
         collector(setup, settings())(ProblemStream(even, 0))
 
 
-def test_without_dynamic_sampling_every_group_is_kept(setup):
-    stream = ProblemStream(PROBLEMS, 3)
-    collected = collector(setup, settings(dynamic_sampling=False, oversample=1.0, prompts=6))(stream)
-    assert np.asarray(collected.sequences.problem)[::2].tolist() == list(range(6))
-    assert stream.get_state() == 6
-
-
 def test_every_response_of_a_stream_is_drawn_with_noise_of_its_own(setup):
-    """One problem makes up a step, its redraws and the epochs after it."""
+    """One problem makes up a step, its redraws and the epochs after it: every group is kept."""
     collect = collector(setup, settings(dynamic_sampling=False, oversample=1.0, prompts=6))
 
     def responses(stream, step):
-        return [bytes(row) for row in np.asarray(collect(stream, step).sequences.model_logp)]
+        first, rows = stream.get_state(), collect(stream, step).sequences
+        assert np.asarray(rows.problem)[::2].tolist() == list(range(first, first + 6))
+        assert stream.get_state() == first + 6
+        return [bytes(row) for row in np.asarray(rows.model_logp)]
 
     stream = ProblemStream(PROBLEMS[:1], 0)
     drawn = [row for _ in range(3) for row in responses(stream, 0)]
@@ -181,12 +175,6 @@ def test_quantized_rollouts_record_the_log_probs_of_the_policy_that_drew(setup):
     assert np.abs(rollout.sampler_logp - np.asarray(plain))[mask].max() > 1e-3
 
 
-@pytest.mark.parametrize("change", [dict(samples=1), dict(overlong_buffer=6)])
-def test_settings_that_make_no_sense(change):
-    with pytest.raises(ValueError, match=f"rollout.{next(iter(change))}|rollout.dynamic_sampling"):
-        settings(**change)
-
-
 def loop_settings(**changes):
     base = dict(
         steps=2, seed=0, prompts=8, samples=4, minibatch_prompts=4, microbatch_rows=8, epochs=2, packed_columns=None,
@@ -203,9 +191,17 @@ def test_minibatches_cover_each_epoch_once_in_whole_groups():
     for rows in batches:
         assert (rows.reshape(4, 4) - rows.reshape(4, 4)[:, :1] == np.arange(4)).all()
     assert any((a != b).any() for a, b in zip(batches, loop_settings().minibatches(step=6), strict=True))
-    for change in (dict(minibatch_prompts=3), dict(microbatch_rows=6), dict(scoring_rows=5)):
-        with pytest.raises(ValueError, match=next(iter(change))):
-            loop_settings(**change)
+
+
+@pytest.mark.parametrize("make, change, name", [
+    (settings, dict(samples=1), "rollout.dynamic_sampling"),
+    (settings, dict(overlong_buffer=6), "rollout.overlong_buffer"),
+    (loop_settings, dict(minibatch_prompts=3), "minibatch_prompts"),
+    (loop_settings, dict(microbatch_rows=6), "microbatch_rows"), (loop_settings, dict(scoring_rows=5), "scoring_rows"),
+])  # fmt: skip
+def test_settings_that_make_no_sense(make, change, name):
+    with pytest.raises(ValueError, match=name):
+        make(**change)
 
 
 def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, capsys):
@@ -263,18 +259,8 @@ def test_a_warm_start_that_only_skips_updates_ends(capsys):
 def test_evaluation_metrics_by_task():
     problems = [Problem(i, task, "", "", "") for i, task in enumerate(["a", "b", "a"])]
     correct, texts = np.array([[1.0, 0], [0, 0], [1, 1]]), ["Answer: 1", "Answer: 2"]
-    answered = [
-        Answered(
-            problem,
-            texts,
-            row,
-            lengths=np.array([4, 6]),
-            finished=np.array([True, False]),
-            failures=[],
-            turns=[None] * 2,
-        )
-        for problem, row in zip(problems, correct, strict=True)
-    ]
+    rest = np.array([4, 6]), np.array([True, False]), [], [None] * 2  # lengths, finished, failures, turns
+    answered = [Answered(problem, texts, row, *rest) for problem, row in zip(problems, correct, strict=True)]
     found = metrics(answered, lambda problem, text: voted_answer(text))
     assert found["a/mean@2"] == 0.75 and found["b/mean@2"] == 0 and found["all/mean@2"] == 0.5
     assert found["a/pass@2"] == 1 and found["all/pass@2"] == pytest.approx(2 / 3)

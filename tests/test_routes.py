@@ -5,17 +5,15 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from test_carry_over import FakeScorer, Stops, carried
+from test_carry_over import OPTIMIZER, carried, collector
 from test_environments import KEY, LENGTHS, NEW, PROMPTS, SAMPLES, STOP, Talk
 
 from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import Model, ModelConfig, routes, unstack_layers
 from rpg_jax.models.families import qwen3_moe
-from rpg_jax.rewards import signed_reward
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
-from rpg_jax.training import collect as collecting
-from rpg_jax.training.optimizer import make_optimizer
+from rpg_jax.training.collect import nothing_pending
 
 CONFIG = qwen3_moe.Config(40, 32, 48, 2, 4, 2, 8, max_length=128, experts=6, experts_per_token=2, expert_size=16)
 MODEL, WIDTH = Model(CONFIG), routes.width(CONFIG)
@@ -31,7 +29,7 @@ def one_pass(params, tokens):
 def talked(pages):
     rows = prompts_to_answer(PROMPTS, LENGTHS, np.arange(len(LENGTHS)), samples=SAMPLES, max_new=NEW, routes=WIDTH)
     drawn = generate(
-        MODEL, init(1), rows, key=KEY, step=0, samples=SAMPLES, max_new=NEW, conversation=Talk(),
+        MODEL, init(1), rows, key=KEY, step=0, samples=SAMPLES, max_new=NEW, conversation=Talk(stops=None),
         decoding=Decoding(4, page_size=4, cache_pages=pages), sampling=Sampling.make(stop_ids=[STOP]),
     )  # fmt: skip
     return jax.tree.map(np.asarray, drawn)
@@ -49,11 +47,8 @@ def test_routes_of_prompts_turns_and_observations_are_those_of_one_pass():
 def test_a_response_that_goes_on_keeps_the_routes_after_which_its_tokens_were_drawn():
     mesh, settings = parallel.make_mesh(devices=jax.devices()[:1]), carried(routes="record")
     stream = ProblemStream([Problem(i, "task", f"prompt {i}", "", str(i)) for i in range(40)], 0)
-    collect = collecting.make_collect(
-        MODEL, Stops(), FakeScorer(), stream, mesh, settings, key=KEY, should_stop=lambda: False, scale=signed_reward,
-        weights={}, wait=None,
-    )  # fmt: skip
-    nothing = collecting.nothing_pending(settings, make_optimizer("adamw", learning_rate=0.0), mesh, WIDTH)
+    collect = collector(mesh, stream, settings, model=MODEL)
+    nothing = nothing_pending(settings, OPTIMIZER, mesh, WIDTH)
     pending, policies, mixed = nothing, [init(seed) for seed in range(3)], 0
     for step, params in enumerate(policies):
         collected = collect(params, np.int32(step), pending, step)

@@ -5,8 +5,8 @@ import json
 import pathlib
 
 import processes
-import pytest
-import test_fuzz_files
+import test_huggingface as checkpoint
+import test_huggingface_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "rpg_jax").rglob("*.py"))
@@ -45,16 +45,13 @@ def test_no_source_runs_or_unpickles_data():
     assert len(found) > 100 and not {module: lines for module, lines in found.items() if lines}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_what_runs_or_unpickles_data_is_found():
+    for line in (
         "import pickle", "from torch import load", "eval(text)", "exec(text)", "builtins.compile(text, '', 'exec')",
         "os.system(text)", "subprocess.run(text, shell=True)", "np.load(file, allow_pickle=True)", "import yaml.cyaml",
         "runpy.run_path(file)", "importlib.import_module(name)",
-    ],
-)  # fmt: skip
-def test_what_runs_or_unpickles_data_is_found(line):
-    assert len(dangers("rpg_jax/data/sources.py", line)) == 1
+    ):  # fmt: skip
+        assert len(dangers("rpg_jax/data/sources.py", line)) == 1, line
 
 
 CANARY = "canary_3f1c"
@@ -104,12 +101,11 @@ def test_no_text_of_data_or_of_weights_is_compiled_or_unpickled(tmp_path):
     code = f"__import__('os').system('{CANARY}')"
     rows = [{"prompt": [{"role": "user", "content": code}], "reward_model": {"ground_truth": code}, "solution": code}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, write in (("bpe", test_fuzz_files.write_bpe), ("model", test_fuzz_files.write_model)):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name)
+    (tmp_path / "bpe").mkdir()
+    test_huggingface_tokenizer.save(tmp_path / "bpe")
     (tmp_path / "bpe" / "chat_template.jinja").write_text("{{ messages[0].content }}{# " + CANARY + " #}")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": code}}))
+    config = checkpoint.raw_config("qwen3")
+    checkpoint.save(tmp_path / "model", config | {"auto_map": {"AutoModel": code}}, checkpoint.random_tensors(config))
     done = processes.execute("-c", HOOK.replace("CANARY", CANARY), str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) > 0, "the hook sees what Python compiles"

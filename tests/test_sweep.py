@@ -22,25 +22,28 @@ from rpg_jax.run import build, states
 from rpg_jax.storage import workdir
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PROVIDED = sorted(path for path in (ROOT / "configs" / "sweeps").glob("*.py") if path.stem != "small")
+PROVIDED = sorted(path.stem for path in (ROOT / "configs" / "sweeps").glob("*.py") if path.stem != "small")
 HEAD = "CONFIG = 'configs/sweeps/small.py'\nSEEDS = (0, 1)\n"
 
 
-def write(folder, variants_, head=HEAD):
+def write(folder, variants_):
+    """A sweep's file, with `variants_` and what may follow."""
     file = folder / "mine.py"
-    file.write_text(f"{head}VARIANTS = {variants_}\n")
+    file.write_text(f"{HEAD}VARIANTS = {variants_}\n")
     return str(file)
 
 
-@pytest.mark.parametrize("file", PROVIDED, ids=lambda path: path.stem)
-def test_provided_sweeps_can_be_read_and_share_a_warm_start(file):
-    read = variants.read(str(file.relative_to(ROOT)))
-    assert len({run.name for run in read.runs}) == len(read.runs)
-    shared = {warm_starts.shared_folder(pathlib.Path("runs") / read.name, run) for run in read.runs}
-    first = variants.read("configs/sweeps/objectives.py").runs[0]
-    common = {warm_starts.shared_folder(pathlib.Path("runs/objectives"), first)}
-    assert shared == common or file.stem == "distillation" and len(shared) == 1  # of students of half the width
-    assert f"{len(read.runs)} runs" in file.read_text() and f"configs/sweeps/{file.name}" in file.read_text()
+def test_provided_sweeps_can_be_read_and_share_a_warm_start():
+    shared = set()
+    for name in PROVIDED:
+        file = f"configs/sweeps/{name}.py"
+        read, text = variants.read(file), (ROOT / file).read_text()
+        assert len({run.name for run in read.runs}) == len(read.runs)
+        [folder] = {warm_starts.shared_folder(pathlib.Path("runs") / name, run) for run in read.runs}
+        assert f"{len(read.runs)} runs" in text and file in text
+        if name != "distillation":  # of students of half the width
+            shared.add(folder)
+    assert len(shared) == 1
 
 
 def test_a_run_is_a_training_with_flags(tmp_path):
@@ -62,45 +65,31 @@ def test_a_run_is_a_training_with_flags(tmp_path):
     ("{'a': {'learner.minibatch_prompts': 5}}", "variant 'a' of .*minibatch_prompts .5. does not divide"),
     ("{'a': {}, 'b': {'data.tasks.sorting.length': 4}}", "share a warm start.* data.tasks.sorting.length"),
     ("{'a': {}, 'b': {'model.size': 'small'}}", "model.size"), ("{'a': {}", "was never closed"),
+    ("{'a': {}}\nSEEDS = (0, 0)", "more than once"), ("{'a': {}}\nSEEDS = (-1,)", "seeds"),
+    ("{'a': {}}\ndel CONFIG", "lacks CONFIG"), ("{'a': {}}\nCONFIG = 'configs/sweeps/clips.py'", "no get_config"),
+    ("{'a': {}}\nCONFIG = 'configs/nowhere.py'", "there is no file configs/nowhere.py"),
+    ("{'a': {}}\nCONFIG = 'configs/quickstart.py:nothing'", "unknown variant"),
 ])  # fmt: skip
 def test_what_a_sweep_must_not_say(text, message, tmp_path):
     with pytest.raises((ValueError, SyntaxError), match=message):
         variants.read(write(tmp_path, text))
 
 
-@pytest.mark.parametrize(("head", "message"), [
-    ("SEEDS = (0,)\n", "lacks CONFIG"), (HEAD + "SEEDS = (0, 0)\n", "more than once"),
-    (HEAD + "SEEDS = (-1,)\n", "seeds"), (HEAD + "CONFIG = 'configs/sweeps/clips.py'\n", "no get_config"),
-    (HEAD + "CONFIG = 'configs/nowhere.py'\n", "there is no file configs/nowhere.py"),
-    (HEAD + "CONFIG = 'configs/quickstart.py:nothing'\n", "unknown variant"),
-])  # fmt: skip
-def test_what_the_rest_of_a_sweep_must_not_say(head, message, tmp_path):
-    with pytest.raises((ValueError, OSError), match=message):
-        variants.read(write(tmp_path, "{'a': {}}", head))
-
-
-def test_a_run_begun_with_other_settings_is_refused(tmp_path):
-    runs = variants.read(write(tmp_path, "{'a': {'objective.beta': 0.5}}")).runs
-    config = json.loads(runs[0].config.to_json_best_effort())
-    folder = tmp_path / "out" / "a" / "seed0"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    variants.check_begun(tmp_path / "out", runs)
-    config["objective"]["beta"] = 0.25
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"other settings \(objective.beta: 0.25 -> 0.5\)"):
-        variants.check_begun(tmp_path / "out", runs)
-
-
-def test_a_file_that_was_edited_is_another_setting_of_what_is_not_done(tmp_path):
+def test_other_settings_and_a_file_that_was_edited_are_refused_for_what_is_not_done(tmp_path):
     mine = tmp_path / "loss.py"
     mine.write_text((ROOT / "docs" / "tempered.py").read_text())
-    file = write(tmp_path, f"{{'a': {{'objective.name': '{mine}:tempered'}}}}")
-    runs = variants.read(file, [0]).runs
+
+    def runs_of(power):
+        settings = {"objective.name": f"{mine}:tempered", "objective.power": power}
+        return variants.read(write(tmp_path, {"a": settings}), [0]).runs
+
+    runs = runs_of(0.5)
     path, _ = workdir.open_workdir(tmp_path / "a" / "seed0", runs[0].config, False)
     (path / "checkpoints" / "1").mkdir(parents=True)
     workdir.open_workdir(path, runs[0].config, False)
     assert variants.check_begun(tmp_path, runs) == {}
+    with pytest.raises(ValueError, match=r"other settings \(objective.power: 0.5 -> 0.25\)"):
+        variants.check_begun(tmp_path, runs_of(0.25))
     mine.write_text(mine.read_text() + "# edited")
     with pytest.raises(ValueError, match="loss.py:tempered has been edited"):
         variants.check_begun(tmp_path, runs)
@@ -114,8 +103,13 @@ def test_a_file_that_was_edited_is_another_setting_of_what_is_not_done(tmp_path)
     assert build.build_objective(config).name == "reinforce"  # who evaluates a run has no need of its objective
 
 
-# The pool, with commands that take no time.
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """Pools look after what they run twenty times a second."""
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.05)
 
+
+# The pool, with commands that take no time.
 STEP = "import pathlib, signal, sys, time; folder = pathlib.Path(sys.argv[1]); "
 QUICK = STEP + "(folder / 'summary.json').touch()"
 SAVES = STEP + (
@@ -129,12 +123,6 @@ def task(folder, code):
         name=folder.name, command=[sys.executable, "-c", code, str(folder)], folder=folder,
         prepare=lambda: folder.mkdir(parents=True, exist_ok=True), is_done=(folder / "summary.json").exists,
     )  # fmt: skip
-
-
-def wait_for(path, process=None):
-    while not path.exists():
-        assert process is None or process.poll() is None
-        time.sleep(0.05)
 
 
 def test_a_failure_does_not_stop_the_others(tmp_path, capfd):
@@ -174,7 +162,9 @@ def test_a_run_that_outlives_its_pool_is_not_started_again(tmp_path):
         "Pool([task], 1, lambda: False).run()"
     )
     first = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
-    wait_for(folder / "begun", first)
+    while not (folder / "begun").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
     first.kill()
     first.wait()
     assert workdir.lock(tmp_path / ".run.lock") == (None, None)
@@ -267,10 +257,6 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
     assert "warm" not in command.cluster_script("tpu", runs, **names | {"prepare": []})
 
 
-FLAGS = dict(seeds=None, parallel=2, dry_run=False, slurm=False, tpu=False, prepare=None)
-WITHOUT_WARM_START = "{x: {'objective.beta': y, 'warm_start.steps': 0} for x, y in dict(a=0.1, b=0.2).items()}"
-
-
 def run_sweep(folder, monkeypatch, codes, **flags):
     """The status of a sweep of variants a and b, seed 0, whose training is replaced by `codes`, Python by variant."""
     handlers = {}
@@ -278,25 +264,23 @@ def run_sweep(folder, monkeypatch, codes, **flags):
     monkeypatch.setattr(
         command, "train_command", lambda out, run: [sys.executable, "-c", codes[run.variant], str(out / run.name)]
     )
-    file = write(folder, WITHOUT_WARM_START, HEAD.replace("(0, 1)", "(0,)"))
-    options = types.SimpleNamespace(**FLAGS | dict(arguments=[file], out=str(folder / "out")) | flags)
-    begun = folder / "out" / "a" / "seed0" / "begun"
+    variants_ = {name: {"objective.beta": beta, "warm_start.steps": 0} for name, beta in (("a", 0.1), ("b", 0.2))}
+    options = dict(arguments=[write(folder, variants_)], out=str(folder / "out"), seeds=["0"], prepare=None)
+    options |= dict(parallel=2, dry_run=False, slurm=False, tpu=False)
 
     def stop_once_begun():
-        wait_for(begun)
+        while not (folder / "out/a/seed0/begun").exists():
+            time.sleep(0.05)
         handlers[signal.SIGTERM](signal.SIGTERM, None)
 
     if codes["a"] is SAVES:
         threading.Thread(target=stop_once_begun, daemon=True).start()
-    return command.main(options)
+    return command.main(types.SimpleNamespace(**options | flags))
 
 
-@pytest.mark.parametrize(("a", "b", "status"), [
-    (QUICK, QUICK, 0), (QUICK, "import sys; sys.exit(3)", 1),
-    ("import sys; sys.exit(2)", "import os; os.kill(os.getpid(), 9)", 1), (SAVES, "import sys; sys.exit(3)", 75),
-])  # fmt: skip
-def test_the_exit_status_says_how_a_sweep_ended(a, b, status, tmp_path, monkeypatch, capfd):
-    assert run_sweep(tmp_path, monkeypatch, dict(a=a, b=b)) == status
+@pytest.mark.parametrize(("a", "status"), [(QUICK, 1), ("import os; os.kill(os.getpid(), 9)", 1), (SAVES, 75)])
+def test_the_exit_status_says_how_a_sweep_ended(a, status, tmp_path, monkeypatch, capfd):
+    assert run_sweep(tmp_path, monkeypatch, dict(a=a, b="import sys; sys.exit(3)")) == status
 
 
 def test_a_mistake_in_the_input_has_a_status_of_its_own(tmp_path, monkeypatch):

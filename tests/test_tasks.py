@@ -38,10 +38,9 @@ def test_worked_solutions_verify_and_corrupted_ones_do_not(name, difficulty):
             assert not verify(f"Answer: {final}+{spare}-{spare}", answer), "a number that was not given"
 
 
-@pytest.mark.parametrize("split", ["train", "heldout"])
 @pytest.mark.parametrize("name", ["arithmetic", "countdown"])
-def test_every_line_of_arithmetic_and_countdown_is_true(name, split):
-    for _, solution, _ in draw(name, split, 100, np.random.default_rng(3)):
+def test_every_line_of_arithmetic_and_countdown_is_true(name):
+    for _, solution, _ in draw(name, "train", 200, np.random.default_rng(3)):
         for line in solution.splitlines()[:-1]:
             left, right = line.split("=")
             assert sum(map(int, re.findall(r"[+-]?\d+", left))) == int(right)

@@ -41,15 +41,17 @@ def one(where, index) -> Problem:
     return jax.tree.map(lambda x: np.asarray(x)[index], where.problem)
 
 
-def measure_at(where, level="token", divergence="urkl", **settings):
-    objective = make("rpg", level=level, divergence=divergence, reduction="constant", **settings)
-    with jax.enable_x64():
-        return measurer(where, lambda _: objective, level, divergence)({}, objective.beta)
-
-
 @pytest.fixture(scope="module")
 def measured(where):
-    return functools.cache(functools.partial(measure_at, where))
+    """`measured(level, **settings)`: the moments of an objective at `where`."""
+
+    @functools.cache
+    def measure_at(level, **settings):
+        objective = make("rpg", level=level, divergence="urkl", reduction="constant", **settings)
+        with jax.enable_x64():
+            return measurer(where, lambda _: objective, level, "urkl")({}, objective.beta)
+
+    return measure_at
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -95,9 +97,8 @@ def test_policies_are_as_far_as_asked(where):
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_moments_are_those_of_every_sample(where, measured, level):
     moments = measured(level, **CLIPPED)
-    index = FAR
     with jax.enable_x64():
-        problem = one(where, index)
+        problem = one(where, FAR)
         probability, gradients = jax.device_get(sample_gradients(problem, level))
         own, whole = (np.asarray(ascent(problem, x, "urkl", 0.3)) for x in (level, "sequence"))
     mean = probability @ gradients
@@ -113,14 +114,14 @@ def test_moments_are_those_of_every_sample(where, measured, level):
         best_scale=-(mean @ own) / (mean @ mean),
     )
     for name, value in expected.items():
-        assert getattr(moments, name).ravel()[index] == pytest.approx(value, rel=1e-9), name
+        assert getattr(moments, name).ravel()[FAR] == pytest.approx(value, rel=1e-9), name
     if level == "sequence":
         with jax.enable_x64():
             logs = jax.jit(functools.partial(token_logprobs, SPACE))
             w = np.exp(np.subtract(logs(problem.policy), logs(problem.behavior)).sum(1))
-        assert moments.effective_sample_size.ravel()[index] == pytest.approx(1 / (probability @ w**2), rel=1e-9)
+        assert moments.effective_sample_size.ravel()[FAR] == pytest.approx(1 / (probability @ w**2), rel=1e-9)
         dead = probability @ ~gradients.any(axis=1)
-        assert moments.dead_mass.ravel()[index] == pytest.approx(dead) and 0 < dead < 1
+        assert moments.dead_mass.ravel()[FAR] == pytest.approx(dead) and 0 < dead < 1
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -135,11 +136,10 @@ def test_clips_are_unbiased_at_old_and_pay_beyond(measured, level):
         # N* is where the two errors meet.
         star = tables.crossing(clipped, exact)
         at = (star > 0) & np.isfinite(star)
-        for n in star[at][:3]:
-            here = np.nonzero(star == n)
-            ours, theirs = (tables.error(m, n)[here] for m in (clipped, exact))
-            assert ours == pytest.approx(theirs, rel=1e-9)
         assert at.any()
+        for n in star[at][:3]:
+            ours, theirs = (tables.error(m, n)[star == n] for m in (clipped, exact))
+            assert ours == pytest.approx(theirs, rel=1e-9)
     assert np.isinf(tables.crossing(exact, exact)).all()
 
 
@@ -221,8 +221,7 @@ def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
 
 
 @pytest.mark.parametrize("changed, words", [
-    (dict(length=12), ["3^12", "2e+07", "--length"]),
-    (dict(vocab=10, length=10**9), ["10^1000000000", "over 1e+308", "limit"]),
+    (dict(length=12), ["3^12", "2e+07", "--length"]), (dict(vocab=10, length=10**9), ["10^1000000000", "limit"]),
     (dict(epsilons=tuple((x / 1000, x / 1000) for x in range(1, 900))), ["forms", "1e+09", "--epsilons"]),
     (dict(samples=(10**30,)), ["samples 1000", "1e+15"]), (dict(divergences=("kl",)), ["kl", "urkl"]),
 ])  # fmt: skip
@@ -255,8 +254,7 @@ def test_the_command_writes_tables_and_figures(study, tmp_path, monkeypatch):
     status, out, err = study("--out=deep/out", "--json=out.json", *SMALL_FLAGS, *SMALL_FORMS)
     assert status == 0, err
     assert measure_once.cache_info().currsize == 1
-    assert "N*" in out
-    assert all(label in out for label in ("no clip", "rpg 0.2/0.28, c 3", "truncate 0.2/0.28"))
+    assert all(label in out for label in ("N*", "no clip", "rpg 0.2/0.28, c 3", "truncate 0.2/0.28"))
     names = {path.name for path in (tmp_path / "deep/out").iterdir()}
     assert names == {"error_token.svg", "error_sequence.svg", "levels.svg", "tradeoff.csv"}
     with (tmp_path / "deep/out/tradeoff.csv").open() as file:

@@ -13,7 +13,6 @@ from rpg_jax.run import build
 
 BETA = 0.4
 close = functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14)
-made_once = functools.cache(make)  # and so compiled once by `run`
 BOUNDS = {"icepop": (0.3, 0.5), "sequence_mask": (0.3, 0.5), "geometric_mask": (0.1, 0.1), "dppo": (0.03, 0.05)}
 
 
@@ -76,7 +75,7 @@ def test_rows_die_whole_at_level_sequence():
 
 def test_m2po_drops_the_largest_squared_log_ratios_until_their_mean_is_small_enough():
     logp, mu, ref, advantage, mask = arrays()
-    for threshold in (1e-4, 0.02, 0.04, 0.2, 10.0):
+    for threshold in (1e-4, 0.04, 10.0):
         objective = make("rpg", clip="m2po", clip_m2=threshold, beta=BETA, reduction="constant")
         survive = coefficients(objective, logp, mu, ref, advantage, mask) != 0
         squared = (logp - mu) ** 2
@@ -87,28 +86,17 @@ def test_m2po_drops_the_largest_squared_log_ratios_until_their_mean_is_small_eno
     assert make("rpg", clip="m2po").settings["clip_m2"] == 0.04
 
 
-def test_a_dead_entry_may_have_any_ratio():
-    mu = np.full((2, 3), -100, np.float32)
-    logp = np.where(np.arange(6).reshape(2, 3) == 0, -1, mu)
-    for clip in ("icepop", "sequence_mask", "geometric_mask", "m2po", "dppo"):
-        objective = make("rpg", clip=clip)
-        fun = lambda x, o=objective: o(x, mu, np.ones((2, 1)), np.ones(mu.shape))[0]  # noqa: E731
-        loss, gradient = jax.jit(jax.value_and_grad(fun))(logp)
-        assert np.isfinite(loss) and np.isfinite(gradient).all() and gradient[0, 0] == 0
-
-
-@pytest.mark.parametrize("z", [1.0, 0.5])
-@pytest.mark.parametrize("divergence, own", [("rkl", 1.0), ("urkl", 0.0)])
+@pytest.mark.parametrize("divergence, own, z", [("rkl", 1.0, 0.5), ("urkl", 0.0, 1.0)])
 def test_control_replaces_the_constant(divergence, own, z):
     logp, mu, ref, advantage, mask = arrays()
-    for control in (None, own, 0.3, -2.0):
+    for control in (None, own, -2.0):
         objective = make("rpg", divergence=divergence, control=control, beta=BETA, z_old=z, reduction="constant")
         c = own if control is None else control
         log_u = logp - ref - np.log(z)
         expected = np.where(mask, np.exp(logp - mu) * (advantage - BETA * (log_u + c)), 0)
         close(coefficients(objective, logp, mu, ref, advantage, mask), expected)
-    clipped = made_once("rpg", divergence=divergence, control=own, clip="rpg", beta=BETA, reduction="constant")
-    plain = made_once("rpg", divergence=divergence, clip="rpg", beta=BETA, reduction="constant")
+    clipped = make("rpg", divergence=divergence, control=own, clip="rpg", beta=BETA, reduction="constant")
+    plain = make("rpg", divergence=divergence, clip="rpg", beta=BETA, reduction="constant")
     batch = (logp, mu, ref, advantage, mask)
     close(coefficients(clipped, *batch), coefficients(plain, *batch))
 
@@ -223,9 +211,3 @@ def test_a_kl_over_the_vocabulary_is_added_to_the_loss_and_needs_a_reference_tre
         build.build_settings(config)
     config.reference.update(dict(mode="ema", decay=0.9))
     assert build.build_settings(config)["objective"].full_kl is not None
-
-
-def test_an_unset_clip_has_a_name():
-    assert make("grpo", clip="default").settings == make("grpo", clip=None).settings == make("grpo").settings
-    assert make("grpo", clip="default").settings["clip"] == "ppo"
-    assert make("rpg", clip="default").settings["clip"] == "none"

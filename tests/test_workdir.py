@@ -1,7 +1,6 @@
 """Where a run's checkpoints are, who finds them, and what a run says when memory runs out; the window of a profile."""
 
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import os
@@ -10,6 +9,7 @@ import signal
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -77,38 +77,25 @@ def test_a_run_of_0_2_or_before_is_refused(tmp_path, config, old):
         workdir.read_config(tmp_path)
 
 
-def test_an_edited_file_of_problems_is_another_config(tmp_path, config):
-    sets = {name: tmp_path / f"{name}.jsonl" for name in ("train", "heldout")}
+@pytest.mark.parametrize("settings", [
+    {"data": {"train": "mine.py", "heldout": "gym:gcd(size=2)"}},
+    {"data": {"train": "gym:gcd(size=2)", "heldout": ("mine.py", "gym:gcd(size=2)")}},
+    {"reward.functions": "dapo, brief=mine.py:f"}, {"reward.functions": ["boxed", "mine.py:f"]},
+    {"evaluation.function": "mine.py:f"},
+])  # fmt: skip
+def test_an_edited_file_of_problems_or_of_a_function_is_another_config(tmp_path, config, settings, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begin(tmp_path)
+    pathlib.Path("mine.py").write_text("f = 1\n")
     with config.unlocked():
-        config.data = dict(train=str(sets["train"]), heldout=(str(sets["heldout"]), "gym:gcd(size=2)"))
-    for file in sets.values():
-        file.write_text("{}\n")
-    begin(tmp_path / "run")
-    workdir.open_workdir(tmp_path / "run", config, False)
-    workdir.open_workdir(tmp_path / "run", config, False)
-    for file in sets.values():
-        file.write_text("{ }\n")
-        with pytest.raises(ValueError, match=f"{file.name}.* has been edited"):
-            workdir.open_workdir(tmp_path / "run", config, False)
-        file.write_text("{}\n")
-
-
-def test_an_edited_file_of_any_reward_function_is_another_config(tmp_path, config):
-    file = tmp_path / "mine.py"
-    begin(tmp_path / "run")
-    for number, (section, key, value) in enumerate(
-        [("reward", "functions", f"dapo, brief={file}:f"), ("reward", "functions", ["boxed", f"{file}:f"]),
-         ("evaluation", "function", f"{file}:f")]
-    ):  # fmt: skip
-        begin(tmp_path / str(number))
-        file.write_text("f = 1\n")
-        with config.unlocked():
-            config[section][key] = value
-        workdir.open_workdir(tmp_path / str(number), config, False)
-        workdir.open_workdir(tmp_path / str(number), config, False)
-        file.write_text("f = 2\n")
-        with pytest.raises(ValueError, match="mine.py.* has been edited"):
-            workdir.open_workdir(tmp_path / str(number), config, False)
+        for key, value in settings.items():
+            section, _, name = key.rpartition(".")
+            (config[section] if section else config)[name] = value
+    for _ in range(2):
+        workdir.open_workdir(tmp_path, config, False)
+    pathlib.Path("mine.py").write_text("f = 2\n")
+    with pytest.raises(ValueError, match="mine.py.* has been edited"):
+        workdir.open_workdir(tmp_path, config, False)
 
 
 def test_another_place_is_remembered_and_knows_the_run(tmp_path, config, monkeypatch):
@@ -195,15 +182,14 @@ def test_the_first_interrupt_lets_a_run_save_and_the_second_ends_it():
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("command", ["train", "verify", "sweep"])
-def test_an_interrupt_while_a_command_is_imported_prints_nothing(command, tmp_path):
+def test_an_interrupt_while_a_command_is_imported_prints_nothing(tmp_path):
     (tmp_path / "absl.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     # A suite that a script runs in the background ignores SIGINT, and so would what it starts.
     heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-    module = [sys.executable, "-c", heed, sys.executable, "-m", f"rpg_jax.{command}"]
+    command = [sys.executable, "-c", heed, sys.executable, "-m", "rpg_jax.train"]
     root = pathlib.Path(__file__).parents[1]
-    done = subprocess.run(module, env=environment, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -211,35 +197,24 @@ def out_of_memory(*_, **__):
     return jnp.zeros((1 << 50,)).block_until_ready()
 
 
-PARTS = {
-    "rollout": ("collect", "rollout.slots"), "experience": ("score", "learner.microbatch_rows"),
-    "update": ("update", "model.remat"), "reference": ("policies", "reference.mode=iterative"),
-    "evaluation": ("evaluate", "rollout.slots"),
+REMEDIES = {
+    "rollout": "rollout.slots", "experience": "learner.microbatch_rows", "update": "model.remat",
+    "reference": "reference.mode=iterative", "evaluation": "rollout.slots",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", REMEDIES)
 def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     """JAX's own error, raised in one part of a step whose other parts do nothing."""
-    part, remedy = PARTS[name]
-    rows = types.SimpleNamespace(tokens=jnp.zeros((4, 3), int))
-    collected = types.SimpleNamespace(
-        sequences=rows, lengths=np.ones(4, int), rewards=None, seconds={"rollout": 1.0, "reward": 0.0}
-    )
+    fails = lambda phase, result: out_of_memory if name == phase else lambda *_, **__: result  # noqa: E731
+    collected = types.SimpleNamespace(sequences=None, lengths=np.ones(4, int), rewards=None, seconds={})
+    parts = mock.MagicMock(score=fails("experience", {}), experience=lambda *_: (jnp.zeros(4), {}), heldout=0)
+    parts.policies.current = lambda state: Policy(None, {}, state.step)
+    parts.policies.reference = parts.update = parts.evaluate = out_of_memory
+    parts.reference.is_due = lambda checkpoint: name == "reference"
+    meshes, options = (parallel.make_mesh(),) * 2, dict(steps=1, overlap=False, should_stop=lambda *_: False)
+    parts.rollouts = Rollouts(lambda should_stop: fails("rollout", collected), parts.policies, *meshes, **options)
     state = TrainState(jnp.int32(0), {}, None, jnp.zeros(2, int), jnp.float32(0))
-    policies = types.SimpleNamespace(
-        current=lambda state: Policy(None, {}, state.step), reference=out_of_memory, sampling_params=lambda *_: None
-    )
-    parts = dict.fromkeys(field.name for field in dataclasses.fields(loop.Parts)) | dict(
-        reference=types.SimpleNamespace(is_due=lambda checkpoint: name == "reference"), policies=policies,
-        should_stop=lambda: False, score=lambda *_: {}, source="sampler", heldout=0,
-        experience=lambda *_: (jnp.zeros(4), {}),
-        log=types.SimpleNamespace(progress=lambda *_: contextlib.nullcontext()),
-    )  # fmt: skip
-    collect = out_of_memory if part == "collect" else lambda *_: collected
-    options = dict(steps=1, overlap=False, should_stop=lambda *_: False)
-    parts["rollouts"] = Rollouts(lambda should_stop: collect, policies, *(parallel.make_mesh(),) * 2, **options)
-    parts = loop.Parts(**parts | ({part: out_of_memory} if part in parts and part != "policies" else {}))
     settings = LoopSettings(
         steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, packed_columns=None,
         scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=1,
@@ -250,17 +225,14 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
         else:
             loop.rl_step(parts, settings, Checkpoint(state), 0)
     text = str(caught.value)
-    assert repr(name) in text and remedy in text and "RESOURCE_EXHAUSTED" in text and "rpg_jax.plan" in text
+    assert repr(name) in text and REMEDIES[name] in text and "RESOURCE_EXHAUSTED" in text and "rpg_jax.plan" in text
     assert "\n" not in text
 
 
-def test_a_program_that_runs_out_of_memory_after_it_was_dispatched():
+def test_a_program_that_runs_out_of_memory_after_it_was_dispatched_and_other_errors_of_jax():
     said = "INTERNAL: Error dispatching computation: Out of memory allocating 21505077856 bytes."  # of a CPU
     with pytest.raises(InputError, match="'update' .* 21505077856 bytes.: lower"), phases.phase("update"):
         raise jax.errors.JaxRuntimeError(said)
-
-
-def test_other_errors_of_jax_stay_what_they_are():
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), phases.phase("update"):
         raise jax.errors.JaxRuntimeError("INTERNAL: a failure that is nobody's mistake")
 

@@ -151,12 +151,6 @@ class Bench:
         """A copy of that workdir, without files and folders of some names."""
         return shutil.copytree(self.undisturbed(variant), self.new(), ignore=shutil.ignore_patterns(*without))
 
-    def data(self) -> pathlib.Path:
-        """The folder of generated problems that the trainings read."""
-        self.undisturbed("short")
-        (folder,) = (path for path in (self.folder / "data").iterdir() if path.is_dir())
-        return folder
-
     def differences(self, variant: str, workdir: pathlib.Path, but: Sequence[str] = ()) -> str:
         """In what a finished training differs from the undisturbed one, keys in `but` aside; empty if in nothing."""
         whole = self.undisturbed(variant)

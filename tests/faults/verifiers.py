@@ -54,32 +54,20 @@ def close_all_pipes():
     return "who hears it?"
 
 
-def forge_a_score():
-    for descriptor in range(3, 16):
-        try:
-            os.write(descriptor, b'{"value": 1.0}\n')
-        except OSError:
-            pass
-    return "a score was forged"
-
-
 def kill_the_warden():
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 
 
+# tests/test_rewards_pool.py has others: a function that hangs, exits, forges a score or returns NaN.
 MISBEHAVIOURS = {
-    "hangs": lambda: time.sleep(600),
     "computes without end": lambda: sum(iter(int, 1)),
     "leaves a child": fork_and_leave_a_child,
     "forks without end": fork_without_end,
     "eats memory": eat_memory,
-    "exits at once": lambda: os._exit(0),
     "crashes": lambda: ctypes.string_at(0),
     "closes its pipes": close_all_pipes,
-    "forges a score": forge_a_score,
     "kills its warden": kill_the_warden,
-    "returns NaN": lambda: float("nan"),
     "returns a huge integer": lambda: 10**400,
     "returns a string": lambda: "right",
 }
