@@ -50,20 +50,6 @@ def paired(gap: np.ndarray, margin: float = MARGIN) -> dict:
     return dict(mean=gap.mean(), half=half, t=p, flip=np.mean(flips >= abs(gap.sum()) - 1e-12), equal=equal)
 
 
-def at_equal_kl(kept: pd.DataFrame) -> pd.DataFrame:
-    """Each run family's score at one KL, the middle of what all families reach: linear in log KL between betas."""
-    groups = kept.groupby([*KEY, "seed"])
-    low, high = groups.kl.min().max(), groups.kl.max().min()
-    if not low < high:
-        raise SystemExit(f"no KL is reached by all: the least are up to {low:.3g}, the most from {high:.3g}")
-    target = np.log(low * high) / 2
-    rows = []
-    for key, of in groups:
-        of = of.sort_values("kl")
-        rows.append((*key, np.interp(target, np.log(of.kl), of.score), np.exp(target)))
-    return pd.DataFrame(rows, columns=[*KEY, "seed", "score", "beta"])
-
-
 def effects(kept: pd.DataFrame) -> pd.DataFrame:
     """For each beta: what branch and coefficient do, whether they act together, and the coefficient without a clip."""
     rows = []
@@ -93,6 +79,7 @@ def draw(kept: pd.DataFrame) -> str:
 
     def panels(axes):
         for axis, beta in zip(axes, betas, strict=False):
+            axis.sharex(axes[0])
             for row, (_, of) in enumerate(arms[::-1]):
                 score, number = of[of.beta == beta].score, len(arms) - 1 - row
                 style = dict(color=COLORS[number], marker=MARKERS[number], capsize=2)
@@ -112,7 +99,8 @@ if __name__ == "__main__":
         kept = pd.concat([kept, read(sys.argv[1])]).drop_duplicates([*KEY, "beta", "seed"], keep="last")
         kept.to_parquet(FILE, index=False)
     print(kept.groupby(["beta", *KEY])[["score", "kl", "clip"]].mean().to_string(float_format="{:.4f}".format))
-    tables = {"at one beta": kept} | ({"at one KL": at_equal_kl(kept)} if kept.beta.nunique() > 1 else {})
-    for title, of in tables.items():
-        print(f"\n{title}\n{effects(of).to_string(index=False, float_format='{:.3g}'.format)}")
+    print(effects(kept).to_string(index=False, float_format="{:.3g}".format))
+    reached = kept.groupby([*KEY, "seed"]).kl
+    print(f"KL over the betas of an arm and seed: the least is up to {reached.min().max():.3f},")
+    print(f"the largest from {reached.max().min():.3f} on; with the first below the second, all reach what is between")
     FILE.with_suffix(".svg").write_text(draw(kept) + "\n")
