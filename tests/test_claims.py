@@ -229,6 +229,15 @@ def test_the_constant_of_the_divergence():
     for (beta, effect), (mean, half, *_) in found.items():
         said = f"{abs(mean):.1f} ± {half:.1f}"
         assert said in text and (effect not in ("coefficient", "no clip") or said in findings), (beta, effect, said)
+    kept["x"] = np.log(kept.kl)
+    apart = kept[["x", "score"]] - kept.groupby(["beta", *arm])[["x", "score"]].transform("mean")
+    slope = np.polyfit(apart.x, apart.score, 1)[0]
+    kept["moved"] = kept.score - slope * (kept.x - kept.x.mean())
+    assert f"−{-100 * slope:.1f} points" in text
+    for beta, of in kept.groupby("beta"):  # the same at one KL
+        gaps = effects_of_the_constant(of.pivot(index="seed", columns=arm, values="moved"))
+        cell = [f"{mean:.1f} ± {half:.1f}" for mean, half in (interval(100 * gap) for gap in gaps.values())]
+        assert f"| {beta:g} | {' | '.join(cell)} |".replace("-", "−") in text, beta
     reached = kept.groupby([*arm, "seed"]).kl  # no KL is reached by all
     assert f"{reached.min().max():.3f}" in text and f"{reached.max().min():.3f}" in text
 

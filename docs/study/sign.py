@@ -70,6 +70,15 @@ def effects(kept: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def at_one_kl(kept: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """(The runs with their scores moved to the mean log KL of all, points for each e-fold of it): by one slope of
+    scores on log KL, that of seeds within an arm and beta."""
+    kept = kept.assign(log_kl=np.log(kept.kl))
+    apart = kept[["log_kl", "score"]] - kept.groupby(["beta", *KEY])[["log_kl", "score"]].transform("mean")
+    slope = (apart.log_kl * apart.score).sum() / (apart.log_kl**2).sum()
+    return kept.assign(score=kept.score - slope * (kept.log_kl - kept.log_kl.mean())), 100 * slope
+
+
 def draw(kept: pd.DataFrame) -> str:
     """A panel a beta with the mean score of each arm and its 95 % interval, and one of all scores by the KL reached."""
     arms, betas = list(kept.groupby(KEY)), sorted(kept.beta.unique())
@@ -99,7 +108,9 @@ if __name__ == "__main__":
         kept = pd.concat([kept, read(sys.argv[1])]).drop_duplicates([*KEY, "beta", "seed"], keep="last")
         kept.to_parquet(FILE, index=False)
     print(kept.groupby(["beta", *KEY])[["score", "kl", "clip"]].mean().to_string(float_format="{:.4f}".format))
-    print(effects(kept).to_string(index=False, float_format="{:.3g}".format))
+    moved, slope = at_one_kl(kept)
+    for title, of in (("as they are", kept), (f"at one KL, by {slope:.1f} points for each e-fold of it", moved)):
+        print(f"\n{title}\n{effects(of).to_string(index=False, float_format='{:.3g}'.format)}")
     reached = kept.groupby([*KEY, "seed"]).kl
     print(f"KL over the betas of an arm and seed: the least is up to {reached.min().max():.3f},")
     print(f"the largest from {reached.max().min():.3f} on; with the first below the second, all reach what is between")
