@@ -26,13 +26,13 @@ _LOOK_MILLISECONDS = 100  # between two counts of descendants
 def main(most, *command):
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    told = []  # a handler that raised could interrupt what ends the descendants
+    signal.signal(signal.SIGTERM, lambda *_: told.append("stopped"))
     worker, reason = None, "stopped"
     try:
         worker = subprocess.Popen(command, start_new_session=True)  # it cannot kill the warden with its own group
-        reason = _watch(worker.pid, int(most))
+        reason = _watch(worker.pid, int(most), told)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if worker is not None:
             _signal(worker.pid, signal.SIGKILL, os.killpg)
         _end_descendants()
@@ -40,8 +40,8 @@ def main(most, *command):
             os.write(1, json.dumps({"dead": reason}).encode() + b"\n")
 
 
-def _watch(worker: int, most: int) -> str:
-    """Waits until there is a reason to end all processes, and returns it."""
+def _watch(worker: int, most: int, told: list[str]) -> str:
+    """Waits until there is a reason to end all processes, such as the first that it is told, and returns it."""
     ended, wake = os.pipe()
     for end in (ended, wake):
         os.set_blocking(end, False)
@@ -51,7 +51,7 @@ def _watch(worker: int, most: int) -> str:
     poll.register(0, 0)  # reports only that the other end was closed
     poll.register(ended, select.POLLIN)
     family = _Family()
-    while True:
+    while not told:
         status = _reap(worker)
         if status is not None:
             code = os.waitstatus_to_exitcode(status)
@@ -63,6 +63,7 @@ def _watch(worker: int, most: int) -> str:
             if descriptor == 0:
                 return "stopped"
             os.read(ended, 1 << 12)
+    return told[0]
 
 
 def _reap(worker):
