@@ -184,5 +184,5 @@ def test_what_makes_no_sense_is_refused_at_the_door(folder, flag, says):
 
 def test_adapters_of_random_weights_are_refused(tmp_path):
     random = "--config=configs/quickstart.py:smoke", f"--workdir={tmp_path}", "--config.model.lora.rank=2"
-    status, line = call("train", *random)
+    status, line = call("train", *random, "--config.model.checkpoint=")
     assert status == 2 and "set model.checkpoint, or model.lora.rank=0" in line

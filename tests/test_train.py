@@ -206,7 +206,7 @@ def test_a_reward_that_raises_is_named_and_counted_and_a_run_that_applies_no_upd
     (folder / "flaky.py").write_text(REWARD)
     flags = "warm_start.steps=0", "steps=1", f"objective.name={folder}/broken.py:broken", "objective.clip="
     flags += f"reward.functions=verifier,{folder}/flaky.py:flaky", "reward.weights={'flaky': 0.5}"
-    flags += "evaluation.function=flaky", "reward.max_failures=0.9"
+    flags += "evaluation.function=flaky", "reward.max_failures=0.9", "model.checkpoint="
     done = run("train", *train_arguments(folder / "flaky", *(f"--config.{flag}" for flag in flags)))
     assert done.returncode == 1 and "no update of this run was applied, 2 were not finite" in done.stderr, done.stderr
     assert "step 1: update 1 of 2 was skipped: the loss is NaN: all of its inputs are finite" in done.stderr
