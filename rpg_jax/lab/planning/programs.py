@@ -123,8 +123,8 @@ def programs(sketch: Sketch) -> dict[str, Program]:
         return Plan(replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.packed_columns else None)
 
     state, policies = checkpoint.state, held(checkpoint)
-    drew = checkpoint.past[0] if checkpoint.past else None
-    behavior = drew if drew and parts.source == "trainer" else Policy(run.model, state.params, state.step)
+    current = Policy(run.model, state.params, state.step)
+    behavior = checkpoint.past[0] if checkpoint.past and parts.source == "trainer" else current
     cast = partial(jax.tree.map, lambda x: x.astype(run.model.dtype))
     weights = jax.eval_shape(lambda params: unstack_layers(cast(params)), run.model.shapes)
     if rollout.weights_dtype:
