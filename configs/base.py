@@ -299,6 +299,7 @@ def _completed(settings: dict, keys: dict) -> dict:
             full[name] = _completed(section, key) if isinstance(section, dict) else section
         elif key.default is not Required:
             full.setdefault(name, list(key.default) if isinstance(key.default, tuple) else key.default)
+            full[name] = None if full[name] == "" else full[name]  # as --config.KEY= was saved once
     return full
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import math
 import os
 import pathlib
@@ -179,8 +180,20 @@ def test_unset_keys_are_not_passed_on_and_the_quickstart_takes_every_objective_b
     settings = build.set_keys(config.objective, "name")
     assert "clip_low" not in settings and settings["clip"] == "rpg" and "name" not in settings
     for name in (*RECIPES.keys() - {"cispo"}, "docs/tempered.py:tempered"):
-        config.objective.update(dict(name=name, clip=""))  # as the flag --config.objective.clip= leaves it
+        config.objective.update(dict(name=name, clip=None))
         assert build.build_objective(config).name == name
+
+
+def test_a_flag_without_a_value_unsets_its_key_also_in_a_config_that_was_saved_with_an_empty_text(monkeypatch):
+    words = "--config.objective.clip=", "--config.model.size=", "--config.objective.name=", "--config.log.wandb", ""
+    status, said, config = begun(monkeypatch, *words)
+    assert (status, said) == (0, "") and config.objective.clip is config.model.size is config.log.wandb is None
+    with pytest.raises(ValueError, match="objective.name is unset; it must be"):
+        base.check(config)
+    saved = json.loads(quickstart().to_json_best_effort())
+    saved["objective"]["clip"] = saved["model"]["checkpoint"] = ""
+    again = base.completed(saved)
+    assert again["objective"]["clip"] is again["model"]["checkpoint"] is None
 
 
 def defined(keys=base.KEYS, prefix=""):

@@ -279,6 +279,14 @@ def test_names_of_a_wrapped_model_are_one_short_line_with_the_mend(tmp_path, pre
     assert "model._orig_mod, model.module, or model.merge_and_unload()" in text and len(text) < 500
 
 
+def test_names_of_a_model_without_its_head_are_one_short_line_with_the_mend(tmp_path):
+    """As transformers' AutoModel saves it."""
+    raw = raw_config("qwen2") | {"tie_word_embeddings": True}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in random_tensors(raw).items()}
+    with pytest.raises(ValueError, match=rf"all {len(tensors)} names lack 'model.' .*AutoModelForCausalLM"):
+        load(save(tmp_path, raw, tensors))
+
+
 def test_a_tensor_that_is_not_finite_is_named(tmp_path):
     raw = raw_config("qwen3")
     first, one, last = "model.embed_tokens.weight", "model.layers.1.self_attn.k_norm.weight", "lm_head.weight"

@@ -47,12 +47,21 @@ def test_provided_sweeps_can_be_read_and_share_a_warm_start():
 
 
 def test_a_run_is_a_training_with_flags(tmp_path):
-    file = write(tmp_path, "{'a': {'objective.beta': 1, 'objective.name': 'grpo'}, 'b': {}}")
+    file = write(tmp_path, "{'a': {'objective.beta': 1, 'objective.name': 'grpo', 'objective.clip': ''}, 'b': {}}")
     runs = variants.read(f"{file}:smoke", seeds=[3]).runs
     assert [run.name for run in runs] == ["a/seed3", "b/seed3"]
     config = "--config=configs/sweeps/small.py:smoke", "--config.seed=3"
-    assert runs[0].flags == (*config, "--config.objective.beta=1", "--config.objective.name=grpo")
-    assert runs[0].settings["objective.beta"] == 1.0 and runs[0].settings["steps"] == 3
+    assert runs[0].flags == (
+        *config,
+        "--config.objective.beta=1",
+        "--config.objective.name=grpo",
+        "--config.objective.clip=",
+    )
+    assert (
+        runs[0].settings["objective.beta"] == 1.0
+        and runs[0].settings["objective.clip"] is None
+        and runs[0].settings["steps"] == 3
+    )
 
 
 @pytest.mark.parametrize(("text", "message"), [

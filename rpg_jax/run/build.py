@@ -44,8 +44,8 @@ MOST_UPDATES = 2**31 - 1  # counters on the device are int32
 
 
 def set_keys(section: ConfigDict, *without: str) -> dict:
-    """The keys of a section that are set, as keyword arguments. The flag --config.SECTION.KEY= unsets a key."""
-    return {name: value for name, value in section.to_dict().items() if value not in (None, "") and name not in without}
+    """The keys of a section that are set, as keyword arguments."""
+    return {name: value for name, value in section.to_dict().items() if value is not None and name not in without}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,7 +207,18 @@ def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types
         raise InputError(f"unexpected argument {words[0]!r}; options start with --")
     options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
     options.arguments, options.given = words, {flag.name for flag in own if flag.present}
+    if isinstance(getattr(options, "config", None), ConfigDict):
+        unset_empty(options.config)
     return options
+
+
+def unset_empty(section: ConfigDict) -> None:
+    """Sets None where a key is an empty text: --config.SECTION.KEY= unsets a key."""
+    for name, value in _plain(section).items():
+        if isinstance(value, dict):
+            unset_empty(section[name])
+        elif value == "":
+            section[name] = None
 
 
 def _find_configs(argv: list[str]) -> None:

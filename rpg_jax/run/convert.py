@@ -104,7 +104,7 @@ def of_run(options) -> Source:
     """A run's checkpoint, at its evaluation parameters: its adapters for --to=peft, else the whole model."""
     folder = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir)
     config, run = states.read_run(folder)
-    source, lora = config.model.checkpoint or None, run.model.lora
+    source, lora = config.model.checkpoint, run.model.lora
     if options.to == PEFT and lora is None:
         raise InputError(f"--to={PEFT} writes adapters, and {folder} is a run without any (its model.lora.rank is 0)")
     with run.scorer:

@@ -17,7 +17,7 @@ from rpg_jax.rewards.scorer import NO_REWARD
 
 def check_base(config: ConfigDict) -> None:
     """Raises ValueError for adapters without a checkpoint to adapt."""
-    if config.model.lora.rank and not config.model.checkpoint:
+    if config.model.lora.rank and config.model.checkpoint is None:
         raise InputError(
             f"model.lora.rank={config.model.lora.rank} trains adapters of frozen weights, and those of "
             f"model.size={config.model.size!r} would be random: set model.checkpoint, or model.lora.rank=0"
@@ -29,7 +29,7 @@ def build_model(config: ConfigDict, tokenizer, longest: int, mesh: jax.sharding.
 
     With `pack`, a row may hold several sequences, which attention must tell apart.
     """
-    size, checkpoint = config.model.size or None, config.model.checkpoint or None  # --config.KEY= unsets a key
+    size, checkpoint = config.model.size, config.model.checkpoint
     if (size is None) == (checkpoint is None):
         raise InputError(
             f"model.size={size!r} and model.checkpoint={checkpoint!r}: set one of them, a named size to start from "

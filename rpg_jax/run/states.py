@@ -225,7 +225,7 @@ def initial_params(config: ConfigDict, run: Run) -> Params:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract(run, lambda params, **_: params))
         adapters = partial(run.model.lora.init, run.model.shapes)
         return jax.jit(adapters, out_shardings=shardings)(jax.random.key(config.seed, impl="threefry2x32"))
-    if not config.model.checkpoint:
+    if config.model.checkpoint is None:
         return init_params(run.model, run.mesh, config.seed)
     return weights.load(config.model.checkpoint, abstract(run, lambda params, **_: params))
 

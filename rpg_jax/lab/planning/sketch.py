@@ -48,7 +48,7 @@ def sketch(
     if keeps:
         config.environment.name = None  # no program of a step knows of it, but rows keep their pages between turns
     size, checkpoint = config.model.size, config.model.checkpoint
-    shapes = [huggingface.read_config(checkpoint) if checkpoint else named(size)]
+    shapes = [named(size) if checkpoint is None else huggingface.read_config(checkpoint)]
     if teacher := config.reference.checkpoint:  # of the same vocabulary, which a size may have more rows for
         shapes.append(huggingface.read_config(teacher))
     tokenizer = types.SimpleNamespace(vocab_size=min(shape.vocab_size for shape in shapes), stop_ids=(0,))
@@ -100,7 +100,7 @@ def planned_size(config: ConfigDict) -> str | None:
       ValueError: the checkpoint is not here, and its folder's name begins with no known model size.
     """
     folder = config.model.checkpoint
-    if not folder or pathlib.Path(folder).exists():
+    if folder is None or pathlib.Path(folder).exists():
         return None
     name = pathlib.Path(folder).name.lower()
     sizes = [size for size in SIZES if name.startswith(size)]

@@ -169,6 +169,7 @@ def _config(where: str, base_name: str, base: ConfigDict, settings: Mapping[str,
             config.update_from_flattened_dict({key: value})
         except TypeError as error:
             raise InputError(f"{where}: {key}={value!r} does not fit: {error}") from None
+    cli.unset_empty(config)
     try:
         build.build_settings(config)
     except InputError as error:
