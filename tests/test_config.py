@@ -185,10 +185,12 @@ def test_unset_keys_are_not_passed_on_and_the_quickstart_takes_every_objective_b
 
 
 def test_a_flag_without_a_value_unsets_its_key_also_in_a_config_that_was_saved_with_an_empty_text(monkeypatch):
-    words = "--config.objective.clip=", "--config.model.size=", "--config.objective.name=", "--config.log.wandb", ""
-    status, said, config = begun(monkeypatch, *words)
-    assert (status, said) == (0, "") and config.objective.clip is config.model.size is config.log.wandb is None
-    with pytest.raises(ValueError, match="objective.name is unset; it must be"):
+    emptied = "objective.clip= objective.beta= objective.mine= model.size= rollout.slots="
+    words = f"objective.name=mine.py:loss objective.beta=1 rollout.delay= {emptied} rollout.delay=2".split()
+    status, said, config = begun(monkeypatch, *(f"--config.{word}" for word in words))
+    assert (status, said) == (0, "") and config.rollout.delay == 2
+    assert config.objective.clip is config.objective.beta is config.objective.mine is config.model.size is None
+    with pytest.raises(ValueError, match="rollout.slots is unset; it must be at least 1"):
         base.check(config)
     saved = json.loads(quickstart().to_json_best_effort())
     saved["objective"]["clip"] = saved["model"]["checkpoint"] = ""

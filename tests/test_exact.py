@@ -144,6 +144,13 @@ def test_a_wrong_divergence_is_caught(monkeypatch):
         assert any(words in fault for fault in divergence_faults("hellinger")), words
     monkeypatch.setitem(DIVERGENCES, "mine", Divergence(lambda log_u, w, r: r * jnp.sin(log_u)))
     assert "its generator f(u) is not convex" in divergence_faults("mine")
+    triangular = Divergence(lambda log_u, w, r: (w - r) * jnp.tanh(log_u / 2))  # rho = (u - 1)^2 / (u + 1)
+    monkeypatch.setitem(DIVERGENCES, "mine", triangular)  # the derivative of tanh cancels where u is small
+    [fault] = divergence_faults("mine")
+    assert fault.endswith("give it in closed form, the second field of Divergence")
+    closed = triangular._replace(kappa_over_u=lambda log_u: 1 - 4 * jax.nn.sigmoid(-log_u) ** 2)
+    monkeypatch.setitem(DIVERGENCES, "mine", closed)
+    assert divergence_faults("mine") == []
 
 
 def test_levels_agree_on_the_reward_at_old_only():

@@ -93,7 +93,9 @@ def _extreme_faults(divergence: Divergence) -> list[str]:
     for form, narrow, wide in zip(("its product form", "kappa_over_u"), rounded, exact, strict=True):
         fits = np.abs(wide) < 1e37
         if not np.allclose(narrow[fits], wide[fits], rtol=1e-3, atol=1e-30):
-            faults.append(f"{form} is lost in float32 at extreme u, where its value is not")
+            derived = form == "kappa_over_u" and divergence.kappa_over_u is None
+            mend = "; give it in closed form, the second field of Divergence" if derived else ""
+            faults.append(f"{form} is lost in float32 at extreme u, where its value is not{mend}")
     return faults
 
 

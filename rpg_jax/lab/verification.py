@@ -72,7 +72,7 @@ def main(options) -> int:
     print(f"\nForms: {len(findings)}, each in {situations} situations of {PROBLEMS} problems, in ", end="")
     print(f"{time.monotonic() - started:.0f} s. A bias is that of the worst problem. {_summary(findings, failures)}")
     if wrong:
-        print(f"Divergences that are not what their generators say: {', '.join(wrong)}.")
+        print(f"Divergences with the faults named above: {', '.join(wrong)}.")
     if inexact:
         print(f"kl='full' is not exact in expectation: {', '.join(inexact)}.")
     if not_natural:

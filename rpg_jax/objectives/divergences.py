@@ -26,7 +26,7 @@ class Divergence(NamedTuple):
       rho: (log_u, w, r) -> r·rho(u).
       kappa_over_u: log_u -> kappa(u) / u in a closed form that overflows only where the value itself does, with
         kappa = d rho / d log u; the regularized advantage is A' = A − beta·kappa(u)/u (docs/method.md 2 and 3).
-        None: computed from `rho`, which is right wherever exp(−log_u) is finite.
+        None: computed from `rho`, which is right wherever exp(−log_u) is finite and `rho` does not cancel.
     """
 
     rho: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

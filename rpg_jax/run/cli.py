@@ -6,6 +6,7 @@ bug of somebody's code, with its traceback.
 
 import contextlib
 import difflib
+import functools
 import inspect
 import itertools
 import math
@@ -115,9 +116,8 @@ def _plain(config: ConfigDict) -> dict:
     return plain
 
 
-def _given(argv: list[str]) -> dict[str, str]:
-    """The flags of a command line, and of its --flagfile, as text; the last of each name."""
-    words = flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=True)
+def _given(words: list[str]) -> dict[str, str]:
+    """The flags among words as text; the last of each name."""
     given = {}
     for word, after in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")
@@ -193,12 +193,15 @@ def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types
     """The options of a command, from its flags; raises InputError for words that are none."""
     _find_configs(argv)
     try:
-        given = _given(argv)
+        words = flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=True)
     except flags.Error as error:  # a --flagfile
         raise InputError(error) from None
+    given = _given(words)
     _check_config(given)
+    empty = [word for word in words if word.startswith("--config.") and word.find("=") == len(word) - 1]
+    empty = empty if "config" in flags.FLAGS and given.get("config") else []
     try:
-        words = flags.FLAGS(argv)[1:]
+        words = flags.FLAGS([argv[0], *(word for word in words if word not in empty)])[1:]
     except (flags.Error, ValueError, TypeError, LookupError, AttributeError) as error:  # of ml_collections
         raise InputError(error) from None
     own = flags.FLAGS.get_key_flags_for_module(module)
@@ -207,18 +210,17 @@ def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types
         raise InputError(f"unexpected argument {words[0]!r}; options start with --")
     options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
     options.arguments, options.given = words, {flag.name for flag in own if flag.present}
-    if isinstance(getattr(options, "config", None), ConfigDict):
-        unset_empty(options.config)
+    for name in (word[2:-1] for word in empty):
+        if not given[name]:
+            unset(options.config, name.removeprefix("config."))
     return options
 
 
-def unset_empty(section: ConfigDict) -> None:
-    """Sets None where a key is an empty text: --config.SECTION.KEY= unsets a key."""
-    for name, value in _plain(section).items():
-        if isinstance(value, dict):
-            unset_empty(section[name])
-        elif value == "":
-            section[name] = None
+def unset(config: ConfigDict, key: str) -> None:
+    """Takes the value of a key away, as --config.SECTION.KEY= does; a list is then empty."""
+    *sections, name = key.split(".")
+    section = functools.reduce(ConfigDict.__getitem__, sections, config)
+    section[name] = () if isinstance(_plain(section).get(name), tuple) else None
 
 
 def _find_configs(argv: list[str]) -> None:

@@ -20,6 +20,7 @@ from rpg_jax import InputError
 from rpg_jax.lab.planning import calibration, chips, decoding, measure, report
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.sketch import planned_size, sketch
+from rpg_jax.run.build import check_values
 from rpg_jax.run.target import json_file
 from rpg_jax.storage.logs import write_text_atomic
 
@@ -41,6 +42,7 @@ def main(options) -> None:
     if options.calibrate and not options.given & {"config", "topology"}:
         print(calibration.text(calibrated()))
         return
+    check_values(options.config)
     topologies, rollout = chips.parse(options.topology), options.config.rollout
     lengths = decoding.parse(options.lengths, rollout.max_new)
     prompt = rollout.max_prompt if options.prompt_length is None else options.prompt_length

@@ -164,12 +164,14 @@ def _config(where: str, base_name: str, base: ConfigDict, settings: Mapping[str,
         if not matters(key):
             raise InputError(f"{where} sets {key}, which changes nothing of what is computed; drop it")
         if value is None:
-            raise InputError(f"{where} sets {key} to None, which a flag cannot; leave it unset in the base config")
+            raise InputError(f"{where} sets {key} to None, which a flag cannot; '' unsets it")
+        if value == "":
+            cli.unset(config, key)
+            continue
         try:
             config.update_from_flattened_dict({key: value})
         except TypeError as error:
             raise InputError(f"{where}: {key}={value!r} does not fit: {error}") from None
-    cli.unset_empty(config)
     try:
         build.build_settings(config)
     except InputError as error:
