@@ -375,7 +375,7 @@ def _filled(defaults: dict, settings: dict, path: str) -> tuple[ConfigDict, list
         elif key in settings:
             one, value = isinstance(settings[key], str), settings[key]  # a list of texts may be one text
             is_list = isinstance(defaults.get(key), tuple)
-            config[key] = ((value,) if one else tuple(value)) if is_list else value
+            config[key] = ((value,) if one else tuple(value)) if is_list else None if value == "" else value
         try:
             config[key]
         except RequiredValueError:

@@ -192,6 +192,8 @@ def test_a_flag_without_a_value_unsets_its_key_also_in_a_config_that_was_saved_w
     assert config.objective.clip is config.objective.beta is config.objective.mine is config.model.size is None
     with pytest.raises(ValueError, match="rollout.slots is unset; it must be at least 1"):
         base.check(config)
+    data = base.prepared_sets(train="mine", heldout="held", tokenizer="", template_options=dict(a=""))
+    assert data.tokenizer is data.template_options.a is None
     saved = json.loads(quickstart().to_json_best_effort())
     saved["objective"]["clip"] = saved["model"]["checkpoint"] = ""
     again = base.completed(saved)
