@@ -2,8 +2,8 @@
 
     python docs/study/staleness.py [FOLDER]
 
-Makes the runs that FOLDER/staleness.parquet lacks (the folder of this file, if none is given), two at a time: first
-those that choose a rate for each arm and delay, then those that are compared. Then prints the tables and draws the
+Makes the runs that FOLDER/staleness.parquet lacks (the folder of this file, if none is given), two at a time: of
+each cell (a delay, a reward, an arm) first those that choose its rate, then those that are compared. Then prints the tables and draws the
 figure. It goes on where it was stopped.
 """
 
@@ -32,114 +32,185 @@ from rpg_jax.lab.reporting import estimates
 from rpg_jax.lab.reporting.figures import MARKERS, svg_figure
 from rpg_jax.lab.reporting.style import COLORS, frame
 from rpg_jax.lab.sweeping.pool import cores
+from rpg_jax.models import unstack_layers
 from rpg_jax.objectives import make
 from rpg_jax.training.optimizer import make_optimizer
 
 HERE = pathlib.Path(__file__).parent
-BOUNDS = {"0.2, 0.28": (0.2, 0.28), "0.5, 1": (0.5, 1.0), "0.8, 4": (0.8, 4.0)}
-CLIPS = {"Algorithm 2": "rpg", "equation 4.1": "coefficient", "Remark F.2": "truncate", "decoupled": "ppo"}
-BETAS = (0.003, 0.01, 0.03)
+TIGHT, MIDDLE, WIDE = "0.2, 0.28", "0.5, 1", "0.8, 4"
+BOUNDS = {TIGHT: (0.2, 0.28), MIDDLE: (0.5, 1.0), WIDE: (0.8, 4.0)}
+CLIPS = {"Algorithm 2": "rpg", "equation 4.1": "coefficient", "Remark F.2": "truncate"}
+DECOUPLED = f"decoupled, {TIGHT}"
 ARMS = {
     "no clip": dict(name="rpg", beta=0.0),
-    **{f"{clip}, {bounds}": dict(name="ppo_clip" if clip == "decoupled" else "rpg", clip=name, clip_low=low,
-                                 clip_high=high, **({} if clip == "decoupled" else dict(beta=0.0)))
+    **{f"{clip}, {bounds}": dict(name="rpg", clip=name, clip_low=low, clip_high=high, beta=0.0)
        for clip, name in CLIPS.items() for bounds, (low, high) in BOUNDS.items()},
-    **{f"urkl, {beta:g}": dict(name="rpg", beta=beta) for beta in BETAS},
+    DECOUPLED: dict(name="ppo_clip", clip_low=0.2, clip_high=0.28),
+    **{f"urkl, {beta:g}": dict(name="rpg", beta=beta) for beta in (0.003, 0.01)},
 }  # fmt: skip
-DELAYS = (4, 16, 64)  # optimizer updates
-RATES = (8e-4, 1.6e-3, 3.2e-3, 6.4e-3)  # to begin with; where the best is at an end, the next one is tried
-TUNING, SEEDS = (100, 101), tuple(range(10))
-MARGIN = 0.03  # of equality: three points
+# For each delay and reward the middle of the first three rates of each arm, as a number of `rate`: where earlier runs had
+# their best, and lower where rewards are of whole responses, of which a trial broke.
+WHOLE = (
+    "no clip",
+    f"Algorithm 2, {TIGHT}",
+    f"Algorithm 2, {WIDE}",
+    f"equation 4.1, {WIDE}",
+    f"Remark F.2, {WIDE}",
+    DECOUPLED,
+)
+MIDDLES = {
+    (64, "share"): dict(zip(ARMS, (8, 14, 11, 8, 2, 4, 6, 3, 5, 7, 8, 8, 9), strict=True)),
+    (16, "share"): dict(zip(ARMS, (8, 14, 10, 9, 6, 6, 8, 6, 7, 8, 10, 8, 9), strict=True)),
+    (64, "whole"): dict(zip(WHOLE, (6, 13, 6, 4, 5, 6), strict=True)),
+}
+CELLS = [(*of, arm) for of, middles in MIDDLES.items() for arm in middles]  # delay, reward, arm
+TUNING, SEEDS = tuple(range(200, 210)), tuple(range(300, 320))
+FALL = 0.05  # a run falls that loses this much between two evaluations
+RIGHT = 24  # of 32 tokens; rewards of whole responses are 1 for so many right ones, and else 0
+MARGIN = 0.02  # of equality: two points
+SAVED = 10  # runs that are saved at once
 STEPS, UPDATES, PROMPTS, SAMPLES, LENGTH, EVERY = 60, 4, 16, 8, 32, 15
-KEY = ["arm", "delay", "rate", "seed"]
+CELL = ["delay", "reward", "arm"]
+KEY = [*CELL, "rate", "seed"]
+
+
+def rate(number: int) -> float:
+    """The learning rate of a number of the grid."""
+    return float(f"{1e-4 * 2 ** (number / 2):.3g}")
+
+
+def respond(model, params, prompts, key):
+    """Responses to prompts i32[B, PROMPT], drawn at temperature 1: (tokens i32[B, PROMPT + LENGTH], log-probs of the
+    responses f32[B, LENGTH])."""
+    params, config, prompts = unstack_layers(params), model.config, jnp.asarray(prompts)
+    rows, width = len(prompts), task.PROMPT + LENGTH
+    turns, shape = model.turns(jnp.arange(width)[None]), (rows, width, config.kv_heads, config.head_dim)
+
+    def step(carry, column):
+        caches, token = carry
+        kept = []
+
+        def attend(layer, q, k, v):  # each [B, 1, heads, head_dim]
+            at = (0, column, 0, 0)
+            k, v = (jax.lax.dynamic_update_slice(of, x, at) for of, x in zip(caches[layer], (k, v), strict=True))
+            kept.append((k, v))
+            q = q.reshape(rows, config.kv_heads, -1, config.head_dim)
+            scores = jnp.einsum("bkgd,btkd->bkgt", q, k) * config.head_dim**-0.5
+            weights = jax.nn.softmax(jnp.where(jnp.arange(width) <= column, scores, -jnp.inf))
+            return jnp.einsum("bkgt,btkd->bkgd", weights, v).reshape(rows, 1, -1, config.head_dim), None
+
+        own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, column, 1, axis=1), turns)
+        hidden, *_ = model.cached(params, token[:, None], own, attend)
+        logp = jax.nn.log_softmax(model.logits(params, hidden[:, 0]))  # [B, V]
+        drawn = jax.random.categorical(jax.random.fold_in(key, column), logp)
+        token = jnp.where(column + 1 < task.PROMPT, prompts[:, (column + 1) % task.PROMPT], drawn).astype(jnp.int32)
+        return (kept, token), (token, jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0])
+
+    empty = [(jnp.zeros(shape), jnp.zeros(shape))] * config.layers
+    _, (tokens, logp) = jax.lax.scan(step, (empty, prompts[:, 0]), jnp.arange(width - 1))
+    return jnp.concatenate([prompts[:, :1], tokens.T], 1), logp.T[:, task.PROMPT - 1 :]
+
+
+def rewards(tokens: jax.Array, kind: str) -> jax.Array:
+    """Of responses i32[B, PROMPT + LENGTH], f32[B]: the share of right tokens, or whether there are RIGHT of them."""
+    share = task.rewards(tokens)
+    return share if kind == "share" else (share >= RIGHT / LENGTH).astype(jnp.float32)
 
 
 @functools.cache
-def updates(arm: str):
-    """The jitted update of an arm: (params, optimizer state, rate, proximal params, behavior params, tokens)."""
-    objective, model = make(**ARMS[arm]), policies.transformer()
+def programs(arm: str, kind: str):
+    """Of an arm: (init, the jitted step, the jitted score) of (parameters, ...)."""
+    objective, model, every = make(**ARMS[arm]), policies.transformer(), task.prompts().tokens
     adamw = make_optimizer("adamw", learning_rate=1.0, warmup_steps=10)
 
-    def loss(params, proximal, behavior, tokens):
-        logp, old, drew = (policies.logprobs(model, of, tokens)[0] for of in (params, proximal, behavior))
-        rewards = task.rewards(tokens).reshape(-1, SAMPLES)
-        advantage = (rewards - rewards.mean(1, keepdims=True)).reshape(-1, 1)
+    def loss(params, tokens, advantage, drew, old):
+        logp = policies.logprobs(model, params, tokens)[0]
         mask = jnp.ones(logp.shape, bool)
-        if arm.startswith("decoupled"):  # the clip is around the proximal policy; arXiv 2505.24298, equation 2
-            return objective(logp, old, advantage, mask, weight=jax.lax.stop_gradient(jnp.exp(old - drew)))[0]
+        if arm == DECOUPLED:  # the clip is around the proximal policy; arXiv 2505.24298, equation 2
+            return objective(logp, old, advantage, mask, weight=jnp.exp(old - drew))[0]
         return objective(logp, drew, advantage, mask)[0]
 
     @jax.jit
-    def update(params, state, rate, proximal, behavior, tokens):
-        gradient = jax.grad(loss)(params, proximal, behavior, tokens)
-        steps, state = adamw.transformation.update(gradient, state, params)  # of a rate of 1: steps are linear in it
-        return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, steps)), state
+    def step(params, state, rate, behavior, prompts, key):
+        tokens, drew = respond(model, behavior, jnp.repeat(prompts, SAMPLES, 0), key)
+        old = policies.logprobs(model, params, tokens)[0] if arm == DECOUPLED else drew
+        of = rewards(tokens, kind).reshape(-1, SAMPLES)
+        advantage = (of - of.mean(1, keepdims=True)).reshape(-1, 1)
 
-    return adamw.transformation.init, update
+        def update(carry, batch):
+            params, state = carry
+            steps, state = adamw.transformation.update(jax.grad(loss)(params, *batch), state, params)
+            return (optax.apply_updates(params, jax.tree.map(lambda x: rate * x, steps)), state), None
 
+        parts = jax.tree.map(lambda x: x.reshape(UPDATES, -1, *x.shape[1:]), (tokens, advantage, drew, old))
+        return jax.lax.scan(update, (params, state), parts)[0]  # steps of a rate of 1: they are linear in it
 
-@functools.cache
-def expected_reward():
-    model, every = policies.transformer(), task.prompts().tokens
-    right = jax.jit(lambda params, tokens: jnp.exp(policies.logprobs(model, params, tokens)[1]).mean())
-    return lambda params, seed, step: float(
-        right(params, policies.respond(model, params, every, 4, LENGTH, 10_000 + seed, step))
-    )
+    @jax.jit
+    def score(params, key):
+        tokens, _ = respond(model, params, jnp.repeat(every, 4, 0), key)
+        if kind == "share":  # what the policy expects of each token that it drew
+            return jnp.exp(policies.logprobs(model, params, tokens)[1]).mean()
+        return rewards(tokens, kind).mean()
+
+    return adamw.transformation.init, step, score
 
 
 def trial(name: tuple) -> dict:
     """A run: its expected rewards at steps 0, EVERY, 2 EVERY, ... from 512 fresh responses each."""
-    arm, delay, rate, seed = name
-    model, every = policies.transformer(), task.prompts().tokens
-    params = policies.warm_start(model, 0, **policies.DEMONSTRATIONS)
-    init, update = updates(arm)
-    state, rng = init(params), np.random.default_rng(seed)
+    delay, kind, arm, rate, seed = name
+    params = policies.warm_start(policies.transformer(), 0, **policies.DEMONSTRATIONS)
+    init, step, score = programs(arm, kind)
+    state, rng, every = init(params), np.random.default_rng(seed), task.prompts().tokens
     past = collections.deque([params], maxlen=delay // UPDATES + 1)  # at the starts of steps, oldest first
-    scores = [expected_reward()(params, seed, 0)]
-    for step in range(1, STEPS + 1):
-        behavior, proximal = past[0], params
+    noise, fresh = jax.random.split(jax.random.key(seed))  # the same in all arms
+    scores = [float(score(params, fresh))]
+    for number in range(1, STEPS + 1):
         chosen = every[rng.integers(len(every), size=PROMPTS)]
-        drawn = policies.respond(model, behavior, chosen, SAMPLES, LENGTH, seed, step)
-        for tokens in np.asarray(drawn).reshape(UPDATES, -1, drawn.shape[1]):
-            params, state = update(params, state, rate, proximal, behavior, tokens)
+        params, state = step(params, state, rate, past[0], chosen, jax.random.fold_in(noise, number))
         past.append(params)
-        if step % EVERY == 0:
-            scores.append(expected_reward()(params, seed, step))
+        if number % EVERY == 0:
+            scores.append(float(score(params, jax.random.fold_in(fresh, number))))
     return dict(zip(KEY, name, strict=True)) | dict(scores=scores)
 
 
-def areas(kept: pd.DataFrame) -> pd.Series:
-    """The mean score over the run of each row, by trapezoids."""
-    return kept.scores.map(lambda scores: float(np.trapezoid(scores) / (len(scores) - 1)))
+def with_outcomes(kept: pd.DataFrame) -> pd.DataFrame:
+    """The rows with their area, the mean score over the run by trapezoids, their last score, and whether they fell."""
+    scores = np.array(kept.scores.tolist()).reshape(len(kept), -1)
+    area = np.trapezoid(scores, axis=1) / max(scores.shape[1] - 1, 1)
+    return kept.assign(area=area, last=scores[:, -1:].sum(1), fell=(np.diff(scores) < -FALL).any(1))
 
 
-def best_rates(kept: pd.DataFrame) -> pd.DataFrame:
-    """For each arm and delay the rate of the best area over the seeds of tuning, and whether it is at an end."""
-    tuned = kept[kept.seed.isin(TUNING)].assign(area=areas)
-    mean = tuned.groupby(["arm", "delay", "rate"]).area.mean().reset_index()
-    best = mean.loc[mean.groupby(["arm", "delay"]).area.idxmax()]
-    ends = mean.groupby(["arm", "delay"]).rate.agg(["min", "max"]).reset_index()
-    best = best.merge(ends)
-    return best.assign(at_end=(best.rate == best["min"]) | (best.rate == best["max"]))
+def tuned(kept: pd.DataFrame, cell: tuple) -> tuple[pd.DataFrame, float]:
+    """A row for each rate that the tuning seeds tried in a cell, and the best of them.
+
+    The best has the largest mean area of the rates of which at most one run in ten fell; if there is none, of those of
+    which the fewest fell.
+    """
+    of = kept[(kept[CELL] == cell).all(axis=1) & kept.seed.isin(TUNING)]
+    table = with_outcomes(of).groupby("rate").agg(area=("area", "mean"), fell=("fell", "sum")).reset_index()
+    admitted = table[table.fell <= max(1, table.fell.min())]
+    return table, float(admitted.loc[admitted.area.idxmax()].rate)
 
 
-def wanted(kept: pd.DataFrame) -> list[tuple]:
-    """The runs that are to be made next; none once all are there."""
-    cells = itertools.product(ARMS, DELAYS)
-    tuning = [(arm, delay, rate, seed) for arm, delay in cells for rate in RATES for seed in TUNING]
+def wanted(kept: pd.DataFrame, cell: tuple) -> list[tuple]:
+    """The runs of a cell that are to be made next; none once all are there. Where the best rate is at an end of those
+    that were tried, the next one of the grid is."""
     done = set(kept[KEY].itertuples(index=False, name=None))
-    if missing := [name for name in tuning if name not in done]:
-        return missing
-    best = best_rates(kept)
-    further = [
-        (at.arm, at.delay, at.rate * 2 if at.rate == at.max else at.rate / 2, seed)
-        for at in best[best.at_end].itertuples()
-        for seed in TUNING
-    ]
-    if further:
-        return further
-    final = [(at.arm, at.delay, at.rate, seed) for at in best.itertuples() for seed in SEEDS]
-    return [name for name in final if name not in done]
+    middle = MIDDLES[cell[:2]][cell[2]]
+    numbers, seeds, chosen = [middle - 1, middle, middle + 1], TUNING, None
+    while True:
+        rates = [rate(number) for number in numbers] if chosen is None else [chosen]
+        if missing := [run for run in itertools.product(*([x] for x in cell), rates, seeds) if run not in done]:
+            return missing
+        if chosen is not None:
+            return []
+        best = tuned(kept, cell)[1]
+        if best == rates[0]:
+            numbers.insert(0, numbers[0] - 1)
+        elif best == rates[-1]:
+            numbers.append(numbers[-1] + 1)
+        else:
+            seeds, chosen = SEEDS, best
 
 
 def pin(cores):
@@ -149,55 +220,60 @@ def pin(cores):
 
 
 def make_runs(file: pathlib.Path) -> pd.DataFrame:
-    """All runs, from the file and made anew."""
+    """All runs, from the file and made anew, a cell after the other."""
     kept = pd.read_parquet(file) if file.exists() else pd.DataFrame(columns=[*KEY, "scores"])
     context, each = multiprocessing.get_context("spawn"), cores()
     own = context.SimpleQueue()
     for core in each:
         own.put(core)
     with concurrent.futures.ProcessPoolExecutor(len(each), context, pin, (own,)) as pool:
-        while names := wanted(kept):
-            for number, row in enumerate(pool.map(trial, names), 1):
-                kept = pd.concat([kept, pd.DataFrame([row])], ignore_index=True) if len(kept) else pd.DataFrame([row])
-                if number % 20 == 0 or number == len(names):
-                    save(kept, file)
-                    print(f"{number} of {len(names)} runs of this stage", file=sys.stderr, flush=True)
+        for number, cell in enumerate(CELLS, 1):
+            while names := wanted(kept, cell):
+                print(f"{number} of {len(CELLS)}: {cell}, {len(names)} runs to make", file=sys.stderr, flush=True)
+                rows = pd.DataFrame(pool.map(trial, names[:SAVED]))
+                kept = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows
+                save(kept, file)
     return kept
 
 
 def compared(kept: pd.DataFrame) -> pd.DataFrame:
-    """A row for each arm and delay: its rate, its area, and what that is above no clip, over the ten seeds."""
-    final = kept[kept.seed.isin(SEEDS)].assign(area=areas, last=lambda of: of.scores.map(lambda scores: scores[-1]))
+    """A row for each cell: its rate, area, last score and runs that fell, and what its area is above no clip, over the
+    seeds that chose no rate."""
+    final = with_outcomes(kept[kept.seed.isin(SEEDS)])
     rows = []
-    for delay, at in final.groupby("delay"):
+    for (delay, kind), at in final.groupby(["delay", "reward"], sort=False):
         area = at.pivot(index="seed", columns="arm", values="area")
-        for arm in ARMS:
+        for arm in (arm for arm in ARMS if arm in area):
             of = at[at.arm == arm]
-            row = dict(delay=delay, arm=arm, rate=of.rate.iloc[0], area=of.area.mean(), last=of["last"].mean())
+            row = dict(delay=delay, reward=kind, arm=arm, rate=of.rate.iloc[0], area=of.area.mean())
+            row |= dict(last=of["last"].mean(), fell=of.fell.sum())
             rows.append(row | ({} if arm == "no clip" else paired(area[arm] - area["no clip"], MARGIN)))
     table = pd.DataFrame(rows)
-    for _, at in table[table.arm != "no clip"].groupby("delay"):
+    for _, at in table[table.arm != "no clip"].groupby(["delay", "reward"]):
         for p in ("t", "flip", "equal"):
             table.loc[at.index, f"{p}, Holm"] = estimates.holm(at[p])
     return table
 
 
 def draw(table: pd.DataFrame) -> str:
-    """A panel a delay: what each arm's area is above no clip, in points, with 95 % intervals."""
+    """A panel for each delay and reward: what each arm's area is above no clip, in points, with 95 % intervals."""
+    panels_of = list(table.groupby(["delay", "reward"], sort=False))
 
     def panels(axes):
         names = [arm for arm in ARMS if arm != "no clip"]
-        for axis, (delay, at) in zip(axes, table.groupby("delay"), strict=True):
-            of = at.set_index("arm").loc[names[::-1]]
-            for row, (arm, cell) in enumerate(of.iterrows()):
-                family = [*CLIPS, "urkl"].index(arm.partition(",")[0])
-                style = dict(color=COLORS[family], marker=MARKERS[family], capsize=2)
-                axis.errorbar(100 * cell["mean"], row, xerr=100 * cell.half, **style)
+        for axis, ((delay, kind), at) in zip(axes, panels_of, strict=True):
+            of = at.set_index("arm")
+            for row, arm in enumerate(names[::-1]):
+                if arm in of.index:
+                    family = [*CLIPS, "decoupled", "urkl"].index(arm.partition(",")[0])
+                    style = dict(color=COLORS[family], marker=MARKERS[family], capsize=2)
+                    axis.errorbar(100 * of["mean"][arm], row, xerr=100 * of.half[arm], **style)
             axis.axvline(0, color="black", linewidth=0.8)
             axis.set_yticks(range(len(names)), names[::-1] if axis is axes[0] else [""] * len(names))
-            frame(axis, f"responses of {delay} updates ago", "points of mean score above no clip", "")
+            of_whole = ", whole responses" if kind == "whole" else ""
+            frame(axis, f"{delay} updates ago{of_whole}", "points of mean score above no clip", "")
 
-    return svg_figure("staleness", len(DELAYS), panels, height=4.2, columns=3)
+    return svg_figure("staleness", len(panels_of), panels, height=4.2, columns=3)
 
 
 if __name__ == "__main__":
