@@ -202,6 +202,15 @@ def test_policies_that_the_clip_itself_made():
         if maker == "Algorithm 2" and updates > 4:
             findings = page("docs/findings.md")
             assert f"{lead:.2f} ± {half:.2f}".replace("-", "−") in findings and stars in findings
+        if maker == "no clip" and updates == 16:  # errors of finding 1 are over trajectories
+            names = ("token", "token, RPG-Style Clip", "token, truncated", "token, IcePop")
+            said = {name: interval(of["cosine"][name]) for name in names}
+            row = " | ".join(f"{mean:.3f} ± {width:.3f}" for mean, width in said.values())
+            assert f"| 64 | 10 | {row} |" in page("docs/findings.md") and stars in page("docs/findings.md")
+            paper = "{:.2f} ± {:.2f} with Algorithm 2 and {:.3f} ± {:.3f} with Remark F.2"
+            assert paper.format(*said[names[1]], *said[names[2]]) in page("docs/paper.md")
+            spread = f"mean of {clip.cosine.mean():.2f} and a standard deviation of {clip.cosine.std():.2f}"
+            assert spread in page("docs/study/oracle.md")
 
 
 def effects_of_the_constant(scores: pd.DataFrame) -> dict[str, pd.Series]:
@@ -225,6 +234,9 @@ def test_the_constant_of_the_divergence():
     found = {name: paired(gap.to_numpy(), np.zeros(len(gap))) for name, gap in gaps.items()}
     for (beta, effect), of in corrected({name: of for name, of in found.items() if name[1] != "no clip"}).items():
         assert f"| {beta:g} | {effect} | {cells(*of)} |" in text, (beta, effect)
+    leads = [interval(100 * ((of[0, 0, True] + of[1, 0, True]) / 2 - of[0, 0, False])) for of in by_beta.values()]
+    leads = ["{:.1f} ± {:.1f}".format(*lead) for lead in leads]
+    assert "above no clip with c = 0 by {2}, {1} and {0} points".format(*leads) in text
     findings = page("docs/findings.md")
     for (beta, effect), (mean, half, *_) in found.items():
         said = f"{abs(mean):.1f} ± {half:.1f}"
