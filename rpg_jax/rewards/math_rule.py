@@ -14,14 +14,17 @@ from rpg_jax.rewards.same import is_letter, quantity, same, words_agree
 
 try:
     from math_verify import LatexExtractionConfig, parse, verify
+
+    from rpg_jax.rewards import values
 except ImportError as error:
     raise ImportError(f"math-verify cannot be imported ({error}); pip install math-verify") from None
 
+values.use()
 logging.disable(logging.WARNING)  # each worker would log that the time limits are off
 _LATEX = LatexExtractionConfig()  # the other parser evaluates the text as Python
 _UNITS_KEPT = replace(_LATEX, normalization_config=replace(_LATEX.normalization_config, units=False))
 _LONGEST = 1000  # characters of an answer that sympy is asked about
-_HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
+_HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?-?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
 # A word, not a product of variables: `cat` may be a product, `taco` is a word.
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
 _PRODUCT = re.compile(
