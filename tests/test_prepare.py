@@ -89,6 +89,7 @@ STATED = [
     (r"Half of $\boxed{1}$ is $\boxed{\frac{1}{2}}$." + "\nDone.", r"\frac{1}{2}"),
     (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
     (r"It is \fbox {12}.", "12"),
+    (r"It is $\boxed 7$.", "7"),
     (PENS + "**Answer:** 67.", "67"),
     ("So the final answer is 67.", "67"),
     ("Thus, the answer is: $x$", "$x$"),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rpg_jax import InputError
+from rpg_jax.answer import BOX, box_at
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import Source, lacking, pick
 from rpg_jax.data.templates import paper
@@ -21,7 +22,6 @@ from rpg_jax.gym import PREFIX
 
 _SHOWN = 40  # characters of an answer in an error
 _MESSAGES = re.compile(r"\s*(?:array\()?\[?\s*\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _MARKED = re.compile(r"(?:^|\s)####(?!#)\s*(\S.*)")  # in the last line, as the next one
 _ANSWER = re.compile(
     r"[\s*]*(?:(?:so|thus|hence|therefore),? +)?(?:the )?(?:final |correct )?"
@@ -191,24 +191,17 @@ def stated(text: str) -> str:
     last = text.rstrip().rpartition("\n")[2]
     if found := _MARKED.search(last):
         return found[1].replace(",", "") if _THOUSANDS.fullmatch(found[1]) else found[1]
-    if boxes := list(_BOX.finditer(text)):
-        return _braced(text, boxes[-1].end())
+    if boxes := list(BOX.finditer(text)):
+        inside, _ = box_at(text, boxes[-1].end())
+        if inside is None:
+            raise InputError(f"has a box that is never closed: {text[boxes[-1].end() :]!r:.{_SHOWN}}")
+        return inside
     end = text.rfind("</answer>")
     if (start := text.rfind("<answer>", 0, max(end, 0))) >= 0:
         return text[start + len("<answer>") : end]
     if found := _ANSWER.match(last):
         return found[1].rstrip(" *.")
     return text
-
-
-def _braced(text, start):
-    """The text between the brace at `start` and the one that closes it."""
-    depth = 0
-    for brace in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return text[start + 1 : start + brace.start()]
-    raise InputError(f"has a box that is never closed: {text[start:]!r:.{_SHOWN}}")
 
 
 def _filled(text):

@@ -10,7 +10,7 @@ import functools
 import re
 import unicodedata
 
-from rpg_jax.rewards.answer import BOX, box_at
+from rpg_jax.answer import BOX, box_at
 
 _GREEK = {letter: f"\\{unicodedata.name(letter).split()[-1].lower()} " for letter in "αβγδθλμπρστφψω"}
 _SYMBOLS = str.maketrans(
