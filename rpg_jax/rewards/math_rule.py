@@ -16,7 +16,7 @@ try:
     from math_verify import LatexExtractionConfig, parse, verify
 
     from rpg_jax.rewards import values
-except ImportError as error:
+except (ImportError, AttributeError) as error:  # values.py stands on names of another version, perhaps
     raise ImportError(f"math-verify cannot be imported ({error}); pip install math-verify") from None
 
 values.use()
@@ -77,5 +77,6 @@ def _verified(stated, answer, reading):
     return verify(*texts, timeout_seconds=None)
 
 
-if not _verified("$0.5$", "$1/2$", _LATEX):  # also triggers lazy imports
-    raise ImportError("math-verify does not find 1/2 equal to 0.5; pip install math-verify")
+# Also triggers lazy imports.
+if not _verified("$0.5$", "$1/2$", _LATEX) or _verified("$0.0000001$", "$0.0000002$", _LATEX):
+    raise ImportError("math-verify finds 1/2 not equal to 0.5, or 1e-7 equal to 2e-7; pip install math-verify")
