@@ -94,8 +94,16 @@ def drawn(parts: list[Part], split: str, title: str) -> Iterator[dict]:
 
 
 def own_answer(answer: str) -> str:
-    """The answer that the family itself gives, of the record that `problems` writes as a problem's answer."""
-    return str(json.loads(answer)["answer"])
+    """The family's own answer in the record that `problems` writes as a problem's answer; "" if it gives none."""
+    own = json.loads(answer)["answer"]
+    return "" if own is None else str(own)
+
+
+def line_about(problems: list) -> str | None:
+    """A line about the families among `Problem`s whose items have no answer of their own; None if there are none."""
+    ours = [problem for problem in problems if problem.task.startswith(PREFIX)]
+    bare = {problem.task for problem in ours if json.loads(problem.answer)["answer"] is None}
+    return f"{', '.join(sorted(bare))}: has no answers of its own; its rule alone judges" if bare else None
 
 
 def families() -> dict[str, dict[str, str]]:
@@ -159,7 +167,8 @@ def problems(parts: list[dict], split: str) -> Iterator[dict[str, str]]:
             chunk, index = divmod(number, _CHUNK)
             seed = part["seed"] * _STRIDE + chunk * _CHUNK
             try:
-                question, own = (_item(family, json.dumps(parameters), seed, index)[1][key] for key in _ITEM)
+                item = _item(family, json.dumps(parameters), seed, index)[1]
+                question, own = item["question"], _own(item)
             except InputError:
                 raise
             except Exception as error:
@@ -186,7 +195,12 @@ def problems(parts: list[dict], split: str) -> Iterator[dict[str, str]]:
             )
 
 
-_ITEM = "question", "answer"
+def _own(item: dict) -> Any:
+    """An item's answer; where many are right, the family's example of one, as text, or None if it has none."""
+    examples = [value for key, value in item.get("metadata", {}).items() if key.endswith("_answer")]
+    if item["answer"] is not None or not examples:
+        return item["answer"]
+    return examples[0] if isinstance(examples[0], str) else json.dumps(examples[0])
 
 
 def _digest(family: str, question: str) -> str:

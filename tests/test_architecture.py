@@ -17,17 +17,18 @@ LONGEST = 400  # lines of a file
 
 # Folder (or module) -> what of rpg_jax it may import beside itself.
 MATHEMATICS = {"objectives", "types"}
-STEP = MATHEMATICS | {"models", "parallel", "sampling", "data", "rewards", "environments", "gym"}
+STEP = MATHEMATICS | {"models", "parallel", "sampling", "data", "rewards", "environments", "gym", "answer"}
 FLOORS = {
     "types": set(),
     "objectives": {"types"},
     "gym": set(),
-    "rewards": {"gym"},  # runs in worker processes, which must not load jax
+    "answer": set(),
+    "rewards": {"gym", "answer"},  # runs in worker processes, which must not load jax
     "environments": {"rewards", "gym"},  # in worker processes, too
     "exact": {"objectives"},
     "models": MATHEMATICS,
     "parallel": MATHEMATICS,
-    "data": MATHEMATICS | {"gym"},
+    "data": MATHEMATICS | {"gym", "answer"},
     "sampling": MATHEMATICS | {"models", "parallel"},
     "training": STEP,
     "storage": STEP | {"training", "configs"},

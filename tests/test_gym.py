@@ -14,13 +14,13 @@ from test_datasets import Words
 from test_prepare import written
 
 from rpg_jax import gym
+from rpg_jax.answer import EXTRACTIONS
 from rpg_jax.data import datasets
 from rpg_jax.data.folding import fold
 from rpg_jax.data.sources import listed, open_gym
 from rpg_jax.data.templates import TEMPLATES
 from rpg_jax.gym import Part, parse
 from rpg_jax.rewards import Scorer
-from rpg_jax.rewards.answer import EXTRACTIONS
 
 pytest.importorskip("reasoning_gym")
 call = test_prepare.call
@@ -99,6 +99,15 @@ def test_items_are_drawn_again_where_they_are_scored():
         scores = scorer.score(items)
     assert (scores.correct[:65] == 1).all() and (scores.correct[65:] < 1).all() and not scores.failures
     assert scores.correct[-1] > 0, "gcd gives half a point for any number"
+
+
+def test_families_that_leave_out_their_answer():
+    """Their example of one is right; two have none, which a line says."""
+    drawn = draw("gym:graph_color(size=2) + propositional_logic(size=2) + rubiks_cube(size=2) + boxnet(size=1)")
+    own = [(gym.own_answer(problem.answer), problem) for problem in drawn]
+    assert [gym.credit("", answer, problem.answer, problem.task) for answer, problem in own] == [1] * 6 + [0]
+    assert own[-1][0] == "" and gym.line_about(drawn[:6]) is None
+    assert gym.line_about(drawn).startswith("gym:boxnet: has no answers of its own")
 
 
 def test_scoring_is_seeded_too(monkeypatch):

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import processors
 
+from rpg_jax.answer import EXTRACTIONS
 from rpg_jax.data import load_tokenizer
-from rpg_jax.rewards.answer import EXTRACTIONS
 
 SPECIAL = ["<|begin|>", "<|end|>", "<|pad|>", "<|turn|>"]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}{{ eos_token }}{% endfor %}"

@@ -89,6 +89,7 @@ STATED = [
     (r"Half of $\boxed{1}$ is $\boxed{\frac{1}{2}}$." + "\nDone.", r"\frac{1}{2}"),
     (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
     (r"It is \fbox {12}.", "12"),
+    (r"It is $\boxed 7$.", "7"),
     (PENS + "**Answer:** 67.", "67"),
     ("So the final answer is 67.", "67"),
     ("Thus, the answer is: $x$", "$x$"),
@@ -148,11 +149,52 @@ def test_messages_may_be_json(call, refused):
         refused(f"in.jsonl, line 1, column prompt: {says}", "--source=in.jsonl")
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json"])
+def test_conversations_as_other_trainers_write_them(call, kind):
+    """A column `messages`, perhaps of parts; the reply at its end is the solution, and states the answer."""
+
+    def write(*rows):
+        if kind == "json":
+            pathlib.Path("in.json").write_text(json.dumps(rows, indent=1), encoding="utf-8-sig")
+        else:
+            parquet(rows) if kind == "parquet" else jsonl(*rows)
+
+    def said(role, *parts):
+        return {"role": role, "content": [{"type": "text", "text": part} for part in parts], "name": None}
+
+    asked = [said("system", "s"), said("user", "p ", "q")]
+    turns = [said("user", "r"), said("assistant", "1"), said("user", "t")]
+    replies = said("assistant", "2 + 2\n", "#### 4"), said("assistant", "B")
+    write({"messages": [*asked, replies[0]]}, {"messages": [*turns, replies[1]]})
+    assert call(f"--source=in.{kind}", "--target=out")[0] == 0
+    assert [(p.answer, p.solution) for p in written()] == [("4", "2 + 2\n#### 4"), ("B", "B")]
+    chats = [[(m["role"], m["content"]) for m in json.loads(p.prompt)] for p in written()]
+    assert chats[0] == [("system", "s"), ("user", "p q")] and len(chats[1]) == 3
+    more = {"answer": 5, "solution": "work"}
+    write({"messages": [*asked, said("assistant", "4")], **more}, {"messages": turns, **more})
+    assert call(f"--source=in.{kind}", "--target=columns")[0] == 0
+    assert [(p.answer, p.solution) for p in written("columns")] == [("5", "work")] * 2
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ('[{"problem": "p", "answer": 1}, 5]', ", item 1: holds int; expected a JSON object"), ("[]", ": holds no rows"),
+    ('[{"problem": "p", "answer": 1}, {"problem": "q"}]', ", item 1: no column reward_model.ground_truth or answer"),
+    ('{"data": [{"problem": "p"}], "n": 1}', ": holds dict; expected a list of rows, or a row in each line; write wh"),
+    ('{"problem": ["p"], "answer": [1]}', ": holds dict; expected a list of rows, or a row in each line"),
+    ('[{"problem": "p"', ": not JSON"), ("", ": not JSON"), ("[" * 10**5, ": not JSON"), ("5", ": holds int; expected"),
+    ('{"problem": "p", "answer": 1}\n[2]', ", line 2: holds list; expected a JSON object"),
+])  # fmt: skip
+def test_a_json_file_is_one_list_or_lines(refused, text, says):
+    pathlib.Path("in.json").write_text(text)
+    refused(f"in.json{says}", "--source=in.json")
+
+
 def test_json_lines_of_every_editor(call):
     lines = [json.dumps({"prompt": [{"role": "user", "content": c}], "answer": c}) for c in "ab"]
-    pathlib.Path("in.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n  \r\n".join(lines).encode())
-    assert call("--source=in.jsonl", "--target=out")[0] == 0
-    assert [p.answer for p in written()] == ["a", "b"]
+    for file in ("in.jsonl", "in.json"):
+        pathlib.Path(file).write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n  \r\n".join(lines).encode())
+        assert call(f"--source={file}", f"--target={file[3:]}")[0] == 0
+        assert [p.answer for p in written(file[3:])] == ["a", "b"]
 
 
 def test_several_sources_make_one_dataset(call):
@@ -226,6 +268,13 @@ def test_a_bad_row_is_named(refused, kind, bad, says):
     (b'{"prompt": ["p"], "answer": 1}', "line 2, column prompt: message 0 is no object"),
     (b'{"prompt": [{"role": "assistant", "content": "x"}], "answer": 1}', "ends with the assistant's message"),
     (b'{"prompt": [{"role": "user", "content": [1]}], "answer": 1}', "the content of message 0 is list"),
+    (b'{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": 1}', "has a part of type 'image'; "),
+    (b'{"prompt": [{"role": "user", "content": []}], "answer": 1}', "line 2, column prompt: is empty"),
+    (b'{"messages": [{"role": "assistant", "content": "x"}]}', "column messages: ends with the assistant's message"),
+    (b'{"messages": [{"role": "user", "content": null}], "answer": 1}', "the content of message 0 is null"),
+    (b'{"messages": [{"role": "user", "content": "p"}]}', "line 2: no column reward_model.ground_truth or answer or"),
+    (b'{"messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "\\\\boxed{"}]}',
+     "line 2, column messages: has a box that is never closed"),
     (b'{"problem": "p", "answer": 1, "solution": [1]}', "line 2, column solution: is list"),
 ])  # fmt: skip
 def test_a_bad_line_is_named(refused, line, says):
@@ -248,7 +297,7 @@ def test_bad_parquet_files(refused):
     times = pa.array([2**53, 0], pa.timestamp("ms"))
     pq.write_table(pa.table({"problem": texts, "answer": texts, "at": times}), "times.parquet")
     for file, says in {
-        "columns": ", row 0: no column prompt or problem or question for the problem; there are id, me",
+        "columns": ", row 0: no column prompt or problem or question or messages for the problem; ther",
         "type": ", row 0, column prompt: is int",
         "zero": ": holds no rows",
         "short": ": not a whole parquet file",

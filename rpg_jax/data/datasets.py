@@ -16,7 +16,7 @@ from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import listed, open_gym, open_source
 from rpg_jax.data.templates import named
 from rpg_jax.data.tokenizer import Tokenizer
-from rpg_jax.gym import PREFIX
+from rpg_jax.gym import PREFIX, line_about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,8 @@ def load(
       heldout: several of these, or one string with commas between them.
       max_prompt: the most tokens of a rendered prompt; longer ones are left out (overlong "drop") or raise ("refuse").
       wording: the template that makes a user message of a problem that is text, a name that `templates.named` knows.
-      log: called with one line about dropped prompts, and one about held-out problems that are trained on.
+      log: called with one line about dropped prompts, one about held-out problems that are trained on, and one about
+        families of reasoning-gym that give no answers.
 
     Raises ValueError for a set that cannot be read, is empty, or has no problem within the limit, and for two held-out
     sets of one name.
@@ -86,6 +87,8 @@ def messages(problem: Problem) -> list[dict]:
 def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
     """(rendered problems of a set within the limit, their messages as JSON, the names of its tasks)."""
     rows, source, where = _open(title, template, split)
+    if line := line_about(rows):
+        log(line)
 
     def rendered(problem):
         return tokenizer.render(messages(problem), **options)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import decimal
+import functools
 import hashlib
 import json
 import numbers
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rpg_jax import InputError
+from rpg_jax.answer import BOX, box_at
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import Source, lacking, pick
 from rpg_jax.data.templates import paper
@@ -21,7 +23,6 @@ from rpg_jax.gym import PREFIX
 
 _SHOWN = 40  # characters of an answer in an error
 _MESSAGES = re.compile(r"\s*(?:array\()?\[?\s*\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _MARKED = re.compile(r"(?:^|\s)####(?!#)\s*(\S.*)")  # in the last line, as the next one
 _ANSWER = re.compile(
     r"[\s*]*(?:(?:so|thus|hence|therefore),? +)?(?:the )?(?:final |correct )?"
@@ -69,12 +70,14 @@ def fold(
             read += 1
             if not read % 4096:
                 progress(read)
-            messages = _column(source, number, record, "problem", lambda value: _messages(value, template))
+            ends = pick(record, source.fields["problem"])[0] == "prompt"  # a column `messages` goes on with the reply
+            read_chat = functools.partial(_messages, template=template, ends=ends)
+            messages, reply = _column(source, number, record, "problem", read_chat)
             is_gym = source.name.startswith(PREFIX)  # its answers are JSON for its families
-            answer = _column(source, number, record, "answer", _text if is_gym else _answer)
+            answer = _column(source, number, record, "answer", _text if is_gym else _answer, reply)
             earlier = distinct.get(messages)
             if earlier is None:
-                solution = _column(source, number, record, "solution", _text) or ""
+                solution = _column(source, number, record, "solution", _text, reply) or ""
                 where = source.where(number)
                 distinct[messages] = (name or source.name, solution, answer, columns_of(record), where)
             elif earlier[2] != answer:
@@ -125,9 +128,11 @@ def _plain(value):
     raise TypeError(type(value).__name__)
 
 
-def _column(source, number, record, kind, convert):
-    """The converted value of a record's column; None for a missing solution."""
+def _column(source, number, record, kind, convert, reply=None):
+    """The converted value of a record's column, or what its reply says; None for a missing solution."""
     path, value = pick(record, source.fields[kind])
+    if path is None and reply is not None:
+        path, value = source.fields["problem"][-1], reply
     if value is None and kind == "solution":
         return None
     if path is None:
@@ -145,8 +150,8 @@ def _column(source, number, record, kind, convert):
         raise InputError(f"{source.where(number)}, column {path}: {error}") from error
 
 
-def _messages(value, template):
-    """((role, content), …) of a problem that is text, a list of chat messages, or JSON of such a list."""
+def _messages(value, template, ends):
+    """((role, content), …) of a problem that is text, chat messages, or JSON of them, and the reply that follows."""
     if isinstance(value, (str, bytes)) and _MESSAGES.match(_text(value)):
         try:
             value = json.loads(_text(value))
@@ -154,28 +159,42 @@ def _messages(value, template):
             raise InputError("begins like chat messages and is not JSON; write them with json.dumps") from None
     if isinstance(value, (str, bytes)):
         problem = _filled(_text(value))
-        return (("user", template(problem)),)
+        return (("user", template(problem)),), None
     if not isinstance(value, list):
         raise InputError(f"is {type(value).__name__}; expected text, or a list of messages with role and content")
     if not value:
         raise InputError("is empty; expected at least one message")
     messages = tuple([_message(i, message) for i, message in enumerate(value)])
+    reply = None
+    if messages[-1][0] == "assistant" and len(messages) > 1 and not ends:
+        *messages, (_, reply) = messages
     role, content = messages[-1]
     if role == "assistant":
         raise InputError("ends with the assistant's message; a prompt ends before the response")
     _filled(content)
-    return messages
+    return tuple(messages), reply
 
 
 def _message(i, message):
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         raise InputError(f"message {i} is no object with role and content")
-    role, content = message["role"], message["content"]
+    role, content = message["role"], _joined(i, message["content"])
     for key, value in (("role", role), ("content", content)):
         if not isinstance(value, (str, bytes)):
             kind = "null" if value is None else type(value).__name__
             raise InputError(f"the {key} of message {i} is {kind}; expected text")
     return _text(role), _text(content)
+
+
+def _joined(i, content):
+    """The content of a message, a list of parts {"type": "text", "text": …} as one text, as chat templates write it."""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return content
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = str(part.get("type"))
+            raise InputError(f"the content of message {i} has a part of type {kind!r:.{_SHOWN}}; only text is read")
+    return "".join(part["text"] for part in content)
 
 
 def _answer(value) -> str:
@@ -191,24 +210,17 @@ def stated(text: str) -> str:
     last = text.rstrip().rpartition("\n")[2]
     if found := _MARKED.search(last):
         return found[1].replace(",", "") if _THOUSANDS.fullmatch(found[1]) else found[1]
-    if boxes := list(_BOX.finditer(text)):
-        return _braced(text, boxes[-1].end())
+    if boxes := list(BOX.finditer(text)):
+        inside, _ = box_at(text, boxes[-1].end())
+        if inside is None:
+            raise InputError(f"has a box that is never closed: {text[boxes[-1].end() :]!r:.{_SHOWN}}")
+        return inside
     end = text.rfind("</answer>")
     if (start := text.rfind("<answer>", 0, max(end, 0))) >= 0:
         return text[start + len("<answer>") : end]
     if found := _ANSWER.match(last):
         return found[1].rstrip(" *.")
     return text
-
-
-def _braced(text, start):
-    """The text between the brace at `start` and the one that closes it."""
-    depth = 0
-    for brace in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return text[start + 1 : start + brace.start()]
-    raise InputError(f"has a box that is never closed: {text[start:]!r:.{_SHOWN}}")
 
 
 def _filled(text):

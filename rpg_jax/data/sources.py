@@ -16,7 +16,7 @@ from rpg_jax import InputError, gym
 
 # Field -> columns that may hold it, of which the first that exists is read: the paper's format, then common ones.
 FIELDS = {
-    "problem": ("prompt", "problem", "question"),  # chat messages, or the problem as text
+    "problem": ("prompt", "problem", "question", "messages"),  # chat messages, or the problem as text
     "answer": ("reward_model.ground_truth", "answer", "ground_truth"),
     "solution": ("solution", "extra_info.solution"),  # worked; may be absent
 }
@@ -30,7 +30,7 @@ class Source:
 
     title: str  # as the user gave it
     name: str  # name of the set: the file's stem
-    unit: str  # "row", counted from 0, or "line", counted from 1
+    unit: str  # "row" or "item", counted from 0, or "line", counted from 1
     total: int  # number of units
     fields: dict[str, tuple[str, ...]]  # FIELDS or the user's choice
     records: Iterator[tuple[int, dict]]  # (row or line number, record)
@@ -52,15 +52,15 @@ def listed(text: str) -> list[str]:
 
 
 def open_source(title: str, fields: dict[str, tuple[str, ...]] = FIELDS) -> Source:
-    """Opens FILE.parquet or FILE.jsonl.
+    """Opens FILE.parquet, FILE.jsonl, or FILE.json, which is one list of rows or has a row in each line.
 
     Raises ValueError: the source is of an unknown kind, is not there, cannot be read, or lacks a column; names source
     and column. Reading the records raises it too, with the row or line.
     """
     path = pathlib.Path(title)
-    openers = {".parquet": _open_parquet, ".jsonl": _open_jsonl}
+    openers = {".parquet": _open_parquet, ".jsonl": _open_jsonl, ".json": _open_json}
     if path.suffix.lower() not in openers:
-        raise InputError(f"{title!r} is no source; expected FILE.parquet or FILE.jsonl")
+        raise InputError(f"{title!r} is no source; expected FILE.parquet, FILE.jsonl or FILE.json")
     if not os.path.isfile(title):
         raise InputError(f"{title}: there is no such file")
     return openers[path.suffix.lower()](path, title, fields)
@@ -182,8 +182,29 @@ def _open_jsonl(path, title, fields):
                     record = json.loads(line.decode())
                 except (ValueError, RecursionError) as error:
                     raise InputError(f"{title}, line {number}: not JSON ({error})") from error
-                if not isinstance(record, dict):
-                    raise InputError(f"{title}, line {number}: holds {type(record).__name__}; expected a JSON object")
-                yield number, record
+                yield number, _object(record, f"{title}, line {number}")
 
     return Source(title, _name(path), "line", total, fields, records())
+
+
+def _open_json(path, title, fields):
+    try:
+        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # after the first line
+            return _open_jsonl(path, title, fields)
+        raise InputError(f"{title}: not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{title}: not JSON ({error})") from error
+    if not isinstance(rows, list):
+        keys = [key for key, value in rows.items() if isinstance(value, list)] if isinstance(rows, dict) else []
+        mend = f"; write what is under {keys[0]!r:.{_SHOWN}} alone" if len(keys) == 1 else ""
+        raise InputError(f"{title}: holds {type(rows).__name__}; expected a list of rows, or a row in each line{mend}")
+    records = ((i, _object(row, f"{title}, item {i}")) for i, row in enumerate(rows))
+    return Source(title, _name(path), "item", len(rows), fields, records)
+
+
+def _object(record, where):
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: holds {type(record).__name__}; expected a JSON object")
+    return record

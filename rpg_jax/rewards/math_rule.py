@@ -14,14 +14,17 @@ from rpg_jax.rewards.same import is_letter, quantity, same, words_agree
 
 try:
     from math_verify import LatexExtractionConfig, parse, verify
-except ImportError as error:
+
+    from rpg_jax.rewards import values
+except (ImportError, AttributeError) as error:  # values.py stands on names of another version, perhaps
     raise ImportError(f"math-verify cannot be imported ({error}); pip install math-verify") from None
 
+values.use()
 logging.disable(logging.WARNING)  # each worker would log that the time limits are off
 _LATEX = LatexExtractionConfig()  # the other parser evaluates the text as Python
 _UNITS_KEPT = replace(_LATEX, normalization_config=replace(_LATEX.normalization_config, units=False))
 _LONGEST = 1000  # characters of an answer that sympy is asked about
-_HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
+_HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?-?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
 # A word, not a product of variables: `cat` may be a product, `taco` is a word.
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
 _PRODUCT = re.compile(
@@ -74,5 +77,6 @@ def _verified(stated, answer, reading):
     return verify(*texts, timeout_seconds=None)
 
 
-if not _verified("$0.5$", "$1/2$", _LATEX):  # also triggers lazy imports
-    raise ImportError("math-verify does not find 1/2 equal to 0.5; pip install math-verify")
+# Also triggers lazy imports.
+if not _verified("$0.5$", "$1/2$", _LATEX) or _verified("$0.0000001$", "$0.0000002$", _LATEX):
+    raise ImportError("math-verify finds 1/2 not equal to 0.5, or 1e-7 equal to 2e-7; pip install math-verify")

@@ -10,7 +10,7 @@ import functools
 import re
 import unicodedata
 
-from rpg_jax.rewards.answer import BOX, box_at
+from rpg_jax.answer import BOX, box_at
 
 _GREEK = {letter: f"\\{unicodedata.name(letter).split()[-1].lower()} " for letter in "αβγδθλμπρστφψω"}
 _SYMBOLS = str.maketrans(
@@ -84,6 +84,7 @@ _TO_PLAIN = _rules(
     (r"\\(?:leq?|leqslant)(?![A-Za-z])", "<="),
     (r"\\(?:geq?|geqslant)(?![A-Za-z])", ">="),
     (r"\\(?:times|ast)(?![A-Za-z])", r"\\cdot "),
+    (r"(?<=[0-9]) ?x ?(?=10 ?\^)", r"\\cdot "),  # 1.5 x 10^8
     (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
     (r"\*\*", "^"),
     (r"\*", r"\\cdot "),
@@ -110,6 +111,7 @@ _TO_TEX = _rules(
     (r"(\\frac\{[^{}]*\}) (?=\{)", r"\1"),
     (r"([\^_]) ?(-?[0-9]+|[A-Za-z])", r"\1{\2}"),  # x^2 is x^{2}
     (r"([0-9]) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),  # DAPO reads 3 1/2 as 31/2
+    (r"[0-9]\.[0-9]{3}(?: [0-9]{3})* [0-9]{1,3}(?![0-9./])", lambda match: match[0].replace(" ", "")),  # 0.000 000 1
     (r" +", " "),
 )
 _TO_TEXT = _rules(

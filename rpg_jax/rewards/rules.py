@@ -2,7 +2,7 @@ r"""Rules for answers to mathematical problems: (response, answer) -> bool, with
 
 from collections.abc import Callable
 
-from rpg_jax.rewards.answer import boxed_answer, stated_answer
+from rpg_jax.answer import boxed_answer, stated_answer
 from rpg_jax.rewards.same import canonical, same
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from rpg_jax import InputError
-from rpg_jax.rewards.answer import EXTRACTIONS, final_answer
+from rpg_jax.answer import EXTRACTIONS, final_answer
 from rpg_jax.rewards.pool import Failure, Pool
 from rpg_jax.rewards.rules import JUDGED, RULES, voted_answer
 from rpg_jax.rewards.shaping import check_weights

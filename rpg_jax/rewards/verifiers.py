@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-from rpg_jax.rewards.answer import final_answer
+from rpg_jax.answer import final_answer
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _EXPRESSION = re.compile(r"(?: ?(?:[0-9]{1,10}(?![0-9])|[-+*/()])){1,64}")  # every value stays under 3,000 bits

@@ -1,6 +1,7 @@
 """What `python -m rpg_jax.prepare` does: reads sources, folds repeated problems, writes a dataset."""
 
 import json
+import sys
 import time
 
 from rpg_jax import InputError
@@ -8,7 +9,7 @@ from rpg_jax.data import problems
 from rpg_jax.data.folding import Folded, fold
 from rpg_jax.data.sources import FIELDS, listed, open_gym, open_source
 from rpg_jax.data.templates import named
-from rpg_jax.gym import PREFIX, families
+from rpg_jax.gym import PREFIX, families, line_about
 from rpg_jax.run.target import new_folder, print_summary
 from rpg_jax.storage.logs import Progress
 
@@ -26,6 +27,8 @@ def main(options) -> None:
     target = new_folder("target", options.target)
     folded = read_sources(options)
     written = folded.problems[: options.limit]
+    if line := line_about(written):
+        print(line, file=sys.stderr)
     counts = {
         "rows read": folded.read,
         "repeats folded": folded.repeats(),
