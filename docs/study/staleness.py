@@ -2,9 +2,9 @@
 
     python docs/study/staleness.py [FOLDER]
 
-Makes the runs that FOLDER/staleness.parquet lacks (the folder of this file, if none is given), two at a time: of
-each cell (a delay, a reward, an arm) first those that choose its rate, then those that are compared. Then prints the tables and draws the
-figure. It goes on where it was stopped.
+Makes the runs that FOLDER/staleness.parquet lacks (the folder of this file, if none is given), two at a time: of each
+cell (a delay, a reward, an arm) first those that choose its rate, then those that are compared. Then prints the tables
+and draws the figure. It goes on where it was stopped.
 """
 
 import collections
@@ -48,8 +48,8 @@ ARMS = {
     DECOUPLED: dict(name="ppo_clip", clip_low=0.2, clip_high=0.28),
     **{f"urkl, {beta:g}": dict(name="rpg", beta=beta) for beta in (0.003, 0.01)},
 }  # fmt: skip
-# For each delay and reward the middle of the first three rates of each arm, as a number of `rate`: where earlier runs had
-# their best, and lower where rewards are of whole responses, of which a trial broke.
+# For each delay and reward the middle of the first three rates of each arm, as a number of `rate`: where earlier runs
+# had their best, and lower where rewards are of whole responses, of which a trial broke.
 WHOLE = (
     "no clip",
     f"Algorithm 2, {TIGHT}",
@@ -186,7 +186,7 @@ def tuned(kept: pd.DataFrame, cell: tuple) -> tuple[pd.DataFrame, float]:
     The best has the largest mean area of the rates of which at most one run in ten fell; if there is none, of those of
     which the fewest fell.
     """
-    of = kept[(kept[CELL] == cell).all(axis=1) & kept.seed.isin(TUNING)]
+    of = kept[(kept[CELL] == list(cell)).all(axis=1) & kept.seed.isin(TUNING)]
     table = with_outcomes(of).groupby("rate").agg(area=("area", "mean"), fell=("fell", "sum")).reset_index()
     admitted = table[table.fell <= max(1, table.fell.min())]
     return table, float(admitted.loc[admitted.area.idxmax()].rate)
