@@ -6,6 +6,9 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=launch/common.sh
+source launch/common.sh
+take_nothing "$@"
 # shellcheck source=launch/setup.sh
 source launch/setup.sh </dev/null
 audit=.venv/audit

@@ -1,10 +1,27 @@
 # shellcheck shell=bash
-# Sourced by launchers that can say what they would run.
+# Sourced by launchers: their help, and what they would run.
 
 dry_run=0
 
-# Prints the comment at the top of the script that was started.
-show_help() { sed '1d;/^$/,$d;/^[^#]/,$d;s/^# \{0,1\}//' "launch/$(basename "$0")"; }
+# Prints the comment at the top of the script that was started, where a word before -- asks for it, and ends.
+help_if_asked() {
+  local word
+  for word in "$@"; do
+    case "$word" in
+      --) return ;;
+      --help | -h)
+        sed '1d;/^$/,$d;/^[^#]/,$d;s/^# \{0,1\}//' "${BASH_SOURCE[0]%/*}/$(basename "$0")"
+        exit
+        ;;
+    esac
+  done
+}
+
+# For a script that takes no words but --help.
+take_nothing() {
+  help_if_asked "$@"
+  [[ $# -eq 0 ]] || refuse "unexpected argument '$1'"
+}
 
 refuse() {
   echo "error: $1; see launch/$(basename "$0") --help" >&2
@@ -26,14 +43,8 @@ run() { if ((dry_run)); then quoted "$@"; else "$@"; fi; }
 
 # Takes --help and --dry-run off the front of its words; the others, which are training's flags, become `training`.
 take_options() {
-  while [[ $# -gt 0 ]]; do
-    case "$1" in
-      --help | -h) show_help && exit ;;
-      --dry-run) dry_run=1 ;;
-      *) break ;;
-    esac
-    shift
-  done
+  help_if_asked "$@"
+  while [[ "${1:-}" == --dry-run ]]; do dry_run=1 && shift; done
   [[ $# -gt 0 ]] || refuse "the flags of training are missing"
   # shellcheck disable=SC2034 # read by the launchers
   training=("$@")

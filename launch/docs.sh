@@ -10,8 +10,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh
 source launch/common.sh
+help_if_asked "$@"
 case "$*" in
-  --help | -h) show_help && exit ;;
   "" | --serve) ;;
   *) refuse "unknown option: $*" ;;
 esac

@@ -9,6 +9,9 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/common.sh
+source "$root/launch/common.sh"
+help_if_asked "$@"
 grace=5 # seconds for the others to end by themselves once one has ended
 
 usage() {

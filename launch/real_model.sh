@@ -16,10 +16,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh
 source launch/common.sh
+help_if_asked "$@"
 model=smollm2
 while [[ $# -gt 0 ]]; do
   case "$1" in
-    --help | -h) show_help && exit ;;
     --dry-run) dry_run=1 ;;
     -*) break ;;
     *) model="$1" ;;

@@ -109,6 +109,8 @@ def percent(scores: pd.Series) -> str:
 
 
 if __name__ == "__main__":
+    if {"--help", "-h"} & {*sys.argv}:
+        sys.exit(print(__doc__))
     places = list(map(pathlib.Path, sys.argv[1:]))
     tables = [*map(table, places), table_of_seeds(places) if places[1:] else table_of_constants(*places)]
     print("\n\n".join(found.to_string() for found in tables))

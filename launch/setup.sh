@@ -52,6 +52,12 @@ rpg_setup() {
   rpg_install requirements.sha256 requirements.txt requirements-core.txt requirements-test.txt
 }
 
+if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then # called, not sourced
+  # shellcheck source=launch/common.sh
+  source "$rpg_root/launch/common.sh"
+  take_nothing "$@"
+fi
+
 # Told to keep no bytecode, as in many containers, every process would compile two thousand modules anew, for 5 s. It
 # lies in .venv then, so that the tree stays as it is.
 if [[ -n "${PYTHONDONTWRITEBYTECODE:-}" ]]; then

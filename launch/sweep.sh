@@ -12,10 +12,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh
 source launch/common.sh
+help_if_asked "$@"
 flags=()
 for word in "$@"; do
   case "$word" in
-    --help | -h) show_help && exit ;;
     --dry-run) flags+=(--dry_run) ;;
     *) flags+=("$word") ;;
   esac

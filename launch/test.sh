@@ -7,6 +7,9 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=launch/common.sh
+source launch/common.sh
+help_if_asked "$@"
 # shellcheck source=launch/setup.sh
 source launch/setup.sh </dev/null
 for extra in gguf gym; do # one of gym's packages needs a C compiler

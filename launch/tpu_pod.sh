@@ -19,10 +19,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh
 source launch/common.sh
+help_if_asked "$@"
 name="" type="" version="" before="" delete=0 where=() create=()
 while [[ $# -gt 0 && "$1" != -- ]]; do
   case "$1" in
-    --help | -h) show_help && exit ;;
     --dry-run) dry_run=1 ;;
     --name=?*) name="${1#*=}" ;;
     --type=?*) type="${1#*=}" ;;

@@ -32,4 +32,6 @@ def main(target: str, sha256: str, *parts: str) -> None:
 
 
 if __name__ == "__main__":
+    if {"--help", "-h"} & {*sys.argv}:
+        sys.exit(print(__doc__))
     main(*sys.argv[1:])

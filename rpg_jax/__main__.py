@@ -3,6 +3,7 @@
 import ast
 import difflib
 import pathlib
+import signal
 import sys
 
 COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "tradeoff", "plan", "sweep", "report")
@@ -26,4 +27,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # behind `| head`
     sys.exit(main(sys.argv[1:]))

@@ -3,6 +3,7 @@
 import ast
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -128,6 +129,36 @@ def test_help_and_a_mistyped_flag_are_answered_before_anything_slow_is_imported(
     code = PARSED.format(command=command)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[0, 2] set() True\n", done.stdout + done.stderr
+
+
+PRINTED = """
+import sys
+from rich.table import Table
+from rpg_jax.run import cli, target
+def main(options):
+    if "%s" == "table":
+        target.print_table(Table(title="t", *"ab"))
+    raise BrokenPipeError("a worker's")
+cli.run(main, ["x"])
+"""
+
+
+@pytest.mark.parametrize(("words", "closed", "status", "error"), [
+    (["-m", "rpg_jax"], 1, -signal.SIGPIPE, ""),
+    (["-m", "rpg_jax.train", "--help"], 1, 141, ""),
+    (["-m", "rpg_jax.report", "--sedd=3"], 2, 141, ""),
+    (["-m", "rpg_jax.report", "--sedd=3"], 1, 2, "error: Unknown command line flag 'sedd'"),
+    (["-c", PRINTED % "table"], 1, 141, ""),
+    (["-c", PRINTED % "nothing"], None, 1, "BrokenPipeError: a worker's"),
+])  # fmt: skip
+def test_a_closed_pipe_ends_a_command_silently(words, closed, status, error):
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {1: subprocess.PIPE, 2: subprocess.PIPE} | ({closed: writer} if closed else {})
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, stdout=streams[1], stderr=streams[2], text=True)
+    os.close(writer)
+    assert done.returncode == status
+    assert error in done.stderr if error else not done.stderr
 
 
 def test_commands_are_listed_and_near_words_named(capsys):

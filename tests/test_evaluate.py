@@ -41,7 +41,9 @@ def save(place, run, *steps, scale=1.0):
 def evaluated(*arguments):
     code, out, err = outcome("evaluate", *arguments)
     progress = "responses ", "reading ", "loading "
-    return dict(code=code, out=out, lines=[line for line in err.splitlines() if not line.startswith(progress)])
+    said = [line for line in err.splitlines() if line.startswith("responses ")]
+    lines = [line for line in err.splitlines() if not line.startswith(progress)]
+    return dict(code=code, out=out, lines=lines, progress=said)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,8 @@ def found(tmp_path_factory):
 
 def test_a_run_is_found_by_its_workdir_or_by_its_place(found):
     assert found["last"]["code"] == 0 and "step-2" in found["last"]["out"], found["last"]
+    assert [found[name]["progress"][-1].split(" | ")[0] for name in ("last", "again")] == ["responses 48/48"] * 2
+    assert " | accuracy " in found["last"]["progress"][-1]
     assert found["elsewhere"]["code"] == 0, found["elsewhere"]
 
 

@@ -383,6 +383,27 @@ def test_what_transformers_assumes_is_assumed(tmp_path):
     assert yarn.rope_scaling == rope.Yarn(4.0, 16)
 
 
+QWEN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768)
+
+
+@pytest.mark.parametrize(("change", "scaling", "longest"), [
+    (dict(max_position_embeddings=32768, rope_scaling=QWEN), rope.Yarn(4.0, 32768), 131072),  # Qwen2.5's instructions
+    (dict(max_position_embeddings=40960, rope_scaling=QWEN), rope.Yarn(4.0, 32768), 131072),  # Qwen3's
+    (dict(max_position_embeddings=262144, rope_scaling=QWEN), rope.Yarn(4.0, 32768), 262144),
+    (dict(max_position_embeddings=131072, rope_parameters=QWEN | dict(factor=None)), rope.Yarn(4.0, 32768), 131072),
+    (dict(max_position_embeddings=100, rope_scaling=dict(type="yarn", factor=2.5)), rope.Yarn(2.5, 100), 250),
+    (dict(max_position_embeddings=32768, rope_scaling=QWEN | dict(factor=0.5)), rope.Yarn(0.5, 32768), 32768),
+    (dict(max_position_embeddings=64, rope_scaling={"type": "linear", "factor": 4.0}), rope.Linear(4.0), 64),
+    (dict(max_position_embeddings=131072, rope_scaling={"rope_type": "llama3", **LLAMA3, "factor": 32.0}),
+     rope.Llama3(**LLAMA3 | dict(factor=32.0)), 131072),
+])  # fmt: skip
+def test_yarn_extends_the_longest_sequence(change, scaling, longest):
+    config = huggingface.parse_config(raw_config("qwen3") | dict(rope_theta=None, rope_scaling=None) | change)
+    assert (config.rope_scaling, config.max_length) == (scaling, longest)
+    added = huggingface.parse_config(raw_config("qwen3-yarn") | dict(rope_scaling=QWEN))
+    assert (added.rope_theta, added.rope_scaling.factor) == (1e4, 4.0), "rope_theta stands in rope_parameters alone"
+
+
 positive = st.floats(0.01, 1e6)
 scalings = st.one_of(
     st.none(),

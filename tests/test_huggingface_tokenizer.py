@@ -150,10 +150,40 @@ def test_special_tokens_of_the_map_and_of_tokens_not_marked_as_special(folder):
     write(folder, "tokenizer_config", {"eos_token": "<|turn|>"})
     write(folder, "special_tokens_map", {"eos_token": "<|end|>", "bos_token": {"content": "<|begin|>"}})
     both = load_tokenizer(folder)
-    assert (both.bos_id, both.eos_id, both.pad_id) == (0, 3, 3)
+    assert (both.bos_id, both.eos_id, both.pad_id) == (0, 1, 1)  # the map wins
+    write(folder, "special_tokens_map", {"bos_token": "<|begin|>"})
     write(folder, "tokenizer_config", {"eos_token": "<think>"})
     marked = load_tokenizer(folder)
     assert marked.eos_id == marked.vocab_size - 1 and marked.decode([marked.eos_id]) == ""
+
+
+def im(**flags):
+    return dict(content="<|im|>", lstrip=False, rstrip=False, normalized=False, single_word=False, special=True) | flags
+
+
+STRIPS, BESIDE = dict(lstrip=True, rstrip=True), dict(added_tokens={"<|im|>": 275, "<think>": 274})
+PLAIN, STRIPPED = [20, 224, 275, 263], [20, 275, 21]  # "1 <|im|> 2", as transformers 5.23 has it
+
+
+@pytest.mark.parametrize(("config", "more", "eos", "special", "ids"), [
+    (dict(eos_token="<|im|>", added_tokens_decoder={"275": im()}), {}, 275, True, PLAIN),
+    (dict(eos_token=im(), added_tokens_decoder={"275": im(**STRIPS)}), {}, 275, True, STRIPPED),
+    (dict(added_tokens_decoder={"275": im(special=False, **STRIPS)}), {}, 1, False, STRIPPED),
+    (dict(added_tokens_decoder={"275": {"content": "<|im|>"}}), dict(special_tokens_map={"eos_token": "<|turn|>"}),
+     1, False, PLAIN),
+    (dict(eos_token="<|turn|>"), BESIDE | dict(special_tokens_map={"eos_token": im()}), 275, True, PLAIN),
+    (dict(eos_token="<|im|>"), BESIDE, 275, True, PLAIN),
+    (dict(eos_token="<|turn|>"), BESIDE, 3, False, PLAIN),
+    (dict(extra_special_tokens={"image_token": "<|im|>"}), BESIDE, 1, True, PLAIN),
+])  # fmt: skip
+def test_tokens_beside_those_of_the_vocabulary_file(folder, config, more, eos, special, ids):
+    files = dict(tokenizer_config=config | dict(chat_template=TEMPLATE), generation_config={"eos_token_id": 1}) | more
+    for name, value in files.items():
+        write(folder, name, value)
+    found = load_tokenizer(folder)
+    assert (found.vocab_size, found.eos_id, found.encode_rendered("1 <|im|> 2")) == (276, eos, ids)
+    assert found.decode([275]) == ("" if special else "<|im|>")
+    assert (275 in found.encode("1 <|im|> 2")) != special, "text makes no special token"
 
 
 EOS = '{"eos_token": "<|end|>", '
@@ -169,6 +199,10 @@ EOS = '{"eos_token": "<|end|>", '
     ("tokenizer_config", EOS + '"chat_template": [{"name": "rag", "template": ""}]}', "none is called default"),
     ("tokenizer_config", '{"eos_token": "<|end|>", "chat_template": "{% if %}"}', "does not compile: line 1"),
     ("tokenizer_config", "{}", "no token ends a response"),
+    ("tokenizer_config", '{"added_tokens_decoder": ["<|im|>"]}', "expected an object of tokens by their ids"),
+    ("tokenizer_config", '{"added_tokens_decoder": {"275": "<|im|>"}}', "275 is '<|im|>', expected an id and a token"),
+    ("tokenizer_config", '{"added_tokens_decoder": {"a": {"content": "<|im|>"}}}', "'a' is {'content'"),
+    ("added_tokens", '{"<|im|>": "275"}', "'275' is {'content': '<|im|>', 'special': False}, expected an id"),
     ("generation_config", '{"eos_token_id": [1, 100000]}', "eos_token_id 100000 is not an id of the tokenizer"),
     ("config", '{"eos_token_id": 1.5}', "eos_token_id 1.5 is not an id"),
 ])  # fmt: skip
@@ -218,6 +252,27 @@ def test_tags_of_a_sentencepiece_folder(llama, tmp_path):
     found = load_tokenizer(folder)
     ids = [1, *found.encode("<turn>so <answer>5</answer>"), 2]
     assert found.decode(ids).strip() == "so <answer>5</answer>"
+
+
+def test_tokens_beside_those_of_a_sentencepiece_folder(llama, tmp_path):
+    folder, size = shutil.copytree(llama, tmp_path / "beside"), load_tokenizer(llama).vocab_size
+    placeholder = load_tokenizer(llama).encode("<turn>")[-1]
+    tokens = {0: im(content="<unk>"), placeholder: im(), size: im(content="<|end|>", lstrip=True)}
+    tokens |= {size + 1: {"content": "<hm>"}, size + 2: im(content="<think>"), size + 3: im(content="</think>")}
+    write(folder, "tokenizer_config", dict(added_tokens_decoder=tokens, eos_token="<|end|>", chat_template=TEMPLATE))
+    found = load_tokenizer(folder)
+    assert (found.vocab_size, found.bos_id, found.stop_ids) == (size + 4, 1, (size,))
+    text = "<|im|>hello <hm> world  <|end|>"
+    ids, literal = found.encode_rendered(text), found.encode(text)
+    assert ids == [placeholder, *found.encode("hello <hm> world"), size] and size + 1 in ids
+    assert found.decode(ids) == "hello <hm> world" and found.decode([size + 2, size + 3]) == "<think></think>"
+    assert not {placeholder, size} & set(literal) and found.decode(literal) == text.replace("  ", " ")
+    write(folder, "tokenizer_config", {})
+    write(folder, "added_tokens", {"<pad>": size + 1})
+    for name in ("tokenizer.model", "tokenizer.json"):
+        with pytest.raises(ValueError, match=f"<pad>' has id {size + 1}, and the next one after the vocabulary is"):
+            load_tokenizer(folder / name)
+        save(folder)
 
 
 def test_a_llama_sentencepiece_folder(llama, tmp_path):

@@ -68,6 +68,18 @@ def test_an_old_python_is_one_clear_line(clone, tmp_path):
     assert not (clone / ".venv").exists()
 
 
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "launch").glob("*.sh")))
+def test_help_is_the_comment_at_the_top_and_runs_nothing(clone, tmp_path, script):
+    calls, file = fake_venv(clone), clone / "launch" / script
+    if script in ("audit.sh", "check.sh", "parity.sh", "setup.sh"):
+        refused = run(["bash", file, "--frobnicate"], tmp_path)
+        assert (refused.returncode, refused.stdout) == (2, "") and refused.stderr.startswith("error: unexpected argum")
+    for words in [["--help"], ["-h"], ["--config.seed=1", "--help"]] if script != "common.sh" else []:
+        shown = run(["bash", file, *words], tmp_path)
+        assert (shown.returncode, shown.stderr) == (0, "") and not calls()
+        assert shown.stdout.startswith(file.read_text().split("\n")[1].removeprefix("# ") + "\n")
+
+
 def fake_venv(clone, more=""):
     """A .venv whose python notes its arguments, answers setup's questions with the real one, and then does `more`."""
     log = clone / "calls"

@@ -41,6 +41,18 @@ many = functools.partial(said)
 def old(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
     return jnp.sum(logp), {}
 
+def listed(*args):
+    return -jnp.exp(args[0]) * args[1]
+
+
+def half_listed(log_ratio, *rest):
+    return -jnp.exp(log_ratio) * rest[0]
+
+
+def by_place(log_ratio, advantage, /):
+    return -jnp.exp(log_ratio) * advantage
+
+
 def scalar(logp):
     return jnp.sum(logp)
 
@@ -203,6 +215,9 @@ def test_what_is_said_of_a_function(mine):
     ("plain", {"scal": 1.0}, "no setting 'scal' .did you mean 'scale'.*it has: scale, bound, advantage"),
     ("plain", {"advantage": "best"}, "advantage='best'"),
     ("old", {}, r"old takes .logp, .*; expected of log_ratio, advantage, .*: def loss.log_ratio, advantage.: ret"),
+    ("listed", {}, r"listed takes .\*args., and nothing is passed but by name, so \*args gets nothing; expected of"),
+    ("half_listed", {}, r"takes .log_ratio, \*rest., .* so \*rest gets nothing"),
+    ("by_place", {}, r"takes .log_ratio, advantage, /., .* so log_ratio gets nothing; .*: def loss"),
     ("scalar", {}, r"scalar returns float32\[\]; expected the loss of every entry, floats \[2, 3\], alone or"),
     ("no_dict", {}, r"no_dict returns float32\[2, 3\] and a NoneType; expected"),
     ("forgets", {}, "forgets returns a NoneType; expected"),

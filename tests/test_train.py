@@ -153,7 +153,8 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder,
     assert status == 75 and "stopping after saving" in err and re.search(r"goes on at update [3-6] of the warm", err)
     step = len(rows(path)) - 1
     assert step < 3 and f"saved step {step}; the same command goes on" in err
-    assert f"goes on at step {step}" in succeed("train", *train_arguments(path), **AS_USERS).stderr
+    said = succeed("train", *train_arguments(path), **AS_USERS).stderr
+    assert f"goes on at step {step}" in said and re.search(r"responses of the evaluation (\d+)/\1 ", said)
     assert metrics(path) == metrics(finished)
     (step, saved, cursor), (other_step, other, other_cursor) = final_state(path), final_state(finished)
     assert (step, cursor) == (other_step, other_cursor)

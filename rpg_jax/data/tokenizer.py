@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from rpg_jax import InputError
 from rpg_jax.data import tokenizer_files
@@ -167,16 +168,23 @@ class SentencePieceTokenizer(Tokenizer):
         path = pathlib.Path(path)
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
+        added = tokenizer_files.added_tokens(path.parent)
         try:
-            self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+            self._model = self._decoder = sentencepiece.SentencePieceProcessor(model_file=str(path))
             self.vocab_size = self._model.vocab_size()
             pieces = self.tokens()  # raises unless they are UTF-8
         except (RuntimeError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: not a SentencePiece model, or cut short: {error}") from error
+        if any(self._id(token["content"]) is None for token in added.values()):
+            self._model, self._decoder = (_extended(path, added, special) for special in ("CONTROL", "USER_DEFINED"))
+            self.vocab_size = self._model.vocab_size()
+            pieces = self.tokens()
         ids = {"bos": self._model.bos_id(), "eos": self._model.eos_id(), "pad": self._model.pad_id()}
         named = {f"{name}_token": pieces[id] for name, id in ids.items() if 0 <= id < self.vocab_size}
-        special = self._read_folder(path, named, template)
-        self._special = re.compile(f"({'|'.join(map(re.escape, sorted(special, key=len, reverse=True)))})")
+        marked = {token["content"]: token for token in added.values() if token.get("special")}
+        special = {*self._read_folder(path, named, template, frozenset(marked)), *marked}
+        patterns = (_pattern(text, marked.get(text, {})) for text in sorted(special, key=len, reverse=True))
+        self._special = re.compile(f"({'|'.join(patterns)})")
         bytes_of_space = [self._id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
         self._space_as_bytes = None if None in bytes_of_space else bytes_of_space
 
@@ -197,17 +205,44 @@ class SentencePieceTokenizer(Tokenizer):
         if not self._complete:
             return self.encode(text)
         parts = self._special.split(text)  # text, special token, text, …
-        return [id for k, part in enumerate(parts) for id in ([self._id(part)] if k % 2 else self.encode(part))]
+        ids = (self._id(part) for part in parts[1::2])
+        known = [[self._id(part.strip()) if id is None else id] for id, part in zip(ids, parts[1::2], strict=True)]
+        return [id for k, part in enumerate(parts) for id in (known[k // 2] if k % 2 else self.encode(part))]
 
     def tokens(self) -> list[str]:
         return [self._model.id_to_piece(id) for id in range(self.vocab_size)]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._model.decode(ids)
+        return self._decoder.decode(ids)
 
     def _id(self, piece: str) -> int | None:
+        piece = piece.replace(" ", _SPACE)
         id = self._model.piece_to_id(piece)
         return id if self._model.id_to_piece(id) == piece else None
+
+
+def _extended(path, added: dict[int, dict], special: str) -> sentencepiece.SentencePieceProcessor:
+    """The model of a file with tokens after its own, or in place of pieces that stand where they should; special ones
+    are pieces of the kind `special`. Raises InputError for an id that leaves a gap."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    known = {piece.piece for piece in model.pieces}
+    for id, token in added.items():
+        text = token["content"].replace(" ", _SPACE)
+        if text in known:
+            continue
+        if id > len(model.pieces):
+            raise tokenizer_files.refuse_id(path.parent, id, token["content"], len(model.pieces))
+        piece = model.pieces[id] if id < len(model.pieces) else model.pieces.add()
+        piece.piece = text
+        if piece.type != piece.UNKNOWN:
+            piece.type = getattr(piece, special if token.get("special") else "USER_DEFINED")
+    return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+
+
+def _pattern(text: str, token: dict) -> str:
+    """What matches a token in text, with the space around it that its flags give it."""
+    word = rf"(?<!\w){re.escape(text)}(?!\w)" if token.get("single_word") else re.escape(text)
+    return r"\s*" * token.get("lstrip", False) + word + r"\s*" * token.get("rstrip", False)
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -216,15 +251,20 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(self, path, template: str | None = None):
         """`path` is the `tokenizer.json` file; see `load_tokenizer`."""
         path = pathlib.Path(path)
-        text = tokenizer_files.read_text(path)
+        text, added = tokenizer_files.read_text(path), tokenizer_files.added_tokens(path.parent)
         try:
             self._model = _parse(text)
+            new = {id: token for id, token in added.items() if self._id(token["content"]) is None}
+            _add(self._model, added.values())
             self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
             begin = self._model.encode("").ids  # the tokens that the file's post-processor adds to every text
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # bare Exceptions, and panics of Rust
             raise InputError(f"{path}: not a tokenizer of the Hugging Face format, or cut short: {error}") from error
+        for id, token in new.items():
+            if (place := self._id(token["content"])) != id:
+                raise tokenizer_files.refuse_id(path.parent, id, token["content"], place)
         marked = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
         special = self._read_folder(path, {}, template, marked)
         self._model.add_special_tokens([token for token in special if token not in marked])
@@ -263,3 +303,9 @@ def _parse(text: str):
     model.no_truncation()  # the file keeps the settings of the last training run
     model.no_padding()
     return model
+
+
+def _add(model, tokens: Iterable[dict]) -> None:
+    import tokenizers
+
+    model.add_tokens([tokenizers.AddedToken(**token) for token in tokens])

@@ -3,12 +3,15 @@
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 from rpg_jax import InputError
 from rpg_jax.data.chat import PLAIN, ChatTemplate
 
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
+_DECODER = "added_tokens_decoder"
+_FIELDS = {"content": str} | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), bool)
 
 
 def read_text(path: pathlib.Path) -> str:
@@ -35,32 +38,75 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def special_tokens(folder: pathlib.Path, token_to_id: Callable[[str], int | None]) -> tuple[dict[str, str], list[str]]:
-    """({"bos_token": "<s>", …} of the named tokens, all special tokens) of `special_tokens_map.json` and
-    `tokenizer_config.json`, which has precedence. Raises ValueError, with file and key, for what is no known token."""
-    named, extra = {}, {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        settings = read_json(folder / file)
-        named |= {key: (settings[key], file) for key in _NAMED if settings.get(key) is not None}
-        extra |= {key: (settings[key], file) for key in _EXTRA if settings.get(key) is not None}
-    for key, (tokens, file) in extra.items():
-        if not isinstance(tokens, (list, dict)):
-            raise InputError(f"{folder / file}: {key} is {tokens!r:.60}, expected a list of tokens")
-        extra[key] = [(token, file) for token in (tokens.values() if isinstance(tokens, dict) else tokens)]
+    """({"bos_token": "<s>", …} of the named tokens, all special tokens) of the files of `_special`.
 
-    def content(key, token, file):
-        text = token.get("content") if isinstance(token, dict) else token
-        if not isinstance(text, str) or not text:
-            raise InputError(f"{folder / file}: {key} is {str(token)[:60]!r}, expected a token's text")
+    Raises ValueError, with file and key, for what is no known token."""
+    named, extra = _special(folder)
+    for key, text, file in (*((key, *value) for key, value in named.items()), *extra):
         if token_to_id(text) is None:
             raise InputError(
                 f"{folder / file}: {key} {text!r} is not in the tokenizer's vocabulary; "
                 "correct it there, or save the tokenizer again with this token added"
             )
+    texts = {key: text for key, (text, _) in named.items()}
+    return texts, [*texts.values(), *(text for _, text, _ in extra)]
+
+
+def _special(folder):
+    """({key: (token, file)} of named tokens, [(key, token, file)] of others): of `tokenizer_config.json`, and, unless
+    that has `added_tokens_decoder`, of `special_tokens_map.json`, which then has precedence, as transformers has it."""
+    named, extra, files = {}, [], ["tokenizer_config.json", "special_tokens_map.json"]
+    if read_json(folder / files[0]).get(_DECODER) is not None:
+        files.pop()
+
+    def content(key, token, file):
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str) or not text:
+            raise InputError(f"{folder / file}: {key} is {str(token)[:60]!r}, expected a token's text")
         return text
 
-    texts = {key: content(key, *value) for key, value in named.items()}
-    others = [content(key, *value) for key, values in extra.items() for value in values]
-    return texts, [*texts.values(), *others]
+    for file in files:
+        settings = read_json(folder / file)
+        named |= {key: (settings[key], file) for key in _NAMED if settings.get(key) is not None}
+        for key, tokens in ((key, settings.get(key)) for key in _EXTRA):
+            if not isinstance(tokens, list | dict | None):
+                raise InputError(f"{folder / file}: {key} is {tokens!r:.60}, expected a list of tokens")
+            tokens = tokens.values() if isinstance(tokens, dict) else tokens or ()
+            extra += [(key, content(key, token, file), file) for token in tokens]
+    return {key: (content(key, *value), value[1]) for key, value in named.items()}, extra
+
+
+def added_tokens(folder: pathlib.Path) -> dict[int, dict[str, Any]]:
+    """id -> what `tokenizers.AddedToken` takes, by ascending id, of the tokens beside those of the vocabulary file.
+
+    They stand in `added_tokens_decoder` of `tokenizer_config.json`, else in `added_tokens.json`, where those are
+    special that `_special` has. Raises ValueError for anything else there."""
+    decoder, found = read_json(folder / "tokenizer_config.json").get(_DECODER), {}
+    if decoder is None:
+        named, extra = _special(folder)
+        special = {text for text, _ in named.values()} | {text for _, text, _ in extra}
+        file, entries = "added_tokens.json", read_json(folder / "added_tokens.json")
+        tokens = [(id, dict(content=text, special=text in special)) for text, id in entries.items()]
+    else:
+        file = f"tokenizer_config.json: {_DECODER}"
+        if not isinstance(decoder, dict):
+            raise InputError(f"{folder / file} is {decoder!r:.60}, expected an object of tokens by their ids")
+        tokens = [(int(id) if id.isascii() and id.isdecimal() else id, token) for id, token in decoder.items()]
+    for id, token in tokens:
+        kept = {name: token[name] for name in _FIELDS if name in token} if isinstance(token, dict) else {}
+        is_token = kept.get("content") and all(type(value) is _FIELDS[name] for name, value in kept.items())
+        if type(id) is not int or id < 0 or not is_token:
+            raise InputError(f"{folder / file}: {id!r:.60} is {token!r:.60}, expected an id and a token's content")
+        found[id] = kept
+    return dict(sorted(found.items()))
+
+
+def refuse_id(folder: pathlib.Path, id: int, token: str, next_id: int) -> InputError:
+    """The error for a token of `added_tokens` with an id that the vocabulary has no place for."""
+    return InputError(
+        f"{folder}: the added token {token!r} has id {id}, and the next one after the vocabulary is {next_id}; "
+        "save the tokenizer again, or copy all of its files from one model"
+    )
 
 
 def stop_ids(folder: pathlib.Path, eos_id: int | None, vocab_size: int) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ class ModelConfig:
     qk_norm: bool = False  # Qwen3: RMSNorm over each head of q and k
     qkv_bias: bool = False  # Qwen2.5: biases on q, k and v
     tied_embeddings: bool = True
-    max_length: int = 32768  # longest sequence, in tokens, that the positions support
+    max_length: int = 32768  # longest sequence, in tokens, that positions support; at least what YaRN extends them to
     rope_scaling: rope.Scaling = None
     experts: ClassVar[int] = 0  # of a layer; another family makes it a field
 
@@ -38,6 +38,9 @@ class ModelConfig:
             raise InputError(f"model heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
             raise InputError(f"model head_dim ({self.head_dim}) must be even: rotary positions turn pairs")
+        if isinstance(self.rope_scaling, rope.Yarn):  # a config.json may leave max_position_embeddings as it was
+            extended = int(self.rope_scaling.factor * self.rope_scaling.original_max_position_embeddings)
+            object.__setattr__(self, "max_length", max(self.max_length, extended))
 
     @property
     def model_type(self) -> str:
@@ -119,7 +122,9 @@ def _rope(raw):
     if not isinstance(rotary, dict) or any(isinstance(value, dict) for value in rotary.values()):
         raise InputError(f"rope scaling is {rotary!r}; expected one object with rope_type for all layers")
     rotary = {key: value for key, value in rotary.items() if value is not None}
-    theta = number({"rope_theta": raw["rope_theta"]} | rotary, "rope_theta")
+    other = raw.get("rope_parameters")  # somebody may have added a rope_scaling to a file of transformers 5
+    theta = other.get("rope_theta") if isinstance(other, dict) else None
+    theta = number({"rope_theta": theta or raw["rope_theta"]} | rotary, "rope_theta")
     if rotary.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(f"partial_rotary_factor is {rotary['partial_rotary_factor']!r}; only 1.0 is supported")
     kind = rotary.get("rope_type", rotary.get("type", "default"))

@@ -56,10 +56,14 @@ def of_file(spec: str, kind: str = "objective") -> Callable:
 def load(spec: str) -> Callable:
     """The function, or objective, that FILE.py:NAME names; ValueError if there is none or it is no loss of an entry."""
     function = of_file(spec)
-    names = set(inspect.signature(function).parameters)
-    if not isinstance(function, Objective) and (names & {"mask", "denominator"} or not names & set(INPUTS)):
+    if isinstance(function, Objective):
+        return function
+    takes = inspect.signature(function).parameters
+    nameless = [str(p) for p in takes.values() if p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)]
+    if nameless or takes.keys() & {"mask", "denominator"} or not takes.keys() & set(INPUTS):
+        why = f", and nothing is passed but by name, so {nameless[0]} gets nothing" if nameless else ""
         raise InputError(
-            f"{spec} takes {inspect.signature(function)}; expected of {', '.join(INPUTS)} what it needs, and its "
+            f"{spec} takes {inspect.signature(function)}{why}; expected of {', '.join(INPUTS)} what it needs, and its "
             f"settings, to return the loss of every entry (masks and means are taken of it): {EXAMPLE}"
         )
     return function

@@ -1,7 +1,7 @@
 """The wrapper of every entry point: flags in; one line and an exit status out.
 
-Exit statuses: 0 done, 2 the user's mistake (an `InputError`: one line), 75 preempted after saving, 1 anything else: a
-bug of somebody's code, with its traceback.
+Exit statuses: 0 done, 2 the user's mistake (an `InputError`: one line), 75 preempted after saving, 141 nobody reads its
+output any more, 1 anything else: a bug of somebody's code, with its traceback.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import math
 import os
 import pathlib
 import runpy
+import select
 import signal
 import sys
 import threading
@@ -147,39 +148,70 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
     a full or read-only disk end in one line and status 2. `leave(status)` ends the process; training in many processes
     has its own.
     """
-    argv = list(sys.argv if argv is None else argv)
+    status = _piped(functools.partial(_status, main, list(sys.argv if argv is None else argv), arguments))
+    if status in (0, PREEMPTED):
+        sys.exit(status)
+    leave(status)
+
+
+def _status(main, argv: list[str], arguments: bool) -> int:
     logging.set_verbosity(logging.ERROR)
     os.environ.update(compiler.libtpu_arguments(os.environ))  # before JAX looks for devices
     module = sys.modules[main.__module__]
     if {"--help", "-h", "--helpfull"} & set(argv):
         given = flags.FLAGS.module_help(module).replace(f"{module.__name__}:", "Flags:", 1)
         print((module.__doc__ or "").strip(), given, sep="\n")
-        sys.exit(0)
+        return 0
     try:
         options = _parsed(argv, module, arguments)
     except (InputError, SyntaxError) as error:
-        sys.exit(_refused(error))
+        return _refused(error)
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of rpg_jax/__init__.py
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        status = main(options) or 0
+        return main(options) or 0
     except (InputError, SyntaxError) as error:
-        status = _refused(error)
+        return _refused(error)
     except KeyboardInterrupt:
         print("interrupted before there was anything to save", file=sys.stderr)
-        status = 128 + signal.SIGINT
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if line := lacking(error):
-            sys.exit(_refused(line))
+            return _refused(line)
         if code := storage_errno(error, causes=False):
             where = getattr(error, "filename", None) or "while writing"
-            status = _refused(f"{os.strerror(code)}: {where}; what was saved before is intact")
-        else:
-            traceback.print_exc()
-            status = 1
-    if status in (0, PREEMPTED):
-        sys.exit(status)
-    leave(status)
+            return _refused(f"{os.strerror(code)}: {where}; what was saved before is intact")
+        traceback.print_exc()
+        return 1
+
+
+def _piped(command: Callable[[], int]) -> int:
+    """The status of a command whose output is written by then: 128 + SIGPIPE, and silence, where nobody reads it any
+    more, as behind `| head`."""
+    try:
+        status = command()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        return status
+    except BrokenPipeError:
+        left = [stream for stream in (sys.stdout, sys.stderr) if stream and _is_left(stream)]
+        for stream in left:  # what it still holds would be an error at the end of the process
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if left:
+            return 128 + signal.SIGPIPE
+        traceback.print_exc()
+        return 1
+
+
+def _is_left(stream) -> bool:
+    poll = select.poll()
+    try:
+        poll.register(stream, 0)
+    except (OSError, ValueError):  # no file of the system's
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def need(options, **flags: str) -> None:
@@ -196,7 +228,13 @@ def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types
         words = flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=True)
     except flags.Error as error:  # a --flagfile
         raise InputError(error) from None
-    given = _given(words)
+    joined: list[str] = []
+    for word in words:
+        if not word and joined and joined[-1].startswith("--config.") and "=" not in joined[-1]:
+            joined[-1] += "="  # --config.KEY '' in two words
+        else:
+            joined.append(word)
+    words, given = joined, _given(joined)
     _check_config(given)
     empty = [word for word in words if word.startswith("--config.") and word.find("=") == len(word) - 1]
     empty = empty if "config" in flags.FLAGS and given.get("config") else []

@@ -172,12 +172,11 @@ def answer(
         check_finite(params, name, "a policy that cannot be sampled has no score; name another checkpoint")
         left = [subject.problems[place] for place in missing]
         answers = responses(params, left, should_stop, missing, lambda complete: progress(begun + complete, **numbers))
-        for done, answered in enumerate(answers, start=1):
+        for answered in answers:
             log.write(answered)
             for failure in answered.failures:
                 print(f"warning: {failure}", file=sys.stderr)
             numbers["accuracy"] = np.mean([answered.correct.mean() for answered in log.answered()])
-            progress(begun + k * done, **numbers)
     return not log.missing()
 
 

@@ -45,7 +45,10 @@ def print_table(table: Table) -> None:
     """Prints a table whose cells fold where the terminal is too narrow for it."""
     for column in table.columns:
         column.overflow, column.min_width = "fold", max(map(len, str(column.header).split()), default=0)
-    Console(width=width() or 10_000).print(table)
+    console = Console(width=width() or 10_000)
+    console.begin_capture()  # rich itself has a status of its own for a pipe that is closed
+    console.print(table)
+    print(console.end_capture(), end="")
 
 
 def print_summary(title: str, rows: dict[str, int | str]) -> None:

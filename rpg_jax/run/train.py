@@ -95,9 +95,13 @@ def train(
             if params is None:
                 return None
             with phase("state"):
-                fresh = jax.block_until_ready(states.build_state(run, params, **states.load_frozen(config, run)))
-            restored = 0, fresh, {"cursor": 0, "totals": loop.new_totals(seconds)}
-        start, checkpoint, extra = restored
+                restored = (
+                    0,
+                    jax.block_until_ready(states.build_state(run, params, **states.load_frozen(config, run))),
+                    {"cursor": 0, "totals": loop.new_totals(seconds)},
+                )
+        start, *begins, extra = restored
+        del restored  # the loop alone holds what it begins with, of which an update donates a part
         if start >= config.steps and extra["totals"]["evaluated"] == start:
             say("finished before; nothing to do")
         elif start:
@@ -109,7 +113,7 @@ def train(
                 traced=partial(profile.traced, window=window, folder=path / "profile"),
             )  # fmt: skip
             with parts.rollouts:
-                checkpoint, _, finished = loop.run(parts, run.loop, checkpoint, start, extra["totals"])
+                checkpoint, _, finished = loop.run(parts, run.loop, begins.pop(), start, extra["totals"])
     return (extra["totals"], int(checkpoint.state.step)) if finished else None
 
 

@@ -97,7 +97,7 @@ def make_evaluate(
     it, and an interrupted one may go on with the problems that are left, to the same result, if it is given their
     `positions` (their own order if None). When asked to stop, it ends after a whole problem. Processes divide the
     problems among themselves, and each yields all of the answers. `progress` is called about once a second with the
-    number of responses that are complete, over all processes as this one's share tells.
+    number of responses that are complete, over all processes as this one's share tells, and after every batch.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
     sizes = dict(samples=k, max_prompt=max_prompt, max_new=max_new, routes=routes)
@@ -139,5 +139,7 @@ def make_evaluate(
                 lines = [*(f"{line}; counted as wrong" for line in failures), *notes]
                 arrays = np.array(correct, np.float32), np.array(lengths, np.int32), np.array(finished)
                 yield Answered(problem, texts, *arrays, lines, turns)
+            if progress is not None:  # on a fast device a batch is complete before its first segment is over
+                progress(k * (start + len(batch)))
 
     return evaluate

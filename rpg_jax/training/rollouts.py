@@ -85,6 +85,8 @@ class Rollouts(contextlib.AbstractContextManager):
         self._closing.set()
         if self._thread is not None:
             self._thread.shutdown()
+        # What was stopped refers to the frames of the loop, and they to this: in a cycle, all arrays would stay alive.
+        self._begun, self._last = None, Future()
 
     def _begin(self, checkpoint: Checkpoint, pending: Pending | None, step: int, ahead: int) -> None:
         params, version = sampled(self._policies, checkpoint, ahead)
