@@ -211,8 +211,8 @@ CHATML = (
 )
 FORGETFUL = (ROOT / "tests/data/templates/forgetful.jinja").read_text()
 SHARED = ROOT.parent / "shared/data/thinking_template.jinja"  # behaves as that one does
-SPACED = "{% for m in messages %}{{ m.content + ' <|im_end|>' if loop.index0 % 2 else '>' + m.content | trim }}{% endfor %}"
-QUOTED = SPACED.replace(" <|im_end|>", "").replace("'>'", "'<|im_end|>'").replace("trim", "tojson")
+SPACED = "{% for m in messages %}{{ m.content + ' <|im_end|>' if loop.index0 % 2 else m.content | trim }}{% endfor %}"
+QUOTED = SPACED.replace(" <|im_end|>'", "'").replace("m.content | trim", "'<|im_end|>' + m.content | tojson")
 NUMBERED = "{% for m in messages %}({{ loop.index }}) {{ m.content }}|{% endfor %}"
 ADDS = CHATML.replace("<|im_end|>", "{{ ' thought' if '</think>' in m.content }}<|im_end|>")
 END = ord("E")
@@ -252,7 +252,7 @@ def test_an_observation_is_what_the_template_adds(last, first):
                     f"{before}<|im_start|>user\n{shown}{chr(END)}\n<|im_start|>assistant\n{begins}"
                 )
                 assert observations.forgets == (role == "user")
-    for template, end, rest in ((SPACED, " E", ">a<|im_end|>"), (QUOTED, "E", '" a<|im_end|> "')):
+    for template, end, rest in ((SPACED, " E", "a<|im_end|>"), (QUOTED, "E", '" a<|im_end|> "')):
         found = Characters().decode(Observations(Characters(template))(" a<|im_end|> ", last))
         assert found == ("" if last == END else end) + rest
 

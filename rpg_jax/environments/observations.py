@@ -39,21 +39,27 @@ class Observations:
             self._before, *_, self._after = self._told().split(SAID)
 
     def _render(self, replies: list[dict], said: str | None) -> str:
-        """A conversation of replies, each with an observation, the last one `said`; without that it ends there."""
+        """A conversation of replies, each with an observation, of which the last is `said`; without that if None."""
         messages = [dict(role="user", content=QUESTION)]
-        for reply in replies[:-1]:
-            content = reply["content"].replace(REPLY, "An earlier reply")
-            messages += [reply | dict(role="assistant", content=content), dict(role=self._role, content="Go on")]
-        messages += [replies[-1] | dict(role="assistant")]
+        for left, reply in zip(reversed(range(len(replies))), replies, strict=True):
+            content = reply["content"].replace(REPLY, "An earlier reply") if left else reply["content"]
+            messages += [reply | dict(role="assistant", content=content)]
+            messages += [dict(role=self._role, content="Go on" if left else said)]
         if said is None:
-            return self._tokenizer.render(messages, **self._options | dict(add_generation_prompt=False))
-        return self._tokenizer.render([*messages, dict(role=self._role, content=said)], **self._options)
+            return self._tokenizer.render(messages[:-1], **self._options | dict(add_generation_prompt=False))
+        return self._tokenizer.render(messages, **self._options)
+
+    def _tried(self, replies: list[dict], said: str | None) -> str:
+        """The same, empty if the template fails; but for one reply and its observation nobody needs the rendering."""
+        with contextlib.suppress(InputError):
+            return self._render(replies, said)
+        return ""
 
     def _after_reply(self, observation: str) -> str:
         return self._render([FORMS["a reply"]], observation).partition(REPLY)[2]
 
     def _told(self) -> str:
-        """What follows a reply, whatever it held and in any turn, with the observation `SAID`."""
+        """What follows a reply with the observation `SAID`: the same whatever the reply held, and in every turn."""
         try:
             expected = self._after_reply(SAID)
         except InputError as error:
@@ -70,24 +76,20 @@ class Observations:
             raise InputError("the chat template shows a reply twice; choose another template (data.template)")
         for (name, reply), turn, earlier in itertools.product(FORMS.items(), range(len(TURNS)), FORMS.values()):
             text = self._tried([earlier] * turn + [reply], SAID)
-            _, *found = text.split(REPLY)
-            if len(found) == 1 and found[0] != expected:
-                at = len(os.path.commonprefix([expected, found[0]]))
-                plain, other = (part[max(at - SHOWN, 0) : at + SHOWN] for part in (expected, found[0]))
+            if text.count(REPLY) != 1:
+                continue
+            found = text.partition(REPLY)[2]
+            if found != expected:
+                at = len(os.path.commonprefix([expected, found]))
+                plain, other = (part[max(at - SHOWN, 0) : at + SHOWN] for part in (expected, found))
                 raise InputError(
                     f"what follows a turn of the policy cannot be told: after a reply the chat template goes on with "
                     f"{plain!r}, and after {name} in the {TURNS[turn]} turn with {other!r}; choose another template "
                     f"(data.template) or another environment.role"
                 )
-            thinks = THOUGHT in reply["content"] + self._tried([reply], None)
-            self.forgets |= thinks and earlier is reply and len(found) == 1 and text.count(THOUGHT) <= turn
+            if earlier is reply and text.count(THOUGHT) <= turn:
+                self.forgets |= THOUGHT in reply["content"] + self._tried([reply], None)
         return expected
-
-    def _tried(self, replies: list[dict], said: str | None) -> str:
-        """The same as `_render`, empty if the template fails: no conversation is rendered when an episode is played."""
-        with contextlib.suppress(InputError):
-            return self._render(replies, said)
-        return ""
 
     def __call__(self, text: str, last: int | None) -> list[int]:
         """The ids that follow the policy's turn: the rest of its message, the observation, and what begins the next.
@@ -101,11 +103,12 @@ class Observations:
         encode, rendered = self._tokenizer.encode, self._tokenizer.encode_rendered
         if not self._tokenizer.has_template:
             return encode(text)
-        before, after, suffix = self._before, self._after, self._after_reply(text)
+        before, suffix = self._before, self._after_reply(text)
         ended = before.lstrip()
         if rendered(ended)[:1] == [last] != encode(ended)[:1]:  # what stands before the end of a message was not drawn
             before, suffix = ended, suffix.lstrip()
         ids = rendered(suffix)
         if encode(text) != rendered(text):
-            ids = rendered(before) + encode(suffix.removeprefix(before).removesuffix(after)) + rendered(after)
+            inner = suffix.removeprefix(before).removesuffix(self._after)
+            ids = rendered(before) + encode(inner) + rendered(self._after)
         return ids[1:] if ids and ids[0] == last else ids
