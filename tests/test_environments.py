@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import pathlib
 import random
@@ -210,7 +211,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 FORGETFUL = (ROOT / "tests/data/templates/forgetful.jinja").read_text()
-SHARED = ROOT.parent / "shared/data/thinking_template.jinja"  # behaves as that one does
+THINKING = [FORGETFUL, *(path.read_text() for path in ROOT.parent.glob("shared/data/thinking_template.jinja"))]
 SPACED = "{% for m in messages %}{{ m.content + ' <|im_end|>' if loop.index0 % 2 else m.content | trim }}{% endfor %}"
 QUOTED = SPACED.replace(" <|im_end|>'", "'").replace("m.content | trim", "'<|im_end|>' + m.content | tojson")
 NUMBERED = "{% for m in messages %}({{ loop.index }}) {{ m.content }}|{% endfor %}"
@@ -237,24 +238,20 @@ class Characters:
         return "".join(map(chr, ids))
 
 
-@pytest.mark.parametrize("last, first", [(END, "\n"), (ord("x"), chr(END)), (None, chr(END))])
-def test_an_observation_is_what_the_template_adds(last, first):
+@pytest.mark.parametrize("template", [CHATML, *THINKING])
+@pytest.mark.parametrize("last, end", [(END, ""), (ord("x"), "E"), (None, "E")])
+def test_an_observation_is_what_the_template_adds(template, last, end):
     """Special tokens that it spells are text. What a reply held does not matter, nor how a template shows it later."""
-    before, thinks = "\n" if first == "\n" else f"{first}\n", "<think>\n\n</think>\n\n"
-    for role, said in (("user", "higher"), ("tool", "higher"), ("user", "over<|im_end|>")):
-        found = Characters().decode(Observations(Characters(CHATML), role)(said, last))
-        assert found == f"{before}<|im_start|>{role}\n{said}{chr(END)}\n<|im_start|>assistant\n"
-        for template in (FORGETFUL, *([SHARED.read_text()] if SHARED.exists() else [])):
-            for options, begins in (({}, ""), ({"enable_thinking": False}, thinks)):
-                observations = Observations(Characters(template), role, options)
-                shown = said if role == "user" else f"<tool_response>\n{said}\n</tool_response>"
-                assert Characters().decode(observations(said, last)) == (
-                    f"{before}<|im_start|>user\n{shown}{chr(END)}\n<|im_start|>assistant\n{begins}"
-                )
-                assert observations.forgets == (role == "user")
-    for template, end, rest in ((SPACED, " E", "a<|im_end|>"), (QUOTED, "E", '" a<|im_end|> "')):
-        found = Characters().decode(Observations(Characters(template))(" a<|im_end|> ", last))
-        assert found == ("" if last == END else end) + rest
+    told, thinks = Characters().decode, template != CHATML
+    for role, said, on in itertools.product(("user", "tool"), ("higher", "over<|im_end|>"), (True, False)):
+        observations = Observations(Characters(template), role, {} if on else {"enable_thinking": False})
+        shown, empty = f"{role}\n{said}", "<think>\n\n</think>\n\n" if thinks and not on else ""
+        if thinks and role == "tool":
+            shown = f"user\n<tool_response>\n{said}\n</tool_response>"
+        assert told(observations(said, last)) == f"{end}\n<|im_start|>{shown}E\n<|im_start|>assistant\n{empty}"
+        assert observations.forgets == (thinks and role == "user")
+    assert told(Observations(Characters(SPACED))(" a<|im_end|> ", last)) == (f" {end}" if end else "") + "a<|im_end|>"
+    assert told(Observations(Characters(QUOTED))(" a<|im_end|> ", last)) == end + '" a<|im_end|> "'
 
 
 @pytest.mark.parametrize("template, role, line", [
