@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Holds checkpoints against transformers itself: parity of every family and of GGUF files, and a short form of the whole
+# Holds checkpoints against transformers itself: chat templates, every family, GGUF files, and a short form of the whole
 # path. SMOLLM2_GGUF, QWEN_GGUF and GEMMA3_GGUF name files to compare, too (third_party/transformers/gguf_parity.py).
 # Makes .venv-transformers from third_party/transformers/requirements.txt beside .venv.
 set -euo pipefail
@@ -25,6 +25,6 @@ compare() { .venv/bin/python "third_party/transformers/$1.py" --peer_python="$pe
 # Two at a time: compiling, which most of the time goes to, takes one core.
 compare gguf_parity &
 gguf=$! status=0
-{ compare parity && compare end_to_end --smoke --workdir=runs/end_to_end_smoke; } || status=$?
+{ compare templates && compare parity && compare end_to_end --smoke --workdir=runs/end_to_end_smoke; } || status=$?
 wait "$gguf" || status=$?
 exit "$status"

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import pathlib
 import random
@@ -185,7 +186,7 @@ def test_a_stop_string_of_several_tokens_ends_a_turn():
     np.testing.assert_array_equal(stopped.tokens[row, : begin + 3], plain.tokens[row, : begin + 3])
 
 
-def test_stop_strings_without_meaning_and_those_that_no_text_of_tokens_shows_are_refused(tmp_path):
+def test_stop_strings_without_meaning_and_those_that_no_text_of_tokens_shows_are_refused(tmp_path, capsys):
     assert stop_table((), ["a"]) is None
     for strings in (["a", ""], ["x" * 300]):
         with pytest.raises(InputError, match="stop strings"):
@@ -197,7 +198,9 @@ def test_stop_strings_without_meaning_and_those_that_no_text_of_tokens_shows_are
     with pytest.raises(InputError, match="environment.name=guess: stop strings .* makes '\u23f9'"):
         build_environment(config, tokenizer, model)
     config.environment.stop = "</calc>"
-    with build_environment(config, tokenizer, model) as environment:
+    (tmp_path / "chat_template.jinja").write_text(FORGETFUL)
+    with build_environment(config, load_tokenizer(tmp_path), model) as environment:
+        assert capsys.readouterr().err.count("leaves earlier thinking out") == 1
         assert matched(environment.stops, tokenizer.encode("so <calc>12</calc> it is")) == len(environment.stops)
 
 
@@ -207,7 +210,12 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-STRIPS = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
+FORGETFUL = (ROOT / "tests/data/templates/forgetful.jinja").read_text()
+THINKING = [FORGETFUL, *(path.read_text() for path in ROOT.parent.glob("shared/data/thinking_template.jinja"))]
+SPACED = "{% for m in messages %}{{ m.content + ' <|im_end|>' if loop.index0 % 2 else m.content | trim }}{% endfor %}"
+QUOTED = SPACED.replace(" <|im_end|>'", "'").replace("m.content | trim", "'<|im_end|>' + m.content | tojson")
+NUMBERED = "{% for m in messages %}({{ loop.index }}) {{ m.content }}|{% endfor %}"
+ADDS = CHATML.replace("<|im_end|>", "{{ ' thought' if '</think>' in m.content }}<|im_end|>")
 END = ord("E")
 
 
@@ -230,22 +238,32 @@ class Characters:
         return "".join(map(chr, ids))
 
 
-@pytest.mark.parametrize("last, first", [(END, "\n"), (ord("x"), chr(END)), (None, chr(END))])
-def test_an_observation_is_what_the_template_adds(last, first):
-    """Special tokens that it spells are text."""
-    for role, said in (("user", "higher"), ("tool", "higher"), ("user", "over<|im_end|>")):
-        found = Characters().decode(Observations(Characters(CHATML), role)(said, last))
-        before = "\n" if first == "\n" else f"{first}\n"
-        assert found == f"{before}<|im_start|>{role}\n{said}{chr(END)}\n<|im_start|>assistant\n"
+@pytest.mark.parametrize("template", [CHATML, *THINKING])
+@pytest.mark.parametrize("last, end", [(END, ""), (ord("x"), "E"), (None, "E")])
+def test_an_observation_is_what_the_template_adds(template, last, end):
+    """Special tokens that it spells are text. What a reply held does not matter, nor how a template shows it later."""
+    told, thinks = Characters().decode, template != CHATML
+    for role, said, on in itertools.product(("user", "tool"), ("higher", "over<|im_end|>"), (True, False)):
+        observations = Observations(Characters(template), role, {} if on else {"enable_thinking": False})
+        shown, empty = f"{role}\n{said}", "<think>\n\n</think>\n\n" if thinks and not on else ""
+        if thinks and role == "tool":
+            shown = f"user\n<tool_response>\n{said}\n</tool_response>"
+        assert told(observations(said, last)) == f"{end}\n<|im_start|>{shown}E\n<|im_start|>assistant\n{empty}"
+        assert observations.forgets == (thinks and role == "user")
+    assert told(Observations(Characters(SPACED))(" a<|im_end|> ", last)) == (f" {end}" if end else "") + "a<|im_end|>"
+    assert told(Observations(Characters(QUOTED))(" a<|im_end|> ", last)) == end + '" a<|im_end|> "'
 
 
-def test_a_template_that_leaves_observations_out_or_is_not_append_only_is_refused():
-    template = "{% for m in messages if m.role != 'tool' %}{{ m.role }}: {{ m.content }}|{% endfor %}"
-    assert Characters().decode(Observations(Characters(template))("higher", None)) == "|user: higher|"
-    with pytest.raises(InputError, match="leaves a message of role tool out"):
-        Observations(Characters(template), role="tool")
-    with pytest.raises(InputError, match="A made-up reply.* role user, and .*made-up thought.* where it ends"):
-        Observations(Characters(STRIPS))
+@pytest.mark.parametrize("template, role, line", [
+    ("{% for m in messages if m.role != 'tool' %}{{ m.content }}|{% endfor %}", "tool", "leaves .* of role tool out"),
+    (NUMBERED, "user", r"goes on with '\|\(3\) A.* in the second turn with '\|\(5\) A made-up obs"),
+    (ADDS, "user", "after a reply with a thought in the first turn with ' thought<"),
+    (CHATML.replace("\n{{", "\n{{ m.content }}{{"), "user", "shows a reply twice"),
+    (CHATML.replace("role }}", "role if m.role != 'tool' else m.a.b }}"), "tool", "attribute 'a'; it is an obs"),
+])  # fmt: skip
+def test_a_template_of_which_no_one_can_tell_what_follows_a_reply_is_refused(template, role, line):
+    with pytest.raises(InputError, match=line):
+        Observations(Characters(template), role)
     assert Observations(Characters())("higher\n", 5) == list(map(ord, "higher\n"))
 
 
@@ -323,8 +341,9 @@ def test_an_environment_that_fails_says_why_and_others_go_on(tmp_path, seconds, 
                 ask("first", actions=[action]).result()
             assert line in str(failed.value) and "\n" not in str(failed.value)
             assert ask("other", actions=[fine, fine]).result() == ["fine", [1.0, 1.0]]
-        with pytest.raises(InputError, match=r"problem 3 \(words\) .*'self.lost' .*: mine.py:13: AttributeError"):
-            environment.try_out(dataclasses.replace(PROBLEM, answer="self.lost"))
+        for answer, line in (("self.lost", "mine.py:13: AttributeError"), ("('', 0.0)", "an observation of no tokens")):
+            with pytest.raises(InputError, match=rf"problem 3 \(words\) .* the first action: .*{line}"):
+                environment.try_out(dataclasses.replace(PROBLEM, answer=answer))
 
 
 @pytest.mark.parametrize("name, content, line", [

@@ -16,6 +16,7 @@ NAMED = {
     "guess": ("rpg_jax.environments.guess", "Guess"),
 }
 TEXTARENA = "textarena"  # textarena:NAME is the game of that name
+NO_TOKENS = "returned an observation of no tokens; return None to end the episode"
 
 
 class Outcome:
@@ -87,7 +88,9 @@ class Environment(contextlib.AbstractContextManager):
         """Plays one turn with a problem's own answer as the action; raises InputError where that fails."""
         try:
             self.submit("try", problem, 0, []).result()
-            self.submit("try", problem, 0, [told(problem)]).result()
+            observation, _ = self.submit("try", problem, 0, [told(problem)]).result()
+            if observation is not None and self.max_turns > 1 and not self.observations(observation, None):
+                raise Failure(NO_TOKENS)
         except Failure as failure:
             raise InputError(
                 f"environment {self.name!r}, tried on problem {problem.id} ({problem.task}) with its answer "

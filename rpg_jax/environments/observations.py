@@ -1,51 +1,95 @@
-"""Observations as tokens: what a chat template adds to a conversation for them, and nothing that was there before.
+"""Observations as tokens: what a chat template puts after a reply for them, and nothing that was there before.
 
-What the policy drew is never rendered or tokenized again, so an observation must be a suffix. It is read off two
-renderings of a made-up conversation, one that ends with the assistant's message, and one that goes on.
+What the policy drew is never rendered or tokenized again. So only what follows a reply has to be told: the end of its
+message, the observation, and how the next message begins. It is read off made-up conversations; how a template renders
+the replies themselves, such as earlier ones without their thoughts, is not asked.
 """
+
+import contextlib
+import itertools
+import os
 
 from rpg_jax import InputError
 
-QUESTION, REPLY, SAID = "A made-up question", "A made-up reply", "A made-up observation"
-THOUGHT = "<think>\nA made-up thought\n</think>\n\n"
+QUESTION, REPLY, SAID, THOUGHT = (f"A made-up {name}" for name in ("question", "reply", "observation", "thought"))
+FORMS = {  # a model's prompt may have opened the thought, and a message may have it beside the content
+    "a reply": dict(content=REPLY),
+    "a reply with a thought": dict(content=f"<think>\n{THOUGHT}\n</think>\n\n{REPLY}"),
+    "a reply with the end of a thought": dict(content=f"{THOUGHT}\n</think>\n\n{REPLY}"),
+    "a reply with a thought beside it": dict(content=REPLY, reasoning_content=THOUGHT),
+}
+TURNS = "first", "second", "third"
 SHOWN = 30  # characters on both sides of where renderings part
 
 
 class Observations:
-    """Makes tokens of observations by a tokenizer's chat template; without one, the text is appended as it is."""
+    """Makes tokens of observations by a tokenizer's chat template; without one, the text is appended as it is.
+
+    `forgets` is whether the template leaves thoughts out where it renders a conversation that goes on.
+    """
 
     def __init__(self, tokenizer, role: str = "user", options: dict | None = None):
         """`options` are further variables of the template.
 
-        Raises InputError: a longer rendering does not begin with the shorter one, as of a template that strips earlier
-        thinking; it shows where they part.
+        Raises InputError: what follows a reply cannot be told. The template fails or leaves observations of this role
+        out, or what it adds depends on what the reply held or on the turn; then the line shows where two of them part.
         """
-        self._tokenizer, self._role, self._options = tokenizer, role, options or {}
+        self._tokenizer, self._role, self._options, self.forgets = tokenizer, role, options or {}, False
         if tokenizer.has_template:
-            for reply in (REPLY, THOUGHT + REPLY):
-                self._check(reply)
+            self._before, *_, self._after = self._told().split(SAID)
 
-    def _messages(self, reply: str, observation: str | None = None) -> list[dict]:
-        said = [dict(role="user", content=QUESTION), dict(role="assistant", content=reply)]
-        return said if observation is None else [*said, dict(role=self._role, content=observation)]
+    def _render(self, replies: list[dict], said: str | None) -> str:
+        """A conversation of replies, each with an observation, of which the last is `said`; without that if None."""
+        messages = [dict(role="user", content=QUESTION)]
+        for left, reply in zip(reversed(range(len(replies))), replies, strict=True):
+            content = reply["content"].replace(REPLY, "An earlier reply") if left else reply["content"]
+            messages += [reply | dict(role="assistant", content=content)]
+            messages += [dict(role=self._role, content="Go on" if left else said)]
+        if said is None:
+            return self._tokenizer.render(messages[:-1], **self._options | dict(add_generation_prompt=False))
+        return self._tokenizer.render(messages, **self._options)
 
-    def _check(self, reply: str) -> None:
-        shorter = self._tokenizer.render(self._messages(reply), **self._options | dict(add_generation_prompt=False))
-        longer = self._tokenizer.render(self._messages(reply, SAID), **self._options)
-        if longer.startswith(shorter) and longer.count(REPLY) == 1 == longer.count(SAID):
-            return
-        if SAID not in longer:
+    def _tried(self, replies: list[dict], said: str | None) -> str:
+        """The same, empty if the template fails; but for one reply and its observation nobody needs the rendering."""
+        with contextlib.suppress(InputError):
+            return self._render(replies, said)
+        return ""
+
+    def _after_reply(self, observation: str) -> str:
+        return self._render([FORMS["a reply"]], observation).partition(REPLY)[2]
+
+    def _told(self) -> str:
+        """What follows a reply with the observation `SAID`: the same whatever the reply held, and in every turn."""
+        try:
+            expected = self._after_reply(SAID)
+        except InputError as error:
             raise InputError(
-                f"the chat template leaves a message of role {self._role} out, which an observation is; set "
-                f"environment.role to one that it shows, such as user"
+                f"{error}; it is an observation of role {self._role}: set environment.role to one that the template "
+                f"takes after a reply, or choose another template (data.template)"
+            ) from None
+        if SAID not in expected:
+            raise InputError(
+                f"the chat template leaves a message of role {self._role} out, which an observation is, or the reply "
+                f"before it; set environment.role to one that it shows, such as user"
             )
-        at = next((n for n, pair in enumerate(zip(shorter, longer, strict=False)) if pair[0] != pair[1]), len(longer))
-        before, after = (text[max(at - SHOWN, 0) : at + SHOWN] for text in (shorter, longer))
-        raise InputError(
-            f"the chat template renders {after!r} in a conversation that goes on with an observation of role "
-            f"{self._role}, and {before!r} where it ends: what the policy has said would change; choose another "
-            f"template (data.template) or another environment.role, such as tool"
-        )
+        if REPLY in expected:
+            raise InputError("the chat template shows a reply twice; choose another template (data.template)")
+        for (name, reply), turn, earlier in itertools.product(FORMS.items(), range(len(TURNS)), FORMS.values()):
+            text = self._tried([earlier] * turn + [reply], SAID)
+            if text.count(REPLY) != 1:
+                continue
+            found = text.partition(REPLY)[2]
+            if found != expected:
+                at = len(os.path.commonprefix([expected, found]))
+                plain, other = (part[max(at - SHOWN, 0) : at + SHOWN] for part in (expected, found))
+                raise InputError(
+                    f"what follows a turn of the policy cannot be told: after a reply the chat template goes on with "
+                    f"{plain!r}, and after {name} in the {TURNS[turn]} turn with {other!r}; choose another template "
+                    f"(data.template) or another environment.role"
+                )
+            if earlier is reply and text.count(THOUGHT) <= turn:
+                self.forgets |= THOUGHT in reply["content"] + self._tried([reply], None)
+        return expected
 
     def __call__(self, text: str, last: int | None) -> list[int]:
         """The ids that follow the policy's turn: the rest of its message, the observation, and what begins the next.
@@ -59,11 +103,12 @@ class Observations:
         encode, rendered = self._tokenizer.encode, self._tokenizer.encode_rendered
         if not self._tokenizer.has_template:
             return encode(text)
-        ids = rendered(self._after_reply(text))
+        before, suffix = self._before, self._after_reply(text)
+        ended = before.lstrip()
+        if rendered(ended)[:1] == [last] != encode(ended)[:1]:  # what stands before the end of a message was not drawn
+            before, suffix = ended, suffix.lstrip()
+        ids = rendered(suffix)
         if encode(text) != rendered(text):
-            before, after = self._after_reply(SAID).split(SAID)
-            ids = rendered(before) + encode(text) + rendered(after)
+            inner = suffix.removeprefix(before).removesuffix(self._after)
+            ids = rendered(before) + encode(inner) + rendered(self._after)
         return ids[1:] if ids and ids[0] == last else ids
-
-    def _after_reply(self, observation: str) -> str:
-        return self._tokenizer.render(self._messages(REPLY, observation), **self._options).partition(REPLY)[2]

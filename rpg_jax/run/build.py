@@ -142,6 +142,11 @@ def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Mode
     options = {} if "tasks" in config.data else set_keys(config.data.template_options)
     try:
         observations = Observations(tokenizer, section.role, options)
+        if observations.forgets:
+            say(
+                f"environment.name={section.name}: the chat template leaves earlier thinking out where it renders a "
+                f"conversation; here every turn stays as it was drawn, in sampling and in training"
+            )
         strings = (section.stop,) if isinstance(section.stop, str) else tuple(section.stop or ())
         unused = [""] * (model.config.vocab_size - tokenizer.vocab_size)
         stops = stop_table(strings, [*tokenizer.token_texts(), *unused]) if strings else None

@@ -14,6 +14,7 @@ import numpy as np
 
 from rpg_jax.data import Problem, Tokenizer
 from rpg_jax.environments import Environment, Outcome
+from rpg_jax.environments.environment import NO_TOKENS
 from rpg_jax.rewards.pool import Failure
 from rpg_jax.sampling.turns import Answer, Row, matched, spans
 
@@ -132,7 +133,7 @@ class Episodes:
         if observation is not None:
             ids = self._environment.observations(observation, last)
         if observation is not None and not ids and episode.actions:  # an opening of no tokens is none
-            return ends(Outcome(failure="returned an observation of no tokens; return None to end the episode"))
+            return ends(Outcome(failure=NO_TOKENS))
         if len(ids) >= left:
             room = f"an observation of {len(ids)} tokens leaves none of rollout.max_new={self._max_new} to the policy"
             return ends(Outcome(rewards, note=f"{room}; the episode ends there"))

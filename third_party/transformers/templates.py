@@ -3,10 +3,12 @@
 python third_party/transformers/templates.py --peer_python=VENV/bin/python --templates=FOLDER
 
 For each template transformers saves a tokenizer with it; both sides then load that folder, render conversations with
-several options, turn the text into ids and random ids into text. A refusal by both sides counts as the same.
+several options, turn the text into ids and random ids into text. What `environments.Observations` puts after a reply
+must end those that go on after one as well. A refusal by both sides counts as the same.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import random
@@ -55,7 +57,9 @@ OPTIONS = [
     {"tools": TOOLS, "tools_in_user_message": False, "date_string": "1 Jan 2030"},
     {"builtin_tools": ["code_interpreter", "add"]},
 ]
+DATE = {"date": "1 May 2030", "date_string": "1 May 2030"}  # strftime_now is of one day on our side, today on theirs
 UNKNOWN = "?"  # a refusal
+REPLIES = "It is four.", "<think>\nTwo and two.\n</think>\n\nIt is four."
 
 
 def main():
@@ -71,6 +75,7 @@ def main():
         parser.error(f"no *.jinja files in {args.templates}")
     sys.path.insert(0, str(ROOT))
     from rpg_jax.data import load_tokenizer
+    from rpg_jax.environments import Observations
 
     with tempfile.TemporaryDirectory() as out:
         command = [args.peer_python, __file__, "--worker", args.templates, out]
@@ -87,7 +92,7 @@ def main():
         wrong = {}  # case -> [ours, theirs]
         for folder in sorted(pathlib.Path(out).iterdir()):
             expected = json.loads((folder / "expected.json").read_text())
-            found = answers(load_tokenizer(folder))
+            found = answers(load_tokenizer(folder), Observations)
             for key in expected:
                 if found[key] != expected[key]:
                     wrong[f"{folder.name} {key}"] = [found[key], expected[key]]
@@ -103,15 +108,24 @@ def main():
     sys.exit(bool(wrong))
 
 
-def answers(tokenizer):
-    """What a tokenizer of ours says of every case."""
-    found = {}
+def answers(tokenizer, observations):
+    """What a tokenizer of ours says of every case, and what follows a reply by `observations`, made once for each role
+    and set of options: it knows neither the conversation nor the reply."""
+    found, made = {}, {}
     for name, messages, options in cases():
         try:
             text = tokenizer.render(messages, **options)
             found[f"{name} text"], found[f"{name} ids"] = text, tokenizer.encode_prompt(text)
         except ValueError:
             found[f"{name} text"] = found[f"{name} ids"] = UNKNOWN
+    for name, role, messages, options in continued():
+        try:
+            tokenizer.render(messages, **options)
+            key = json.dumps([role, options])
+            made[key] = made.get(key) or observations(tokenizer, role, options)
+            found[name] = made[key](messages[-1]["content"], None)
+        except ValueError:
+            found[name] = UNKNOWN
     found |= {f"decode {i}": tokenizer.decode(ids) for i, ids in enumerate(random_ids(tokenizer.vocab_size))}
     ids = ("bos_id", "eos_id", "pad_id", "vocab_size")
     return found | {"ids": [getattr(tokenizer, key) for key in ids]}
@@ -137,6 +151,12 @@ def theirs(templates, out):
                 found[f"{name} ids"] = tokenizer.apply_chat_template(messages, **options)["input_ids"]
             except Exception:  # whatever a template raises
                 found[f"{name} text"] = found[f"{name} ids"] = UNKNOWN
+        for name, _, messages, options in continued():
+            try:
+                text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+                found[name] = tokenizer(text.split(REPLIES[0])[1], add_special_tokens=False)["input_ids"]
+            except Exception:
+                found[name] = UNKNOWN
         for i, ids in enumerate(random_ids(len(tokenizer))):
             found[f"decode {i}"] = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         found["ids"] = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)]
@@ -162,7 +182,16 @@ def cases():
     """(name, messages, options) of every conversation under every set of options."""
     for name, messages in CONVERSATIONS.items():
         for options in OPTIONS:
-            yield f"{name} {json.dumps(options)}", messages, options
+            yield f"{name} {json.dumps(options)}", messages, DATE | options
+
+
+def continued():
+    """(name, role, messages, options) of every conversation that goes on: a reply, and an observation of that role."""
+    for name, messages, options in cases():
+        if "add_generation_prompt" not in options:
+            for number, role in itertools.product(range(len(REPLIES)), ("user", "tool")):
+                reply, said = {"role": "assistant", "content": REPLIES[number]}, {"role": role, "content": " higher\n"}
+                yield f"{name}, reply {number}, {role}", role, [*messages, reply, said], options
 
 
 def random_ids(vocab_size):
