@@ -76,14 +76,17 @@ PARTS = {"sequence": sequence_parts, "token": token_parts, "path": path_parts}
 def sample_parts(
     space: Space, problem: Problem, level: str, z: float, names: Iterable[str], alpha: float | jax.Array = ALPHA
 ) -> dict[str, jax.Array]:
-    """wA as "reward", and by name r·kappa(u), each [N, T]: the gradient is −(wA − beta·r·kappa(u)) ∇log policy."""
+    """wA as "reward", and by name r·kappa(u), each [N, T]: the gradient is −(wA − beta·r·kappa(u)) ∇log policy.
+
+    "ratios" is w + r, of which parts of a surrogate may be multiples that cancel.
+    """
     logs = [token_logprobs(space, x) for x in (problem.policy, problem.behavior, problem.reference)]
     advantage = problem.advantage
     if level == "sequence":
         logs = [jnp.sum(x, axis=1, keepdims=True) for x in logs]
         advantage = row_means(space, advantage)
     p, mu, q = jnp.exp(logs[0]), jnp.exp(logs[1]), z * jnp.exp(logs[2])
-    parts = {"reward": p / mu * advantage}
+    parts = {"reward": p / mu * advantage, "ratios": (p + q) / mu}
     for name, f in integrands(names, alpha).items():
         parts[name] = jax.jvp(lambda p, f=f: f(p, q), (p,), (p,))[1] / mu  # d/d log p of D's summand, over mu
     return {name: jnp.where(space.mask, part, 0) for name, part in parts.items()}

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rpg_jax import InputError, objectives
+from rpg_jax.exact.batches import COUNTS, entangled, miscounted
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, worst
-from rpg_jax.exact.enumeration import CONDITIONS, MIXTURES, MOVED, Condition
+from rpg_jax.exact.enumeration import CONDITIONS, FAR, LARGE, MIXTURES, MOVED, Condition
 from rpg_jax.objectives import CLIPS, DIVERGENCES, Claim, Objective, TrustRegion, controls, own
 from rpg_jax.objectives.advantages import kl_penalty, to_go
 from rpg_jax.objectives.divergences import ALPHA
@@ -23,6 +24,8 @@ PROBLEMS = 6  # random problems in each situation
 BETA = 0.3  # large enough that a wrong regularizer shows
 NO_DEFAULT = {"cispo": dict(clip_high=0.28)}  # settings that must be given
 MASSES = (1.0, 0.5, 2.0)  # of the reference, for the forms that take an unnormalized one
+# Groups of situations by name; those of the table need none.
+GROUPS = {"": CONDITIONS, **{str(moved): (moved,) for moved in MOVED}, "far ratios": FAR, "large advantages": LARGE}
 
 
 class Case(NamedTuple):
@@ -36,7 +39,9 @@ class Case(NamedTuple):
     members: tuple[tuple[Callable, Target], ...]
     declares: Claim | None
     mixture: str | None = None  # one of `MIXTURES`: which log-probs, where different policies drew a sequence's tokens
-    companion: bool = False  # whether each sequence is in a batch with another one
+    companion: int = 0  # how many others each sequence is in a batch with
+    mixes: tuple[str, ...] = ()  # what a gradient depends on beside its own inputs, in words
+    faults: tuple[str, ...] = ()  # what no declaration allows
 
 
 class Finding(NamedTuple):
@@ -46,8 +51,17 @@ class Finding(NamedTuple):
     gaps: list[dict[tuple[str, Condition], list[Gap]]]
 
     def verdict(self, on_policy: bool) -> Gap:
-        """Worst over masses, spaces, references and problems."""
-        return worst(gap for c in CONDITIONS if c.on_policy == on_policy for gap in self.at(c))
+        """The worst of all situations: the gap of `seen`."""
+        return self.seen(on_policy)[1]
+
+    def seen(self, on_policy: bool) -> tuple[str, Gap]:
+        """Where the worst verdict of all situations is, a name of `GROUPS`, and its gap, worst over masses, spaces,
+        references and problems: those of `CONDITIONS` if they have that verdict, else the largest of the others."""
+        found = []
+        for name, group in GROUPS.items():
+            if gaps := [gap for c in group if c.on_policy == on_policy for gap in self.at(c)]:
+                found.append((name, worst(gaps)))
+        return max(found, key=lambda pair: (VERDICTS.index(pair[1].verdict), not pair[0], pair[1].expected))
 
     def at(self, condition: Condition) -> list[Gap]:
         """Of every member, space and problem."""
@@ -61,8 +75,8 @@ class Finding(NamedTuple):
         }
 
     def holds(self) -> bool:
-        """Whether nothing falls short of what is declared, and all gradients are finite."""
-        if not all(math.isfinite(gap.per_sample) for gaps in self.gaps for each in gaps.values() for gap in each):
+        """Whether nothing falls short of what is declared, all gradients are finite, and the case has no faults."""
+        if self.case.faults or not all(math.isfinite(gap.per_sample) for gaps in self.gaps for each in gaps.values() for gap in each):
             return False
         if self.case.declares is None:
             return True
@@ -142,7 +156,7 @@ def _controlled_cases() -> list[Case]:
             loss = objectives.make(
                 "rpg", divergence="rkl", control=control, level=level, beta=BETA, reduction="constant"
             )
-            cases.append(_case(f"rpg, control {control}", loss)._replace(companion=control == "optimal"))
+            cases.append(_case(f"rpg, control {control}", loss)._replace(companion=int(control == "optimal")))
     to_go: dict[str, Any] = dict(kl="to_go", beta=BETA, reduction="constant")
     cases += [_case("rpg, to go", objectives.make("rpg", divergence=name, **to_go)) for name in DIVERGENCES]
     controlled = objectives.make("rpg", divergence="urkl", control=0.5, **to_go)
@@ -205,8 +219,20 @@ def user_case(spec: str, facts: Mapping[str, Any]) -> Case:
         raise InputError(
             f"{spec} has divergence {divergence} and beta {beta}: give both (--divergence, --beta) or neither"
         )
-    target = Target(level, divergence, beta, complete["z_old"])
-    return Case(spec, divergence or "-", "-", "-", level, ((made, target),), complete["declares"])
+    target, by, counted = Target(level, divergence, beta, complete["z_old"]), entangled(made), miscounted(made)
+    mixes = [f"mixes rows: three have other gradients in one call than in three, from {by.rows}"] if by.rows else []
+    mixes += [f"mixes tokens: a token's gradient depends on {by.tokens}"] if by.tokens else []
+    faults = [f"a gradient depends on {by.padding}"] if by.padding else []
+    faults += [f"reduction {made.reduction!r}: {counted}"] if counted else []
+    case = Case(spec, divergence or "-", "-", "-", level, ((made, target),), complete["declares"])
+    return case._replace(companion=2 if by.rows else 0, mixes=tuple(mixes), faults=tuple(faults))
+
+
+def reduction_faults() -> dict[str, str]:
+    """Reduction -> what is wrong with the number that it divides by, of those of ours that have one."""
+    forms = [dict(reduction=name) for name in COUNTS] + [dict(level="sequence")]
+    losses = [objectives.make("rpg", **settings) for settings in forms]
+    return {loss.reduction: fault for loss in losses if (fault := miscounted(loss))}
 
 
 def unfinite(loss: Callable) -> str | None:
