@@ -64,8 +64,10 @@ def path_parts(
     """As `sequence_parts`, with D = Σ_h visits · D(policy(.|h), Z·reference(.|h)): the tokens' divergences summed along
     the policy's own responses, whose visits move with the policy."""
     p, q = jax.nn.softmax(policy), z * jax.nn.softmax(problem.reference)
-    probability = jnp.exp(jnp.sum(token_logprobs(space, policy), axis=1, keepdims=True)) * space.mask  # [N, T]
-    visits = jnp.zeros(space.histories).at[space.history].add(probability)[:, None]
+    logs = token_logprobs(space, policy)
+    prefix = jnp.exp(jnp.cumsum(logs, axis=1) - logs) * space.mask  # [N, T], of the history, later tokens aside
+    visits, rows = (jnp.zeros(space.histories).at[space.history].add(x) for x in (prefix, 1.0 * space.mask))
+    visits = (visits / jnp.maximum(rows, 1))[:, None]
     divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names, alpha).items()}
     return sequence_parts(space, policy, problem, z, (), alpha) | divergences
 

@@ -76,7 +76,8 @@ class Finding(NamedTuple):
 
     def holds(self) -> bool:
         """Whether nothing falls short of what is declared, all gradients are finite, and the case has no faults."""
-        if self.case.faults or not all(math.isfinite(gap.per_sample) for gaps in self.gaps for each in gaps.values() for gap in each):
+        gaps = [gap for gaps in self.gaps for each in gaps.values() for gap in each]
+        if self.case.faults or not all(math.isfinite(gap.per_sample) for gap in gaps):
             return False
         if self.case.declares is None:
             return True
@@ -114,7 +115,7 @@ def built_in_cases() -> list[Case]:
         loss = objectives.make("rpg", divergence="alpha", alpha=alpha, beta=BETA, reduction="constant")
         cases.append(_case(f"rpg, alpha {alpha:g}", loss))
     for divergence in ("rkl", "urkl"):  # Algorithm 1 unclipped
-        bounds = dict(clip_low=1.0, clip_high=1e9, clip_c=1e9)
+        bounds = dict(clip_low=1.0, clip_high=1e30, clip_c=1e30)
         loss = objectives.make("rpg", divergence=divergence, clip="dual", beta=BETA, reduction="constant", **bounds)
         cases.append(_case("rpg", loss)._replace(clip="dual, out of reach", declares=IN_EXPECTATION))
     for name, recipe in objectives.RECIPES.items():

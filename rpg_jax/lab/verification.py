@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rpg_jax import InputError
 from rpg_jax.exact import CONDITIONS, MOVED, SPACES, Condition, level_gap, worst
-from rpg_jax.exact.certify import SITUATIONS, TOLERANCE, full_vocabulary_gaps, reach
+from rpg_jax.exact.certify import EXTREME, NEAR, TOLERANCE, full_vocabulary_gaps, reach
 from rpg_jax.exact.generators import GENERATORS, divergence_faults
 from rpg_jax.exact.natural_gradient import natural_gradient_gaps, natural_gradient_holds
 from rpg_jax.exact.verification import (
@@ -88,11 +88,11 @@ def main(options) -> int:
         }
         report |= {"reduction_faults": counts} if counts else {}
         output.write_text(json.dumps(report, indent=1))
-    situations, (token, response, advantage) = len(SPACES) * len(SITUATIONS), reach(PROBLEMS)
+    situations, (token, response, advantage) = len(SPACES) * len(NEAR + EXTREME), reach(PROBLEMS)
     print(f"\nForms: {len(findings)}, each in {situations} situations of {PROBLEMS} problems, in ", end="")
     print(f"{time.monotonic() - started:.0f} s. A bias is that of the worst problem.")
-    print(f"Far ratios reach e^±{token:.0f} for a token and e^±{response:.0f} for a response, large advantages ", end="")
-    print(f"±{advantage:.0f}; a verdict that shows there alone has the place in its cell.\n{_summary(findings, failures)}")
+    print(f"Far ratios reach e^±{token:.0f} for a token and e^±{response:.0f} for a response, ", end="")
+    print(f"large advantages ±{advantage:.0f}; what shows there alone says so.\n{_summary(findings, failures)}")
     if wrong:
         print(f"Divergences with the faults named above: {', '.join(wrong)}.")
     if inexact:
