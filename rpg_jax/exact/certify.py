@@ -288,8 +288,8 @@ def full_vocabulary_gaps(objective: Objective, count: int = 6, seed: int = 0) ->
         return jax.grad(loss)(problem.policy)
 
     with jax.enable_x64():
-        for space, problem in _near(_problems(count, seed), count).items():
-            gradient = _near(_truth(space, target, count, seed, None)[1], count)
+        for space, problem in _problems(count, seed).items():
+            problem, gradient = _near(problem, count), _near(_truth(space, target, count, seed, None)[1], count)
             off = jnp.linalg.norm(jax.vmap(functools.partial(expected, space))(problem) + gradient, axis=(1, 2))
             relative = off / jnp.linalg.norm(gradient, axis=(1, 2))
             for row, condition in enumerate(gaps):
@@ -305,7 +305,8 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
     """
     gaps = {condition: [0.0, 0.0] for condition in CONDITIONS}
     with jax.enable_x64():
-        for space, problem in _near(_problems(count, seed), count).items():
+        for space, problem in _problems(count, seed).items():
+            problem = _near(problem, count)
             means = jax.vmap(functools.partial(targets.row_means, space))(problem.advantage)
             problem = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
             _, token = _parts(space, "token", 1.0, ALPHA, tuple(DIVERGENCES), problem)

@@ -1,4 +1,4 @@
-"""What `python -m rpg_jax.verify` prints and writes of the cases of `exact.verification`."""
+"""What `python -m rpg_jax.verify` prints and writes of the forms of `lab.forms`, or of a user's function."""
 
 import json
 import math
@@ -13,18 +13,8 @@ from rpg_jax.exact import CONDITIONS, MOVED, SPACES, Condition, level_gap, worst
 from rpg_jax.exact.certify import EXTREME, NEAR, TOLERANCE, full_vocabulary_gaps, reach
 from rpg_jax.exact.generators import GENERATORS, divergence_faults
 from rpg_jax.exact.natural_gradient import natural_gradient_gaps, natural_gradient_holds
-from rpg_jax.exact.verification import (
-    BETA,
-    GROUPS,
-    PROBLEMS,
-    Case,
-    Finding,
-    built_in_cases,
-    find,
-    reduction_faults,
-    unfinite,
-    user_case,
-)
+from rpg_jax.exact.verification import GROUPS, PROBLEMS, Case, Finding, find, unfinite, user_case
+from rpg_jax.lab.forms import BETA, built_in_cases, reduction_faults
 from rpg_jax.objectives import DIVERGENCES, make
 from rpg_jax.objectives.objective import BIASED
 from rpg_jax.run.target import json_file, print_table
