@@ -168,6 +168,9 @@ KEYS = dict(
         memory_mb=mebibytes(4096),  # [MiB] address space of a worker, which holds several episodes
         network=switch(False),  # [switch] let FILE.py:CLASS use the network, which is off where the system allows that
         max_failures=within(0, 1)(0.25),  # [share of episodes] that may fail before the run stops
+        # Of those that fail. train: a return of 0, as evaluations have it, so that breaking its tool is no way out for
+        # the policy. mask: no token of them is trained, for failures that are not the policy's doing.
+        failures=one_of("train", "mask")("train"),  # [name] of what is done with them
     ),
     behavior=dict(  # the policy that drew the responses: the denominator of the importance ratio
         # Computed again, or as recorded. With proximal those of the policy that the step begins with stand for them,

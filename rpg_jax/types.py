@@ -58,12 +58,13 @@ class TrainBatch:
     tokens: jax.Array  # i32[B, T]
     length: jax.Array  # i32[B], tokens that exist
     loss_mask: jax.Array  # bool[B, T], true on the tokens that are trained
-    behavior_logp: jax.Array  # f32[B, T], of the policy that drew each token, at the sampling temperature
+    behavior_logp: jax.Array  # f32[B, T], of the policy that drew each token, at the sampling temperature, or proximal
     reference_logp: jax.Array  # f32[B, T]
     advantage: jax.Array  # f32[B, 1] or f32[B, T]
     weight: jax.Array  # f32[B, T], constant correction per token (docs/method.md 5.3); ones when unused
     version: jax.Array | None = None  # i32[B, T], optimizer updates of the policy that drew each token; None: none did
     routes: jax.Array | None = None  # u8[B, T, layers * k], experts that every policy sends a token to (models.routes)
+    drawn_logp: jax.Array | None = None  # f32[B, T], of the policy that drew each token; None: behavior_logp is it
 
 
 @pytree

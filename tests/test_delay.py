@@ -15,7 +15,7 @@ from test_update import LENGTH, MODEL, ROWS, make_batch
 from rpg_jax import objectives, parallel
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.policies import BEHAVIOR, make_policies, scored
-from rpg_jax.training.update import init_params, init_state, policy_age
+from rpg_jax.training.update import init_params, init_state, of_both, policy_age, sample_sizes
 from rpg_jax.types import Checkpoint
 
 OBJECTIVE = objectives.make("rpg", beta=0.1)
@@ -134,6 +134,27 @@ def test_the_proximal_policy_stands_for_the_one_that_drew_and_weights_make_up_fo
         gradients.append(jax.grad(loss)(recorded().model_logp - 0.1))
     assert np.abs(np.exp(batch.behavior_logp) - 1).max() > 0.1 and np.abs(gradients[1]).max() > 0
     np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_ratios_to_the_proximal_policy_and_to_the_one_that_drew_have_names_of_their_own(level):
+    rng, batch = np.random.default_rng(1), make_batch(0)
+    logp, drawn = rng.normal(-1, 0.3, (2, *batch.loss_mask.shape))
+    batch = dataclasses.replace(batch, drawn_logp=drawn)
+    objective = objectives.make("rpg", beta=0.1, level=level)
+    arrays = logp, batch.behavior_logp, batch.advantage, batch.loss_mask
+    measured = objective(*arrays, batch.reference_logp)[1] | sample_sizes(logp, batch.behavior_logp, batch.loss_mask)
+    found = {name: float(x.value()) for name, x in of_both(measured, objective, logp, batch).items()}
+    assert {name for name in found if name.startswith("kl_reference_k")} == {f"kl_reference_k{n}" for n in (1, 2, 3)}
+    for behavior, suffix in ((batch.drawn_logp, ""), (batch.behavior_logp, "_proximal")):
+        log_w = np.where(batch.loss_mask, logp - behavior, 0)
+        per = {"token": np.exp(log_w)[batch.loss_mask], "sequence": np.exp(log_w.sum(1))[batch.loss_mask.any(1)]}
+        sizes = {f"_{name}": w for name, w in per.items()} | {"": per[level]}
+        for name, w in sizes.items():
+            expected = w.sum() ** 2 / len(w) / (w**2).sum()
+            assert found[f"effective_sample_size{name}{suffix}"] == pytest.approx(expected, rel=1e-4)
+        assert found[f"ratio_max{suffix}"] == pytest.approx(per[level].max(), rel=1e-4)
+        assert found[f"off_policy_gap{suffix}"] == pytest.approx(np.abs(log_w[batch.loss_mask]).mean(), rel=1e-4)
 
 
 def test_the_age_is_that_of_trained_tokens():

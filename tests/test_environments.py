@@ -17,22 +17,26 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from processes import metrics
+from sequences import sequences as sequences_of
 
 from configs import environments
-from rpg_jax import InputError, models
+from rpg_jax import InputError, models, parallel
 from rpg_jax.data import Problem, load_tokenizer
 from rpg_jax.data.chat import ChatTemplate
 from rpg_jax.data.tokenizer import train_tokenizer
-from rpg_jax.environments import Environment, Observations
+from rpg_jax.environments import Environment, Observations, Outcome
 from rpg_jax.environments.calculator import Calculator
 from rpg_jax.environments.guess import Guess
 from rpg_jax.objectives.advantages import turn_return
-from rpg_jax.rewards import ENVIRONMENT, Scorer
+from rpg_jax.rewards import ENVIRONMENT, Scorer, scale_named
 from rpg_jax.rewards.pool import Failure
 from rpg_jax.run.build import build_environment
 from rpg_jax.sampling import Decoding, Sampling, decode, generate, prompts_to_answer
 from rpg_jax.sampling.turns import Answer, Row, matched, spans, stop_table
+from rpg_jax.training.collect import without_rows
 from rpg_jax.training.episodes import Episodes
+from rpg_jax.training.grading import make_grade, watcher
+from rpg_jax.training.settings import RolloutSettings
 
 module = importlib.import_module("rpg_jax.sampling.generate")  # the package has a function of that name
 CONFIG = models.ModelConfig(40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_length=128)
@@ -537,6 +541,30 @@ def test_the_return_is_a_reward_beside_others_and_failures_are_counted():
     environment.max_failures = 0.4
     with Scorer(environment=environment) as scorer, pytest.raises(InputError, match="failed on 1 of 2 samples"):
         scorer.submit(items, [1, 1], True, outcomes).result()
+
+
+@pytest.mark.parametrize("failures, third", [("train", 0.0), ("mask", 0.25)])
+def test_a_failed_episode_counts_or_is_left_out_and_observations_are_no_length(failures, third):
+    outcomes = [Outcome([1.0]), Outcome([0.0]), Outcome(failure="broken")]
+    rows = [row(n, "abcd", drawn, "said by others", "x") for n, drawn in enumerate(("five", "a", "b"))]
+    begun, talk = {}, SimpleNamespace(outcome=lambda row: outcomes[row.number])
+    sequences = SimpleNamespace(prompt_length=jax.numpy.full(3, 4))
+    sizes = dict(prompts=1, samples=3, max_prompt=4, max_new=6, slots=3, temperature=1.0, oversample=1.0)
+    sizes |= dict(dynamic_sampling=False, max_batches=1, overlong_buffer=2, overlong_factor=1.0)
+    settings = RolloutSettings(**sizes, environment_failures=failures)
+    environment = Scripted(None)
+    environment.close = lambda: None
+    with Scorer(environment=environment) as scorer:
+        run = np.ones(1, bool)
+        watcher(scorer, Characters(), [PROBLEM], [0], run, sequences, 3, begun, episodes=talk)(rows)
+        grade = make_grade(scorer, settings, scale_named("signed"), {})
+        graded = grade(np.arange(1), [[begun[0, n] for n in range(3)]])
+    assert graded.failed.tolist() == [[False, False, failures == "mask"]]
+    np.testing.assert_allclose(graded.reward, [[0.5, 0.0, third]])  # five of six tokens cost 0.5
+    np.testing.assert_allclose(graded.correct, [[1.0, 0.0, 0.0]])
+    drawn = sequences_of(np.ones((8, 4)), np.ones((8, 4)) > 0)
+    kept = without_rows(parallel.make_mesh(), drawn, np.arange(8) == 2)
+    assert np.asarray(kept.loss_mask).sum(1).tolist() == [4, 4, 0, 4, 4, 4, 4, 4]
 
 
 SIZES = [(1, 2, 1), (1, 3, 3), (2, 4, 1), (3, 4, 2)]  # groups, samples, turns

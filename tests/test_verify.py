@@ -2,12 +2,16 @@
 
 import json
 import pathlib
+import re
 
+import jax.numpy as jnp
 import pytest
 
-from rpg_jax.objectives import CLIPS
+from rpg_jax.lab.forms import reduction_faults
+from rpg_jax.objectives import CLIPS, reductions
 
 MINE = """
+import jax
 import jax.numpy as jnp
 
 def weighted(log_ratio, advantage):
@@ -36,7 +40,37 @@ listed.divergence, listed.beta, listed.declares = ["rkl"], 0.1, ("biased",)
 
 def broken(logp):
     raise RuntimeError("two\\nlines")
+
+def clipped(log_ratio, advantage):
+    return -jnp.exp(jnp.clip(log_ratio, -5, 5)) * advantage
+
+def floored(log_ratio, advantage):
+    return -jnp.exp(jnp.maximum(log_ratio, -20)) * advantage
+
+def clamped(log_ratio, advantage, logp, reference_logp):
+    return weighted(log_ratio, jax.lax.stop_gradient(advantage - 0.1 * jnp.maximum(logp - reference_logp, -18)))
+
+clamped.divergence, clamped.beta = "urkl", 0.1
+
+def bounded(log_ratio, advantage):
+    return weighted(log_ratio, jnp.minimum(advantage, 50))
+
+def rolled(log_ratio, advantage):
+    return weighted(log_ratio, jnp.roll(advantage, 2, 0))
+
+def shifted(log_ratio, advantage):
+    return weighted(log_ratio, jnp.pad(advantage, ((0, 0), (1, 0)))[:, :-1])
+
+def averaged(log_ratio, advantage):
+    return weighted(log_ratio, 3 * advantage / advantage.shape[1])
+
+def others(log_ratio, advantage):
+    rows = len(advantage)
+    return weighted(log_ratio, advantage - (advantage.sum(0) - advantage) / max(rows - 1, 1))
 """
+FAR, MEAN = "biased (NUMBER %), far ratios", "exact in expectation NUMBER"
+OF_ROWS = "three have other gradients in one call than in three, from the advantage of other rows"
+OF_COLUMNS = "a gradient depends on the number of columns beyond a row's tokens"
 
 
 @pytest.fixture
@@ -112,6 +146,31 @@ def test_a_function_that_does_not(call):
     status, out, _ = call("--objective=mine.py:silent")
     assert status == 0 and "declares nothing" in out and "Nothing was declared" in out
     assert call("--objective=mine.py:unweighted", "--declares=exact per sample, biased")[0] == 0
+
+
+@pytest.mark.parametrize("name, on_policy, off_policy, named", [
+    ("clipped", "exact per sample NUMBER", FAR, ""), ("floored", "exact per sample NUMBER", FAR, ""),
+    ("clamped", FAR, FAR, ""), ("bounded", *2 * ["biased (NUMBER %), large advantages"], ""),
+    ("rolled", *2 * ["biased (NUMBER %)"], OF_ROWS), ("others", MEAN, MEAN, OF_ROWS),
+    ("shifted", *2 * ["biased (NUMBER %)"], "a token's gradient depends on the advantage of other tokens"),
+    ("averaged", *2 * ["exact per sample NUMBER"], OF_COLUMNS),
+])  # fmt: skip
+def test_what_is_wrong_far_away_or_in_a_batch_alone_is_named_and_so_is_what_to_declare(
+    call, name, on_policy, off_policy, named
+):
+    status, out, _ = call(f"--objective=mine.py:{name}")
+    lines = re.sub(r"\d+(\.\d+)?(e[-+]\d+)?(?= %|  )", "NUMBER", out).splitlines()
+    [row] = [line for line in lines if line.startswith(f"mine.py:{name} ")][:1]
+    assert re.split(" {2,}", row.strip())[-3:-1] == [on_policy, off_policy]
+    assert status == int(named == OF_COLUMNS) and any(line.endswith(named) for line in lines)
+    claims = ", ".join(f'"{words.split(" NUMBER")[0].split(" (")[0]}"' for words in (on_policy, off_policy))
+    assert lines[-1].startswith(f"Declare what it is: {name}.declares = ({claims})")
+
+
+def test_a_count_that_is_wrong_is_seen(monkeypatch):
+    assert not reduction_faults()
+    monkeypatch.setattr(reductions, "count", lambda reduction, mask: jnp.sum(jnp.ones_like(mask, bool)))
+    assert set(reduction_faults()) == {"token_mean", "sequence_mean", "sequence_mean_token_mean"}
 
 
 @pytest.mark.parametrize("arguments, words", [

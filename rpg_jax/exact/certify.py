@@ -1,8 +1,10 @@
 """Compares a loss's gradient with that of the exact objective: per sample, and in expectation."""
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import numpy as np
 from rpg_jax.exact import targets
 from rpg_jax.exact.enumeration import (
     CONDITIONS,
+    FAR,
+    LARGE,
     MOVED,
     SPACES,
     Condition,
@@ -23,7 +27,8 @@ from rpg_jax.objectives.divergences import ALPHA, DIVERGENCES, full_vocabulary
 from rpg_jax.objectives.objective import BIASED, EXACT, EXACT_MEAN, Objective
 
 TOLERANCE = 1e-9  # relative, in float64; exact forms come out near 1e-15
-SITUATIONS = CONDITIONS + MOVED
+CANCELS = 1e-6  # of parts of a loss as large as w and r, the rounding in float64 is that of a share this small
+NEAR, EXTREME = CONDITIONS + MOVED, FAR + LARGE
 VERDICTS = (EXACT, EXACT_MEAN, BIASED)  # each promises less than the one before
 
 
@@ -38,12 +43,16 @@ class Target(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Relative gaps of a problem, or the worst of some."""
+    """Relative gaps of a problem, or the worst of some.
+
+    In the conditions of `EXTREME` each coefficient, and each derivative in a logit, is compared for itself: the gap is
+    the largest, as a share of the terms that it is the sum of. Small ones would be lost in a norm there.
+    """
 
     per_sample: float  # largest difference of a sample's coefficient of ∇log policy, over the largest coefficient
     expected: float  # norm of (expected gradient + ∇J) over the norm of ∇J
-    residual: float  # the same after rescaling the expected gradient by the best constant
-    scale: float  # that constant
+    residual: float = math.nan  # the same after rescaling the expected gradient by the best constant
+    scale: float = math.nan  # that constant
 
     @property
     def verdict(self) -> str:
@@ -65,12 +74,19 @@ def worst(gaps: Iterable[Gap]) -> Gap:
 
 @functools.cache
 def _problems(count: int, seed: int, mixture: str | None = None) -> dict[Space, Problem]:
-    """The problems of every space: those of all conditions along one leading axis S, condition by condition."""
+    """The problems of every space: those of all conditions along one leading axis S, condition by condition, `count` of
+    those in `NEAR`, and half as many of those in `EXTREME`."""
     problems = {}
     for index, space in enumerate(SPACES):
-        each = [random_problems(space, condition, count, seed + 1000 * index, mixture) for condition in SITUATIONS]
+        sizes = {condition: count if condition in NEAR else (count + 1) // 2 for condition in NEAR + EXTREME}
+        each = [random_problems(space, at, size, seed + 1000 * index, mixture) for at, size in sizes.items()]
         problems[space] = jax.tree.map(lambda *x: jnp.concatenate(x), *each)
     return problems
+
+
+def _near(tree: Any, count: int) -> Any:
+    """Of arrays [S, ...] the part of `NEAR`."""
+    return jax.tree.map(lambda x: x[: count * len(NEAR)], tree)
 
 
 @functools.cache
@@ -90,17 +106,17 @@ def _rows(count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
 
 
 def sample_gradients(
-    objective: Callable, count: int, seed: int, mixture: str | None = None, companion: bool = False
+    objective: Callable, count: int, seed: int, mixture: str | None = None, companion: int = 0
 ) -> dict[Space, jax.Array]:
     """dL/dlogp [S, N, T] in every space; each sequence is a batch of its own, [1, T], with denominator=1.
 
-    With a companion, each is the first of a batch of two, and the mean over the second, drawn by the behavior policy,
-    is taken: for losses that estimate something from the other responses of the batch.
+    With `companion` it is the first of a batch with another one, or anywhere among 2 others, drawn by the behavior
+    policy, and the mean over these is taken: for losses that depend on the other responses of the batch.
     """
     if companion:
-        with_companion = jax.vmap(_companion_gradient, in_axes=(None, None, 0))
+        with_others = jax.vmap(_companion_gradient, in_axes=(None, None, None, 0))
         spaces = _problems(count, seed, mixture).items()
-        return {space: with_companion(objective, space, problem) for space, problem in spaces}
+        return {space: with_others(objective, space, int(companion), problem) for space, problem in spaces}
 
     def loss(*row):
         logp, behavior, reference, advantage, mask = (x[None] for x in row)
@@ -116,24 +132,26 @@ def sample_gradients(
     return results
 
 
-@functools.partial(jax.jit, static_argnames=("objective", "space"))
-def _companion_gradient(objective: Callable, space: Space, problem: Problem) -> jax.Array:
-    """dL/dlogp [N, T] of the first of two sequences, averaged over the second."""
+@functools.partial(jax.jit, static_argnames=("objective", "space", "companions"))
+def _companion_gradient(objective: Callable, space: Space, companions: int, problem: Problem) -> jax.Array:
+    """dL/dlogp [N, T] of a sequence in a batch with others, averaged over them and over its place among two of them."""
+    places = range(companions + 1) if companions > 1 else (0,)  # a pair is for a loss of ours, which they do not move
     logs = [token_logprobs(space, x) for x in problem[:3]]
     rows = (*logs, problem.advantage, jnp.asarray(space.mask))
     probability = jnp.exp(jnp.sum(logs[1], axis=1))
 
-    def of_pair(first, second):
-        logp, behavior, reference, advantage, mask = (jnp.stack(x) for x in zip(first, second, strict=True))
+    def in_place(first, others, place):
+        batch = zip(*others[:place], first, *others[place:], strict=True)
+        logp, behavior, reference, advantage, mask = (jnp.stack(x) for x in batch)
         loss = lambda x: objective(x, behavior, advantage, mask, reference_logp=reference, denominator=1.0)[0]  # noqa: E731
-        return jax.grad(loss)(logp)[0]
+        return jax.grad(loss)(logp)[place]
 
-    over_second = jax.vmap(of_pair, in_axes=(None, 0))
+    def averaged(first, others):
+        if len(others) == companions:
+            return sum(in_place(first, others, place) for place in places) / len(places)
+        return jnp.einsum("n,nt->t", probability, jax.vmap(lambda other: averaged(first, [*others, other]))(rows))
 
-    def of_first(first):
-        return jnp.einsum("n,nt->t", probability, over_second(first, rows))
-
-    return jax.lax.map(of_first, rows)
+    return jax.lax.map(lambda first: averaged(first, []), rows)
 
 
 @functools.partial(jax.jit, static_argnames=("space", "level", "names"))
@@ -151,12 +169,14 @@ def _parts(
 
 
 @functools.cache
-def _truth(space: Space, target: Target, count: int, seed: int, mixture: str | None) -> tuple[jax.Array, jax.Array]:
-    """The right gradient of a sample, as a multiple of ∇log policy [S, N, T], and ∇J [S, H, V]."""
+def _truth(space: Space, target: Target, count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
+    """The right gradient of a sample, as a multiple of ∇log policy [S, N, T]; ∇J [S, H, V]; the size of the first's
+    terms."""
     names = tuple(DIVERGENCES)
     sample, gradient = _parts_of(space, target.level, target.z, target.alpha, names, count, seed, mixture)
     beta, name = (target.beta, target.divergence) if target.divergence else (0.0, "reward")
-    return beta * sample[name] - sample["reward"], gradient["reward"] - beta * gradient[name]
+    terms = jnp.abs(sample["reward"]) + beta * (jnp.abs(sample[name]) + CANCELS * sample["ratios"])
+    return beta * sample[name] - sample["reward"], gradient["reward"] - beta * gradient[name], terms
 
 
 @functools.cache
@@ -173,9 +193,7 @@ def _measure(
     """The four numbers of a `Gap`, each [S]; `actual` and `coefficient` [S, N, T] multiply ∇log policy."""
 
     def of_problem(problem, actual, coefficient, gradient):
-        probability = jnp.exp(jnp.sum(token_logprobs(space, problem.behavior), axis=1, keepdims=True))
-        _, pull_back = jax.vjp(functools.partial(token_logprobs, space, observed=True), problem.policy)
-        (expected,) = pull_back(probability * actual)
+        expected, _ = _expected(space, problem, actual)
         scale = -jnp.sum(expected * gradient) / jnp.sum(expected**2)
         size = jnp.linalg.norm(gradient)
         return (
@@ -188,29 +206,59 @@ def _measure(
     return jax.vmap(of_problem)(problem, actual, coefficient, gradient)
 
 
+@functools.partial(jax.jit, static_argnames="space")
+def _measure_entries(
+    space: Space, problem: Problem, actual: jax.Array, coefficient: jax.Array, gradient: jax.Array, terms: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The first two numbers of a `Gap` as shares of the `terms` [S, N, T] of each coefficient, and their sums in each
+    derivative."""
+
+    def share(difference, whole):
+        return jnp.max(jnp.where(whole == 0, 0, jnp.abs(difference) / jnp.where(whole == 0, 1, whole)))
+
+    def of_problem(problem, actual, coefficient, gradient, terms):
+        expected, probability = _expected(space, problem, actual)
+        terms += jnp.abs(actual)
+        drawn = jnp.zeros_like(gradient).at[space.history, space.token].add(probability * terms)
+        summed = drawn + jax.nn.softmax(problem.policy) * jnp.sum(drawn, axis=1, keepdims=True)  # [H, V]
+        return share(actual - coefficient, terms), share(expected + gradient, summed)
+
+    return jax.vmap(of_problem)(problem, actual, coefficient, gradient, terms)
+
+
+def _expected(space: Space, problem: Problem, actual: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The expected gradient [H, V], and each sequence's probability [N, 1]."""
+    probability = jnp.exp(jnp.sum(token_logprobs(space, problem.behavior), axis=1, keepdims=True))
+    _, pull_back = jax.vjp(functools.partial(token_logprobs, space, observed=True), problem.policy)
+    return pull_back(probability * actual)[0], probability
+
+
 def examine(
     objective: Callable,
     target: Target,
     count: int = 6,
     seed: int = 0,
     mixture: str | None = None,
-    companion: bool = False,
+    companion: int = 0,
 ) -> dict[tuple[str, Condition], list[Gap]]:
-    """Gaps of `count` random problems in every space and condition, those of `MOVED` too, in float64.
+    """Gaps of `count` random problems in every space and condition of `NEAR`, and of half as many in those of
+    `EXTREME`, in float64.
 
     `objective` has the contract of `rpg_jax.objectives` and should have the gradient of `target`. `mixture` is one of
-    `MIXTURES`, for sequences with tokens of different policies; with `companion` each sequence is in a batch
-    with another one, see `sample_gradients`. Returns (space name, condition) -> a Gap of each problem.
+    `MIXTURES`, for sequences with tokens of different policies; with `companion` each sequence is in a batch with so
+    many others, see `sample_gradients`. Returns (space name, condition) -> a Gap of each problem.
     """
     results = {}
     with jax.enable_x64():
-        problems = _problems(count, seed, mixture)
+        problems, near = _problems(count, seed, mixture), count * len(NEAR)
         for space, actual in sample_gradients(objective, count, seed, mixture, companion).items():
-            truth = _truth(space, target, count, seed, mixture)
-            measured = jax.device_get(_measure(space, problems[space], actual, *truth))
-            gaps = [Gap(*map(float, x)) for x in zip(*measured, strict=True)]
-            for row, condition in enumerate(SITUATIONS):
-                results[space.name, condition] = gaps[row * count : (row + 1) * count]
+            arrays = problems[space], actual, *_truth(space, target, count, seed, mixture)
+            shares = _measure_entries(space, *jax.tree.map(lambda x: x[near:], arrays))
+            measured = zip(*jax.device_get(_measure(space, *_near(arrays[:-1], count))), strict=True)
+            gaps = iter([Gap(*map(float, x)) for x in measured] + [Gap(*x) for x in np.asarray(shares).T.tolist()])
+            for condition in NEAR + EXTREME:
+                size = count if condition in NEAR else (count + 1) // 2
+                results[space.name, condition] = list(itertools.islice(gaps, size))
     return results
 
 
@@ -220,7 +268,7 @@ def full_vocabulary_gaps(objective: Objective, count: int = 6, seed: int = 0) ->
     Its regularizer does not reach the policy through log-probs of samples, so the gradient is that in the logits.
     """
     target = Target("token", objective.divergence, objective.beta)
-    divergence, gaps = DIVERGENCES[str(objective.divergence)], dict.fromkeys(SITUATIONS, 0.0)
+    divergence, gaps = DIVERGENCES[str(objective.divergence)], dict.fromkeys(CONDITIONS + MOVED, 0.0)
 
     @functools.partial(jax.jit, static_argnums=0)
     def expected(space, problem):
@@ -241,10 +289,10 @@ def full_vocabulary_gaps(objective: Objective, count: int = 6, seed: int = 0) ->
 
     with jax.enable_x64():
         for space, problem in _problems(count, seed).items():
-            _, gradient = _truth(space, target, count, seed, None)
+            problem, gradient = _near(problem, count), _near(_truth(space, target, count, seed, None)[1], count)
             off = jnp.linalg.norm(jax.vmap(functools.partial(expected, space))(problem) + gradient, axis=(1, 2))
             relative = off / jnp.linalg.norm(gradient, axis=(1, 2))
-            for row, condition in enumerate(SITUATIONS):
+            for row, condition in enumerate(gaps):
                 gaps[condition] = max(gaps[condition], float(jnp.max(relative[row * count : (row + 1) * count])))
     return gaps
 
@@ -258,6 +306,7 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
     gaps = {condition: [0.0, 0.0] for condition in CONDITIONS}
     with jax.enable_x64():
         for space, problem in _problems(count, seed).items():
+            problem = _near(problem, count)
             means = jax.vmap(functools.partial(targets.row_means, space))(problem.advantage)
             problem = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
             _, token = _parts(space, "token", 1.0, ALPHA, tuple(DIVERGENCES), problem)
@@ -271,3 +320,15 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
                     largest = float(jnp.max(relative[row * count : (row + 1) * count]))
                     gaps[condition][part] = max(gaps[condition][part], largest)
     return {condition: (reward, difference) for condition, (reward, difference) in gaps.items()}
+
+
+def reach(count: int = 6, seed: int = 0) -> tuple[float, float, float]:
+    """How far the problems go: the largest |log(policy / behavior)| of a token and of a response, and |advantage|."""
+    reached = []
+    with jax.enable_x64():
+        for space, problem in _problems(count, seed).items():
+            logs = [jax.vmap(functools.partial(token_logprobs, space))(x) for x in problem[:2]]
+            arrays = logs[0] - logs[1], jnp.sum(logs[0] - logs[1], axis=-1), problem.advantage
+            reached.append([float(jnp.max(jnp.abs(x))) for x in arrays])
+    ratio, response, advantage = np.max(reached, axis=0)
+    return float(ratio), float(response), float(advantage)

@@ -6,6 +6,7 @@ for every parameterization. With sequences of one token, the policy is a plain s
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -78,17 +79,22 @@ class Condition(NamedTuple):
     on_policy: bool
     reference_is_behavior: bool
     distance: float | None = None  # KL(behavior || policy) of a sequence in nats; None leaves it to the random draws
+    reach: float = 0.0  # by how much at most a log-prob is lowered, in each policy those of other tokens
+    scale: float = 1.0  # the largest factor of an advantage
 
     def __str__(self) -> str:
         if self.distance is not None:
             return f"KL {self.distance:g}"
-        sign = "=" if self.reference_is_behavior else "≠"
-        return f"{'on' if self.on_policy else 'off'} policy, reference {sign} behavior"
+        sign, extreme = "=" if self.reference_is_behavior else "≠", ", far ratios" if self.reach else ""
+        extreme += ", large advantages" if self.scale > 1 else ""
+        return f"{'on' if self.on_policy else 'off'} policy, reference {sign} behavior{extreme}"
 
 
 MIXTURES = ("recorded", "recomputed")  # log-probs of sequences whose tokens were drawn by different policies
 CONDITIONS = tuple(Condition(on, same) for on in (True, False) for same in (True, False))
 MOVED = tuple(Condition(False, True, distance) for distance in (0.001, 0.01, 0.1, 1.0))
+FAR = tuple(Condition(on, same, reach=30.0) for on, same in ((False, True), (False, False), (True, False)))
+LARGE = tuple(Condition(on, True, scale=1e4) for on in (True, False))
 
 
 def random_problems(
@@ -96,7 +102,9 @@ def random_problems(
 ) -> Problem:
     """`count` problems. Off policy, logits move by normal draws of deviation 0.7, so that ratios pass all clip bounds.
 
-    With a distance, they move in the direction of the draws until the KL is that distance.
+    With a distance, they move in the direction of the draws until the KL is that distance. With a reach, some tokens of
+    every history are unlikely to one policy and likely to another, and each policy has likely tokens: ratios are far
+    from 1, and sums of them are not. With a scale, advantages spread over its orders of magnitude.
 
     With a mixture, one of `MIXTURES`, an earlier policy drew the first token of each sequence and the newest one the
     rest (docs/method.md 9.5). The loss gets the log-probs that were recorded, or those of the newest policy for all
@@ -105,15 +113,32 @@ def random_problems(
     rng = np.random.default_rng(seed)
     newest, step, far = rng.normal(size=(3, count, space.histories, space.vocab))
     advantage = rng.normal(size=(count, *space.mask.shape)) + 0.3
+    away = newest + 0.7 * step
+    if condition.reach:
+        away, newest, far = _unlikely(rng, condition.reach, away, newest, far)
+    if condition.scale > 1:
+        advantage *= condition.scale ** rng.uniform(size=advantage.shape)
     behavior = newest.copy()
     if mixture:
         behavior[:, 0] += 0.7 * rng.normal(size=(count, space.vocab))  # row 0: the history without tokens
-    policy = newest if condition.on_policy else newest + 0.7 * step
+    policy = newest if condition.on_policy else away
     if condition.distance is not None:
         policy = _move(space, behavior, step, condition.distance)
     assumed = newest if mixture == "recomputed" else behavior
     reference = assumed if condition.reference_is_behavior else far
     return Problem(*(jnp.asarray(x) for x in (policy, behavior, reference, advantage, assumed)))
+
+
+def _unlikely(rng: np.random.Generator, reach: float, *tables: np.ndarray) -> Iterator[np.ndarray]:
+    """Tables of logits [..., V] of the policy, the behavior policy and the reference, each with some lowered.
+
+    One token of each history at least is lowered in none of the first two, and the others alternate between them.
+    """
+    order = np.broadcast_to(np.arange(tables[0].shape[-1]), (2, *tables[0].shape))
+    first, second = np.where(order < order.max(), order % 2, 2)
+    ranks = [rng.permuted(x, axis=-1) for x in (first, second)]
+    for table, rank, which in zip(tables, (ranks[0], ranks[0], ranks[1]), (0, 1, 0), strict=True):
+        yield table - np.where(rank == which, reach * rng.uniform(size=table.shape), 0)
 
 
 def token_logprobs(space: Space, logits: jax.Array, observed: bool = False) -> jax.Array:

@@ -64,8 +64,10 @@ def path_parts(
     """As `sequence_parts`, with D = Σ_h visits · D(policy(.|h), Z·reference(.|h)): the tokens' divergences summed along
     the policy's own responses, whose visits move with the policy."""
     p, q = jax.nn.softmax(policy), z * jax.nn.softmax(problem.reference)
-    probability = jnp.exp(jnp.sum(token_logprobs(space, policy), axis=1, keepdims=True)) * space.mask  # [N, T]
-    visits = jnp.zeros(space.histories).at[space.history].add(probability)[:, None]
+    logs = token_logprobs(space, policy)
+    prefix = jnp.exp(jnp.cumsum(logs, axis=1) - logs) * space.mask  # [N, T], of the history, later tokens aside
+    visits, rows = (jnp.zeros(space.histories).at[space.history].add(x) for x in (prefix, 1.0 * space.mask))
+    visits = (visits / jnp.maximum(rows, 1))[:, None]
     divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names, alpha).items()}
     return sequence_parts(space, policy, problem, z, (), alpha) | divergences
 
@@ -76,14 +78,17 @@ PARTS = {"sequence": sequence_parts, "token": token_parts, "path": path_parts}
 def sample_parts(
     space: Space, problem: Problem, level: str, z: float, names: Iterable[str], alpha: float | jax.Array = ALPHA
 ) -> dict[str, jax.Array]:
-    """wA as "reward", and by name r·kappa(u), each [N, T]: the gradient is −(wA − beta·r·kappa(u)) ∇log policy."""
+    """wA as "reward", and by name r·kappa(u), each [N, T]: the gradient is −(wA − beta·r·kappa(u)) ∇log policy.
+
+    "ratios" is w + r, of which parts of a surrogate may be multiples that cancel.
+    """
     logs = [token_logprobs(space, x) for x in (problem.policy, problem.behavior, problem.reference)]
     advantage = problem.advantage
     if level == "sequence":
         logs = [jnp.sum(x, axis=1, keepdims=True) for x in logs]
         advantage = row_means(space, advantage)
     p, mu, q = jnp.exp(logs[0]), jnp.exp(logs[1]), z * jnp.exp(logs[2])
-    parts = {"reward": p / mu * advantage}
+    parts = {"reward": p / mu * advantage, "ratios": (p + q) / mu}
     for name, f in integrands(names, alpha).items():
         parts[name] = jax.jvp(lambda p, f=f: f(p, q), (p,), (p,))[1] / mu  # d/d log p of D's summand, over mu
     return {name: jnp.where(space.mask, part, 0) for name, part in parts.items()}

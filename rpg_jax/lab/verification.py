@@ -1,4 +1,4 @@
-"""What `python -m rpg_jax.verify` prints and writes of the cases of `exact.verification`."""
+"""What `python -m rpg_jax.verify` prints and writes of the forms of `lab.forms`, or of a user's function."""
 
 import json
 import math
@@ -9,11 +9,12 @@ import jax
 from rich.table import Table
 
 from rpg_jax import InputError
-from rpg_jax.exact import CONDITIONS, MOVED, SPACES, level_gap, worst
-from rpg_jax.exact.certify import TOLERANCE, full_vocabulary_gaps
+from rpg_jax.exact import CONDITIONS, MOVED, SPACES, Condition, level_gap, worst
+from rpg_jax.exact.certify import EXTREME, NEAR, TOLERANCE, full_vocabulary_gaps, reach
 from rpg_jax.exact.generators import GENERATORS, divergence_faults
 from rpg_jax.exact.natural_gradient import natural_gradient_gaps, natural_gradient_holds
-from rpg_jax.exact.verification import BETA, PROBLEMS, Case, Finding, built_in_cases, find, unfinite, user_case
+from rpg_jax.exact.verification import GROUPS, PROBLEMS, Case, Finding, find, unfinite, user_case
+from rpg_jax.lab.forms import BETA, built_in_cases, reduction_faults
 from rpg_jax.objectives import DIVERGENCES, make
 from rpg_jax.objectives.objective import BIASED
 from rpg_jax.run.target import json_file, print_table
@@ -26,7 +27,7 @@ FACTS = ("divergence", "beta", "level", "declares")  # flags that say what a fun
 def main(options) -> int:
     """Verifies as the flags of `rpg_jax.verify` say; the exit status."""
     started, output = time.monotonic(), json_file(options.json)
-    levels, natural, full, case = None, {}, {}, chosen_case(options)
+    levels, natural, full, counts, case = None, {}, {}, {}, chosen_case(options)
     with jax.enable_x64():
         if case is None:
             names = list(DIVERGENCES)
@@ -34,6 +35,7 @@ def main(options) -> int:
             natural = {name: natural_gradient_gaps(name) for name in ("fkl", "rkl")}
             whole = make("rpg", divergence="rkl", kl="full", beta=BETA, reduction="constant")
             full = {str(condition): gap for condition, gap in full_vocabulary_gaps(whole, PROBLEMS).items()}
+            counts = reduction_faults()
         else:
             names = [case.divergence] if case.divergence in DIVERGENCES else []
             if fault := unfinite(case.members[0][0]):
@@ -42,6 +44,11 @@ def main(options) -> int:
     wrong = {name: faults for name in names if (faults := divergence_faults(name))}
     print_rows(HEADER, [row(finding) for finding in findings])
     print_drift(findings)
+    for finding in findings:
+        for words in finding.case.mixes + finding.case.faults:
+            print(f"{finding.case.name}: {words}")
+        if finding.case.mixes and finding.case.companion:
+            print(f"{finding.case.name}: examined in batches of {finding.case.companion + 1} responses")
     if levels:
         print_levels(levels)
     for name, gaps in natural.items():
@@ -51,12 +58,14 @@ def main(options) -> int:
         print(f"rpg, kl='full', rkl: the expected gradient is within {max(full.values()):.0e} of the token level's")
     for name, faults in wrong.items():
         print(*(f"divergence {name}: {fault}" for fault in faults), sep="\n")
+    for name, fault in counts.items():
+        print(f"reduction {name!r}: {fault}")
     for name in (name for name in names if name not in GENERATORS and name != "alpha"):
         print(f"divergence {name}: held against its own rho only; rpg_jax/exact/generators.py has no generator of it")
     failures = [finding for finding in findings if not finding.holds()]
     not_natural = [name for name, gaps in natural.items() if not natural_gradient_holds(gaps)]
     inexact = [condition for condition, gap in full.items() if not gap < TOLERANCE]
-    ok = not (failures or wrong or not_natural or inexact)
+    ok = not (failures or wrong or not_natural or inexact or counts)
     if output:
         report = {
             "ok": ok,
@@ -65,18 +74,25 @@ def main(options) -> int:
             "natural_gradient_gaps": natural,
             "full_vocabulary_gaps": full,
             "token_level_against_sequence_level": levels
-            and [{**c._asdict(), "reward_gap": a, "divergence_gap": b} for c, (a, b) in levels.items()],
+            and [{**_named(c), "distance": None, "reward_gap": a, "divergence_gap": b} for c, (a, b) in levels.items()],
         }
+        report |= {"reduction_faults": counts} if counts else {}
         output.write_text(json.dumps(report, indent=1))
-    situations = len(SPACES) * len(CONDITIONS)
+    situations, (token, response, advantage) = len(SPACES) * len(NEAR + EXTREME), reach(PROBLEMS)
     print(f"\nForms: {len(findings)}, each in {situations} situations of {PROBLEMS} problems, in ", end="")
-    print(f"{time.monotonic() - started:.0f} s. A bias is that of the worst problem. {_summary(findings, failures)}")
+    print(f"{time.monotonic() - started:.0f} s. A bias is that of the worst problem.")
+    print(f"Far ratios reach e^±{token:.0f} for a token and e^±{response:.0f} for a response, ", end="")
+    print(f"large advantages ±{advantage:.0f}; what shows there alone says so.\n{_summary(findings, failures)}")
     if wrong:
         print(f"Divergences with the faults named above: {', '.join(wrong)}.")
     if inexact:
         print(f"kl='full' is not exact in expectation: {', '.join(inexact)}.")
     if not_natural:
         print(f"Steps that are not natural policy gradient steps: {', '.join(not_natural)}.")
+    if counts:
+        print(f"Reductions with the faults named above: {', '.join(counts)}.")
+    if case is not None and case.declares is None:
+        print(f"Declare what it is: {_declaration(findings[0])}")
     return 0 if ok else 1
 
 
@@ -114,7 +130,8 @@ def chosen_case(options) -> Case | None:
 def row(finding: Finding) -> tuple[str, ...]:
     """The line of a finding under `HEADER`."""
     declared = "NO" if not finding.holds() else "declares nothing" if finding.case.declares is None else "yes"
-    return (*finding.case[:5], str(finding.verdict(True)), str(finding.verdict(False)), declared)
+    seen = [finding.seen(on_policy) for on_policy in (True, False)]
+    return (*finding.case[:5], *(f"{gap}, {where}" if where else str(gap) for where, gap in seen), declared)
 
 
 def print_rows(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -145,6 +162,17 @@ def print_levels(gaps: dict) -> None:
         print(f"  {str(condition):37}{100 * reward:9.1f} %{100 * divergence:11.1f} %")
 
 
+def _declaration(finding: Finding) -> str:
+    """What a user should write who declares nothing."""
+    on, off = (finding.verdict(on_policy).verdict for on_policy in (True, False))
+    name = finding.case.name.rpartition(":")[2]
+    return f'{name}.declares = ("{on}", "{off}"), on and off policy, or --declares="{on}, {off}"'
+
+
+def _named(condition: Condition) -> dict:
+    return {"on_policy": condition.on_policy, "reference_is_behavior": condition.reference_is_behavior}
+
+
 def _summary(findings, failures) -> str:
     if failures:
         return f"Not what they declare: {len(failures)}."
@@ -161,12 +189,14 @@ def as_json(finding: Finding) -> list[dict]:
     case, objects = finding.case, []
     for (loss, target), gaps in zip(case.members, finding.gaps, strict=True):
         member = Finding(case, [gaps])
-        verdicts = {"on_policy": member.verdict(True), "off_policy": member.verdict(False)}
+        seen = {"on_policy": member.seen(True), "off_policy": member.seen(False)}
+        verdicts = {name: gap for name, (_, gap) in seen.items()}
+        further = [c for where, _ in seen.values() if where for c in GROUPS[where]]  # than the table's own conditions
         measured = [
             {
                 "space": space,
-                "on_policy": condition.on_policy,
-                "reference_is_behavior": condition.reference_is_behavior,
+                **_named(condition),
+                **({} if condition in CONDITIONS else {"situation": str(condition)}),
                 "verdict": gap.verdict,
                 "per_sample_gap": number(gap.per_sample),
                 "expected_gap": number(gap.expected),
@@ -174,7 +204,7 @@ def as_json(finding: Finding) -> list[dict]:
                 "best_scale": number(gap.scale),
             }
             for (space, condition), each in gaps.items()
-            if condition in CONDITIONS
+            if condition in CONDITIONS or condition in further
             for gap in [worst(each)]
         ]
         objects.append(
@@ -193,6 +223,8 @@ def as_json(finding: Finding) -> list[dict]:
                     name: number(100 * gap.expected) if gap.verdict == BIASED else 0.0 for name, gap in verdicts.items()
                 },
                 "bias_percent_by_kl": {f"{kl:g}": number(100 * bias) for kl, bias in member.drift().items()},
+                **({"mixes": case.mixes} if case.mixes else {}),
+                **({"faults": case.faults} if case.faults else {}),
                 "holds": member.holds(),
                 "measurements": measured,
             }

@@ -54,7 +54,7 @@ def token_logprobs_of_two(
 ) -> tuple[jax.Array, ...]:
     """Seven arrays [B, T] of two policies, of which `other` is a model with the same tokens and its tree: log-probs and
     entropy of each, KL(policy, other) and KL(other, policy) of a token's two distributions in nats, and 1 where both
-    have the same most likely token. These three are over the ids that both tables have."""
+    have the same most likely token. All are of the distributions over the ids that both tables have."""
     return _chunked(((model, params), other), _compared, tokens, mask, **settings)
 
 
@@ -78,7 +78,8 @@ def _logprob_and_entropy(logits, targets):
 
 def _compared(logits, targets):
     shared = min(x.shape[-1] for x in logits)
-    log_p, log_q = (jax.nn.log_softmax(x[..., :shared], -1) for x in logits)
+    logits = [x[..., :shared] for x in logits]
+    log_p, log_q = (jax.nn.log_softmax(x, -1) for x in logits)
     divergences = [jnp.sum(jnp.exp(a) * (a - b), -1) for a, b in ((log_p, log_q), (log_q, log_p))]
     agree = jnp.argmax(log_p, -1) == jnp.argmax(log_q, -1)
     own = [value for x in logits for value in _logprob_and_entropy([x], targets)]

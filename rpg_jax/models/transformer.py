@@ -48,6 +48,7 @@ class Model:
     `parallel.make_per_expert`). All are injected. `dtype` is that of the computation;
     parameters are float32 unless the caller casts them. With `lora` they are frozen, and only its adapters are trained.
     `held_in` is the type of 8 bits that frozen matrices are to be kept in (`quantize_params`), if they are to be.
+    `ids`, of a teacher with a longer table than its student's, are how many of its ids its distribution is over.
     """
 
     config: ModelConfig
@@ -60,6 +61,7 @@ class Model:
     per_expert: Callable = lambda function, kernels, rows: function(kernels, 0, *rows)
     lora: LoRA | None = None
     held_in: str | None = None
+    ids: int | None = None
 
     def __post_init__(self):
         if self.remat not in REMAT_POLICIES:
@@ -197,9 +199,11 @@ class Model:
         wide = jnp.promote_types(self.dtype, jnp.float32)
         if "head" not in params:  # tied embeddings
             table = dequantized(params["embed"], self.dtype)["embedding"].astype(self.dtype)
-            return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=wide)
-        kernel = dequantized(params["head"], self.dtype)["kernel"].astype(self.dtype)
-        return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=wide)
+            logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=wide)
+        else:
+            kernel = dequantized(params["head"], self.dtype)["kernel"].astype(self.dtype)
+            logits = jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=wide)
+        return logits if self.ids is None else logits[..., : self.ids]
 
 
 def with_head(params: dict) -> dict:

@@ -58,8 +58,8 @@ def weighted_sum(
 def overlong_penalty(lengths: ArrayLike, maximum: int, buffer: int, factor: float = 1.0) -> np.ndarray:
     """Soft overlong punishment (DAPO, arXiv 2503.14476, equation 13), to be added to the reward.
 
-    f32[N] of response lengths [N] in tokens, EOS included: 0 up to `maximum - buffer`, then linear down to `-factor` at
-    `maximum` and beyond.
+    f32[N] of response lengths [N] in tokens that the policy drew, EOS included and an environment's observations not: 0
+    up to `maximum - buffer`, then linear down to `-factor` at `maximum` and beyond.
     """
     excess = np.asarray(lengths, np.float32) - (maximum - buffer)
     return -factor * np.clip(excess / buffer, 0.0, 1.0).astype(np.float32)

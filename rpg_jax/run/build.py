@@ -74,7 +74,8 @@ def build_settings(config: ConfigDict) -> dict:
             f"log.wandb is {config.log.wandb!r} and wandb is not installed; pip install wandb, or unset it"
         )
     scale_named(config.reward.scale)
-    rollout = RolloutSettings(**set_keys(config.rollout, "delay", "overlap"))
+    failures = dict(environment_failures=config.environment.failures)
+    rollout = RolloutSettings(**set_keys(config.rollout, "delay", "overlap"), **failures)
     longest, learner = rollout.max_prompt + rollout.max_new, dict(scoring_rows=config.learner.microbatch_rows)
     learner |= set_keys(config.learner, "logprob_chunk", "pack", "packed_lengths")
     loop = LoopSettings(
@@ -159,7 +160,7 @@ def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Mode
     except InputError as error:
         raise InputError(f"environment.name={section.name}: {error}") from error
     made = dict(observations=observations, stops=stops, seed=config.seed)
-    return Environment(**made, **set_keys(config.environment, "role", "stop"))
+    return Environment(**made, **set_keys(config.environment, "role", "stop", "failures"))
 
 
 def try_rewards(run: Run) -> None:
@@ -301,7 +302,7 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, sho
         rollouts=Rollouts(collect, policies, run.mesh, run.sampler_mesh, **schedule),
         score=make_score(run.mesh, rows=run.loop.scoring_rows, teacher=run.teacher is not None, **logprobs),
         source=config.behavior.source,
-        experience=make_experience(run.objective, run.mesh),
+        experience=make_experience(run.objective, run.mesh, config.behavior.source),
         update=make_update(
             run.model, run.objective, run.optimizer, run.mesh, shapes, rows=run.loop.microbatch_rows,
             clip_norm=config.optimizer.clip_norm, denominator=denominator, **logprobs,

@@ -123,7 +123,10 @@ def check_vocabulary(config: ConfigDict, tokenizer: data.Tokenizer) -> None:
 
 
 def build_teacher(config: ConfigDict, model: Model, tokenizer, longest: int, mesh: jax.sharding.Mesh) -> Model | None:
-    """The model of `reference.checkpoint`, the teacher of `model`; None if it is unset."""
+    """The model of `reference.checkpoint`, the teacher of `model`; None if it is unset.
+
+    Its distribution is over the ids of the policy, renormalized, wherever it is read: the policy can draw no others.
+    """
     folder = config.reference.checkpoint
     if not folder:
         return None
@@ -141,4 +144,4 @@ def build_teacher(config: ConfigDict, model: Model, tokenizer, longest: int, mes
             f"reference.checkpoint={folder} has a table of {rows} tokens, and the policy one of {least}: it may draw "
             f"ids that this teacher has no row for; name a teacher whose table is padded to as many"
         )
-    return dataclasses.replace(teacher, held_in=held_in)
+    return dataclasses.replace(teacher, held_in=held_in, ids=least if rows > least else None)

@@ -146,6 +146,13 @@ def _account(mesh, sequences, samples):
     return jax.lax.with_sharding_constraint(shared, NamedSharding(mesh, REPLICATED))
 
 
+@partial(jax.jit, static_argnames="mesh", donate_argnames="sequences")
+def without_rows(mesh: Mesh, sequences: Sequences, rows: np.ndarray) -> Sequences:
+    """Sequences with no token to train in these rows, bool[B]."""
+    left = dataclasses.replace(sequences, loss_mask=sequences.loss_mask & ~rows[:, None])
+    return jax.lax.with_sharding_constraint(left, NamedSharding(mesh, ROWS))
+
+
 def check_batches(settings: RolloutSettings, step: int, filled: int, seen: list[Graded]) -> None:
     """Raises ValueError if the generation batches of a step are used up and it has `filled` groups only."""
     if len(seen) < settings.max_batches:
@@ -226,7 +233,7 @@ def make_collect(
         names = zip(pending.position.tolist(), pending.begun.tolist(), strict=True) if pending else ()
         groups = [Group(*name, place) for place, name in enumerate(names) if name[0] >= 0]  # oldest first
         sequences, rewards = pending and pending.rollout, list[np.ndarray]()  # f32[G] of each kept group
-        turn_rewards = list[np.ndarray]()  # f32[G, K]
+        turn_rewards, failed = list[np.ndarray](), list[np.ndarray]()  # f32[G, K], bool[G]
         kept: Any = None  # their Sequences
         while (filled := len(rewards)) < prompts:
             check_batches(settings, step, filled, seen)
@@ -248,6 +255,7 @@ def make_collect(
             rows = np.concatenate([rows, np.full(prompts * samples - len(rows), NONE)])
             kept = merge_rows(take_rows(sequences, np.maximum(rows, 0)) if kept is None else kept, sequences, rows)
             rewards += [seen[-1].reward[n] for n in usable]
+            failed += [seen[-1].failed[n] for n in usable]
             if seen[-1].turn_reward is not None:
                 turn_rewards += [seen[-1].turn_reward[n] for n in usable]
             tokens += drawn
@@ -258,6 +266,8 @@ def make_collect(
         under_way = {group.position for group in groups}
         for name in [name for name in begun if name[0] not in under_way]:  # of a group that another process has now
             del begun[name]
+        if np.any(failed):
+            kept = without_rows(mesh, kept, np.concatenate(failed))
         lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
         of_turns = np.stack(turn_rewards) if turn_rewards else None
         spent = clock.seconds, tokens, trained

@@ -57,14 +57,15 @@ def make_score(
     return jax.jit(score, out_shardings=by_rows)
 
 
-def make_experience(objective: Objective, mesh: Mesh) -> Experience:
+def make_experience(objective: Objective, mesh: Mesh, source: str = "trainer") -> Experience:
     """Builds the jitted `experience(rollout, rewards, scores, step) -> (TrainBatch, metrics)`.
 
     The behavior policy's log-probs are those of `scores`, or where it has none those that were recorded as each token
-    was drawn (docs/method.md 9.1); the reference's are those of `scores`, or else the behavior policy's. Advantages and
-    corrections are the objective's, over all P·G responses at once. `step` i32[] counts the updates so far. Every
-    process gives the same rewards: those of responses f32[P, G], and with an environment, whose part of them it is,
-    those of each episode's turns f32[P, G, K], else None. The rollout is donated, but for what no batch has room for.
+    was drawn (docs/method.md 9.1), which with `source` "proximal" are kept beside them; the reference's are those of
+    `scores`, or else the behavior policy's. Advantages and corrections are the objective's, over all P·G responses at
+    once. `step` i32[] counts the updates so far. Every process gives the same rewards: those of responses f32[P, G],
+    and with an environment, whose part of them it is, those of each episode's turns f32[P, G, K], else None. The
+    rollout is donated, but for what no batch has room for.
 
     Metrics that need the behavior policy's forward pass, `entropy` and `sampler_logp_gap`, are left out without it;
     `surprisal`, the mean −log p of the tokens as they were drawn, estimates the entropy without one.
@@ -75,16 +76,17 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
         rollout, (prompt_length, finished) = jax.lax.with_sharding_constraint((rollout, kept), by_rows)
         reward, turn_reward = jax.lax.with_sharding_constraint(rewards, replicated)
         mask = rollout.loss_mask
+        trained = mask.any(-1)  # a failed episode may be left out
         metrics: metric.Metrics = {
-            "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32)),
+            "response_length": metric.mean_of(mask.sum(-1).astype(jnp.float32), trained),
             "finished": metric.mean_of(finished.astype(jnp.float32)),
             "surprisal": metric.mean_of(-rollout.model_logp, mask),
         }
         if turn_reward is not None:
             observed = rollout.length - prompt_length - mask.sum(-1)
             metrics |= {
-                "turns": metric.mean_of(begins_turn(mask).sum(-1).astype(jnp.float32)),
-                "observation_tokens": metric.mean_of(observed.astype(jnp.float32)),
+                "turns": metric.mean_of(begins_turn(mask).sum(-1).astype(jnp.float32), trained),
+                "observation_tokens": metric.mean_of(observed.astype(jnp.float32), trained),
             }
         behavior = rollout.sampler_logp
         if BEHAVIOR in scores:
@@ -109,6 +111,7 @@ def make_experience(objective: Objective, mesh: Mesh) -> Experience:
             weight=weight,
             version=rollout.version,
             routes=rollout.routes,
+            drawn_logp=rollout.sampler_logp if source == "proximal" else None,
         )
         return batch, metrics | corrected
 

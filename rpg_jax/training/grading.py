@@ -28,7 +28,7 @@ class Response(NamedTuple):
 
     problem: Problem
     text: str
-    length: int  # in tokens
+    length: int  # in tokens that the policy drew
     verdict: Submitted | InputError
     turns: list[dict[str, str]] | None = None  # of an episode: the action and the observation after it
     outcome: Outcome | None = None  # of an episode
@@ -40,6 +40,14 @@ class Response(NamedTuple):
             return [] if self.outcome is None else self.outcome.rewards
         except Failure:
             return []
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is an episode whose environment failed, which has not even a reward for each turn."""
+        try:
+            return self.outcome is not None and self.outcome.rewards is None
+        except Failure:
+            return True
 
     @property
     def rewarded_turns(self) -> list[dict] | None:
@@ -59,7 +67,7 @@ class Graded(NamedTuple):
     rewards: dict[str, np.ndarray]  # f32[P, G] of each named reward, before scale and weight
     unpunished: np.ndarray  # f32[P, G], their weighted sum
     reward: np.ndarray  # f32[P, G], that with the overlong punishment
-    lengths: np.ndarray  # i32[P, G], in tokens
+    failed: np.ndarray  # bool[P, G], episodes that are left out of training
     failures: list[str]  # one line for each response that could not be scored
     notes: list[str]  # one line for what else there is to know of an episode
     environment_failures: int  # episodes whose environment failed
@@ -86,16 +94,16 @@ def watcher(
                 continue
             prompt = prompt_length[row.number]
             ids = row.tokens[prompt:]
-            text, turns, outcome = tokenizer.decode(ids), None, None
+            text, turns, outcome, length = tokenizer.decode(ids), None, None, sum(row.drawn[prompt:])
             if episodes is not None:
                 outcome, turns = episodes.outcome(row), turns_of(row, prompt, tokenizer)
             verdict: Submitted | InputError
             try:
                 outcomes = () if outcome is None else (outcome,)
-                verdict = scorer.submit([(problems[group], text)], [len(ids)], rewards, outcomes)
+                verdict = scorer.submit([(problems[group], text)], [length], rewards, outcomes)
             except InputError as error:  # raised in `verdicts`: here, other processes would wait for this one
                 verdict = error
-            begun[positions[group], sample] = Response(problems[group], text, len(ids), verdict, turns, outcome)
+            begun[positions[group], sample] = Response(problems[group], text, length, verdict, turns, outcome)
 
     return watch
 
@@ -112,8 +120,8 @@ def verdicts(scorer: Scorer, groups: Sequence[Sequence[Response]], rewards: bool
     """Waits for this process's N groups of G responses. An error on one process is raised on all of them.
 
     For each group its accuracies [G], its named rewards [G] (none if `rewards` is false), its lengths [G], the rewards
-    of its episodes' turns [G], and, with the first, what could not be scored: lines, notes, and the number of episodes
-    whose environment failed.
+    of its episodes' turns [G] and which of these failed, and, with the first, what could not be scored: lines, notes,
+    and the number of episodes whose environment failed.
     """
     with multihost.together():
         begun = [response.verdict for group in groups for response in group]
@@ -125,7 +133,7 @@ def verdicts(scorer: Scorer, groups: Sequence[Sequence[Response]], rewards: bool
     named = {name: values.reshape(shape).tolist() for name, values in scores.rewards.items()} if groups else {}
     return [
         (correct, {name: values[row] for name, values in named.items()}, [r.length for r in groups[row]],
-         [r.turn_rewards for r in groups[row]],
+         ([r.turn_rewards for r in groups[row]], [r.failed for r in groups[row]]),
          ([], [], 0) if row else (scores.failures, scores.notes, scores.environment_failures))
         for row, correct in enumerate(scores.correct.reshape(shape).tolist() if groups else [])
     ]  # fmt: skip
@@ -137,13 +145,15 @@ def make_grade(
     """Builds `grade(rows, groups)`, to which each process gives its share of P groups, and which of them they are.
 
     `scale` turns scores in 0..1 into rewards (`rewards.shaping.SCALES`), whose sum has the `weights`, and the overlong
-    punishment is added to it.
+    punishment is added to it. An episode that is left out of training has the mean reward of its group's others.
     """
 
     def grade(rows: np.ndarray, groups: Sequence[Sequence[Response]]) -> Graded:
         # From here on every process knows all verdicts, and so decides as the others do.
         known = multihost.gather_rows(rows, verdicts(scorer, groups))
-        accuracies, named, counts, of_turns, said = zip(*known, strict=True)
+        accuracies, named, counts, episodes, said = zip(*known, strict=True)
+        of_turns, broken = zip(*episodes, strict=True)
+        left_out = np.array(broken, bool) & (settings.environment_failures == "mask")
         correct, lengths = np.array(accuracies, np.float32), np.array(counts, np.int32)  # [P, G]
         rewards = {name: np.array([row[name] for row in named], np.float32) for name in named[0]}
         unpunished = reward = weighted_sum(rewards or {ONE: correct}, weights, scale, unscaled=[ENVIRONMENT])
@@ -157,14 +167,23 @@ def make_grade(
         if settings.overlong_buffer:
             penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
             reward = reward + penalty
+        if left_out.any():
+            unpunished, reward = without(unpunished, left_out), without(reward, left_out)
         problems = [group[0].problem for group in groups]
         failures, notes, failed = zip(*said, strict=True)
         return Graded(
-            rows, problems, list(groups), correct, rewards, unpunished, reward, lengths, sum(failures, []),
+            rows, problems, list(groups), correct, rewards, unpunished, reward, left_out, sum(failures, []),
             sum(notes, []), sum(failed), turn_reward,
         )  # fmt: skip
 
     return grade
+
+
+def without(reward: np.ndarray, failed: np.ndarray) -> np.ndarray:
+    """Rewards f32[P, G], with the mean of a group's others for those that failed, so that its mean is theirs."""
+    count = np.sum(~failed, axis=1, keepdims=True)
+    mean = np.sum(np.where(failed, 0, reward), axis=1, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
+    return np.where(failed, mean, reward).astype(np.float32)
 
 
 def logged(settings: RolloutSettings, seen: list[Graded]) -> tuple[dict[str, float], list[dict], list[str]]:

@@ -2,7 +2,7 @@
 
 Each is a `Policy`, laid out as for training. Held are the reference (`training.reference`), the policies that
 `rollout.delay` draws from, and the frozen weights that adapters are trained beside. With adapters, all others hold
-adapters only, so that the weights are there once.
+adapters only, so that the weights are there once. A teacher is the distribution over the policy's ids (`Model.ids`).
 
 An RL step of U updates with `rollout.delay` = k draws from the policy of k updates ago, to study stale data
 (docs/method.md 9.4). Kept are only those that some coming rollout is drawn from: one of each step, after the same one

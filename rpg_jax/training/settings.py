@@ -37,6 +37,7 @@ class RolloutSettings:
     carry_over: bool = False  # unfinished responses go on in the next step
     max_age: int | None = None  # optimizer updates, of a trained token at most; None is no limit
     routes: str = "recompute"  # a token's experts in training: what each pass prefers, or record, the sampler's
+    environment_failures: str = "train"  # on what an environment failed with: its return is 0, or mask, left out
 
     def __post_init__(self):
         if self.samples < 2 and self.dynamic_sampling:

@@ -25,7 +25,9 @@ from rpg_jax.models import (
 )
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
+from rpg_jax.objectives.batch import prepare
 from rpg_jax.objectives.divergences import full_vocabulary
+from rpg_jax.objectives.objective import measure
 from rpg_jax.training import routing
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.training.packing import Plan, microbatches
@@ -81,15 +83,24 @@ def policy_age(step: jax.Array, batch: TrainBatch) -> metric.Metrics:
     }
 
 
-def sample_sizes(logp: jax.Array, batch: TrainBatch) -> metric.Metrics:
+def sample_sizes(logp: jax.Array, behavior_logp: jax.Array, mask: jax.Array) -> metric.Metrics:
     """Effective sample sizes over tokens and over whole responses: those of objectives of different levels compare."""
-    mask = batch.loss_mask
-    log_ratio = jax.lax.stop_gradient(jnp.where(mask, logp - batch.behavior_logp, 0))
+    log_ratio = jax.lax.stop_gradient(jnp.where(mask, logp - behavior_logp, 0))
     rows = jnp.sum(log_ratio, axis=1)
     return {
         "effective_sample_size_token": metric.effective_sample_size(log_ratio, mask),
         "effective_sample_size_sequence": metric.effective_sample_size(rows, jnp.any(mask, axis=1)),
     }
+
+
+def of_both(measured: metric.Metrics, objective: Objective, logp: jax.Array, batch: TrainBatch) -> metric.Metrics:
+    """The metrics of a loss whose ratio is policy / proximal, under names that end so, and those of policy / the policy
+    that drew under the names that they have for every source."""
+    mask = batch.loss_mask
+    tokens = prepare(logp, batch.drawn_logp, batch.advantage, mask, batch.reference_logp)  # type: ignore[arg-type]
+    drawn = measure(tokens, objective.units(tokens)) | sample_sizes(logp, batch.drawn_logp, mask)  # type: ignore[arg-type]
+    same = {f"kl_reference_{name}" for name in ("k1", "k2", "k3")}  # of no behavior policy
+    return {f"{x}_proximal" if x in drawn.keys() - same else x: y for x, y in measured.items()} | drawn
 
 
 def make_update(
@@ -145,7 +156,10 @@ def make_update(
                 denominator=total,
                 **({} if full_kl is None else dict(full_kl=full_kl)),
             )
-            metrics = metrics | sample_sizes(logp, sequences) | finiteness(logp, sequences)
+            metrics |= sample_sizes(logp, sequences.behavior_logp, sequences.loss_mask)
+            if sequences.drawn_logp is not None:
+                metrics = of_both(metrics, objective, logp, sequences)
+            metrics |= finiteness(logp, sequences)
             if auxiliary:  # of routers; {} without experts
                 count = model_rows["mask"].sum(dtype=jnp.float32)
                 balance, routed = routing.measure(auxiliary, count)
