@@ -7,15 +7,16 @@ import types
 from functools import partial
 from importlib.util import find_spec
 
+import emulated_cudnn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rpg_jax import parallel
-from rpg_jax.models import attention_kernels
+from rpg_jax.models import attention_kernels, cudnn
 from rpg_jax.models.attention import PLAIN, AttentionKind, causal_attention
-from rpg_jax.models.attention_kernels import make_attention, pallas_gpu, splash
+from rpg_jax.models.attention_kernels import cudnn_or_blockwise, make_attention, splash
 
 ROOT = pathlib.Path(__file__).parent.parent
 HEADS = parallel.sharding.ACTIVATIONS["heads"]
@@ -34,9 +35,18 @@ def naive(query, key, value, segment_ids, kind=PLAIN):
     return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
 
 
-KERNELS = {"splash": partial(splash, interpret=True), "pallas_gpu": partial(pallas_gpu, interpret=True)}
+KERNELS = {"splash": partial(splash, interpret=True), "cudnn": cudnn.attention}
 CASES = [("splash", False, PLAIN), ("splash", True, AttentionKind(0.4, 1.5, 30))]
-CASES += [("pallas_gpu", False, PLAIN), ("pallas_gpu", True, AttentionKind(0.4))]
+CASES += [("cudnn", False, AttentionKind(0.4, None, 5))]
+CASES += [("cudnn", True, kind) for kind in (PLAIN, AttentionKind(0.4, None, 30))]
+
+
+@pytest.fixture(autouse=True)
+def without_cudnn(monkeypatch):
+    """JAX's functions without the library, which is not here: plain rows as on any device, packed ones emulated."""
+    plain = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **k: plain(*a, **k))
+    monkeypatch.setattr(cudnn.wrapper, "dot_product_attention", emulated_cudnn.dot_product_attention)
 
 
 @pytest.mark.parametrize(("name", "segments", "kind"), CASES)
@@ -62,28 +72,27 @@ def test_a_kernel_computes_the_definition_with_its_gradient(name, segments, kind
     np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-4)
 
 
-def test_cudnn_is_called_by_the_same_conventions(monkeypatch):
-    """JAX's function without the library, which is not here: scale, heads that share keys, causality, windows."""
-    monkeypatch.setattr(
-        jax.nn, "dot_product_attention", lambda *a, implementation, f=jax.nn.dot_product_attention, **k: f(*a, **k)
-    )
-    q, k, v = (np.random.default_rng(0).normal(size=(2, 20, heads, 8)) for heads in (4, 2, 2))
-    for kind in (PLAIN, AttentionKind(scale=0.4, window=5)):
-        out = jax.jit(partial(attention_kernels.cudnn, kind=kind))(*(x.astype(np.float32) for x in (q, k, v)))
-        np.testing.assert_allclose(out, naive(q, k, v, np.zeros((2, 20), int), kind), atol=1e-5)
+def test_rows_of_as_many_segments_as_cudnn_has_places_for():
+    """One and two segments, all padding, as many as there may be beside padding, and, not a number, one more."""
+    most, length = cudnn.SEQUENCES, 2 * cudnn.SEQUENCES + 5
+    rows = [0], [0] * 7 + [4], [-1], [*range(most), -1], [*range(most + 1), -1]
+    ids = np.array([[*row, *[row[-1]] * (length - len(row))] for row in rows], np.int32)
+    q, k, v = (np.random.default_rng(0).normal(size=(5, length, heads, 8)).astype(np.float32) for heads in (4, 2, 2))
+    out = np.asarray(jax.jit(cudnn.attention)(q, k, v, ids))
+    np.testing.assert_allclose(out[:4], naive(q, k, v, ids)[:4], atol=1e-5)
+    assert np.isnan(out[4]).all()
 
 
-def test_a_kind_that_gpu_kernels_lack_is_computed_in_blocks():
-    q = np.random.default_rng(0).normal(size=(1, 20, 2, 8)).astype(np.float32)
-    ids = np.zeros((1, 20), int)
-    for kind, segments in ((AttentionKind(soft_cap=2.0), []), (AttentionKind(window=5), [ids])):
-        out = attention_kernels.cudnn_or_pallas(q, q, q, *segments, kind=kind)
-        np.testing.assert_allclose(out, naive(q, q, q, ids, kind), atol=1e-5)
+def test_a_layer_that_caps_its_scores_is_computed_in_blocks():
+    q, ids = np.random.default_rng(0).normal(size=(1, 20, 2, 8)).astype(np.float32), np.zeros((1, 20), int)
+    kind = AttentionKind(soft_cap=2.0)
+    np.testing.assert_allclose(cudnn_or_blockwise(q, q, q, kind=kind), naive(q, q, q, ids, kind), atol=1e-5)
 
 
-def chosen(platform, name="auto", dtype=jnp.bfloat16, head_dim=128, **more):
+def chosen(platform, name="auto", dtype=jnp.bfloat16, head_dim=128, capability="9.0", **more):
     """The kernel that `make_attention` takes on devices of a platform."""
-    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
+    mesh = types.SimpleNamespace(devices=np.array([device]))
     function, on_mesh = [], attention_kernels.on_mesh
     attention_kernels.on_mesh = lambda kernel, mesh, spec: function.append(kernel)
     try:
@@ -93,11 +102,12 @@ def chosen(platform, name="auto", dtype=jnp.bfloat16, head_dim=128, **more):
 
 
 def test_which_kernel_runs_where():
-    both = attention_kernels.cudnn_or_pallas
+    old = partial(chosen, "gpu", capability="8.0")
     assert chosen("tpu") is chosen("tpu", "splash") is splash
-    assert chosen("gpu", pack=True) is chosen("gpu") is both
-    assert chosen("gpu", "cudnn") is attention_kernels.cudnn and chosen("gpu", "pallas_gpu") is pallas_gpu
-    plain = chosen("cpu"), chosen("gpu", dtype=jnp.float32), chosen("gpu", head_dim=256), chosen("tpu", "blockwise")
+    assert {chosen("gpu", pack=True), chosen("gpu", head_dim=256), old()} == {cudnn_or_blockwise}
+    assert chosen("gpu", "cudnn", pack=True) is old("cudnn") is cudnn.attention
+    plain = chosen("cpu"), chosen("gpu", dtype=jnp.float32), chosen("gpu", head_dim=260), chosen("tpu", "blockwise")
+    plain += old(pack=True), old(head_dim=256), chosen("gpu", head_dim=256, capability="10.0")
     assert set(plain) == {causal_attention}
     mesh = parallel.make_mesh()
     setting = partial(make_attention, "auto", mesh, HEADS, dtype=jnp.float32, head_dim=8)
@@ -107,24 +117,14 @@ def test_which_kernel_runs_where():
 @pytest.mark.parametrize(("platform", "name", "more", "words"), [
     ("cpu", "splash", {}, "model.attention=splash runs on TPU devices and this mesh has CPU ones.*auto"),
     ("cpu", "flash", {}, "unknown model.attention 'flash'; known: auto, blockwise, splash"),
-    ("gpu", "cudnn", dict(pack=True), "one sequence a row and learner.pack.*pallas_gpu"),
-    ("gpu", "cudnn", dict(dtype=jnp.float32), "16 bits.*128 in float32"),
-    ("gpu", "pallas_gpu", dict(kinds=[PLAIN, AttentionKind(window=4)]), "pallas_gpu cannot do .*window; choose"),
+    ("gpu", "pallas_gpu", {}, "unknown model.attention 'pallas_gpu'; known: auto, blockwise, splash, cudnn"),
+    ("gpu", "cudnn", dict(pack=True, capability="8.9"), "packs rows from .* 9.0 on and this GPU's is 8.9.*pack=False"),
+    ("gpu", "cudnn", dict(dtype=jnp.float32), "16 bits.* at most 256 .*128 in float32"),
     ("gpu", "cudnn", dict(kinds=[AttentionKind(soft_cap=4.0)]), "cudnn cannot do this model's soft_cap"),
 ])  # fmt: skip
 def test_a_choice_that_cannot_be_is_refused(platform, name, more, words):
     with pytest.raises(ValueError, match=words):
         chosen(platform, name, **more)
-
-
-def test_the_triton_kernel_compiles_to_ptx_without_a_gpu():
-    shape = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16), jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
-    ids = jax.ShapeDtypeStruct((1, 256), jnp.int32)
-    gradient = jax.grad(lambda *args: pallas_gpu(*args).astype(jnp.float32).sum(), (0, 1, 2))
-    device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        text = jax.jit(gradient).trace(shape[0], shape[1], shape[1], ids).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("custom_call @__gpu$xla.gpu.triton") >= 3  # forward, and two of the backward pass
 
 
 FOR_TPUS = """

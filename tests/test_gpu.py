@@ -13,10 +13,10 @@ import pytest
 from stepping import make_experienced
 
 from rpg_jax import objectives, parallel
-from rpg_jax.models import Model, ModelConfig
-from rpg_jax.models.attention import causal_attention
+from rpg_jax.models import Model, ModelConfig, cudnn
+from rpg_jax.models.attention import PLAIN, AttentionKind, causal_attention
 from rpg_jax.models.attention_kernels import make_attention
-from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
+from rpg_jax.sampling import Decoding, Sampling, generate, paged_attention, prompts_to_answer
 from rpg_jax.training import packing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.policies import make_policies
@@ -35,29 +35,59 @@ def one_device():
     return parallel.make_mesh(1, devices=jax.devices()[:1])
 
 
-def settings(mesh, name="auto", **more):
-    return make_attention(name, mesh, HEADS, dtype=jnp.bfloat16, head_dim=CONFIG.head_dim, **more)
+def settings(mesh, name="auto", head_dim=CONFIG.head_dim, **more):
+    return make_attention(name, mesh, HEADS, dtype=jnp.bfloat16, head_dim=head_dim, **more)
 
 
-@pytest.mark.parametrize(("name", "segments"), [("cudnn", False), ("pallas_gpu", False), ("pallas_gpu", True)])
-def test_kernels_compute_what_the_blockwise_path_does(name, segments):
-    """In bfloat16, whose numbers have 8 bits, against float32; output and gradients, relative to the largest."""
+@pytest.mark.parametrize("kind", [PLAIN, AttentionKind(0.2, None, 50)], ids=["all", "window"])
+@pytest.mark.parametrize("segments", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_kernels_compute_what_the_blockwise_path_does(dim, segments, kind):
+    """In bfloat16, whose numbers have 8 bits, against float32; output and gradients, relative to the largest. Of packed
+    rows one has as many segments as it may, and padding, and one a single segment."""
     rng, length = np.random.default_rng(0), 300
-    query, key, value = (jnp.asarray(rng.normal(size=(2, length, heads, 64)), jnp.bfloat16) for heads in (4, 2, 2))
+    query, key, value = (jnp.asarray(rng.normal(size=(3, length, heads, dim)), jnp.bfloat16) for heads in (4, 2, 2))
     weight = jnp.asarray(rng.normal(size=query.shape), jnp.float32)
-    ids = np.searchsorted([40, 41, 190], np.arange(length), side="right")[None].repeat(2, 0).astype(np.int32)
+    ends = [40, 41, 190], [3, 4, 20, 90, 120, 219, 280, 299], []
+    ids = np.array([np.searchsorted(row, np.arange(length), side="right") for row in ends], np.int32)
+    ids[0, 190:], ids[1, 299:] = -1, -1
     more = dict(segment_ids=jnp.asarray(ids)) if segments else {}
 
     def outcome(attention, *arrays):
-        loss = lambda *qkv: (attention(*qkv, **more).astype(jnp.float32) * weight).sum()  # noqa: E731
-        return attention(*arrays, **more), jax.grad(loss, (0, 1, 2))(*arrays)
+        attend = partial(attention, **more, kind=kind)
+        loss = lambda *qkv: (attend(*qkv).astype(jnp.float32) * weight).sum()  # noqa: E731
+        return attend(*arrays), jax.grad(loss, (0, 1, 2))(*arrays)
 
-    ours = jax.jit(partial(outcome, settings(one_device(), name)))(query, key, value)
+    ours = jax.jit(partial(outcome, settings(one_device(), "cudnn", dim)))(query, key, value)
     wide = [x.astype(jnp.float32) for x in (query, key, value)]
     with jax.default_matmul_precision("highest"):
         exact = jax.jit(partial(outcome, causal_attention))(*wide)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(exact), strict=True):
         assert np.abs(np.asarray(a, np.float32) - b).max() < 0.02 * np.abs(b).max()
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_single_queries_read_the_pages_of_their_rows(dim):
+    """cuDNN in bfloat16 against every device's path in float32, from pages in any order, fewer than tables name."""
+    rng, config = np.random.default_rng(0), ModelConfig(64, 64, 64, 1, 4, 2, dim)
+    kernel = paged_attention.choose(one_device(), config, 32)
+    rows, width, pages = 5, 8, 19
+    k, v = (jnp.asarray(rng.normal(size=(pages * 32, 2, dim)), jnp.bfloat16) for _ in "kv")
+    page, offset = np.divmod(np.arange(pages * 32), 32)
+    table = rng.integers(0, pages, (rows, width)).astype(np.int32)
+    first = np.array([0, 31, 32, 255, -1], np.int32)
+    q = jnp.asarray(rng.normal(size=(rows, 1, 4, dim)), jnp.bfloat16)
+
+    @partial(jax.jit, static_argnums=0)
+    def outcome(kernel, q, k, v):
+        pool = kernel.write(kernel.empty(config, k.dtype, pages, 32), k, v, page, offset)
+        return kernel.attend(q, pool, table, first, 32, PLAIN)
+
+    ours = np.asarray(outcome(kernel, q, k, v), np.float32)
+    with jax.default_matmul_precision("highest"):
+        exact = np.asarray(outcome(paged_attention.BLOCKS, *(x.astype(jnp.float32) for x in (q, k, v))))
+    assert kernel is paged_attention.CUDNN and np.isfinite(ours).all()
+    assert np.abs(ours - exact)[:4].max() < 0.02 * np.abs(exact[:4]).max()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +120,7 @@ def rl_step(setup, columns=None):
     state = jax.device_put(state, parallel.shardings(mesh, state))
     rollout = parallel.to_global(mesh, parallel.ROWS, rollout)
     reward = np.cos(np.arange(PROMPTS * SAMPLES, dtype=np.float32)).reshape(PROMPTS, SAMPLES)
-    plan = packing.plan(packing.on_host(rollout.length), ROWS, columns)
+    plan = packing.plan(packing.on_host(rollout.length), ROWS, columns, cudnn.SEQUENCES)
     scoring = dict(rows=ROWS, temperature=1.0, logprob_chunk=32, packed_columns=columns)
     batch, before = make_experienced(model, objective, optimizer, mesh, state, **scoring)(state, rollout, reward, plan)
     batch = jax.device_get(batch)

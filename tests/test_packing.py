@@ -24,10 +24,15 @@ B, T, ROWS = 16, 12, 8
 STOP = np.array([12, 2, 5, 0, 7, 12, 3, 3, 3, 2, 9, 4, 0, 6, 2, 11])
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=24).map(np.array), st.integers(0, 9))
-def test_first_fit_puts_each_sequence_whole_where_there_was_room(lengths, room):
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=24).map(np.array), st.integers(0, 9), st.integers(1, 4))
+def test_first_fit_puts_each_sequence_whole_where_there_was_room(lengths, room, most):
+    """In rows of any number of sequences, and of at most so many."""
     columns = max(lengths.max() + room, 1)
     start, used = packing.first_fit(lengths, columns)
+    assert packing.first_fit(lengths, columns, columns)[0].tolist() == start.tolist()
+    few, rows = packing.first_fit(lengths, columns, most)
+    held = np.bincount(few[lengths > 0] // columns, minlength=1)
+    assert held.max() <= most and (held[:rows] > 0).all() and held.sum() == (lengths > 0).sum()
     real = lengths > 0
     assert start.dtype == np.int32 and (start[~real] == len(lengths) * columns).all()
     taken = np.zeros(len(lengths) * columns, int)

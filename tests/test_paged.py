@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 
+import emulated_cudnn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rpg_jax import models, parallel
-from rpg_jax.models import quantization
+from rpg_jax.models import cudnn
 from rpg_jax.models.attention import AttentionKind
 from rpg_jax.sampling import Decoding, Sampling, decode, generate, make_sampler, pages, prompts_to_answer
-from rpg_jax.sampling.paged_attention import BLOCKS, PAGED_GPU, RAGGED, paged_gpu
+from rpg_jax.sampling.paged_attention import BLOCKS, CUDNN, RAGGED
 from rpg_jax.sampling.running_softmax import SHORT, capped, sees, table_width
 
 CONFIG = models.ModelConfig(53, 32, 48, 1, 4, 2, 8, qk_norm=True, max_length=512)
@@ -41,7 +42,7 @@ def params():
 def pool_of(kernel, config, dtype, k, v):
     """A pool with these keys and values, [pages, page_size, kv_heads, head_dim]."""
     page, offset = np.divmod(np.arange(k.shape[0] * k.shape[1]), k.shape[1])
-    flat = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
+    flat = (x.reshape(-1, *x.shape[2:]).astype(dtype) for x in (k, v))
     return kernel.write(kernel.empty(config, dtype, *k.shape[:2]), *flat, page, offset)
 
 
@@ -90,17 +91,16 @@ def test_running_softmax_is_the_reference_whatever_the_lengths(lengths, case, se
     np.testing.assert_allclose(out, reference(q, k, v, table, first, kind), rtol=0, atol=2e-5)
 
 
-def check_kernel(kernel, attend, dim, count, kind, dtype="float32"):
-    """In 8 bits, against the reference of the rounded keys and values."""
+def check_kernel(kernel, attend, dim, count, kind, dtype="float32", atol=2e-5):
+    """Against the reference of keys, values and queries as they are rounded."""
     config = models.ModelConfig(64, 64, 64, 1, 4, 2, dim)
     pool, table, k, v = filled(kernel, config, 3, 8, 16, dtype=dtype)
-    assert all(array.dtype == dtype for array in pool[:2])
-    if dtype == "int8":
-        k, v = (quantization.dequantize(quantization.quantize(x, dtype, -1), -1, jnp.float32) for x in (k, v))
-    q = np.random.default_rng(1).normal(size=(3, count, 4, dim)).astype(np.float32)
+    assert all(array.dtype == dtype for array in pool)
+    q = np.random.default_rng(1).normal(size=(3, count, 4, dim)).astype(dtype)
     first = np.array([0, 37, 100], np.int32)
     out = attend(q, pool, table, first, 16, kind)
-    np.testing.assert_allclose(out, reference(q, k, v, table, first, kind), rtol=0, atol=2e-5)
+    wide = (x.astype(dtype).astype(np.float32) for x in (q, k, v))
+    np.testing.assert_allclose(out.astype(np.float32), reference(*wide, table, first, kind), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("count, kind", [(1, PLAIN), (16, KINDS[1])])
@@ -125,16 +125,21 @@ def test_the_tpu_kernel_is_called_as_its_own_reference_reads_the_arguments(count
     check_kernel(RAGGED, RAGGED.attend, 128, count, kind)
 
 
-@pytest.mark.parametrize("count, kind, dtype", [
-    (1, PLAIN, "float32"), (1, AttentionKind(scale=0.5, soft_cap=3.0), "float32"), (3, KINDS[1], "float32"),
-    (3, PLAIN, "int8"),
+@pytest.mark.parametrize("count, kind, dtype, single", [
+    (1, PLAIN, "float16", True), (1, AttentionKind(scale=0.5), "float16", True), (1, PLAIN, "float32", False),
+    (1, AttentionKind(soft_cap=3.0), "float16", False), (1, AttentionKind(window=7), "float16", False),
+    (3, KINDS[1], "float32", False),
 ])  # fmt: skip
-def test_the_gpu_kernel_is_the_reference(count, kind, dtype):
-    attend = jax.jit(functools.partial(paged_gpu, interpret=True), static_argnums=(4, 5))
-    check_kernel(PAGED_GPU, attend, 64, count, kind, dtype)
+def test_the_gpu_kernel_is_called_for_single_queries_in_16_bits(count, kind, dtype, single, monkeypatch):
+    called = []
+    emulated = lambda *a, **k: called.append(a) or emulated_cudnn.paged_attention(*a, **k)  # noqa: E731
+    monkeypatch.setattr(cudnn.wrapper, "paged_attention", emulated)
+    attend = jax.jit(lambda *arguments: CUDNN.attend(*arguments), static_argnums=(4, 5))
+    check_kernel(CUDNN, attend, 64, count, kind, dtype, 3e-3 if dtype == "float16" else 2e-5)
+    assert len(called) == single
 
 
-@pytest.mark.parametrize("kernel", [BLOCKS, RAGGED, PAGED_GPU], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [BLOCKS, RAGGED, CUDNN], ids=lambda kernel: kernel.name)
 def test_copying_a_page_and_writing_beyond_the_pool(kernel):
     pool, *_ = filled(kernel, CONFIG, 2, 2, 4)
     row, page = np.full((1, 2, 8), 9.0, np.float32), np.array([7])
@@ -142,10 +147,9 @@ def test_copying_a_page_and_writing_beyond_the_pool(kernel):
     pool, copied, beyond = ([np.asarray(x) for x in arrays] for arrays in (pool, copied, beyond))
     for array, same in zip(beyond, pool, strict=True):
         np.testing.assert_array_equal(array, same, "7 pages: there is no page 7")
-    axis = 1 if kernel is PAGED_GPU else 0
     for array, whole in zip(pool, copied, strict=True):
-        assert set(np.nonzero(array != whole)[axis]) == {2}
-        np.testing.assert_array_equal(np.take(whole, 2, axis), np.take(whole, 5, axis))
+        assert set(np.nonzero(array != whole)[0]) == {2}
+        np.testing.assert_array_equal(whole[2], whole[5])
 
 
 @settings(max_examples=50, deadline=None)

@@ -138,3 +138,13 @@ def test_types_that_a_kernel_does_not_take_are_refused(platform, capability, dty
     with pytest.raises(ValueError, match=message):
         paged_attention.choose(mesh, config, 128, dtype)
     assert paged_attention.choose(mesh, config, 128)
+
+
+@pytest.mark.parametrize("capability, head_dim, dtype, name", [
+    ("9.0", 128, None, "cudnn"), ("9.0", 256, None, "cudnn"), ("8.0", 128, None, "cudnn"), ("8.0", 256, None, "blocks"),
+    ("9.0", 260, None, "blocks"), ("9.0", 128, "int8", "blocks"), ("9.0", 128, "float8_e4m3fn", "blocks"),
+])  # fmt: skip
+def test_gpus_read_8_bits_and_heads_that_cudnn_does_not_take_in_blocks(capability, head_dim, dtype, name):
+    device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
+    config = models.ModelConfig(64, 64, 64, 1, 4, 2, head_dim)
+    assert paged_attention.choose(types.SimpleNamespace(devices=np.array([device])), config, 32, dtype).name == name

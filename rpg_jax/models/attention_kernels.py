@@ -2,7 +2,7 @@
 
 Every function here maps (query [B, T, H, D], key [B, T, K, D], value [B, T, K, D], segment_ids i32[B, T] or None) to
 [B, T, H, D]: causal, within segments, softmax in float32, H a multiple of K, no [T, T] array in memory, with a layer's
-`AttentionKind` by keyword. The kernels are JAX's own; this module pads their inputs and runs them on a mesh.
+`AttentionKind` by keyword. The kernels are JAX's own, or cuDNN's (`cudnn`); this module runs them on a mesh.
 """
 
 import functools
@@ -13,13 +13,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from rpg_jax import InputError
+from rpg_jax.models import cudnn
 from rpg_jax.models.attention import PLAIN, SAVED, AttentionKind, causal_attention
 
 BLOCKS = (512, 256, 128)  # tokens of a splash block; the first that divides the padded length
 LANES = 128  # lengths are padded to a multiple of it
-CUDNN_HEAD = 8, 128  # cuDNN needs a head dimension that is a multiple of 8, at most 128
-PLATFORM = {"splash": "tpu", "pallas_gpu": "gpu", "cudnn": "gpu"}  # of each kernel
-LACKING = {"pallas_gpu": ("window", "soft_cap"), "cudnn": ("soft_cap",)}  # fields of an AttentionKind that it cannot do
+PLATFORM = {"splash": "tpu", "cudnn": "gpu"}  # of each kernel
 NAMES = ("auto", "blockwise", *PLATFORM)
 
 
@@ -30,16 +29,18 @@ def make_attention(
     """The attention function that model.attention names, for one mesh.
 
     Args:
-      name: one of `NAMES`. "auto" is splash on TPU; on GPU, if cuDNN supports the heads, cuDNN for rows of one sequence
-        and Pallas for packed rows, for layers of the kinds that they can do; else blockwise.
+      name: one of `NAMES`. "auto" is splash on TPU, and cuDNN on GPUs if it supports the heads and rows, for layers
+        without a soft cap; else blockwise.
       spec: PartitionSpec of [B, T, H, D] arrays; a kernel runs on each device's own rows and heads.
       dtype, head_dim, kinds: of the model and its layers; pack: whether rows may hold several sequences.
 
     Raises ValueError for an unknown name, a kernel of another platform, and heads, rows or kinds of layers that a
     kernel does not support.
     """
-    platform = mesh.devices.flat[0].platform
-    fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % CUDNN_HEAD[0] == 0 and head_dim <= CUDNN_HEAD[1]
+    device = mesh.devices.flat[0]
+    platform = device.platform
+    fits_cudnn = jnp.dtype(dtype).itemsize == 2 and cudnn.takes_heads(device, head_dim)
+    packs_cudnn = platform == "gpu" and float(device.compute_capability) >= cudnn.HOPPER
     if name not in NAMES:
         raise InputError(f"unknown model.attention {name!r}; known: {', '.join(NAMES)}")
     if platform != PLATFORM.get(name, platform):
@@ -49,19 +50,19 @@ def make_attention(
         )
     if name == "cudnn" and not fits_cudnn:
         raise InputError(
-            f"model.attention=cudnn takes heads in 16 bits, of a multiple of {CUDNN_HEAD[0]} and at most "
-            f"{CUDNN_HEAD[1]} numbers; this model's are {head_dim} in {jnp.dtype(dtype).name}; choose auto or blockwise"
+            f"model.attention=cudnn takes heads in 16 bits, of a multiple of {cudnn.HEAD[0]} and at most "
+            f"{cudnn.largest_head(device)} numbers; this model's are {head_dim} in {jnp.dtype(dtype).name}; choose "
+            f"auto or blockwise"
         )
-    if name == "cudnn" and pack:
+    if name == "cudnn" and pack and not packs_cudnn:
         raise InputError(
-            "model.attention=cudnn knows one sequence a row and learner.pack puts several there; choose auto or "
-            "pallas_gpu, or learner.pack=False"
+            f"model.attention=cudnn packs rows from compute capability {cudnn.HOPPER} on and this GPU's is "
+            f"{device.compute_capability}; choose auto or blockwise, or learner.pack=False"
         )
-    for field in LACKING.get(name, ()):
-        if any(getattr(kind, field) is not None for kind in kinds):
-            raise InputError(f"model.attention={name} cannot do this model's {field}; choose auto or blockwise")
-    kernels = {"splash": splash, "pallas_gpu": pallas_gpu, "cudnn": cudnn}
-    automatic = {"tpu": splash, "gpu": cudnn_or_pallas if fits_cudnn else None}
+    if name == "cudnn" and any(kind.soft_cap is not None for kind in kinds):
+        raise InputError("model.attention=cudnn cannot do this model's soft_cap; choose auto or blockwise")
+    kernels = {"splash": splash, "cudnn": cudnn.attention}
+    automatic = {"tpu": splash, "gpu": cudnn_or_blockwise if fits_cudnn and (packs_cudnn or not pack) else None}
     kernel = automatic.get(platform) if name == "auto" else kernels.get(name)
     return on_mesh(kernel, mesh, spec) if kernel else causal_attention
 
@@ -111,32 +112,7 @@ def splash(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN, *, 
     return jax.vmap(kernel)(*heads_first, ids).swapaxes(1, 2)[:, :length]
 
 
-def pallas_gpu(
-    query, key, value, segment_ids=None, kind: AttentionKind = PLAIN, *, interpret: bool = False
-) -> jax.Array:
-    """The Triton kernel of `jax.experimental.pallas.ops.gpu`; it lacks grouped queries, so KV heads are repeated."""
-    from jax.experimental.pallas.ops.gpu import attention as kernels
-
-    length, heads, dim = query.shape[1:]
-    key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
-    query, key, value, segment_ids = _padded(LANES, segment_ids, query, key, value)
-    scale = kind.scale_of(dim)
-    out = kernels.mha(query, key, value, segment_ids, sm_scale=scale, causal=True, interpret=interpret)
-    return out[:, :length]
-
-
-def cudnn(query, key, value, kind: AttentionKind = PLAIN) -> jax.Array:
-    """cuDNN's flash attention, for rows of one sequence that are padded at the end."""
-    window = None if kind.window is None else (kind.window - 1, 0)
-    return jax.nn.dot_product_attention(
-        query, key, value, scale=kind.scale, is_causal=True, local_window_size=window, implementation="cudnn"
-    )
-
-
-def cudnn_or_pallas(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN) -> jax.Array:
-    """cuDNN, the faster kernel, for rows of one sequence; Pallas for segments, which cuDNN does not support; blockwise
-    for a layer of a kind that the one of them cannot do."""
-    name = "cudnn" if segment_ids is None else "pallas_gpu"
-    if any(getattr(kind, field) is not None for field in LACKING[name]):
-        return causal_attention(query, key, value, segment_ids, kind)
-    return cudnn(query, key, value, kind) if segment_ids is None else pallas_gpu(query, key, value, segment_ids, kind)
+def cudnn_or_blockwise(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN) -> jax.Array:
+    """cuDNN, or blockwise for a layer that caps its scores."""
+    function = cudnn.attention if kind.soft_cap is None else causal_attention
+    return function(query, key, value, segment_ids, kind)

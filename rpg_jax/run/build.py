@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from rpg_jax import InputError, data, objectives, parallel
 from rpg_jax.data.datasets import Sets
 from rpg_jax.environments import Environment, Observations
-from rpg_jax.models import Model
+from rpg_jax.models import Model, cudnn
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import NO_REWARD
 from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_vocabulary
@@ -116,6 +116,8 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     settings = build_settings(config)
     (mesh, sampler), rollout = parallel.make_meshes(**config.mesh, devices=devices), settings["rollout"]
     check_offload(settings["optimizer"], mesh, settings["loop"].delay)
+    if mesh.devices.flat[0].platform == "gpu":
+        settings["loop"] = dataclasses.replace(settings["loop"], packed_sequences=cudnn.SEQUENCES)
     if problems is None:
         say("reading problems")
         problems = build_data(config, log)

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache: plain JAX for any platform, JAX's kernels for TPUs and GPUs, and the choice of one.
+"""Attention over a paged KV cache: plain JAX for any platform, kernels for TPUs and GPUs, and the choice of one.
 
 A layer's keys and values lie in a pool of pages, and a row of a table names the pages of a sequence in order: token t
 of row i is at offset t mod page_size of page table[i, t // page_size]. A `Kernel` is how the pool is laid out, how keys
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from rpg_jax import InputError
-from rpg_jax.models import ModelConfig
+from rpg_jax.models import ModelConfig, cudnn
 from rpg_jax.models.attention import AttentionKind
 from rpg_jax.models.quantization import LARGEST, Quantized, dequantize, quantize
 from rpg_jax.parallel import ROW_AXES
@@ -46,7 +46,7 @@ class Kernel(NamedTuple):
 
 
 def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | None = None) -> Kernel:
-    """The kernel for a mesh's platform and a model's heads: `ragged` on TPU, `paged_gpu` on GPU, else `blocks`.
+    """The kernel for a mesh's platform and a model's heads: `ragged` on TPU, `cudnn` on GPU, else `blocks`.
 
     Raises ValueError for a page size, in tokens, or a type of keys and values that the kernel does not take.
     """
@@ -57,8 +57,8 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
     kernel = BLOCKS
     if platform == "tpu" and config.head_dim % 128 == 0:
         kernel = RAGGED
-    if platform == "gpu" and config.head_dim in (64, 128, 256):
-        kernel = PAGED_GPU
+    if cudnn.takes_heads(device, config.head_dim) and cache_dtype not in LARGEST:
+        kernel = CUDNN
     if kernel is not BLOCKS and page_size < 16:
         raise InputError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
     if kernel is RAGGED and cache_dtype == "int8":
@@ -71,17 +71,12 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
     return kernel
 
 
-def _page_axis(axis):
-    """`copy` of a layout whose arrays have their pages along `axis`."""
+def _copy(pool, source, target):
+    def copied(array):
+        page = jax.lax.dynamic_slice_in_dim(array, source, 1)
+        return jax.lax.dynamic_update_slice_in_dim(array, page, target, 0)
 
-    def copy(pool, source, target):
-        def copied(array):
-            page = jax.lax.dynamic_slice_in_dim(array, source, 1, axis)
-            return jax.lax.dynamic_update_slice_in_dim(array, page, target, axis)
-
-        return jax.tree.map(copied, pool)
-
-    return copy
+    return jax.tree.map(copied, pool)
 
 
 def _empty_scales(dtype, shape):
@@ -128,7 +123,7 @@ def _blocks_attend(q, pool, table, first, page_size, kind):
 
 
 _by_page_and_head = PartitionSpec(ROW_AXES, "tensor")
-BLOCKS = Kernel("blocks", _by_page_and_head, _blocks_empty, _blocks_write, _page_axis(0), _blocks_attend)
+BLOCKS = Kernel("blocks", _by_page_and_head, _blocks_empty, _blocks_write, _copy, _blocks_attend)
 
 # ragged: [pages, page_size, 2 kv_heads, head_dim], a head's key and value beside each other.
 
@@ -172,68 +167,43 @@ def ragged(
 
 
 _combined = PartitionSpec(ROW_AXES, None, "tensor")
-RAGGED = Kernel("ragged", _combined, _ragged_empty, _ragged_write, _page_axis(0), ragged)
+RAGGED = Kernel("ragged", _combined, _ragged_empty, _ragged_write, _copy, ragged)
 
-# paged_gpu: k and v [kv_heads, pages, page_size, head_dim]; in 8 bits, scales [kv_heads, pages, page_size] of both.
-
-
-def _gpu_empty(config, dtype, pages, page_size):
-    shape = config.kv_heads, pages, page_size
-    return (jnp.zeros((*shape, config.head_dim), dtype),) * 2 + _empty_scales(dtype, shape)
+# cudnn: [pages, 2, page_size, kv_heads, head_dim], keys of a page and then its values.
 
 
-def _gpu_write(pool, k, v, page, offset):
-    return tuple(
-        array.at[:, page, offset].set(jnp.moveaxis(x, 1, 0), mode="drop")
-        for array, x in zip(pool, _numbers_and_scales(k, v, pool), strict=True)
-    )
+def _cudnn_empty(config, dtype, pages, page_size):
+    return (jnp.zeros((pages, 2, page_size, config.kv_heads, config.head_dim), dtype),)
 
 
-def paged_gpu(
-    q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int, kind: AttentionKind, *,
-    interpret: bool = False,
-) -> jax.Array:  # fmt: skip
-    """The Triton kernel of `jax.experimental.pallas.ops.gpu` for single queries, else `running_softmax`.
+def _cudnn_write(pool, k, v, page, offset):
+    both = jnp.stack([k, v], axis=1)  # [N, 2, kv_heads, head_dim]
+    return (pool[0].at[page, :, offset].set(both, mode="drop"),)
 
-    The kernel knows no window: layers that have one are computed by `running_softmax`, too.
+
+def cudnn_pages(
+    q: jax.Array, pool: Pool, table: jax.Array, first: jax.Array, page_size: int, kind: AttentionKind
+) -> jax.Array:
+    """cuDNN's kernel for single queries in 16 bits, else `running_softmax`.
+
+    The kernel knows no soft cap, and would align windows, and the causality of several queries, with the first token.
     """
-    from jax.experimental.pallas.ops.gpu import paged_attention as kernels
-
-    if q.shape[1] > 1 or kind.window is not None:
+    if q.shape[1] > 1 or kind.window is not None or kind.soft_cap is not None or q.dtype.itemsize != 2:
 
         def fetch(pages):  # i32[T, n]
-            k, v, *scales = (jnp.moveaxis(array[:, pages], 0, 1) for array in pool)
-            if scales:
-                k, v = (
-                    dequantize(Quantized(x, scale), -1, q.dtype) for x, scale in zip((k, v), scales, strict=True)
-                )  # [T, kv_heads, n, page_size, head_dim]
-            k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (k, v))
+            both = pool[0][pages].transpose(2, 0, 4, 1, 3, 5)  # [2, T, kv_heads, n, page_size, head_dim]
+            k, v = both.reshape(*both.shape[:3], -1, both.shape[-1])
             return k.swapaxes(2, 3), v
 
         return running_softmax(q, fetch, table, first, page_size, kind)
-    splits = next(n for n in (16, 8, 4, 2, 1) if table.shape[1] % n == 0)
-
-    def attention(q, table, lengths, k, v, *scales):  # the kernel does not scale
-        return kernels.paged_attention(
-            q * kind.scale_of(q.shape[-1]),
-            k,
-            v,
-            table,
-            lengths,
-            *scales,
-            k_splits=splits,
-            pages_per_compute_block=1,
-            attn_logits_soft_cap=kind.soft_cap,
-            interpret=interpret,
-        )
-
-    heads_of, pages_of = PartitionSpec(None, "tensor"), PartitionSpec("tensor")
-    by_head = over_tensor(attention, (heads_of, PartitionSpec(), PartitionSpec(), *(pages_of,) * len(pool)), heads_of)
-    return by_head(q[:, 0], table, jnp.maximum(first, 0) + 1, *pool)[:, None]
+    heads_of = PartitionSpec(None, "tensor")
+    specs = heads_of, PartitionSpec(None, None, None, "tensor"), PartitionSpec(), PartitionSpec()
+    by_head = over_tensor(partial(cudnn.paged_attention, scale=kind.scale_of(q.shape[-1])), specs, heads_of)
+    return by_head(q[:, 0], pool[0], table, jnp.maximum(first, 0) + 1)[:, None]
 
 
-_by_head_and_page = PartitionSpec("tensor", ROW_AXES)
-PAGED_GPU = Kernel("paged_gpu", _by_head_and_page, _gpu_empty, _gpu_write, _page_axis(1), paged_gpu)
+_halves = PartitionSpec(ROW_AXES, None, None, "tensor")
+CUDNN = Kernel("cudnn", _halves, _cudnn_empty, _cudnn_write, _copy, cudnn_pages)
 
 
 def over_tensor(function: Callable, in_specs: Any, out_specs: Any) -> Callable:

@@ -33,31 +33,35 @@ class Plan(NamedTuple):
     start: Any  # i32[B] of `first_fit`; None where each sequence has a row
 
 
-def plan(lengths: np.ndarray, rows: int, columns: int | None) -> Plan:
+def plan(lengths: np.ndarray, rows: int, columns: int | None, most: int | None = None) -> Plan:
     """How a batch goes into microbatches, decided on the host.
 
     Args:
       lengths: i32[B], tokens of each sequence.
       rows: of a microbatch, a divisor of B; columns: W, of a packed row; None is one sequence a row.
+      most: sequences of a packed row; None is as many as it has room for.
     """
-    start, used = (None, len(lengths)) if columns is None else first_fit(lengths, columns)
+    start, used = (None, len(lengths)) if columns is None else first_fit(lengths, columns, most)
     return Plan(np.int32(-(-used // rows)), start)
 
 
-def first_fit(lengths: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
-    """First-fit decreasing: each sequence, the longest first, goes into the first row that has room for it.
+def first_fit(lengths: np.ndarray, columns: int, most: int | None = None) -> tuple[np.ndarray, int]:
+    """First-fit decreasing: each sequence, the longest first, goes into the first row that has room for it, and fewer
+    than `most` others.
 
     Returns start i32[B], the index of each sequence's first token when all rows are laid end to end; B * columns, which
     is beyond the last row, for a sequence without tokens. And the number of rows used, at most B.
     """
     lengths = np.asarray(lengths)
     room = np.full(len(lengths), columns)  # free columns of each row
+    places = np.full(len(lengths), most or columns)  # free for sequences
     start = np.full(len(lengths), len(lengths) * columns, np.int32)
     for sequence in np.argsort(-lengths, kind="stable"):
         if lengths[sequence]:
-            row = np.argmax(room >= lengths[sequence])
+            row = np.argmax((room >= lengths[sequence]) & (places > 0))
             start[sequence] = (row + 1) * columns - room[row]
             room[row] -= lengths[sequence]
+            places[row] -= 1
     return start, int((room < columns).sum())
 
 

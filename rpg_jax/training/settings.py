@@ -84,6 +84,7 @@ class LoopSettings:
     evaluate_every: int
     save_every: int
     most_skipped: int  # non-finite updates in a row that end the run
+    packed_sequences: int | None = None  # of a packed row at most; None: as many as it has room for
     delay: int = 0  # optimizer updates, how old the policy is that responses are drawn from
 
     def __post_init__(self):
@@ -126,11 +127,11 @@ class LoopSettings:
 
     def plan(self, lengths: np.ndarray) -> packing.Plan:
         """`packing.plan` of rows with these lengths, in the microbatches of an update."""
-        return packing.plan(lengths, self.microbatch_rows, self.packed_columns)
+        return packing.plan(lengths, self.microbatch_rows, self.packed_columns, self.packed_sequences)
 
     def score_plan(self, lengths: np.ndarray) -> packing.Plan:
         """`packing.plan` of rows with these lengths, in the microbatches of a log-prob pass."""
-        return packing.plan(lengths, self.scoring_rows, self.packed_columns)
+        return packing.plan(lengths, self.scoring_rows, self.packed_columns, self.packed_sequences)
 
 
 def steps_to_wait(max_age: int | None, updates: int, delay: int) -> int | None:

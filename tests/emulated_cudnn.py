@@ -1,0 +1,66 @@
+"""What cuDNN is documented to compute from the arguments that JAX gives it, in JAX's own operations and float32.
+
+In place of JAX's wrapper (`rpg_jax.models.cudnn.wrapper`), whose kernel runs on GPUs alone. Offsets count numbers, and
+packed rows are as many sequences as they have places, wherever a row ends (openxla/xla, cuda_dnn.cc;
+NVIDIA/cudnn-frontend, docs/operations/Attention.md).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rpg_jax.models.cudnn import wrapper
+
+
+def softmax_of(query, key, value, visible, scale):
+    """query [S, T, N, H]; key, value [S, U, K, H]; visible bool[S, T, U]; a query that sees nothing is not a number."""
+    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2).astype(jnp.float32) for x in (key, value))
+    scores = jnp.einsum("stnh,sunh->sntu", query.astype(jnp.float32), key) * scale
+    weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("sntu,sunh->stnh", weights, value).astype(query.dtype)
+
+
+def dot_product_attention(
+    query, key, value, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale, mask_type, sliding_window_length
+):
+    """Packed rows. What lies in no sequence is not a number."""
+    assert mask_type is wrapper.MaskType.PADDING_CAUSAL and q_offsets.shape[1] == q_seqlen.shape[1] + 1 > 2
+    wrapper.check_layout(
+        query.astype(jnp.bfloat16), *(x.astype(jnp.bfloat16) for x in (key, value)), None, q_seqlen, kv_seqlen,
+        q_offsets, kv_offsets, None, None, wrapper.AttentionLayout.BTNH,
+    )  # fmt: skip
+    given = wrapper._fix_seqlen_offsets(q_seqlen, kv_seqlen, q_offsets, kv_offsets, query, key)
+    length = [x.reshape(-1) for x in given[:2]]  # [places]
+    length, begin = length[0], [x.reshape(-1)[: length[0].size] for x in given[2:]]
+    token = jnp.arange(query.shape[1])  # [T]
+
+    def taken(array, begin):
+        """[places, T, N, H], from `begin` numbers on."""
+        flat = jnp.pad(array.reshape(-1), (0, array[0].size))
+        size = array[0, 0].size
+        index = begin[:, None] + jnp.arange(token.size * size)
+        return flat[jnp.minimum(index, flat.size - 1)].reshape(-1, token.size, *array.shape[2:])
+
+    q, k, v = taken(query, begin[0]), taken(key, begin[1]), taken(value, begin[1])
+    visible = (token <= token[:, None]) & (token < length[:, None, None])
+    if sliding_window_length is not None:
+        visible &= token > token[:, None] - sliding_window_length
+    real = token < length[:, None]  # [places, T]
+    out = softmax_of(q, k, v, visible | ~real[..., None], scale)
+    target = jnp.where(real, begin[0][:, None] // query[0, 0].size + token, query.shape[0] * token.size)
+    rows = jnp.full((query.shape[0] * token.size, *query.shape[2:]), jnp.nan, query.dtype)
+    return rows.at[target].set(out, mode="drop").reshape(query.shape)
+
+
+def paged_attention(query, key, value, q_seqlen, kv_seqlen, page_table_k, page_table_v, *, scale, mask_type):
+    """Pages, of which a table names those of a sequence in order; without causality."""
+    rows, count = query.shape[:2]
+    assert mask_type is wrapper.MaskType.PADDING and query.dtype == key.dtype == value.dtype and key.dtype.itemsize == 2
+    assert q_seqlen.shape == kv_seqlen.shape == (rows,) and count == 1
+    for table in (page_table_k, page_table_v):
+        assert table.shape == (rows, 1, page_table_k.shape[2], 1) and table.dtype == jnp.int32
+    k, v = (
+        x[table[:, 0, :, 0]].reshape(rows, -1, *x.shape[2:])
+        for x, table in ((key, page_table_k), (value, page_table_v))
+    )
+    visible = jnp.arange(k.shape[1]) < kv_seqlen[:, None]
+    return softmax_of(query, k, v, jnp.broadcast_to(visible[:, None], (rows, count, k.shape[1])), scale)
