@@ -278,43 +278,51 @@ def test_launches_of_a_decode_step(tmp_path):
     assert thunks.step(thunks.dumped(tmp_path)) == expected | {"kernels": 4}
 
 
-MEASURED = [
-    {
-        "size": "qwen3-0.6b",
-        "device": "NVIDIA H100 80GB HBM3",
-        "decode": [dict(rows=64, length=224, seconds=0.00318), dict(rows=256, length=224, seconds=0.00683)],
-        "update": [dict(rows=32, length=1024, packed=packed, seconds=0.5 + packed / 2) for packed in (True, False)],
-    }
-]
+# What gpu_benchmark.py writes, of which plan reads this.
+MEASURED = {
+    "size": "qwen3-0.6b",
+    "device": "NVIDIA H100 80GB HBM3",
+    "works": {
+        "decode:64": dict(seconds=dict(median=0.00318), rows=64, prompt=128, few=32, new=160),
+        "decode:256": dict(seconds=dict(median=0.00683), rows=256, prompt=128, few=32, new=160),
+        "update:plain": dict(seconds=dict(median=0.5), rows=32, lengths=[1024] * 32),
+        "update:packed": dict(seconds=dict(median=0.7), rows=64, lengths=[512] * 32 + [1024] * 32),
+    },
+}
 
 
-def test_what_a_machine_made_of_the_least_is_what_a_plan_of_its_work_says(tmp_path):
-    """A plan of the benchmark's own shapes takes the benchmark's own time, on the same GPU."""
+@pytest.mark.parametrize("size, slots, packed, times", [
+    ("qwen3-0.6b", 64, None, (0.00318, 0.5)), ("qwen3-0.6b", 500, 2048, (0.00683, 0.7)),
+    ("qwen3-1.7b", 9, None, (0.00318, 0.5)),
+])  # fmt: skip
+def test_a_plan_of_what_was_measured_takes_the_time_that_it_took(tmp_path, size, slots, packed, times):
     path = tmp_path / "measured.json"
-    path.write_text(json.dumps(MEASURED))
-    [topology], rows = chips.parse("h100:1"), calibration.read(str(path))
-    rollout = dict(max_prompt=1014, max_new=10, dynamic_sampling=False)
-    loop = dict(prompts=32, samples=1, minibatch_prompts=32, microbatch_rows=32)
-    w = workload(SIZES["qwen3-0.6b"], "dots", jnp.bfloat16, rollout=rollout, loop=loop, prompt_length=221)
-    for slots, packs, times in ((64, None, (0.00318, 0.5)), (500, 2048, (0.00683, 1.0))):
-        w = dataclasses.replace(w, rollout=dataclasses.replace(w.rollout, slots=64 if slots == 64 else 256))
-        least = {phase: max(cost.seconds(topology).values()) for phase, cost in floor.costs(w).items()}
-        loop = dataclasses.replace(w.loop, packed_columns=packs)
-        planned = dataclasses.replace(w, loop=loop, rollout=dataclasses.replace(w.rollout, slots=slots))
-        found = calibration.applied(rows, dict.fromkeys(PHASES, planned), least, split=False)
-        assert [found["seconds"][phase] for phase in ("decode", "update")] == pytest.approx(times)
-        assert found["seconds"]["prefill"] == pytest.approx(least["prefill"] * found["update"]["times"])
+    path.write_text(json.dumps(MEASURED | {"size": size}))
+    rows, [topology] = calibration.read(str(path)), chips.parse("h100:1")
+    decode, update = (next(row for row in rows if row["seconds"] == time) for time in times)
+    rollout = dict(max_prompt=int(update["length"]) - 10, max_new=10, slots=decode["rows"], dynamic_sampling=False)
+    loop = dict(samples=1) | dict.fromkeys(("prompts", "minibatch_prompts", "microbatch_rows"), update["rows"])
+    w = workload(SIZES[size], "dots", jnp.bfloat16, None, loop, rollout, prompt_length=221)  # and 3 tokens by then
+    least = {phase: max(cost.seconds(topology).values()) for phase, cost in floor.costs(w).items()}
+    rollout, loop = (dataclasses.replace(w.rollout, slots=slots), dataclasses.replace(w.loop, packed_columns=packed))
+    planned = dataclasses.replace(w, rollout=rollout, loop=loop)
+    found = calibration.applied(rows, dict.fromkeys(PHASES, planned), least)
+    assert [found["seconds"][phase] for phase in ("decode", "update")] == pytest.approx(times)
+    assert found["seconds"]["prefill"] == pytest.approx(least["prefill"] * found["update"]["times"])
 
 
 @pytest.mark.parametrize("change", [
-    {"device": "NVIDIA L4"}, {"size": "mine"}, {"decode": []}, {"update": [dict(rows=0, length=3, seconds=1)]},
-    {"decode": [dict(rows=1, seconds=1)]}, {"decode": 3},
+    {"device": "NVIDIA L4"}, {"size": "mine"}, {"works": {}}, {"works": 3},
+    *({"works": MEASURED["works"] | {"decode:64": MEASURED["works"]["decode:64"] | wrong}}
+      for wrong in ({"rows": 0}, {"rows": "x"}, {"seconds": 1.0}, {"seconds": {"median": math.nan}})),
+    {"works": MEASURED["works"] | {"update:plain": dict(seconds=dict(median=1), rows=1, lengths=[])}},
+    {"works": {name: work for name, work in MEASURED["works"].items() if name.startswith("update")}},
 ])  # fmt: skip
 def test_measurements_of_something_else_are_refused(change, tmp_path):
     path = tmp_path / "measured.json"
-    for text in (json.dumps([MEASURED[0] | change]), json.dumps(MEASURED)[:-1], json.dumps(MEASURED[0]), "[]"):
+    for text in (json.dumps(MEASURED | change), json.dumps(MEASURED)[:-1], "[]"):
         path.write_text(text)
-        with pytest.raises(ValueError, match=f"--measured={path}: expected the --json of .*gpu_benchmark.py"):
+        with pytest.raises(ValueError, match=f"--measured={path}: expected what gpu_benchmark.py --json writes"):
             calibration.read(str(path))
 
 
@@ -359,7 +367,7 @@ def test_the_command_compiles_for_gpus(tmp_path):
     ((SMOKE,), "--topology=CHIP:SHAPE"), (("--topology=v5e:4x4",), "--config=FILE.py"),
     ((SMOKE, "--topology=h100:8", "--lengths=fixed:37"), "at most 36"),
     ((SMOKE, "--topology=h100:8", "--prompt_length=0"), "--prompt_length=0.0"),
-    ((SMOKE, "--topology=h100:8", "--measured=none.json"), "--measured=none.json: expected the --json of"),
+    ((SMOKE, "--topology=h100:8", "--measured=none.json"), "--measured=none.json: expected what gpu_benchmark"),
     ((SMOKE, "--topology=h100:8,v5e:2x2", "--measured=none.json"), "--topology=h100:8,v5e:2x2 has TPUs"),
     ((SMOKE, "--topology=h100:8", "--config.mesh.fsdp=3"), "h100:8: mesh data=-1, fsdp=3, tensor=1"),
 ])  # fmt: skip

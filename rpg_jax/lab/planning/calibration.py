@@ -1,10 +1,7 @@
 """Times that a machine took, to hold plans against: those of a benchmark, or those that others measured on TPUs.
 
-`--measured=FILE` reads what third_party/transformers/gpu_benchmark.py writes: a list, an object for each model size. Of
-its keys these count: size, a name of `models.SIZES`; device, JAX's name of the GPU; decode, a list of {rows, length,
-seconds}: responses drawn at once, their tokens by then with the prompt, on average, and the time of a step; update, a
-list of {rows, length, packed, seconds}: sequences, the tokens of each, and whether rows hold several. All weights are
-trained, in bfloat16 with remat="dots". What that takes at least is `floor.costs`, as for a plan.
+`--measured=FILE` reads what third_party/transformers/gpu_benchmark.py writes, whose docstring has the format. What its
+works take at least is `floor.costs`, as for a plan: all weights trained, in bfloat16 with remat="dots".
 
 `--calibrate` plans a batch that took 69.3 s to generate and 70.5 s in all, in vLLM on TPUs with its own model:
 `SOURCE`, BVF-101. It says neither how long its prompts are nor how many responses ran at a time; 256 is vLLM's default.
@@ -21,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 
 from rpg_jax import InputError
-from rpg_jax.lab.planning import chips, decoding, floor, measure
+from rpg_jax.lab.planning import chips, decoding, floor
 from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model
 
@@ -45,40 +42,37 @@ def text(plan: dict) -> str:
 
 
 def read(file: str) -> list[dict]:
-    """The measurements of a --measured file: {phase: decode or update, size, device, rows, length, packed, seconds}.
-
-    Raises InputError for a file of something else, and for a device or a size that is not known.
-    """
-    found = []
+    """The works of a --measured file: {phase: decode or update, device, size, rows, length: mean tokens of a row with
+    its prompt, packed, seconds: of a step or an update}. InputError for another file, device or size of a model."""
     try:
-        for one in json.loads(pathlib.Path(file).read_text()):
-            SIZES[one["size"]], chip_of(one["device"])
-            for phase in ("decode", "update"):
-                for row in one[phase]:
-                    numbers = {name: float(row[name]) for name in ("rows", "length", "seconds")}
-                    if not all(0 < number < math.inf for number in numbers.values()):
-                        raise ValueError(f"{phase} {numbers}")
-                    facts = dict(phase=phase, packed=bool(row.get("packed")), size=one["size"], device=one["device"])
-                    found.append(facts | numbers)
-        if {row["phase"] for row in found} == {"decode", "update"}:
+        text = json.loads(pathlib.Path(file).read_text())
+        found, missing = [], {"decode", "update"}
+        SIZES[text["size"]], chip_of(text["device"])
+        for name, work in text["works"].items():
+            phase, _, kind = name.partition(":")
+            lengths = work["lengths"] if phase == "update" else [work["prompt"] + (work["few"] + work["new"]) / 2]
+            numbers = dict(rows=work["rows"], length=sum(lengths) / len(lengths), seconds=work["seconds"]["median"])
+            if not all(0 < number < math.inf for number in numbers.values()):
+                raise ValueError(f"{name} with {numbers}")
+            found.append(numbers | dict(phase=phase, packed=kind == "packed", size=text["size"], device=text["device"]))
+            missing -= {phase}
+        if not missing:
             return found
-        error = "it has not both of decode and update"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as caught:
+        error = f"works without {', '.join(missing)}"
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as caught:
         error = f"{type(caught).__name__}: {caught}"
-    raise InputError(
-        f"--measured={file}: expected the --json of third_party/transformers/gpu_benchmark.py, made on one of "
-        f"{', '.join(name for name, chip in chips.CHIPS.items() if chip.target)}; {error}"
-    )
+    known = ", ".join(name for name, chip in chips.CHIPS.items() if chip.target)
+    raise InputError(f"--measured={file}: expected what gpu_benchmark.py --json writes on one of {known}; {error}")
 
 
 def chip_of(device: str) -> chips.Chip:
-    """The GPU that JAX calls so, as `NVIDIA H100 80GB HBM3`."""
+    """The GPU that JAX calls so, as `NVIDIA H100 80GB HBM3`; KeyError if there is none."""
     return chips.CHIPS[next((name for name in chips.CHIPS if f" {name}" in device.lower()), device)]
 
 
 def least(row: dict, w: Workload) -> float:
-    """The seconds that a measurement's work takes at least, by a workload of which only what it leaves open counts."""
-    rows, length = round(row["rows"]), row["length"]
+    """The seconds that a measured work takes at least; of `w` counts only what the work leaves open."""
+    rows, length = row["rows"], row["length"]
     sizes = dict(max_prompt=length - 1, max_new=1, overlong_buffer=0, slots=rows, cache_dtype=None, weights_dtype=None)
     learning = dict(prompts=rows, samples=1, minibatch_prompts=rows, microbatch_rows=rows, scoring_rows=rows)
     w = dataclasses.replace(
@@ -95,15 +89,14 @@ def least(row: dict, w: Workload) -> float:
     return max(floor.costs(w)[row["phase"]].seconds(topology).values())
 
 
-def applied(rows: Sequence[dict], sides: Mapping[str, Workload], seconds: Mapping[str, float], split: bool) -> dict:
-    """What a plan's step takes if decoding takes as many times the least as it did in the nearest of the measurements,
-    and every other phase as many times as the update did.
+def applied(rows: Sequence[dict], sides: Mapping[str, Workload], least_seconds: Mapping[str, float]) -> dict:
+    """A step whose decoding takes as many times the least as it did in the measured work with the nearest number of
+    rows, and whose other phases take as many times as the update did, packed or not as the plan's.
 
     Args:
-      rows: as `read` gives them; sides: of the plan's `Sketch`; seconds: of its step, at least; split: whether some
-      devices only sample.
+      rows: as `read` gives them; sides: of the plan's `Sketch`; least_seconds: of each phase in an RL step.
 
-    Returns decode and update, the measurements with `times`, and seconds (`measure.with_sum`).
+    Returns decode and update, those works with `times`, and the seconds of each phase.
     """
     sampling, learning = sides["decode"], sides["update"]
     slots = sampling.rollout.slots / sampling.row_shards
@@ -114,6 +107,5 @@ def applied(rows: Sequence[dict], sides: Mapping[str, Workload], seconds: Mappin
 
     nearest = {row["phase"]: row for row in sorted(rows, key=distance, reverse=True)}
     found = {phase: row | {"times": row["seconds"] / least(row, learning)} for phase, row in nearest.items()}
-    of = dict.fromkeys(PHASES, "update") | {"decode": "decode"}
-    expected = {phase: seconds[phase] * found[of[phase]]["times"] for phase in PHASES}
-    return found | {"seconds": measure.with_sum(expected, split)}
+    times = dict.fromkeys(PHASES, found["update"]["times"]) | {"decode": found["decode"]["times"]}
+    return found | {"seconds": {phase: times[phase] * least_seconds[phase] for phase in PHASES}}

@@ -105,8 +105,8 @@ def plan(
     result = measure.measure(topology, made)
     result["measured"] = {}
     if measured:
-        seconds, split = result["step"]["seconds"], result["sampler"] is not None
-        result["measured"] = calibration.applied(measured, made.sides, seconds, split)
+        found = calibration.applied(measured, made.sides, result["step"]["seconds"])
+        result["measured"] = found | {"seconds": measure.with_sum(found["seconds"], result["sampler"] is not None)}
     if config.mesh.sampler:
         hosts = Counter(device.process_index for device in devices)
         result["splits"] = measure.splits(topology, config, sketched, min(hosts.values()) - 1)
