@@ -3,11 +3,12 @@
     python -m rpg_jax.plan --config=configs/paper.py:qwen3-4b,rpg-reinforce-urkl,8k --topology=v5p:2x2x4,h100:16
     python -m rpg_jax.plan --calibrate    # a rollout that others measured, and what the compiler estimates for it
 
-For TPUs every program of a step is compiled by libtpu: memory, collectives and the estimated time are those of the
-compiled programs. What a step takes at least, and everything about GPUs, is modelled from shapes. No data, tokenizer or
-weights are read; a checkpoint that is not here is planned as the model size that its folder is named after. Chips are
-v5e, v5p and v6e (slices as 4x8 or 2x2x4; for a slice that does not exist the error lists those that do), a100, h100 and
-h200 (a number of them).
+Every program of a step is compiled, for TPUs by libtpu and for GPUs by JAX's CUDA plugin (requirements-plan.txt):
+memory and collectives are those of the compiled programs, and so are the time that the TPU compiler estimates and what
+a GPU launches for a token. What a step takes at least is modelled from shapes. No data, tokenizer or weights are read;
+a checkpoint that is not here is planned as the model size that its folder is named after. Chips are v5e, v5p and v6e
+(slices as 4x8 or 2x2x4; for a slice that does not exist the error lists those that do), a100, h100 and h200 (a number
+of them).
 """
 
 from absl import flags
@@ -24,6 +25,7 @@ flags.DEFINE_string(
 )
 flags.DEFINE_float("prompt_length", None, "Mean tokens of a prompt; rollout.max_prompt if unset.")
 flags.DEFINE_bool("calibrate", False, "Also hold the estimate of a rollout against the time that others measured.")
+flags.DEFINE_string("measured", None, "JSON of third_party/transformers/gpu_benchmark.py, for times beside the least.")
 flags.DEFINE_string("json", None, "File to write all numbers to.")
 flags.DEFINE_bool("alone", False, "Plan in this process; set by the command itself for the process of each topology.")
 

@@ -17,7 +17,7 @@ import pytest
 from fuzzing import outcome
 
 from configs import paper
-from rpg_jax.lab.planning import chips, command, decoding, floor, hlo, measure, report, sketch
+from rpg_jax.lab.planning import calibration, chips, command, decoding, floor, hlo, measure, report, sketch, thunks
 from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.run import compiler
@@ -43,13 +43,14 @@ def workload(
         rollout=RolloutSettings(**sizes | dict(rollout)),
         loop=LoopSettings(**learning | dict(loop)),
         lengths=decoding.parse(lengths, 10),
-        **dict(prompt_length=6, logprob_chunk=8, moments=2, reference_passes=0, offload=False) | facts,
+        **dict(prompt_length=6, moments=2, reference_passes=0) | facts,
     )
 
 
 def test_topologies_are_those_that_exist_and_others_are_refused_with_those_that_do():
     assert [one.devices for one in chips.parse("v5e:8x8, v5p:2x2x4,v6e:1x1,h100:16")] == [64, 16, 1, 16]
-    assert [one.compiled for one in chips.parse("v5p:4x4x4,a100:4")] == [True, False]
+    shapes = {"v5p:4x4x4": "4x4x4", "a100:4": "1x1x4", "h100:8": "1x1x8", "h200:32": "1x4x8"}
+    assert [one.shape for one in chips.parse(",".join(shapes))] == list(shapes.values())
     near, far = chips.parse("h100:8,h100:16")
     assert near.wire() == chips.CHIPS["h100"].links > far.wire() == chips.CHIPS["h100"].network
     for name, chip in chips.CHIPS.items():
@@ -200,21 +201,11 @@ def test_operations_of_an_update_are_those_of_the_model(size, remat):
     assert cost.flops - attention == pytest.approx(counted, rel=1e-6)
 
 
-def test_memory_that_weights_and_caches_must_take():
+def test_memory_that_caches_must_take():
     shape = SIZES["tiny"]
     pool = jax.eval_shape(lambda: BLOCKS.empty(shape, jnp.bfloat16, 4, 16))  # of 4 slots with a page of 16 tokens each
     held = shape.layers * sum(leaf.size * leaf.dtype.itemsize for leaf in pool)
     assert floor.kv_bytes(workload(shape, dtype=jnp.bfloat16)) * 4 * 16 == held
-    gradient = 4 * parameter_count(shape)
-
-    def update(remat="full", mesh=None, **facts):
-        return floor.temporaries(workload(shape, remat, jnp.bfloat16, mesh, **facts))["update"]
-
-    least = 2 * gradient + 2 * 16 * shape.layers * shape.hidden_size * 2  # and the input of each layer, 16-bit
-    assert least < update() < update("dots") < update("none")
-    assert update() > update(mesh=dict(data=1, fsdp=2, tensor=1)) > update() / 2  # both gather the same weights
-    fetched = update(rollout=dict(max_new=1, max_prompt=1), moments=9, offload=True)
-    assert fetched == 11 * gradient
 
 
 def test_the_largest_cache_fills_the_memory_that_is_left():
@@ -245,30 +236,139 @@ def test_a_checkpoint_that_is_not_here_is_planned_as_the_size_of_its_name(tmp_pa
         sketch.planned_size(config)
 
 
-def test_the_command_plans_for_gpus(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    path = tmp_path / "out.json"
-    flags = [SMOKE, *(f"--config.{key}" for key in ROWS.split()), "--lengths=fixed:9", "--prompt_length=7"]
-    status, text, err = outcome("plan", *flags, "--topology=h100:8", f"--json={path}")
-    assert status == 0, err
-    [found] = json.loads(path.read_text())
-    assert found["mesh"] == dict(data=8, fsdp=1, tensor=1, expert=1)
-    assert found["parameters"] == parameter_count(SIZES["tiny"])
-    assert found["fits"] and not found["compiled"] and tuple(found["phases"]) == PHASES
-    assert [file.name for file in tmp_path.iterdir()] == ["out.json"]
-    # Float32 parameters, the averaged iterate and the second moment.
-    assert 3 < found["phases"]["update"]["arguments"] / (4 * found["parameters"]) < 3.1
-    assert "7 + 9 tokens a response" in text and "h100:8: it fits" in text and "estimate s" not in text
-    tight = found | {"fits": False, "phases": {name: one | {"fits": False} for name, one in found["phases"].items()}}
-    assert "h100:8: it does NOT fit: prefill" in report.text(tight)
-    rows = report.comparison([found, tight]).splitlines()
-    assert [row.split()[-4] for row in rows[-2:]] == ["yes", "NO"] and rows[-1].split()[-2:] == ["?", "modelled"]
+# As XLA writes it: what runs before the loop, a loop of prefill, and one that decodes, with a filter in a branch.
+THUNKS = """000: kCommandBuffer [source       | next=002 (1) ]
+    001: kCustomKernel [source       | sink        ] wrapped_add grid: [1, 1, 1]
+002: kWhile         [prev=000 (1) | sink]
+condition:
+    003: kCustomKernel [source | sink] loop_and_fusion_1 grid: [1, 1, 1]
+  body:
+    004: kWhile         [prev=000 (1)  | next=000 (1) ]
+condition:
+        No thunks.      body:
+        005: kCustomKernel [source       | next=019 (4)] prefill grid: [1, 1, 1]
+        006: kCopy         [source       | next=020 (4)] kCopy
+        007: kCopy         [source       | next=020 (3)] kCopy
+    008: kWhile         [prev=004 (1)  | sink ]
+condition:
+        009: kCustomKernel [source       | next=029 (1)] loop_compare_fusion grid: [1, 1, 1]
+      body:
+        000: kCommandBuffer [source        | next=1593 (1)]
+            010: kGemm         [source        | sink         ] cublas
+            011: kCustomKernel [source        | sink         ] loop_add_fusion grid: [1, 1, 1]
+        012: kConditional   [prev=000 (1)  | sink]
+          false_branch:
+            013: kWhile         [prev=000 (1)  | sink]
+condition:
+                014: kCustomKernel [source | sink] loop_compare_fusion_2 grid: [1, 1, 1]
+              body:
+                000: kCommandBuffer [source | sink]
+                    015: kCustomKernel [source        | sink         ] input_reduce_fusion grid: [1, 1, 1]
+          true_branch:
+            016: kMemzero [source | sink] zero
+"""
+
+
+def test_launches_of_a_decode_step(tmp_path):
+    expected = dict(kernels=5, outside=2, command_buffers=2, conditionals=1, loops=1)
+    (tmp_path / "module_0001.jit_f.thunk_sequence.txt").write_text(THUNKS)
+    (tmp_path / "module_0001.jit_f.thunk_metadata.txt").touch()
+    assert thunks.step(thunks.dumped(tmp_path)) == expected
+    (tmp_path / "module_0001.jit_f.thunk_sequence_after_thunk_passes.txt").write_text(THUNKS.replace("kGemm", "kCopy"))
+    assert thunks.step(thunks.dumped(tmp_path)) == expected | {"kernels": 4}
+
+
+# What gpu_benchmark.py writes, of which plan reads this.
+MEASURED = {
+    "size": "qwen3-0.6b",
+    "device": "NVIDIA H100 80GB HBM3",
+    "works": {
+        "decode:64": dict(seconds=dict(median=0.00318), rows=64, prompt=128, few=32, new=160),
+        "decode:256": dict(seconds=dict(median=0.00683), rows=256, prompt=128, few=32, new=160),
+        "update:plain": dict(seconds=dict(median=0.5), rows=32, lengths=[1024] * 32),
+        "update:packed": dict(seconds=dict(median=0.7), rows=64, lengths=[512] * 32 + [1024] * 32),
+    },
+}
+
+
+@pytest.mark.parametrize("size, slots, packed, times", [
+    ("qwen3-0.6b", 64, None, (0.00318, 0.5)), ("qwen3-0.6b", 500, 2048, (0.00683, 0.7)),
+    ("qwen3-1.7b", 9, None, (0.00318, 0.5)),
+])  # fmt: skip
+def test_a_plan_of_what_was_measured_takes_the_time_that_it_took(tmp_path, size, slots, packed, times):
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(MEASURED | {"size": size}))
+    rows, [topology] = calibration.read(str(path)), chips.parse("h100:1")
+    decode, update = (next(row for row in rows if row["seconds"] == time) for time in times)
+    rollout = dict(max_prompt=int(update["length"]) - 10, max_new=10, slots=decode["rows"], dynamic_sampling=False)
+    loop = dict(samples=1) | dict.fromkeys(("prompts", "minibatch_prompts", "microbatch_rows"), update["rows"])
+    w = workload(SIZES[size], "dots", jnp.bfloat16, None, loop, rollout, prompt_length=221)  # and 3 tokens by then
+    least = {phase: max(cost.seconds(topology).values()) for phase, cost in floor.costs(w).items()}
+    rollout, loop = (dataclasses.replace(w.rollout, slots=slots), dataclasses.replace(w.loop, packed_columns=packed))
+    planned = dataclasses.replace(w, rollout=rollout, loop=loop)
+    found = calibration.applied(rows, dict.fromkeys(PHASES, planned), least)
+    assert [found["seconds"][phase] for phase in ("decode", "update")] == pytest.approx(times)
+    assert found["seconds"]["prefill"] == pytest.approx(least["prefill"] * found["update"]["times"])
+
+
+@pytest.mark.parametrize("change", [
+    {"device": "NVIDIA L4"}, {"size": "mine"}, {"works": {}}, {"works": 3},
+    *({"works": MEASURED["works"] | {"decode:64": MEASURED["works"]["decode:64"] | wrong}}
+      for wrong in ({"rows": 0}, {"rows": "x"}, {"seconds": 1.0}, {"seconds": {"median": math.nan}})),
+    {"works": MEASURED["works"] | {"update:plain": dict(seconds=dict(median=1), rows=1, lengths=[])}},
+    {"works": {name: work for name, work in MEASURED["works"].items() if name.startswith("update")}},
+])  # fmt: skip
+def test_measurements_of_something_else_are_refused(change, tmp_path):
+    path = tmp_path / "measured.json"
+    for text in (json.dumps(MEASURED | change), json.dumps(MEASURED)[:-1], "[]"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"--measured={path}: expected what gpu_benchmark.py --json writes"):
+            calibration.read(str(path))
+
+
+def has_compiler(topology):
+    try:
+        command.check_compilers(chips.parse(topology))
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_compiler("h100:1"), reason="needs the CUDA plugin of the installed jax")
+def test_the_command_compiles_for_gpus(tmp_path):
+    """A small model, for a GPU and for a machine of them: all programs of a step."""
+    path, measured = tmp_path / "out.json", tmp_path / "measured.json"
+    measured.write_text(json.dumps(MEASURED))
+    small = [f"--config.{key}" for key in (*ROWS.split(), "model.scan=True", "model.dtype=bfloat16", "mesh.data=1")]
+    flags = [SMOKE, *small, "--config.mesh.fsdp=-1", "--lengths=fixed:9", "--prompt_length=7", f"--json={path}"]
+    text = child("-m", "rpg_jax.plan", *flags, "--topology=h100:1,h100:8", f"--measured={measured}")
+    one, eight = json.loads(path.read_text())
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["measured.json", "out.json"]
+    weights = 4 * parameter_count(SIZES["tiny"])
+    for plan, devices in ((one, 1), (eight, 8)):
+        phases = plan["phases"]
+        assert plan["mesh"] == dict(data=1, fsdp=devices, tensor=1, expert=1) and tuple(phases) == PHASES
+        assert plan["fits"] and f"{plan['topology']}: it fits" in text
+        # Float32 parameters, the averaged iterate and the second moment; then at least their gradient.
+        assert 3 < phases["update"]["arguments"] / (weights / devices) < 3.5 < 3.5 * devices
+        assert phases["update"]["temporaries"] > weights / devices
+        assert all(phase["peak"] >= phase["arguments"] + phase["temporaries"] for phase in phases.values())
+        assert phases["decode"]["launches"]["kernels"] > 10 * SIZES["tiny"].layers
+        assert plan["measured"]["seconds"]["sum"] > plan["step"]["seconds"]["sum"] > 0 == len(plan["step"]["estimated"])
+    sent = {phase: found["collectives"] for phase, found in eight["phases"].items()}
+    assert sent["update"]["all-gather"]["sent"] > weights / 2 * 7 / 8 and sent["experience"]["all-gather"]["count"] > 0
+    assert not any(phase["sent"] for phase in one["phases"].values())
+    assert "7 + 9 tokens a response" in text and "estimate s" not in text and "nothing is autotuned" in text
+    tight = one | {"fits": False, "phases": {name: part | {"fits": False} for name, part in one["phases"].items()}}
+    assert "h100:1: it does NOT fit: prefill" in report.text(tight)
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
     ((SMOKE,), "--topology=CHIP:SHAPE"), (("--topology=v5e:4x4",), "--config=FILE.py"),
     ((SMOKE, "--topology=h100:8", "--lengths=fixed:37"), "at most 36"),
     ((SMOKE, "--topology=h100:8", "--prompt_length=0"), "--prompt_length=0.0"),
+    ((SMOKE, "--topology=h100:8", "--measured=none.json"), "--measured=none.json: expected what gpu_benchmark"),
+    ((SMOKE, "--topology=h100:8,v5e:2x2", "--measured=none.json"), "--topology=h100:8,v5e:2x2 has TPUs"),
     ((SMOKE, "--topology=h100:8", "--config.mesh.fsdp=3"), "h100:8: mesh data=-1, fsdp=3, tensor=1"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(arguments, says, monkeypatch):
@@ -280,30 +380,27 @@ def test_mistakes_are_one_line(arguments, says, monkeypatch):
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(command.subprocess, "run", worker)
+    monkeypatch.setattr(command, "check_compilers", lambda topologies: None)
+    monkeypatch.setattr(command, "topology_devices", lambda topology: jax.devices()[: topology.devices])
     status, out, err = outcome("plan", *arguments)
     assert status == 2 and not out and err.startswith("error: ") and err.count("\n") == 1, err
     assert says in err
 
 
-def test_libtpu_must_be_there_and_be_the_one_of_this_jax(monkeypatch):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install 'libtpu=="):
-        command.check_libtpu()
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
+@pytest.mark.parametrize(("topology", "package"), [("v5e:2x2", "libtpu"), ("h100:1", "jax-cuda13-plugin")])
+def test_the_compiler_must_be_there_and_be_the_one_of_this_jax(topology, package, monkeypatch):
+    def missing(name):
+        raise command.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(command.importlib.metadata, "version", missing)
+    with pytest.raises(ValueError, match=rf"{topology} is compiled by {package}.*pip install '{package}[<=]="):
+        command.check_compilers(chips.parse(topology))
     monkeypatch.setattr(command.importlib.metadata, "version", lambda name: "0.0.1")
-    with pytest.raises(ValueError, match="libtpu 0.0.1 does not go with jax"):
-        command.check_libtpu()
+    with pytest.raises(ValueError, match=f"{package} 0.0.1 does not go with jax"):
+        command.check_compilers(chips.parse(topology))
 
 
-def has_libtpu():
-    try:
-        command.check_libtpu()
-    except ValueError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_libtpu(), reason="needs the libtpu of the installed jax")
+@pytest.mark.skipif(not has_compiler("v5e:1x1"), reason="needs the libtpu of the installed jax")
 def test_the_command_compiles_for_tpus(tmp_path):
     """A small model for a slice of four, all programs of a step, a microbatch that is too large included."""
     path = tmp_path / "out.json"
@@ -311,7 +408,7 @@ def test_the_command_compiles_for_tpus(tmp_path):
     small += ["--config.model.dtype=bfloat16"]
     text = child("-m", "rpg_jax.plan", SMOKE, *small, "--topology=v5e:2x2", f"--json={path}")
     [found] = json.loads(path.read_text())
-    assert found["compiled"] and found["fits"] and "compiled; usable are 15.75" in text
+    assert found["fits"] and "compiled; usable are 15.75" in text
     weights = parameter_count(SIZES["tiny"])
     phases = found["phases"]
     assert 4 * 4 * weights / 4 < phases["update"]["arguments"] < 1.2 * 4 * 4 * weights / 4
@@ -390,7 +487,7 @@ print(limit / (hlo.work(text, 1)["cycles"] / topology.chip.clock))
 """
 
 
-@pytest.mark.skipif(not has_libtpu(), reason="needs the libtpu of the installed jax")
+@pytest.mark.skipif(not has_compiler("v5e:1x1"), reason="needs the libtpu of the installed jax")
 def test_the_estimate_of_a_layer_stays_near_the_limit_of_the_chip():
     """Share of the peak that XLA expects: 0.75 with the options of `compiler` and 0.30 without them."""
     assert float(child("-c", LAYER)) > 0.7

@@ -24,7 +24,34 @@ class Chip(NamedTuple):
     machine: int | None  # chips of a machine, beyond which `network` is the limit; None for TPUs
     topologies: tuple[str, ...] | None  # slices that exist; None for GPUs: a part of a machine, or several whole ones
     source: str
+    target: str | None = None  # XLA's GpuTargetConfigProto as text; None for TPUs, which libtpu knows
 
+
+def _target(
+    name: str, capability: int, cores: int, lanes: int, shared: int, cache: int, clock: float, bandwidth: int, size: int
+) -> str:  # fmt: skip
+    """A GPU as XLA's target configs describe it (openxla/xla, xla/backends/gpu/target_config/specs). Lanes are float32
+    units of a core; shared memory is a core's; sizes are in bytes, the clock is in GHz."""
+    return f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+          shared_memory_per_block: 49152 shared_memory_per_block_optin: {shared - 1024} shared_memory_per_core: {shared}
+          core_count: {cores} fpus_per_core: {lanes} clock_rate_ghz: {clock} l2_cache_size: {cache}
+          memory_bandwidth: {bandwidth} device_memory_size: {size} cuda_compute_capability {{ major: {capability} }}
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} patch: {CUDNN[2]} }}
+        device_description_str: "{name}"
+    """
+
+
+CUDNN = (9, 12, 0)  # the least that jax[cuda13] takes
+_HOPPER = (9, 132, 128, 233472, 52428800, 1.98)  # an H200 is an H100 with other memory
+_A100 = _target("NVIDIA A100-SXM4-80GB", 8, 108, 64, 167936, 41943040, 1.41, 2039040000000, 85100068864)
+_H100 = _target("NVIDIA H100 80GB HBM3", *_HOPPER, 3352320000000, 84978434048)
+_H200 = _target("NVIDIA H200", *_HOPPER, 4800000000000, 151397597184)
 
 # Memory of TPUs is what the compiler of libtpu 0.0.42 allows, as its error for too large a program states it. The pages
 # below say 16, 95 and 32 GB, of which the system keeps a little. A clock is the peak over what a cycle does: 4, 8 and 4
@@ -34,9 +61,9 @@ CHIPS = {
     "v5p": Chip(95.74 * GIB, 2765e9, 459e12, 1.75e9, 600e9, None, None, _CUBES, f"{_GOOGLE}/v5p"),
     "v6e": Chip(31.25 * GIB, 1638e9, 918e12, 1.75e9, 400e9, None, None, _FLAT, f"{_GOOGLE}/v6e"),
     # SXM modules in DGX machines: NVLink between the GPUs of a machine, one InfiniBand adapter for each GPU beyond it.
-    "a100": Chip(80e9, 2039e9, 312e12, None, 300e9, 25e9, 8, None, f"{_NVIDIA}/a100 (80 GB SXM), {_NVIDIA}/dgx-a100"),
-    "h100": Chip(80e9, 3350e9, 989e12, None, 450e9, 50e9, 8, None, f"{_NVIDIA}/h100 (SXM), {_NVIDIA}/dgx-h100"),
-    "h200": Chip(141e9, 4800e9, 989e12, None, 450e9, 50e9, 8, None, f"{_NVIDIA}/h200 (SXM), {_NVIDIA}/dgx-h200"),
+    "a100": Chip(80e9, 2039e9, 312e12, None, 300e9, 25e9, 8, None, f"{_NVIDIA}/a100 (80GB), {_NVIDIA}/dgx-a100", _A100),
+    "h100": Chip(80e9, 3350e9, 989e12, None, 450e9, 50e9, 8, None, f"{_NVIDIA}/h100 (SXM), {_NVIDIA}/dgx-h100", _H100),
+    "h200": Chip(141e9, 4800e9, 989e12, None, 450e9, 50e9, 8, None, f"{_NVIDIA}/h200 (SXM), {_NVIDIA}/dgx-h200", _H200),
 }
 
 
@@ -48,9 +75,12 @@ class Topology(NamedTuple):
     devices: int
 
     @property
-    def compiled(self) -> bool:
-        """Whether programs are compiled for it, as for TPUs; otherwise they are modelled."""
-        return self.chip.topologies is not None
+    def shape(self) -> str:
+        """As its compiler takes it: a slice of TPUs, or partitions x machines x GPUs of a machine."""
+        if self.chip.machine is None:
+            return self.name.partition(":")[2]
+        machines = -(-self.devices // self.chip.machine)
+        return f"1x{machines}x{self.devices // machines}"
 
     def wire(self) -> float:
         """Bytes/s that a device sends in a collective over all devices."""

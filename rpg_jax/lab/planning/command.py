@@ -1,10 +1,10 @@
 """What `python -m rpg_jax.plan` does: each topology planned in a process of its own, then printed and compared."""
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax import InputError
 from rpg_jax.lab.planning import calibration, chips, decoding, measure, report
-from rpg_jax.lab.planning.chips import Topology
+from rpg_jax.lab.planning.chips import CUDNN, Topology
 from rpg_jax.lab.planning.sketch import planned_size, sketch
 from rpg_jax.run.build import check_values
 from rpg_jax.run.target import json_file
@@ -48,13 +48,15 @@ def main(options) -> None:
     prompt = rollout.max_prompt if options.prompt_length is None else options.prompt_length
     if not 0 < prompt <= rollout.max_prompt:
         raise InputError(f"--prompt_length={prompt}: expected above 0 and at most {rollout.max_prompt}")
+    if options.measured and any(topology.chip.target is None for topology in topologies):
+        raise InputError(f"--measured={options.measured} is of GPUs; --topology={options.topology} has TPUs")
+    measured = calibration.read(options.measured) if options.measured else None
     output = json_file(options.json)
-    if options.calibrate or any(topology.compiled for topology in topologies):
-        check_libtpu()
+    check_compilers([*topologies, *chips.parse(calibration.TOPOLOGY)] if options.calibrate else topologies)
     plans = []
     for topology in topologies:
         if options.alone:
-            plans.append(plan(options.config, topology, lengths, prompt))
+            plans.append(plan(options.config, topology, lengths, prompt, measured))
         else:
             plans.append(plan_in_process(topology, sys.argv[1:]))
             print(report.text(plans[-1]), end="\n\n", flush=True)
@@ -68,18 +70,17 @@ def main(options) -> None:
 
 def calibrated() -> dict:
     """The plan of the shape that was measured elsewhere."""
-    check_libtpu()
     [topology] = chips.parse(calibration.TOPOLOGY)
+    check_compilers([topology])
     return plan_in_process(topology, calibration.FLAGS)
 
 
 def plan_in_process(topology: Topology, flags: Sequence[str]) -> dict:
-    """The plan of one topology, made by a process with the environment that libtpu or simulated devices need.
+    """The plan of one topology, made by a process with the environment that libtpu needs.
 
     `flags` are those of the command; that of the topology comes on top.
     """
-    devices = 1 if topology.compiled else topology.devices
-    environment = os.environ | ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": str(devices)}
+    environment = os.environ | ENVIRONMENT
     environment.pop("XLA_FLAGS", None)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "plan.json")
@@ -93,12 +94,19 @@ def plan_in_process(topology: Topology, flags: Sequence[str]) -> dict:
         return json.loads(file.read_text())[0]
 
 
-def plan(config: ConfigDict, topology: Topology, lengths: np.ndarray, prompt_length: float) -> dict:
-    """`measure.measure` of one topology with size and config; made in this process."""
+def plan(
+    config: ConfigDict, topology: Topology, lengths: np.ndarray, prompt_length: float, measured: list | None = None
+) -> dict:
+    """`measure.measure` of one topology with size, config, and what was `measured`; made in this process."""
     size = planned_size(config)
-    devices = topology_devices(topology) if topology.compiled else jax.devices()
+    devices = topology_devices(topology)
     sketched = partial(sketch, devices=devices, size=size, lengths=lengths, prompt_length=prompt_length)
-    result = measure.measure(topology, sketched(config))
+    made = sketched(config)
+    result = measure.measure(topology, made)
+    result["measured"] = {}
+    if measured:
+        found = calibration.applied(measured, made.sides, result["step"]["seconds"])
+        result["measured"] = found | {"seconds": measure.with_sum(found["seconds"], result["sampler"] is not None)}
     if config.mesh.sampler:
         hosts = Counter(device.process_index for device in devices)
         result["splits"] = measure.splits(topology, config, sketched, min(hosts.values()) - 1)
@@ -106,23 +114,35 @@ def plan(config: ConfigDict, topology: Topology, lengths: np.ndarray, prompt_len
 
 
 def topology_devices(topology: Topology) -> list[jax.Device]:
-    """The devices of a slice of TPUs that is not there."""
+    """The devices of a topology that is not there. For GPUs, JAX from then on takes cuDNN to be `chips.CUDNN`."""
     from jax.experimental import topologies
 
-    sides = [int(side) for side in topology.name.partition(":")[2].split("x")]
-    host = [min(side, 2) for side in sides[:2]] + [1]  # chips of a host, to which libtpu would round up
-    return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, chips_per_host_bounds=host).devices
+    describe = partial(topologies.get_topology_desc, topology_name=topology.shape)
+    if topology.chip.target is None:
+        sides = [int(side) for side in topology.shape.split("x")]
+        host = [min(side, 2) for side in sides[:2]] + [1]  # chips of a host, to which libtpu would round up
+        return describe(platform="tpu", topology_name=topology.name, chips_per_host_bounds=host).devices
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    devices = describe(platform="cuda", topology=topology.shape, target_config=topology.chip.target).devices
+    # What it asks of the GPU and the library that are here, before it writes a call of cuDNN into a program.
+    cudnn.check_cudnn_version = lambda: CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]
+    cudnn.check_compute_capability = lambda least: float(devices[0].compute_capability) >= float(least)
+    return devices
 
 
-def check_libtpu() -> None:
-    """Raises ValueError unless the libtpu that the installed jax goes with is installed."""
-    required = next(
-        line.split(";")[0].strip() for line in importlib.metadata.requires("jax") if line.startswith("libtpu")
-    )
-    if importlib.util.find_spec("libtpu") is None:
-        raise InputError(
-            f"a --topology of TPUs and --calibrate need libtpu, which runs without a TPU: pip install '{required}'"
-        )
-    installed = importlib.metadata.version("libtpu")
-    if not installed.startswith(required.removeprefix("libtpu==").rstrip("*")):
-        raise InputError(f"libtpu {installed} does not go with jax {jax.__version__}: pip install '{required}'")
+def check_compilers(topologies: Sequence[Topology]) -> None:
+    """Raises InputError unless the compilers for these topologies are installed that the installed jax goes with."""
+    for topology in topologies:
+        package = "libtpu" if topology.chip.target is None else "jax-cuda13-plugin"
+        listed = (line.split(";")[0].strip() for line in importlib.metadata.requires("jax"))
+        required = next(line for line in listed if line.startswith(f"{package}=") or line.startswith(f"{package}<"))
+        try:
+            installed = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise InputError(
+                f"--topology={topology.name} is compiled by {package}, which needs no such device: pip install "
+                f"'{required}'"
+            ) from None
+        if not f"{installed}.".startswith(re.search(r"[=<]=([\d.]+)", required)[1]):
+            raise InputError(f"{package} {installed} does not go with jax {jax.__version__}: pip install '{required}'")

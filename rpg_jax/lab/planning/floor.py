@@ -1,4 +1,4 @@
-"""The least that a phase of an RL step takes of one device, from shapes alone: FLOPs, bytes moved, bytes held.
+"""The least that a phase of an RL step takes of one device, from shapes alone: FLOPs, and bytes moved.
 
 Nothing here is compiled. What a good program may avoid is left out, such as activations that go through HBM. Rows of
 updates and log-prob passes count as max_prompt + max_new tokens long; how full packed ones are is in `Workload.times`.
@@ -15,7 +15,6 @@ from rpg_jax.lab.planning import decoding
 from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import ModelConfig, expert_parameter_count, parameter_count
-from rpg_jax.sampling.generate import PREFILL_TOKENS
 
 MASTER = 4  # bytes of a float32: parameters, gradients, moments, logits
 # Remat policy -> (share of a layer's matrix products, the last one excepted, share of its attention) that the backward
@@ -128,43 +127,3 @@ def master_shard(w: Workload) -> float:
     """Bytes of a device's shard of the float32 parameters that are trained."""
     trained = gathered_parameters(w) if w.model.lora is None else w.trained / w.tensor
     return trained * MASTER / w.mesh["fsdp"]
-
-
-def saved(shape: ModelConfig, remat: str, tensor: int) -> float:
-    """Numbers that a layer saves for its backward pass for each token: its input, and what the remat policy keeps."""
-    d, m, q, k = widths(shape)
-    split = dict(none=5 * m + 5 * q + 4 * k, dots=2 * m + q + 2 * k, attention=q + 2 * shape.heads)
-    whole = dict(none=8 * d, dots=2 * d)
-    return d + whole.get(remat, 0) + split.get(remat, 0) / tensor
-
-
-def temporaries(w: Workload) -> dict[str, float]:
-    """Bytes that each phase holds at once beside its arguments; the KV cache is an argument, updated in place."""
-    (d, m, q, k), vocabulary = widths(w.shape), w.shape.vocab_size / w.tensor
-    chunk = min(w.logprob_chunk, w.columns)
-    copies = 2 * w.shape.experts_per_token if w.shape.experts else 0  # of a token, sorted by expert, and their results
-    layer = ((4 + copies) * d + (3 * m + 2 * q + 3 * k) / w.tensor) * w.itemsize  # of a token, forward
-    a_layer = layer_weights(w.shape) - 3 * d * m * bool(copies)
-    a_layer += expert_parameter_count(w.shape) / w.shape.layers / w.expert
-    two_layers = 2 * a_layer * w.itemsize / w.tensor  # gathered, one ahead of the other
-    matrix = vocabulary * d * w.itemsize  # of the vocabulary, gathered
-
-    rows = w.loop.scoring_rows / w.row_shards
-    logits = 2 * rows * chunk * vocabulary * MASTER
-    scored = matrix + logits + d * w.itemsize * rows * w.columns
-    experience = max(layer * rows * w.columns + two_layers, scored)
-
-    # With the gradient so far and the saved activations, either a layer's backward pass or the loss is held, and the
-    # gradient of the microbatch. The optimizer's step comes after that.
-    rows, shard = w.loop.microbatch_rows / w.row_shards, master_shard(w)
-    tokens = rows * w.columns
-    kept = shard + saved(w.shape, w.model.remat, w.tensor) * w.itemsize * tokens * w.shape.layers
-    backward = shard + two_layers + ((8 + 2 * copies) * d + (7 * m + 6 * q + 6 * k) / w.tensor) * w.itemsize * tokens
-    logits = 2 * rows * chunk * vocabulary * MASTER
-    loss = matrix + logits + 2 * d * w.itemsize * tokens
-    loss += 0 if w.model.lora else vocabulary * d * MASTER  # the matrix's gradient
-    step = (2 + w.offload * w.moments) * shard
-    update = max(kept + backward, kept + loss, step)
-
-    drawn = 2 * w.rollout.slots / w.row_shards * vocabulary * MASTER  # logits and their weights
-    return dict(zip(PHASES, (layer * PREFILL_TOKENS, drawn, experience, update), strict=True))

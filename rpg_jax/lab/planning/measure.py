@@ -1,8 +1,10 @@
-"""A plan as numbers: the memory of each phase, compiled where there is a compiler, and the time of an RL step."""
+"""A plan as numbers: the memory and collectives of each phase, as compiled, and the time of an RL step."""
 
 import dataclasses
 import math
+import pathlib
 import re
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
-from rpg_jax.lab.planning import decoding, floor, hlo
+from rpg_jax.lab.planning import decoding, floor, hlo, thunks
 from rpg_jax.lab.planning.chips import GIB, Topology
 from rpg_jax.lab.planning.programs import Program, programs
 from rpg_jax.lab.planning.sketch import Sketch
@@ -24,7 +26,7 @@ ROWS = 8  # slots of a shard are a multiple of it: a register of a TPU has so ma
 def measure(topology: Topology, sketch: Sketch) -> dict:
     """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
 
-    Keys: topology, compiled, devices, mesh, sampler (the mesh of devices that only sample, or None), memory (bytes that
+    Keys: topology, devices, mesh, sampler (the mesh of devices that only sample, or None), memory (bytes that
     programs may use), source, parameters, active (those that a token meets), trained (of them, or of adapters), rows,
     length, phases (memory and cost of each), step (an RL step), cache (the largest KV cache), fits.
     """
@@ -41,7 +43,6 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         phases[phase] = measured | cost._asdict() | times
     return {
         "topology": topology.name,
-        "compiled": topology.compiled,
         "devices": topology.devices,
         "mesh": dict(workload.mesh),
         "sampler": dict(sides["decode"].mesh) if is_split(sketch) else None,
@@ -64,14 +65,14 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
 
 
 def estimate(topology, measured: dict, cost: floor.Cost, attention: floor.Cost, here: float = 1) -> dict | None:
-    """What the compiler estimates a phase to take; None where it made no estimate. Of the rows of experts the
-    share that is `here` has its expert on the device, and no other is computed.
+    """What the compiler estimates a phase to take; None where it made no estimate, as for GPUs. Of the rows of experts
+    the share that is `here` has its expert on the device, and no other is computed.
 
     Returns:
       xla: seconds for all but custom kernels and waiting for collectives; kernels: seconds of the custom kernels at the
       chip's peak; seconds: both, or what collectives take if that is more.
     """
-    if measured["cycles"] is None:
+    if measured["cycles"] is None or topology.chip.clock is None:
         return None
     xla, kernels = measured["cycles"] / topology.chip.clock, 0.0
     if measured["kernels"]:
@@ -161,22 +162,25 @@ def memory(topology: Topology, phase: str, program: Program, workload: Workload)
     Returns:
       arguments, output (without what is written over arguments), temporaries (held at once in addition), code, beside
       and peak: bytes of a device, None where the compiler gave no number; collectives: kind -> {count, sent}; sent:
-      bytes to other devices; those of `hlo.NUMBERS` as in `hlo.work`; fits; and `refused`, the compiler's
-      words, if it said no.
+      bytes to other devices; those of `hlo.NUMBERS` as in `hlo.work`; fits; launches, of decoding on GPUs, as in
+      `thunks.step`; and `refused`, the compiler's words, if it said no.
     """
-    here = workload.shape.experts // workload.expert
-    measured = compiled(program, here) if topology.compiled else modelled(program, floor.temporaries(workload)[phase])
+    launches = phase == "decode" and topology.chip.target is not None
+    measured = compiled(program, workload.shape.experts // workload.expert, launches)
     return measured | {"fits": "refused" not in measured and measured["peak"] <= topology.chip.memory}
 
 
-def compiled(program: Program, experts: int) -> dict:
+def compiled(program: Program, experts: int, launches: bool) -> dict:
     """Compiles a program for the devices of its arguments, of which each has so many experts of a layer."""
-    try:
-        executable = program.function.lower(*program.arguments).compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return _refused(str(error), program)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            options = {"xla_dump_to": folder} if launches else {}
+            executable = program.function.lower(*program.arguments).compile(options)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return _refused(str(error), program)
+        counted = {"launches": thunks.step(thunks.dumped(pathlib.Path(folder)))} if launches else {}
     analysis = executable.memory_analysis()
     work = dict(hlo.work(executable.as_text(), program.turns, program.apart, program.outside, experts))
     arguments = analysis.argument_size_in_bytes
@@ -195,7 +199,7 @@ def compiled(program: Program, experts: int) -> dict:
         for kind in hlo.KINDS
         if f"{kind} times" in work
     }
-    return sizes | work | {"peak": sum(sizes.values()), "collectives": collectives}
+    return sizes | work | counted | {"peak": sum(sizes.values()), "collectives": collectives}
 
 
 def _refused(message: str, program: Program) -> dict:
@@ -207,10 +211,3 @@ def _refused(message: str, program: Program) -> dict:
     unknown = dict.fromkeys(("temporaries", "output", "code", *hlo.NUMBERS))
     sizes = dict(arguments=arguments, beside=program.beside, peak=peak)
     return unknown | sizes | dict(collectives={}, refused=" ".join(message.split())[:200])
-
-
-def modelled(program: Program, temporaries: float) -> dict:
-    """The same numbers from shapes alone; None where only a compiler knows."""
-    sizes = dict(arguments=program.argument_bytes(), temporaries=temporaries, beside=program.beside)
-    unknown = dict.fromkeys(hlo.NUMBERS)
-    return unknown | sizes | dict(output=0, code=0, peak=sum(sizes.values()), collectives={})

@@ -22,8 +22,8 @@ LOWER = {  # what to lower when a phase does not fit
 
 def text(plan: dict) -> str:
     """One topology: memory, work and collectives of each phase, the time of an RL step, and whether it fits."""
-    phases, step, is_compiled = pd.DataFrame.from_dict(plan["phases"], orient="index"), plan["step"], plan["compiled"]
-    how = "compiled" if is_compiled else "modelled from shapes, nothing is compiled"
+    phases, step = pd.DataFrame.from_dict(plan["phases"], orient="index"), plan["step"]
+    launches = plan["phases"]["decode"].get("launches")  # of GPUs
     axes = described(plan["mesh"])
     if plan["sampler"]:
         axes += f" that learn, {described(plan['sampler'])} that sample"
@@ -39,13 +39,23 @@ def text(plan: dict) -> str:
     ]
     if plan["size"]:
         lines.append(f"the checkpoint is not here: planned as model size {plan['size']}")
-    lines += ["", f"memory of a device in GiB, {how}; usable are {plan['memory'] / GIB:.4g}"]
+    lines += ["", f"memory of a device in GiB, compiled; usable are {plan['memory'] / GIB:.4g}"]
     lines.append(table((phases[MEMORY].astype(float) / GIB).assign(fits=phases["fits"].map(FITS))))
     lines.append("beside: arrays of the run that the program does not take, such as the optimizer's while sampling")
-    if not is_compiled:
-        lines.append("of a GPU's memory JAX takes three quarters unless XLA_PYTHON_CLIENT_MEM_FRACTION says more")
+    if launches:
+        lines += [
+            "of a GPU's memory JAX takes three quarters unless XLA_PYTHON_CLIENT_MEM_FRACTION says more",
+            "without a GPU nothing is autotuned: sizes of tiles, and the kernels of products, are XLA's defaults",
+        ]
     lines += [f"{name}: {phase['refused']}" for name, phase in plan["phases"].items() if "refused" in phase]
-    lines += ["", *times(phases, is_compiled)]
+    lines += ["", *times(phases)]
+    if launches:
+        lines += [
+            "",
+            f"a turn of the loop that decodes launches {launches['kernels']} kernels, {launches['outside']} of them "
+            f"outside of {launches['command_buffers']} command buffers; the host waits for the GPU at "
+            f"{launches['conditionals']} conditionals, {launches['loops']} loops within and the loop's own condition",
+        ]
     products = [f"{name} {times:.6g} x = {step['seconds'][name]:.4g}" for name, times in step["times"].items()]
     lines += [
         "",
@@ -57,6 +67,8 @@ def text(plan: dict) -> str:
     if step["estimated"]:
         parts = ", ".join(f"{name} {step['estimated'][name]:.4g}" for name in step["times"])
         lines.append(f"by the compiler's estimate it takes {step['estimated']['sum']:.4g} s: {parts}")
+    if plan["measured"]:
+        lines += measured(plan)
     if plan["sampler"]:
         lines += ["", *sides(plan)]
     cache = plan["cache"]
@@ -65,6 +77,19 @@ def text(plan: dict) -> str:
         f"then takes at least {cache['seconds']:.4g} s, and responses stay the same"
     )
     return "\n".join([*lines, verdict(plan)])
+
+
+def measured(plan: dict) -> list[str]:
+    """What a step takes if every phase takes as many times the least as a machine's decoding and update did."""
+    seconds, (decode, update) = plan["measured"]["seconds"], (plan["measured"][of] for of in ("decode", "update"))
+    packed = ", packed" if update["packed"] else ""
+    parts = ", ".join(f"{name} {seconds[name]:.4g}" for name in plan["step"]["times"])
+    return [
+        f"measured on {decode['device']}: decoding {decode['times']:.3g} times the least ({decode['size']}, "
+        f"{decode['rows']:.0f} rows of {decode['length']:.0f} tokens), an update {update['times']:.3g} times "
+        f"({update['rows']:.0f} rows of {update['length']:.0f}{packed})",
+        f"with decoding as far from the least, and all else as an update, it takes {seconds['sum']:.4g} s: {parts}",
+    ]
 
 
 def described(mesh: dict[str, int]) -> str:
@@ -98,12 +123,12 @@ def sides(plan: dict) -> list[str]:
     return lines + [f"mesh.sampler={', '.join(counts)} cannot be: {why}" for why, counts in refused.items()]
 
 
-def times(phases: pd.DataFrame, is_compiled: bool) -> list[str]:
+def times(phases: pd.DataFrame) -> list[str]:
     """Work and seconds of each phase: at the limits of the chip, and by the compiler's estimate; collectives."""
     work = {"TFLOP": phases["flops"] / 1e12, "HBM GB": phases["bytes"] / 1e9, "sent GB": phases["sent"] / 1e9}
     frame = pd.DataFrame(work).join(pd.DataFrame(list(phases["limits"]), phases.index).add_suffix(" s"))
     frame["at least s"] = phases["roofline_seconds"]
-    lines = [f"work of a device; FLOPs and HBM bytes are modelled, bytes sent {'compiled' if is_compiled else 'too'}"]
+    lines = ["work of a device; FLOPs and HBM bytes are modelled, bytes sent compiled"]
     if phases["estimate"].notna().any():
         frame["estimate s"] = [made["seconds"] if made else None for made in phases["estimate"]]
         frame["kernels"] = [made["kernels"] if made else None for made in phases["estimate"]]
@@ -143,12 +168,13 @@ def comparison(plans: Sequence[dict]) -> str:
             "fits": FITS[plan["fits"]],
             "at least s": plan["step"]["seconds"]["sum"],
             "estimate s": plan["step"]["estimated"].get("sum", math.nan),
-            "how": "compiled" if plan["compiled"] else "modelled",
+            "measured s": plan["measured"].get("seconds", {}).get("sum", math.nan),
         }
         for plan in plans
     ]
-    frame = pd.DataFrame(rows, index=[plan["topology"] for plan in plans])
-    title = "peak memory of a device in GiB, and the seconds of an RL step: at least, and by the compiler's estimate"
+    frame = pd.DataFrame(rows, index=[plan["topology"] for plan in plans]).dropna(axis=1, how="all")
+    title = "peak memory of a device in GiB, and the seconds of an RL step: at least, by the compiler's estimate, and "
+    title += "as far from the least as what was measured"
     return f"{title}\n{table(frame)}"
 
 

@@ -76,10 +76,8 @@ def sketch(
         loop=run.loop,
         lengths=lengths,
         prompt_length=prompt_length,
-        logprob_chunk=config.learner.logprob_chunk,
         moments=round(moments / parameters),
         reference_passes=reference_passes(run),
-        offload=run.optimizer.offload,
     )
     sampling = dataclasses.replace(workload, model=run.sampler_model, mesh=run.sampler_mesh.shape)
     sides = {phase: sampling if phase in SAMPLED else workload for phase in PHASES}

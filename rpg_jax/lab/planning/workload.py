@@ -1,4 +1,4 @@
-"""What determines the memory and time of a run: a model's shape, a mesh, rows, and the lengths of responses."""
+"""What determines the least time of a run: a model's shape, a mesh, rows, and the lengths of responses."""
 
 import dataclasses
 import functools
@@ -27,10 +27,8 @@ class Workload:
     loop: LoopSettings
     lengths: np.ndarray  # f64[max_new + 1], the probability of each length of a response (`decoding.parse`)
     prompt_length: float  # mean tokens of a prompt
-    logprob_chunk: int  # columns whose logits are formed at a time
     moments: int  # arrays of the optimizer as large as the parameters
     reference_passes: float  # forward passes of the model that one of the reference is worth; 0 without parameters
-    offload: bool  # the optimizer's arrays stay in host memory except during its step
 
     @property
     def shape(self) -> ModelConfig:
