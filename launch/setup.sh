@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv in the repository root from the lists of core, training and test packages; does nothing when it is up to date.
 # Sourced or called. PYTHON names the interpreter to use; otherwise the first python of 3.11 or newer on PATH is found.
+# Where there is an NVIDIA driver JAX comes with CUDA; RPG_JAX=cpu, cuda12 or cuda13 says otherwise (launch/which_jax.sh).
 
 rpg_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -49,7 +50,20 @@ rpg_setup() {
     echo "setup: making .venv with $("$python" --version)" >&2
     "$python" -m venv --clear "$venv" || return
   fi
-  rpg_install requirements.sha256 requirements.txt requirements-core.txt requirements-test.txt
+  local lists=(requirements.txt requirements-core.txt requirements-test.txt) other
+  rpg_jax="$("$rpg_root/launch/which_jax.sh")" || return
+  if [[ "$rpg_jax" != cpu ]]; then
+    lists+=("requirements-$rpg_jax.txt") # together with the others, so that jax and its plugin go together
+    other="cuda$((25 - ${rpg_jax#cuda}))"
+    if compgen -G "$venv/lib/python*/site-packages/jax_${other}_plugin" >/dev/null; then # JAX loads one of both
+      "$venv/bin/python" -m pip uninstall --quiet --yes "jax-$other-plugin" "jax-$other-pjrt" || return
+    fi
+  elif [[ -n "${RPG_JAX:-}" ]]; then
+    export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}" # whatever is installed
+  fi
+  rpg_install requirements.sha256 "${lists[@]}" && return
+  [[ "$rpg_jax" == cpu ]] || echo "error: RPG_JAX=cpu does without the GPU" >&2
+  return 1
 }
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then # called, not sourced

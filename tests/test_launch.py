@@ -35,8 +35,8 @@ def clone(tmp_path):
     for file in ("requirements.txt", "third_party/transformers/requirements.txt"):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text("# nothing\n")
-    for purpose in ("core", "test", "dev", "gguf", "gym"):
-        (root / f"requirements-{purpose}.txt").touch()
+    for purpose in ("core", "test", "dev", "gguf", "gym", "cuda12", "cuda13"):
+        (root / f"requirements-{purpose}.txt").write_text(f"# {purpose}\n" * purpose.startswith("cuda"))
     fake(root / ".venv-transformers" / "bin" / "python", "")
     return root
 
@@ -48,8 +48,8 @@ def fake(path, text):
 
 
 def run(command, tmp_path, **environment):
-    """A launcher's outcome, called from a folder elsewhere, with nothing on stdin."""
-    environment = {"PATH": "/usr/bin:/bin", "CI": "true"} | environment
+    """A launcher's outcome, called from a folder elsewhere, with nothing on stdin and without CUDA if not told."""
+    environment = {"PATH": "/usr/bin:/bin", "CI": "true", "RPG_JAX": "cpu"} | environment
     return subprocess.run(
         command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
     )
@@ -97,6 +97,66 @@ def test_requirements_are_installed_once_for_each_change(clone, tmp_path):
         assert len(calls()) == expected and "pip install" in calls()[-1]
     digest = hashlib.sha256(b"# something else\n").hexdigest()
     assert (clone / ".venv" / "requirements.sha256").read_text().strip() == digest
+
+
+MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\nGCC version: gcc 12.3.0"
+
+
+@pytest.mark.parametrize(
+    ("driver", "environment", "expected", "said"),
+    [  # what nvidia-smi prints, or the version of the kernel's module
+        ("580.159.04, 9.0", {}, "cuda13", ""),
+        ("610.2, 12.0\n610.2, 7.5", {}, "cuda13", ""),
+        ("579.99.01, 9.0", {}, "cuda12", ""),
+        ("580.65.06, 9.0\n580.65.06, 7.0", {}, "cuda12", ""),  # a Volta, which CUDA 13 has left behind
+        ("580.65.06, [N/A]", {}, "cuda13", ""),
+        ("525.60.13, 8.0", {}, "cuda12", ""),
+        ("470.82.01, 8.0", {}, "cpu", "the NVIDIA driver is 470"),
+        (MODULE.format("580.65.06"), {}, "cuda13", ""),
+        (MODULE.format("535.54.03"), {}, "cuda12", ""),
+        ("Failed to initialize NVML: Driver/library version mismatch", {}, "cpu", ""),
+        (None, {}, "cpu", ""),
+        (None, {"RPG_JAX": "cuda12"}, "cuda12", ""),
+        ("580.159.04, 9.0", {"RPG_JAX": "cuda12"}, "cuda12", ""),
+        ("580.159.04, 9.0", {"RPG_JAX": "cpu"}, "cpu", ""),
+        ("580.159.04, 9.0", {"JAX_PLATFORMS": "cpu"}, "cpu", ""),
+        ("580.159.04, 9.0", {"JAX_PLATFORMS": "cuda,cpu"}, "cuda13", ""),
+        ("580.159.04, 9.0", {"RPG_JAX": "cuda"}, None, "RPG_JAX is 'cuda'; known: cpu, cuda12, cuda13"),
+    ],
+)
+def test_the_driver_decides_which_jax(tmp_path, driver, environment, expected, said):
+    for file in ("dev/nvidia0", "proc/driver/nvidia/version") if "NVRM" in (driver or "") else ():
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(driver)
+    if driver:  # with the module alone nvidia-smi fails, and says so where its answer would be
+        answered = "NVRM" not in driver and "Failed" not in driver
+        fake(tmp_path / "bin/nvidia-smi", f"echo '{driver}'" if answered else "echo version 999.99, 9.0; exit 9")
+    command, path = [ROOT / "launch/which_jax.sh", tmp_path], f"{tmp_path}/bin:/usr/bin:/bin"
+    found = run(command, tmp_path, **{"PATH": path, "RPG_JAX": ""} | environment)
+    assert found.stdout == (f"{expected}\n" if expected else "") and found.returncode == (0 if expected else 2)
+    assert said in found.stderr and found.stderr.count("\n") == bool(said)
+
+
+def test_jax_with_cuda_comes_with_the_other_lists_and_the_suite_stays_on_the_cpu(clone, tmp_path):
+    plugin = clone / ".venv/lib/python3.11/site-packages/jax_cuda12_plugin"
+    tests = 'if [[ "$2" == pytest ]]; then echo "$JAX_PLATFORMS"; [[ "$*" != *gpu* ]]; exit; fi'
+    pip = f'case "$*" in *uninstall*) rmdir "{plugin}";; *cuda12*) mkdir -p "{plugin}";; esac'
+    calls = fake_venv(clone, f"{tests}\n{pip}")
+    for version in ("535.54.03", "580.65.06", "580.65.06"):
+        fake(tmp_path / "bin/nvidia-smi", f"echo '{version}, 8.0'")
+        on_gpu = dict(PATH=f"{tmp_path}/bin:/usr/bin:/bin", RPG_JAX="", JAX_PLATFORMS="cuda")
+        assert run([clone / "launch/setup.sh"], tmp_path, **on_gpu).returncode == 0
+    lists = " ".join(f"-r {clone}/requirements{purpose}.txt" for purpose in ("", "-core", "-test"))
+    install = "-m pip install --quiet --disable-pip-version-check --no-compile"
+    assert calls() == [
+        f"{install} {lists} -r {clone}/requirements-cuda12.txt",
+        "-m pip uninstall --quiet --yes jax-cuda12-plugin jax-cuda12-pjrt",  # JAX loads one of both
+        f"{install} {lists} -r {clone}/requirements-cuda13.txt",
+    ]
+    tested = run([clone / "launch/test.sh"], tmp_path, **on_gpu)
+    assert (tested.stdout, tested.returncode) == ("cpu\ncuda\n", 1), tested.stderr
+    assert calls()[-1] == "-m pytest tests/test_gpu.py"
+    assert run([clone / "launch/test.sh", "--quick"], tmp_path, **on_gpu).stdout == "cpu\n"
 
 
 def test_a_failed_installation_is_tried_again(clone, tmp_path):

