@@ -65,7 +65,8 @@ def path_parts(
     the policy's own responses, whose visits move with the policy."""
     p, q = jax.nn.softmax(policy), z * jax.nn.softmax(problem.reference)
     logs = token_logprobs(space, policy)
-    prefix = jnp.exp(jnp.cumsum(logs, axis=1) - logs) * space.mask  # [N, T], of the history, later tokens aside
+    before = jnp.pad(jnp.cumsum(logs, axis=1), ((0, 0), (1, 0)))[:, :-1]  # later tokens would leave their rounding
+    prefix = jnp.exp(before) * space.mask  # [N, T], of the history
     visits, rows = (jnp.zeros(space.histories).at[space.history].add(x) for x in (prefix, 1.0 * space.mask))
     visits = (visits / jnp.maximum(rows, 1))[:, None]
     divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names, alpha).items()}
