@@ -24,7 +24,7 @@ SLOW = [
         "oracle fuzz_commands sampling models families packing draw checkpoints fuzz_configs fuzz_files security "
         "huggingface tradeoff report sweep plan in_other_trainers math_rewards third_party attention convert parallel "
         "figures evaluate update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
-        "logprobs rollout delay gpu package launch data workdir"
+        "logprobs cudnn rollout delay gpu package launch data workdir"
     ).split()
 ]
 

@@ -24,29 +24,19 @@ def dot_product_attention(
 ):
     """Packed rows. What lies in no sequence is not a number."""
     assert mask_type is wrapper.MaskType.PADDING_CAUSAL and q_offsets.shape[1] == q_seqlen.shape[1] + 1 > 2
-    wrapper.check_layout(
-        query.astype(jnp.bfloat16), *(x.astype(jnp.bfloat16) for x in (key, value)), None, q_seqlen, kv_seqlen,
-        q_offsets, kv_offsets, None, None, wrapper.AttentionLayout.BTNH,
-    )  # fmt: skip
     given = wrapper._fix_seqlen_offsets(q_seqlen, kv_seqlen, q_offsets, kv_offsets, query, key)
-    length = [x.reshape(-1) for x in given[:2]]  # [places]
-    length, begin = length[0], [x.reshape(-1)[: length[0].size] for x in given[2:]]
+    length, _, *begin = (x.reshape(-1, 1)[: q_seqlen.size] for x in given)  # [places, 1]
     token = jnp.arange(query.shape[1])  # [T]
 
     def taken(array, begin):
         """[places, T, N, H], from `begin` numbers on."""
-        flat = jnp.pad(array.reshape(-1), (0, array[0].size))
-        size = array[0, 0].size
-        index = begin[:, None] + jnp.arange(token.size * size)
-        return flat[jnp.minimum(index, flat.size - 1)].reshape(-1, token.size, *array.shape[2:])
+        index = begin + jnp.arange(array[0].size)
+        return jnp.take(array, index, mode="fill", fill_value=0).reshape(-1, *array.shape[1:])
 
-    q, k, v = taken(query, begin[0]), taken(key, begin[1]), taken(value, begin[1])
-    visible = (token <= token[:, None]) & (token < length[:, None, None])
-    if sliding_window_length is not None:
-        visible &= token > token[:, None] - sliding_window_length
-    real = token < length[:, None]  # [places, T]
-    out = softmax_of(q, k, v, visible | ~real[..., None], scale)
-    target = jnp.where(real, begin[0][:, None] // query[0, 0].size + token, query.shape[0] * token.size)
+    real, near = token < length, token[:, None] - token < (sliding_window_length or token.size)
+    visible = (token <= token[:, None]) & near & real[:, None] | ~real[:, :, None]
+    out = softmax_of(taken(query, begin[0]), *(taken(x, begin[1]) for x in (key, value)), visible, scale)
+    target = jnp.where(real, begin[0] // query[0, 0].size + token, query.shape[0] * token.size)
     rows = jnp.full((query.shape[0] * token.size, *query.shape[2:]), jnp.nan, query.dtype)
     return rows.at[target].set(out, mode="drop").reshape(query.shape)
 
@@ -56,11 +46,6 @@ def paged_attention(query, key, value, q_seqlen, kv_seqlen, page_table_k, page_t
     rows, count = query.shape[:2]
     assert mask_type is wrapper.MaskType.PADDING and query.dtype == key.dtype == value.dtype and key.dtype.itemsize == 2
     assert q_seqlen.shape == kv_seqlen.shape == (rows,) and count == 1
-    for table in (page_table_k, page_table_v):
-        assert table.shape == (rows, 1, page_table_k.shape[2], 1) and table.dtype == jnp.int32
-    k, v = (
-        x[table[:, 0, :, 0]].reshape(rows, -1, *x.shape[2:])
-        for x, table in ((key, page_table_k), (value, page_table_v))
-    )
-    visible = jnp.arange(k.shape[1]) < kv_seqlen[:, None]
-    return softmax_of(query, k, v, jnp.broadcast_to(visible[:, None], (rows, count, k.shape[1])), scale)
+    tables = [table.reshape(rows, table.shape[2]) for table in (page_table_k, page_table_v)]
+    k, v = (x[table].reshape(rows, -1, *x.shape[2:]) for x, table in zip((key, value), tables, strict=True))
+    return softmax_of(query, k, v, (jnp.arange(k.shape[1]) < kv_seqlen[:, None])[:, None], scale)

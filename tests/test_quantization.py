@@ -127,24 +127,18 @@ def test_quantized_matrices_are_split_as_their_plain_ones_are():
     jax.tree_util.tree_map_with_path(same, plain, quantized)
 
 
-@pytest.mark.parametrize("platform, capability, dtype, message", [
-    ("tpu", None, "int8", "the TPU kernel has no scale for each token, so use float8_e4m3fn"),
-    ("gpu", "8.0", "float8_e4m3fn", "compute capability is 8.0, and it takes 8.9: use int8"),
+GPUS = {(128, None): "cudnn", (256, None): "blocks", (128, "int8"): "blocks"}  # of 8.0
+
+
+@pytest.mark.parametrize("platform, capability, dtype, message, names", [
+    ("tpu", None, "int8", "the TPU kernel has no scale for each token, so use float8_e4m3fn", {(128, None): "ragged"}),
+    ("gpu", "8.0", "float8_e4m3fn", "compute capability is 8.0, and it takes 8.9: use int8", GPUS),
 ])  # fmt: skip
-def test_types_that_a_kernel_does_not_take_are_refused(platform, capability, dtype, message):
+def test_types_that_a_kernel_does_not_take_are_refused_or_read_in_blocks(platform, capability, dtype, message, names):
     device = types.SimpleNamespace(platform=platform, compute_capability=capability)
     mesh = types.SimpleNamespace(devices=np.array([device]))
-    config = models.ModelConfig(64, 64, 64, 1, 4, 2, 128)
     with pytest.raises(ValueError, match=message):
-        paged_attention.choose(mesh, config, 128, dtype)
-    assert paged_attention.choose(mesh, config, 128)
-
-
-@pytest.mark.parametrize("capability, head_dim, dtype, name", [
-    ("9.0", 128, None, "cudnn"), ("9.0", 256, None, "cudnn"), ("8.0", 128, None, "cudnn"), ("8.0", 256, None, "blocks"),
-    ("9.0", 260, None, "blocks"), ("9.0", 128, "int8", "blocks"), ("9.0", 128, "float8_e4m3fn", "blocks"),
-])  # fmt: skip
-def test_gpus_read_8_bits_and_heads_that_cudnn_does_not_take_in_blocks(capability, head_dim, dtype, name):
-    device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
-    config = models.ModelConfig(64, 64, 64, 1, 4, 2, head_dim)
-    assert paged_attention.choose(types.SimpleNamespace(devices=np.array([device])), config, 32, dtype).name == name
+        paged_attention.choose(mesh, models.ModelConfig(64, 64, 64, 1, 4, 2, 128), 128, dtype)
+    for (head_dim, small), name in names.items():
+        config = models.ModelConfig(64, 64, 64, 1, 4, 2, head_dim)
+        assert paged_attention.choose(mesh, config, 128, small).name == name

@@ -39,7 +39,8 @@ def make_attention(
     """
     device = mesh.devices.flat[0]
     platform = device.platform
-    fits_cudnn = jnp.dtype(dtype).itemsize == 2 and cudnn.takes_heads(device, head_dim)
+    largest = cudnn.largest_head(device)
+    fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= largest
     packs_cudnn = platform == "gpu" and float(device.compute_capability) >= cudnn.HOPPER
     if name not in NAMES:
         raise InputError(f"unknown model.attention {name!r}; known: {', '.join(NAMES)}")
@@ -50,9 +51,8 @@ def make_attention(
         )
     if name == "cudnn" and not fits_cudnn:
         raise InputError(
-            f"model.attention=cudnn takes heads in 16 bits, of a multiple of {cudnn.HEAD[0]} and at most "
-            f"{cudnn.largest_head(device)} numbers; this model's are {head_dim} in {jnp.dtype(dtype).name}; choose "
-            f"auto or blockwise"
+            f"model.attention=cudnn takes heads in 16 bits, of a multiple of 8 and at most {largest} numbers; this "
+            f"model's are {head_dim} in {jnp.dtype(dtype).name}; choose auto or blockwise"
         )
     if name == "cudnn" and pack and not packs_cudnn:
         raise InputError(
@@ -80,21 +80,15 @@ def on_mesh(kernel: Callable, mesh: Mesh, spec: PartitionSpec) -> Callable:
     return attention
 
 
-def _padded(multiple, segment_ids, *arrays):
-    """Pads axis 1, the length, at the end, where causality hides the padding from every token."""
-    extra = -arrays[0].shape[1] % multiple
-    arrays = [jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in arrays]
-    return *arrays, None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (0, extra)))
-
-
 def splash(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN, *, interpret: bool = False) -> jax.Array:
     """The TPU splash kernel of `jax.experimental.pallas.ops.tpu`, with causal blocks skipped."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     length, heads, dim = query.shape[1:]
     query = query * kind.scale_of(dim)
-    query, key, value, segment_ids = _padded(LANES, segment_ids, query, key, value)
-    padded = query.shape[1]
+    extra = -length % LANES  # at the end, where causality hides it from every token
+    query, key, value = (jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in (query, key, value))
+    padded = length + extra
     block = next(size for size in BLOCKS if padded % size == 0)
     mask = kernels.CausalMask((padded, padded))
     if kind.window is not None:
@@ -107,7 +101,7 @@ def splash(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN, *, 
         attn_logits_soft_cap=kind.soft_cap,
         interpret=interpret,
     )
-    ids = None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids)
+    ids = None if segment_ids is None else kernels.SegmentIds(*[jnp.pad(segment_ids, ((0, 0), (0, extra)))] * 2)
     heads_first = [x.swapaxes(1, 2) for x in (query, key, value)]  # [B, H or K, T, D]
     return jax.vmap(kernel)(*heads_first, ids).swapaxes(1, 2)[:, :length]
 

@@ -4,9 +4,8 @@ JAX keeps the wrapper in a private module: tests/test_cudnn.py says what is used
 adds up gradients, of plain and of packed rows, in no fixed order unless XLA_FLAGS=--xla_gpu_deterministic_ops=true.
 """
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from functools import partial
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,39 +13,17 @@ from jax._src.cudnn import fused_attention_stablehlo as wrapper
 
 from rpg_jax.models.attention import PLAIN, AttentionKind
 
-HEAD = 8, 128, 256  # a head dimension is a multiple of the first, at most the second, and on Hopper GPUs the third
 HOPPER = 9.0  # compute capability, the least for packed rows
 SEQUENCES = 8  # of a packed row at most, for the memory of its backward pass is that of so many rows
 GROUPED = jax.__version_info__ >= (0, 11, 1)  # before, keys of packed rows were looked for at the stride of queries
-VERSION = 91200  # of cuDNN that `without_gpu` compiles for
-TRACING = threading.RLock()  # held while functions are replaced
+replaced = partial(mock.patch.multiple, wrapper)  # a context in which JAX's functions are these, by name
+# The context for lowering programs for Hopper GPUs that are not there, whom JAX would ask what they can do.
+without_gpu = partial(replaced, check_cudnn_version=lambda: 91200, check_compute_capability=lambda least: True)
 
 
 def largest_head(device: jax.Device) -> int:
-    """The largest head dimension that the kernels take on a GPU."""
-    return HEAD[2] if HOPPER <= float(device.compute_capability) < HOPPER + 1 else HEAD[1]
-
-
-def takes_heads(device: jax.Device, head_dim: int) -> bool:
-    """Whether the kernels take heads of `head_dim` numbers of 16 bits on a device."""
-    return device.platform == "gpu" and head_dim % HEAD[0] == 0 and head_dim <= largest_head(device)
-
-
-@contextlib.contextmanager
-def replaced(**functions: Callable) -> Iterator[None]:
-    """JAX's wrapper with these functions in place of its own, while programs are traced."""
-    with TRACING:
-        own = {name: getattr(wrapper, name) for name in functions}
-        vars(wrapper).update(functions)
-        try:
-            yield
-        finally:
-            vars(wrapper).update(own)
-
-
-def without_gpu() -> contextlib.AbstractContextManager:
-    """For tracing and lowering programs for Hopper GPUs that are not there, whom JAX would ask what they can do."""
-    return replaced(check_cudnn_version=lambda: VERSION, check_compute_capability=lambda least: float(least) <= HOPPER)
+    """The largest head dimension, a multiple of 8, that the kernels take on a device; 0 of none."""
+    return 0 if device.platform != "gpu" else 256 if HOPPER <= float(device.compute_capability) < HOPPER + 1 else 128
 
 
 def segments(segment_ids: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
@@ -86,8 +63,7 @@ def paged_attention(query: jax.Array, pool: jax.Array, table: jax.Array, lengths
     """
     halves = pool.reshape(-1, *pool.shape[2:])  # keys of page p are entry 2 p, its values the next
     table = 2 * table[:, None, :, None]
-    # JAX wants as many pages as the table has entries; XLA and cuDNN do not.
-    with replaced(check_layout=lambda *arrays: None):
+    with replaced(check_layout=lambda *arrays: None):  # it wants as many pages as entries; XLA and cuDNN do not
         out = wrapper.paged_attention(
             query[:, None], halves, halves, jnp.ones_like(lengths), lengths, table, table + 1, scale=scale,
             mask_type=wrapper.MaskType.PADDING,

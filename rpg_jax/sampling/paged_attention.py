@@ -57,7 +57,7 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
     kernel = BLOCKS
     if platform == "tpu" and config.head_dim % 128 == 0:
         kernel = RAGGED
-    if cudnn.takes_heads(device, config.head_dim) and cache_dtype not in LARGEST:
+    if config.head_dim % 8 == 0 and config.head_dim <= cudnn.largest_head(device) and cache_dtype not in LARGEST:
         kernel = CUDNN
     if kernel is not BLOCKS and page_size < 16:
         raise InputError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
@@ -72,41 +72,27 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
 
 
 def _copy(pool, source, target):
-    def copied(array):
-        page = jax.lax.dynamic_slice_in_dim(array, source, 1)
-        return jax.lax.dynamic_update_slice_in_dim(array, page, target, 0)
-
-    return jax.tree.map(copied, pool)
-
-
-def _empty_scales(dtype, shape):
-    """Zeros for the scales of a pool's keys and values in 8 bits; nothing for other types."""
-    return (jnp.zeros(shape, jnp.float32),) * 2 if jnp.dtype(dtype).name in LARGEST else ()
-
-
-def _numbers_and_scales(k, v, pool):
-    """k and v [N, kv_heads, head_dim] as the pool keeps them: with a scale f32[N, kv_heads] each if in 8 bits."""
-    if len(pool) == 2:
-        return k, v
-    k, v = (quantize(x, pool[0].dtype, -1) for x in (k, v))
-    return k.values, v.values, k.scales, v.scales
+    page = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, source, 1), pool)
+    return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, target, 0), pool, page)
 
 
 # blocks: k [pages, kv_heads, head_dim, page_size], v [pages, kv_heads, page_size, head_dim]. Both products of attention
-# read it as it lies. In 8 bits, two arrays more: scales [pages, kv_heads, page_size] of keys, and of values.
+# read it as it lies. In 8 bits, two arrays more: scales f32[pages, kv_heads, page_size] of keys, and of values.
 
 
 def _blocks_empty(config, dtype, pages, page_size):
     shape = pages, config.kv_heads
-    k, v = (
-        jnp.zeros((*shape, config.head_dim, page_size), dtype),
-        jnp.zeros((*shape, page_size, config.head_dim), dtype),
-    )
-    return (k, v, *_empty_scales(dtype, (*shape, page_size)))
+    k = jnp.zeros((*shape, config.head_dim, page_size), dtype)
+    v = jnp.zeros((*shape, page_size, config.head_dim), dtype)
+    scales = (jnp.zeros((*shape, page_size), jnp.float32),) * 2
+    return (k, v, *scales) if jnp.dtype(dtype).name in LARGEST else (k, v)
 
 
 def _blocks_write(pool, k, v, page, offset):
-    k, v, *scales = _numbers_and_scales(k, v, pool)
+    scales = ()
+    if len(pool) > 2:
+        k, v = (quantize(x, pool[0].dtype, -1) for x in (k, v))
+        k, v, scales = k.values, v.values, (k.scales, v.scales)
     new = pool[0].at[page, :, :, offset].set(k, mode="drop"), pool[1].at[page, :, offset].set(v, mode="drop")
     return new + tuple(array.at[page, :, offset].set(x, mode="drop") for array, x in zip(pool[2:], scales, strict=True))
 
@@ -122,8 +108,7 @@ def _blocks_attend(q, pool, table, first, page_size, kind):
     return running_softmax(q, fetch, table, first, page_size, kind)
 
 
-_by_page_and_head = PartitionSpec(ROW_AXES, "tensor")
-BLOCKS = Kernel("blocks", _by_page_and_head, _blocks_empty, _blocks_write, _copy, _blocks_attend)
+BLOCKS = Kernel("blocks", PartitionSpec(ROW_AXES, "tensor"), _blocks_empty, _blocks_write, _copy, _blocks_attend)
 
 # ragged: [pages, page_size, 2 kv_heads, head_dim], a head's key and value beside each other.
 
@@ -166,8 +151,7 @@ def ragged(
     return by_head(q.reshape(rows * count, heads, dim), pool[0], lengths, table).reshape(q.shape)
 
 
-_combined = PartitionSpec(ROW_AXES, None, "tensor")
-RAGGED = Kernel("ragged", _combined, _ragged_empty, _ragged_write, _copy, ragged)
+RAGGED = Kernel("ragged", PartitionSpec(ROW_AXES, None, "tensor"), _ragged_empty, _ragged_write, _copy, ragged)
 
 # cudnn: [pages, 2, page_size, kv_heads, head_dim], keys of a page and then its values.
 
@@ -202,8 +186,7 @@ def cudnn_pages(
     return by_head(q[:, 0], pool[0], table, jnp.maximum(first, 0) + 1)[:, None]
 
 
-_halves = PartitionSpec(ROW_AXES, None, None, "tensor")
-CUDNN = Kernel("cudnn", _halves, _cudnn_empty, _cudnn_write, _copy, cudnn_pages)
+CUDNN = Kernel("cudnn", PartitionSpec(ROW_AXES, None, None, "tensor"), _cudnn_empty, _cudnn_write, _copy, cudnn_pages)
 
 
 def over_tensor(function: Callable, in_specs: Any, out_specs: Any) -> Callable:
