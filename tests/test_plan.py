@@ -160,7 +160,7 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
 
 def child(*arguments):
     """What a Python of its own prints that must end with status 0."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
