@@ -14,6 +14,7 @@ from functools import partial
 
 import jax
 import numpy as np
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
@@ -116,7 +117,6 @@ def plan(
 
 def topology_devices(topology: Topology) -> list[jax.Device]:
     """The devices of a topology that is not there. For GPUs, JAX from then on takes cuDNN to be `chips.CUDNN`."""
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
     from jax.experimental.topologies import get_topology_desc
 
     if topology.chip.target is None:
