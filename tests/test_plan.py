@@ -269,13 +269,10 @@ condition:
 """
 
 
-def test_launches_of_a_decode_step(tmp_path):
+def test_launches_of_a_decode_step():
     expected = dict(kernels=5, outside=2, command_buffers=2, conditionals=1, loops=1)
-    (tmp_path / "module_0001.jit_f.thunk_sequence.txt").write_text(THUNKS)
-    (tmp_path / "module_0001.jit_f.thunk_metadata.txt").touch()
-    assert thunks.step(thunks.dumped(tmp_path)) == expected
-    (tmp_path / "module_0001.jit_f.thunk_sequence_after_thunk_passes.txt").write_text(THUNKS.replace("kGemm", "kCopy"))
-    assert thunks.step(thunks.dumped(tmp_path)) == expected | {"kernels": 4}
+    assert thunks.step(THUNKS) == expected
+    assert thunks.step(THUNKS.replace("kGemm", "kCopy")) == expected | {"kernels": 4}
 
 
 # What gpu_benchmark.py writes, of which plan reads this.
@@ -350,13 +347,13 @@ def test_the_command_compiles_for_gpus(tmp_path):
         assert plan["mesh"] == dict(data=1, fsdp=devices, tensor=1, expert=1) and tuple(phases) == PHASES
         assert plan["fits"] and f"{plan['topology']}: it fits" in text
         # Float32 parameters, the averaged iterate and the second moment; then at least their gradient.
-        assert 3 < phases["update"]["arguments"] / (weights / devices) < 3.5 < 3.5 * devices
+        assert 3 < phases["update"]["arguments"] / (weights / devices) < 3.1
         assert phases["update"]["temporaries"] > weights / devices
         assert all(phase["peak"] >= phase["arguments"] + phase["temporaries"] for phase in phases.values())
         assert phases["decode"]["launches"]["kernels"] > 10 * SIZES["tiny"].layers
         assert plan["measured"]["seconds"]["sum"] > plan["step"]["seconds"]["sum"] > 0 == len(plan["step"]["estimated"])
     sent = {phase: found["collectives"] for phase, found in eight["phases"].items()}
-    assert sent["update"]["all-gather"]["sent"] > weights / 2 * 7 / 8 and sent["experience"]["all-gather"]["count"] > 0
+    assert sent["update"]["all-gather"]["sent"] > weights / 4 and sent["experience"]["all-gather"]["count"] > 0
     assert not any(phase["sent"] for phase in one["phases"].values())
     assert "7 + 9 tokens a response" in text and "estimate s" not in text and "nothing is autotuned" in text
     tight = one | {"fits": False, "phases": {name: part | {"fits": False} for name, part in one["phases"].items()}}
