@@ -366,7 +366,7 @@ def test_mistakes_are_one_line(arguments, says, monkeypatch):
     assert says in err
 
 
-@pytest.mark.parametrize(("topology", "package"), [("v5e:2x2", "libtpu"), ("h100:1", "jax-cuda13-plugin")])
+@pytest.mark.parametrize(("topology", "package"), [("v5e:2x2", "libtpu"), ("h100:1", command.PLUGIN)])
 def test_the_compiler_must_be_there_and_be_the_one_of_this_jax(topology, package, monkeypatch):
     def missing(name):
         raise command.importlib.metadata.PackageNotFoundError(name)

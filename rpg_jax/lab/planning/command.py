@@ -1,6 +1,7 @@
 """What `python -m rpg_jax.plan` does: each topology planned in a process of its own, then printed and compared."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -37,6 +38,8 @@ ENVIRONMENT = {  # without the device; libtpu asks no metadata server and logs n
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # nothing can be loaded from it without the device
 }
+# The compiler for GPUs, of which JAX loads one.
+PLUGIN = "jax-cuda12-plugin" if importlib.util.find_spec("jax_cuda12_plugin") else "jax-cuda13-plugin"
 
 
 def main(options) -> None:
@@ -135,7 +138,7 @@ def check_compilers(topologies: Sequence[Topology]) -> None:
     """Raises InputError unless the compilers for these topologies are installed that the installed jax goes with."""
     listed = [line.split(";")[0].strip() for line in importlib.metadata.requires("jax")]
     for topology in topologies:
-        package = "libtpu" if topology.chip.target is None else "jax-cuda13-plugin"
+        package = "libtpu" if topology.chip.target is None else PLUGIN
         required = next(line for line in listed if re.match(rf"{package}[<=>]", line))
         try:
             installed = importlib.metadata.version(package)
