@@ -160,7 +160,7 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
 
 def child(*arguments):
     """What a Python of its own prints that must end with status 0."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -236,10 +236,8 @@ def test_a_checkpoint_that_is_not_here_is_planned_as_the_size_of_its_name(tmp_pa
         sketch.planned_size(config)
 
 
-# As XLA writes it: what runs before the loop, a loop of prefill, and one that decodes, with a filter in a branch.
-THUNKS = """000: kCommandBuffer [source       | next=002 (1) ]
-    001: kCustomKernel [source       | sink        ] wrapped_add grid: [1, 1, 1]
-002: kWhile         [prev=000 (1) | sink]
+# As XLA writes it: in a loop, one of prefill, and one that decodes, with a loop in a branch.
+THUNKS = """002: kWhile         [prev=000 (1) | sink]
 condition:
     003: kCustomKernel [source | sink] loop_and_fusion_1 grid: [1, 1, 1]
   body:
@@ -247,15 +245,13 @@ condition:
 condition:
         No thunks.      body:
         005: kCustomKernel [source       | next=019 (4)] prefill grid: [1, 1, 1]
-        006: kCopy         [source       | next=020 (4)] kCopy
-        007: kCopy         [source       | next=020 (3)] kCopy
     008: kWhile         [prev=004 (1)  | sink ]
 condition:
         009: kCustomKernel [source       | next=029 (1)] loop_compare_fusion grid: [1, 1, 1]
       body:
         000: kCommandBuffer [source        | next=1593 (1)]
             010: kGemm         [source        | sink         ] cublas
-            011: kCustomKernel [source        | sink         ] loop_add_fusion grid: [1, 1, 1]
+            011: kCopy         [source       | next=020 (4)] kCopy
         012: kConditional   [prev=000 (1)  | sink]
           false_branch:
             013: kWhile         [prev=000 (1)  | sink]
@@ -264,21 +260,13 @@ condition:
               body:
                 000: kCommandBuffer [source | sink]
                     015: kCustomKernel [source        | sink         ] input_reduce_fusion grid: [1, 1, 1]
-          true_branch:
-            016: kMemzero [source | sink] zero
 """
 
 
-def test_launches_of_a_decode_step(tmp_path):
-    expected = dict(kernels=5, outside=2, command_buffers=2, conditionals=1, loops=1)
-    (tmp_path / "module_0001.jit_f.thunk_sequence.txt").write_text(THUNKS)
-    (tmp_path / "module_0001.jit_f.thunk_metadata.txt").touch()
-    assert thunks.step(thunks.dumped(tmp_path)) == expected
-    (tmp_path / "module_0001.jit_f.thunk_sequence_after_thunk_passes.txt").write_text(THUNKS.replace("kGemm", "kCopy"))
-    assert thunks.step(thunks.dumped(tmp_path)) == expected | {"kernels": 4}
+def test_launches_of_a_decode_step():
+    assert thunks.step(THUNKS) == dict(kernels=4, outside=2, command_buffers=2, conditionals=1, loops=1)
 
 
-# What gpu_benchmark.py writes, of which plan reads this.
 MEASURED = {
     "size": "qwen3-0.6b",
     "device": "NVIDIA H100 80GB HBM3",
@@ -291,39 +279,35 @@ MEASURED = {
 }
 
 
-@pytest.mark.parametrize("size, slots, packed, times", [
-    ("qwen3-0.6b", 64, None, (0.00318, 0.5)), ("qwen3-0.6b", 500, 2048, (0.00683, 0.7)),
-    ("qwen3-1.7b", 9, None, (0.00318, 0.5)),
-])  # fmt: skip
-def test_a_plan_of_what_was_measured_takes_the_time_that_it_took(tmp_path, size, slots, packed, times):
-    path = tmp_path / "measured.json"
-    path.write_text(json.dumps(MEASURED | {"size": size}))
-    rows, [topology] = calibration.read(str(path)), chips.parse("h100:1")
+@pytest.mark.parametrize(("slots", "packed", "times"), [(64, None, (0.00318, 0.5)), (500, 2048, (0.00683, 0.7))])
+def test_a_plan_of_what_was_measured_takes_the_time_that_it_took(tmp_path, slots, packed, times):
+    (tmp_path / "measured.json").write_text(json.dumps(MEASURED))
+    rows, [topology] = calibration.read(str(tmp_path / "measured.json")), chips.parse("h100:1")
     decode, update = (next(row for row in rows if row["seconds"] == time) for time in times)
     rollout = dict(max_prompt=int(update["length"]) - 10, max_new=10, slots=decode["rows"], dynamic_sampling=False)
     loop = dict(samples=1) | dict.fromkeys(("prompts", "minibatch_prompts", "microbatch_rows"), update["rows"])
-    w = workload(SIZES[size], "dots", jnp.bfloat16, None, loop, rollout, prompt_length=221)  # and 3 tokens by then
+    w = workload(SIZES["qwen3-0.6b"], "dots", jnp.bfloat16, None, loop, rollout, prompt_length=221)  # and 3 by then
     least = {phase: max(cost.seconds(topology).values()) for phase, cost in floor.costs(w).items()}
-    rollout, loop = (dataclasses.replace(w.rollout, slots=slots), dataclasses.replace(w.loop, packed_columns=packed))
-    planned = dataclasses.replace(w, rollout=rollout, loop=loop)
-    found = calibration.applied(rows, dict.fromkeys(PHASES, planned), least)
-    assert [found["seconds"][phase] for phase in ("decode", "update")] == pytest.approx(times)
-    assert found["seconds"]["prefill"] == pytest.approx(least["prefill"] * found["update"]["times"])
+    rollout, loop = dataclasses.replace(w.rollout, slots=slots), dataclasses.replace(w.loop, packed_columns=packed)
+    sides = dict.fromkeys(PHASES, dataclasses.replace(w, rollout=rollout, loop=loop))
+    found = calibration.applied(rows, sides, least)["seconds"]
+    assert (found["decode"], found["update"]) == pytest.approx(times)
+    assert found["prefill"] / least["prefill"] == pytest.approx(times[1] / least["update"])
+
+
+DECODE = MEASURED["works"]["decode:64"]
 
 
 @pytest.mark.parametrize("change", [
-    {"device": "NVIDIA L4"}, {"size": "mine"}, {"works": {}}, {"works": 3},
-    *({"works": MEASURED["works"] | {"decode:64": MEASURED["works"]["decode:64"] | wrong}}
+    {"device": "NVIDIA L4"}, {"size": "mine"}, {"works": {}}, {"works": 3}, {"works": {"decode:64": DECODE}},
+    *({"works": MEASURED["works"] | {"decode:64": DECODE | wrong}}
       for wrong in ({"rows": 0}, {"rows": "x"}, {"seconds": 1.0}, {"seconds": {"median": math.nan}})),
-    {"works": MEASURED["works"] | {"update:plain": dict(seconds=dict(median=1), rows=1, lengths=[])}},
-    {"works": {name: work for name, work in MEASURED["works"].items() if name.startswith("update")}},
 ])  # fmt: skip
 def test_measurements_of_something_else_are_refused(change, tmp_path):
     path = tmp_path / "measured.json"
-    for text in (json.dumps(MEASURED | change), json.dumps(MEASURED)[:-1], "[]"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=f"--measured={path}: expected what gpu_benchmark.py --json writes"):
-            calibration.read(str(path))
+    path.write_text(json.dumps(MEASURED | change))
+    with pytest.raises(ValueError, match=f"--measured={path}: expected what gpu_benchmark.py --json writes"):
+        calibration.read(str(path))
 
 
 def has_compiler(topology):
@@ -339,28 +323,23 @@ def test_the_command_compiles_for_gpus(tmp_path):
     """A small model, for a GPU and for a machine of them: all programs of a step."""
     path, measured = tmp_path / "out.json", tmp_path / "measured.json"
     measured.write_text(json.dumps(MEASURED))
-    small = [f"--config.{key}" for key in (*ROWS.split(), "model.scan=True", "model.dtype=bfloat16", "mesh.data=1")]
-    flags = [SMOKE, *small, "--config.mesh.fsdp=-1", "--lengths=fixed:9", "--prompt_length=7", f"--json={path}"]
+    small = [*ROWS.split(), "model.scan=True", "model.dtype=bfloat16", "mesh.data=1", "mesh.fsdp=-1"]
+    flags = [SMOKE, *(f"--config.{key}" for key in small), "--lengths=fixed:9", "--prompt_length=7", f"--json={path}"]
     text = child("-m", "rpg_jax.plan", *flags, "--topology=h100:1,h100:8", f"--measured={measured}")
-    one, eight = json.loads(path.read_text())
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["measured.json", "out.json"]
     weights = 4 * parameter_count(SIZES["tiny"])
-    for plan, devices in ((one, 1), (eight, 8)):
-        phases = plan["phases"]
+    for plan, devices in zip(json.loads(path.read_text()), (1, 8), strict=True):
+        phases, update = plan["phases"], plan["phases"]["update"]
         assert plan["mesh"] == dict(data=1, fsdp=devices, tensor=1, expert=1) and tuple(phases) == PHASES
-        assert plan["fits"] and f"{plan['topology']}: it fits" in text
         # Float32 parameters, the averaged iterate and the second moment; then at least their gradient.
-        assert 3 < phases["update"]["arguments"] / (weights / devices) < 3.5 < 3.5 * devices
-        assert phases["update"]["temporaries"] > weights / devices
+        assert 3 < update["arguments"] / (weights / devices) < 3.1 and update["temporaries"] > weights / devices
         assert all(phase["peak"] >= phase["arguments"] + phase["temporaries"] for phase in phases.values())
         assert phases["decode"]["launches"]["kernels"] > 10 * SIZES["tiny"].layers
-        assert plan["measured"]["seconds"]["sum"] > plan["step"]["seconds"]["sum"] > 0 == len(plan["step"]["estimated"])
-    sent = {phase: found["collectives"] for phase, found in eight["phases"].items()}
-    assert sent["update"]["all-gather"]["sent"] > weights / 2 * 7 / 8 and sent["experience"]["all-gather"]["count"] > 0
-    assert not any(phase["sent"] for phase in one["phases"].values())
+        assert plan["measured"]["seconds"]["sum"] > plan["step"]["seconds"]["sum"] and not plan["step"]["estimated"]
+        assert ("all-gather" in update["collectives"]) == (devices > 1) == any(one["sent"] for one in phases.values())
+        assert plan["fits"] and f"{plan['topology']}: it fits" in text
+        tight = plan | {"fits": False, "phases": {name: one | {"fits": False} for name, one in phases.items()}}
+        assert f"{plan['topology']}: it does NOT fit: prefill" in report.text(tight)
     assert "7 + 9 tokens a response" in text and "estimate s" not in text and "nothing is autotuned" in text
-    tight = one | {"fits": False, "phases": {name: part | {"fits": False} for name, part in one["phases"].items()}}
-    assert "h100:1: it does NOT fit: prefill" in report.text(tight)
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
@@ -387,7 +366,7 @@ def test_mistakes_are_one_line(arguments, says, monkeypatch):
     assert says in err
 
 
-@pytest.mark.parametrize(("topology", "package"), [("v5e:2x2", "libtpu"), ("h100:1", "jax-cuda13-plugin")])
+@pytest.mark.parametrize(("topology", "package"), [("v5e:2x2", "libtpu"), ("h100:1", command.PLUGIN)])
 def test_the_compiler_must_be_there_and_be_the_one_of_this_jax(topology, package, monkeypatch):
     def missing(name):
         raise command.importlib.metadata.PackageNotFoundError(name)

@@ -53,7 +53,7 @@ def read(file: str) -> list[dict]:
             lengths = work["lengths"] if phase == "update" else [work["prompt"] + (work["few"] + work["new"]) / 2]
             numbers = dict(rows=work["rows"], length=sum(lengths) / len(lengths), seconds=work["seconds"]["median"])
             if not all(0 < number < math.inf for number in numbers.values()):
-                raise ValueError(f"{name} with {numbers}")
+                raise InputError(f"{name} has {numbers}")
             found.append(numbers | dict(phase=phase, packed=kind == "packed", size=text["size"], device=text["device"]))
             missing -= {phase}
         if not missing:

@@ -1,6 +1,7 @@
 """What `python -m rpg_jax.plan` does: each topology planned in a process of its own, then printed and compared."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ from functools import partial
 
 import jax
 import numpy as np
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
@@ -24,7 +26,7 @@ from rpg_jax.run.build import check_values
 from rpg_jax.run.target import json_file
 from rpg_jax.storage.logs import write_text_atomic
 
-ENVIRONMENT = {  # libtpu without a TPU: it asks no metadata server and logs nothing
+ENVIRONMENT = {  # without the device; libtpu asks no metadata server and logs nothing
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
     "TPU_WORKER_ID": "0",
@@ -34,7 +36,10 @@ ENVIRONMENT = {  # libtpu without a TPU: it asks no metadata server and logs not
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
     "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # nothing can be loaded from it without the device
 }
+# The compiler for GPUs, of which JAX loads one.
+PLUGIN = "jax-cuda12-plugin" if importlib.util.find_spec("jax_cuda12_plugin") else "jax-cuda13-plugin"
 
 
 def main(options) -> None:
@@ -115,16 +120,14 @@ def plan(
 
 def topology_devices(topology: Topology) -> list[jax.Device]:
     """The devices of a topology that is not there. For GPUs, JAX from then on takes cuDNN to be `chips.CUDNN`."""
-    from jax.experimental import topologies
+    from jax.experimental.topologies import get_topology_desc
 
-    describe = partial(topologies.get_topology_desc, topology_name=topology.shape)
     if topology.chip.target is None:
         sides = [int(side) for side in topology.shape.split("x")]
         host = [min(side, 2) for side in sides[:2]] + [1]  # chips of a host, to which libtpu would round up
-        return describe(platform="tpu", topology_name=topology.name, chips_per_host_bounds=host).devices
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-    devices = describe(platform="cuda", topology=topology.shape, target_config=topology.chip.target).devices
+        return get_topology_desc(topology.name, "tpu", chips_per_host_bounds=host).devices
+    described = dict(topology=topology.shape, target_config=topology.chip.target)
+    devices = get_topology_desc(topology.shape, "cuda", **described).devices
     # What it asks of the GPU and the library that are here, before it writes a call of cuDNN into a program.
     cudnn.check_cudnn_version = lambda: CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]
     cudnn.check_compute_capability = lambda least: float(devices[0].compute_capability) >= float(least)
@@ -133,16 +136,14 @@ def topology_devices(topology: Topology) -> list[jax.Device]:
 
 def check_compilers(topologies: Sequence[Topology]) -> None:
     """Raises InputError unless the compilers for these topologies are installed that the installed jax goes with."""
+    listed = [line.split(";")[0].strip() for line in importlib.metadata.requires("jax")]
     for topology in topologies:
-        package = "libtpu" if topology.chip.target is None else "jax-cuda13-plugin"
-        listed = (line.split(";")[0].strip() for line in importlib.metadata.requires("jax"))
-        required = next(line for line in listed if line.startswith(f"{package}=") or line.startswith(f"{package}<"))
+        package = "libtpu" if topology.chip.target is None else PLUGIN
+        required = next(line for line in listed if re.match(rf"{package}[<=>]", line))
         try:
             installed = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            raise InputError(
-                f"--topology={topology.name} is compiled by {package}, which needs no such device: pip install "
-                f"'{required}'"
-            ) from None
+            needs = f"--topology={topology.name} is compiled by {package}, which needs no such device"
+            raise InputError(f"{needs}: pip install '{required}'") from None
         if not f"{installed}.".startswith(re.search(r"[=<]=([\d.]+)", required)[1]):
             raise InputError(f"{package} {installed} does not go with jax {jax.__version__}: pip install '{required}'")

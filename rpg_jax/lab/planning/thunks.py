@@ -1,46 +1,37 @@
-"""What a GPU is told to run, read from the sequence of thunks that XLA dumps: kernels, command buffers (CUDA graphs),
-and the branches and loops at which the host waits for the GPU."""
+"""What a GPU is told to run, read from the sequence of thunks that XLA dumps: kernels, CUDA graphs, branches, loops."""
 
-import pathlib
 import re
 from collections import Counter
 
-_THUNK = re.compile(r"^( *)\d+: k(\w+)")
 _NO_KERNELS = {"CommandBuffer", "While", "Conditional", "Sequential", "Copy", "Memzero", "Memset32BitValue"}
 
 
-def dumped(folder: pathlib.Path) -> str:
-    """The sequence of the one program that was compiled with `xla_dump_to=folder`."""
-    found = {file.name.partition(".thunk_sequence")[2]: file for file in folder.glob("*.thunk_sequence*.txt")}
-    return (found.get("_after_thunk_passes.txt") or found[".txt"]).read_text()  # the first if they changed anything
-
-
 def step(text: str) -> dict[str, int]:
-    """What one turn launches of the loop that decodes, which is the one with the most kernels outside of further loops.
+    """What a turn of the loop that decodes launches, from a file `*thunk_sequence_after_thunk_passes.txt` that XLA left
+    under `xla_dump_to`. It is the loop with the most kernels outside of loops within it.
 
-    Returns:
-      kernels, and those of them outside of command buffers; command_buffers; conditionals, and loops within it, all
-      branches counted: at each of both the host waits for the GPU, as at the loop's own condition.
+    Returns the counts of kernels, its condition's among them; of those outside of command buffers (CUDA graphs); of
+    command_buffers; of conditionals and of loops within. At each of both the host waits for the GPU, as at the loop's
+    own condition, except for a loop whose number of turns XLA knows.
     """
-    loops, around, buffered = [], [], None
-    for line in text.splitlines():
-        if not (found := _THUNK.match(line)):
-            continue
-        indent, kind = len(found[1]), found[2]
-        around = [(start, loop) for start, loop in around if start < indent]
-        buffered = None if buffered is not None and indent <= buffered else buffered
-        for _, loop in around:
-            loop[kind] += 1
-            if kind not in _NO_KERNELS:
-                loop["kernels"] += 1
-                loop["outside"] += buffered is None
-        if around and kind not in _NO_KERNELS:
-            around[-1][1]["own"] += 1
-        if kind == "While":
-            loops.append(Counter())
-            around.append((indent, loops[-1]))
-        if kind == "CommandBuffer":
-            buffered = indent
-    turn = max(loops, key=lambda loop: loop["own"])
-    counts = {"kernels": turn["kernels"], "outside": turn["outside"], "command_buffers": turn["CommandBuffer"]}
-    return counts | {"conditionals": turn["Conditional"], "loops": turn["While"]}
+    thunks = [(len(found[1]), found[2]) for found in re.finditer(r"(?m)^( *)\d+: k(\w+)", text)]
+
+    def within(at):  # what stands deeper than a thunk, up to the next that does not
+        deeper = (depth <= thunks[at][0] for depth, _ in thunks[at + 1 :])
+        return range(at + 1, next((at + 1 + n for n, ends in enumerate(deeper) if ends), len(thunks)))
+
+    def kernels(places):
+        return [at for at in places if thunks[at][1] not in _NO_KERNELS]
+
+    inside = {at: within(at) for at, (_, kind) in enumerate(thunks) if kind in ("While", "CommandBuffer")}
+    loops = {at: places for at, places in inside.items() if thunks[at][1] == "While"}
+
+    def own(at):
+        return len(kernels(set(loops[at]).difference(*(loops[other] for other in loops[at] if other in loops))))
+
+    turn = loops[max(loops, key=own)]
+    buffered = set().union(*(inside[at] for at in turn if thunks[at][1] == "CommandBuffer"))
+    kinds = Counter(thunks[at][1] for at in turn)
+    counts = {"kernels": len(kernels(turn)), "outside": len(kernels(set(turn) - buffered))}
+    named = {"command_buffers": "CommandBuffer", "conditionals": "Conditional", "loops": "While"}
+    return counts | {name: kinds[kind] for name, kind in named.items()}
