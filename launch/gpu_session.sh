@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Everything that is measured on a borrowed GPU, in one bounded call that prints as it goes and keeps what it has.
 #
-#   launch/gpu_session.sh [tests] [benchmark] [training]    all three, in that order, if none is named
+#   launch/gpu_session.sh [tests] [benchmark] [training] [peer]    all, in that order, if none is named
 #
 # tests      tests/test_gpu.py
-# benchmark  third_party/transformers/gpu_benchmark.py with --trace, beside torch where that Python has it: benchmark.json
+# benchmark  third_party/transformers/gpu_benchmark.py, ours alone with --trace: benchmark.json
 # training   configs/real_model.py:qwen2.5-coder-0.5b-gpu twice in fresh processes, with a cold and a warm compilation
 #            cache: seconds from the start to each row of metrics.jsonl, and the mean times of steps from the third on
+# peer       the benchmark again, in turns with eager and compiled torch, if PYTHON has it: peer.json
 #
-# SECONDS_IN_ALL (540) bounds it; a part that does not fit any more is left out with a line. OUT (gpu_session) takes logs
-# and results. PYTHON is .venv/bin/python, or python3 without one; the training starts from BASE, a converted checkpoint,
-# or from GGUF, a file of a model, and learns from TRAIN and HELDOUT (data/gpu/*.jsonl) where they are, else from the
-# config's problems. STEPS (8) are those of a training; SIZE and ROUNDS (5) are the benchmark's.
+# SECONDS_IN_ALL (540) bounds a call; a part that does not fit any more is left out with a line. On an H100 the first
+# three should take some 8 minutes and the last one 5: two calls where ten minutes are the most. OUT (gpu_session) takes
+# logs and results. PYTHON is .venv/bin/python, or python3 without one; the training starts from BASE, a converted
+# checkpoint, or from GGUF, a file of a model, and learns from TRAIN and HELDOUT (data/gpu/*.jsonl) where they are, else
+# from the config's problems. STEPS (8) are those of a training; SIZE, ROUNDS (5) and WORKS are the benchmark's.
 set -uo pipefail # and not -e: what failed is said, and the next part runs
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -21,8 +23,8 @@ parts=()
 for part in "$@"; do
   case "$part" in
     --help | -h) show_help && exit ;;
-    tests | benchmark | training) parts+=("$part") ;;
-    *) refuse "there is no part $part; known: tests, benchmark, training" ;;
+    tests | benchmark | training | peer) parts+=("$part") ;;
+    *) refuse "there is no part $part; known: tests, benchmark, training, peer" ;;
   esac
 done
 python="${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}"
@@ -44,11 +46,13 @@ step() { # NAME SECONDS COMMAND...
 
 run_tests() { step tests 180 "$python" -m pytest -q -p no:cacheprovider tests/test_gpu.py; }
 
-run_benchmark() {
-  local flags=(--trace --limit=100 --rounds="${ROUNDS:-5}" --json="$out/benchmark.json")
+# Compiled programs of the benchmark are kept for the peer's part, also of another call on the same machine.
+benchmark() { # NAME FLAGS...
+  local name="$1" flags=(--rounds="${ROUNDS:-5}" --limit=120 --seconds=25 --json="$out/$1.json" "${@:2}")
   [[ -z "${SIZE:-}" ]] || flags+=(--size="$SIZE")
-  "$python" -c 'import torch, transformers' 2>/dev/null || flags+=(--alone)
-  step benchmark 480 "$python" third_party/transformers/gpu_benchmark.py "${flags[@]}"
+  [[ -z "${WORKS:-}" ]] || flags+=(--works="$WORKS")
+  JAX_COMPILATION_CACHE_DIR="${TMPDIR:-/tmp}/gpu_session_cache" \
+    step "$name" 480 "$python" third_party/transformers/gpu_benchmark.py "${flags[@]}"
 }
 
 run_training() {
@@ -62,7 +66,7 @@ run_training() {
   flags+=(--config.model.checkpoint="$base" --config.checkpoint.every=1000 --config.evaluation.every=1000)
   if [[ -e "$train" ]]; then
     flags+=(--config.data.train="$train" --config.data.heldout="$heldout")
-    flags+=(--config.reward.function=docs/examples/my_reward.py:right --config.reward.extraction=)
+    flags+=(--config.reward.function=docs/examples/my_reward.py:right)
   fi
   JAX_COMPILATION_CACHE_DIR="$(mktemp -d)"
   export JAX_COMPILATION_CACHE_DIR
@@ -73,12 +77,13 @@ run_training() {
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | tee "$out/gpu.txt"
 "$python" -c 'import jax; print("jax", jax.__version__, jax.devices())' || exit 1
-((${#parts[@]})) || parts=(tests benchmark training)
+((${#parts[@]})) || parts=(tests benchmark training peer)
 for part in "${parts[@]}"; do
   case "$part" in
     tests) run_tests ;;
-    benchmark) run_benchmark ;;
+    benchmark) benchmark benchmark --alone --trace ;;
     training) run_training ;;
+    peer) benchmark peer ;;
   esac
 done
 echo "== done at second $SECONDS; $out has $(find "$out" -type f | wc -l) files"

@@ -47,8 +47,9 @@ def main(out, *flags):
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as workdir:  # checkpoints of gigabytes are not what is asked for
-        file = pathlib.Path(workdir) / "metrics.jsonl"
-        found = watch([sys.executable, "-m", "rpg_jax.train", f"--workdir={workdir}", *flags], file)
+        run = pathlib.Path(workdir) / "run"
+        file = run / "metrics.jsonl"
+        found = watch([sys.executable, "-m", "rpg_jax.train", f"--workdir={run}", *flags], file)
         if file.exists():
             shutil.copy(file, out)
     (out / "rows.json").write_text(json.dumps(found, indent=1) + "\n")

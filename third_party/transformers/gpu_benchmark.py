@@ -7,7 +7,7 @@
 Each work has a process of each side, gpu_ours.py and gpu_theirs.py; they take turns, so that both have the device for
 themselves and figures are of the same minutes. The peer has two variants: `eager`, and `compiled`, which is
 torch.compile, for decoding over a static cache. A variant that fails, or takes longer than --limit seconds for one
-reply, is left out with a line; one whose rounds together take longer has fewer. Lines are printed as they come.
+reply, is left out with a line; one whose rounds have taken --seconds has no more. Lines are printed as they come.
 
 Works: `decode:N`, a step of N rows, the time of many new tokens less that of few, so that prefill is not in it;
 `update:plain`, whole rows of one length; `update:packed`, sequences of various lengths end to end in rows as long,
@@ -117,6 +117,11 @@ def seconds_of(run) -> float:
     return time.perf_counter() - begin
 
 
+def said(error) -> str:
+    """An exception in a line."""
+    return f"{type(error).__name__}: {error}".split("\n")[0][:300]
+
+
 def serve(build):
     """A worker of one work: `build(work, shape, task) -> steps`, functions by name; a line of stdin names the next.
 
@@ -126,13 +131,16 @@ def serve(build):
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     work, size, smoke = sys.argv[1:4]
-    steps = None
+    steps, failed = {}, None
+    try:
+        steps = build(work, SHAPES[size], task_of(work, smoke == "smoke"))  # at once: both sides' imports overlap
+    except Exception as error:
+        failed = error
     for line in sys.stdin:
         try:
-            steps = steps or build(work, SHAPES[size], task_of(work, smoke == "smoke"))
-            reply = steps[line.strip()]()
+            reply = dict(failed=said(failed)) if failed else steps[line.strip()]()
         except Exception as error:  # out of memory, a kernel that is not there: the other variants go on
-            reply = dict(failed=f"{type(error).__name__}: {error}".split("\n")[0][:300])
+            reply = dict(failed=said(error))
         replies.write(json.dumps(reply) + "\n")
     os._exit(0)  # whatever threads a library still has waiting
 
@@ -178,7 +186,7 @@ def race(work, options) -> dict:
         for number in range(options.rounds + 1):
             for variant, worker in workers.items():
                 so_far = found.setdefault(variant, dict(times=[], spent=0.0))
-                if "failed" in so_far or so_far["spent"] > options.limit:
+                if "failed" in so_far or so_far["spent"] > options.seconds:
                     continue
                 begin = time.perf_counter()
                 reply = worker.ask(variant)
@@ -239,6 +247,7 @@ def main():
     parser.add_argument("--size", help="the model's; qwen3-0.6b if not given")
     parser.add_argument("--works", default=",".join(WORKS), help="comma-separated (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="timed calls of each variant (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of those together (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds, of a reply (default: %(default)s)")
     parser.add_argument("--peer_python", default=sys.executable, help="the Python that has transformers and torch")
     parser.add_argument("--alone", action="store_true", help="ours only")
