@@ -37,7 +37,7 @@ def test_help_and_a_line_where_the_peer_is_not_installed(script, tmp_path):
 
 
 def test_the_gpu_benchmark_runs_in_small(tmp_path):
-    """Ours in full, beside a peer that is made up: of which one variant fails and the other is written."""
+    """Ours in full, beside a made-up peer, of which one variant fails and the other is written."""
     peer, file = tmp_path / "peer", tmp_path / "found.json"
     replies = dict(versions=dict(versions=dict(torch="2")), eager=dict(seconds=1e3, peak=7), compiled=dict(failed="no"))
     cases = "".join(f"{name}) echo '{json.dumps(reply)}';;" for name, reply in replies.items())
@@ -45,12 +45,7 @@ def test_the_gpu_benchmark_runs_in_small(tmp_path):
     peer.chmod(0o755)
     works = ["update:plain", "update:packed"]
     flags = (
-        f"--works={','.join(works)}",
-        "--rounds=2",
-        f"--peer_python={peer}",
-        f"--json={file}",
-        "--trace",
-        "--smoke",
+        f"--works={','.join(works)} --rounds=2 --limit=600 --peer_python={peer} --json={file} --trace --smoke".split()
     )
     script = ROOT / "third_party/transformers/gpu_benchmark.py"
     done = processes.execute(script, *flags, timeout=1800, JAX_PLATFORMS="cpu")
@@ -60,13 +55,11 @@ def test_the_gpu_benchmark_runs_in_small(tmp_path):
     for one in (*found["works"].values(), found["peer"]["eager"]["update:plain"]):
         seconds, tokens = one["seconds"], sum(one["lengths"])
         assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"] and one["rounds"] == 2
-        assert one["tokens_per_second"] == pytest.approx(tokens / seconds["median"]) and one["rows"] == len(
-            one["lengths"]
-        )
+        assert one["tokens_per_second"] == pytest.approx(tokens / seconds["median"])
         assert one["share"] == pytest.approx(one["least"] / seconds["median"])
     assert found["works"]["update:packed"]["kernels"] == {"failed": "it has no stream of a GPU"}  # a CPU has none
     assert found["peer"].keys() == {"versions", "eager"} and one["seconds"]["median"] == 1e3 and one["peak"] == 7
-    assert done.stdout.count("compiled is left out: no\n") == 1 and "eager      1000000.00 ms" in done.stdout
+    assert done.stdout.count("compiled is left out: no\n") == 1 and "1000000.00 ms [" in done.stdout
 
 
 def test_kernels_of_a_trace_are_those_of_streams(monkeypatch):
