@@ -4,9 +4,9 @@
 #   sbatch --nodes=2 --gpus-per-node=8 --time=24:00:00 launch/slurm.sh --config=FILE.py --workdir=runs/mine
 #   launch/slurm.sh --dry-run --config=FILE.py --workdir=runs/mine    # prints what a job runs
 #
-# Submit from the root of the repository, on a disk that all nodes see, after launch/setup.sh and, for GPUs,
-# .venv/bin/pip install "jax[cuda13]". What sbatch takes (partition, account, time) stands before the script's name,
-# the flags of training after it. Three minutes before the time limit, and on preemption, training saves and ends with
+# Submit from the root of the repository, on a disk that all nodes see, after launch/setup.sh, for GPUs
+# RPG_JAX=cuda13 launch/setup.sh. What sbatch takes (partition, account, time) stands before the script's name, the flags
+# of training after it. Three minutes before the time limit, and on preemption, training saves and ends with
 # status 75, and the job is queued again; scancel ends it for good. Output goes to slurm-JOB.out.
 
 #SBATCH --job-name=rpg

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from launch import rows_as_they_come
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -206,3 +208,32 @@ def test_quickstart_stops_where_training_stops(clone, tmp_path):
     calls = fake_venv(clone, 'if [[ "$2" == rpg_jax.train ]]; then exit 75; fi')
     assert run(["bash", clone / "launch/quickstart.sh"], tmp_path).returncode == 75
     assert "rpg_jax.train" in calls()[-1]
+
+
+def test_a_session_on_a_gpu_goes_on_after_what_fails_and_ends_in_time(clone, tmp_path):
+    calls = fake_venv(clone, 'echo "out of $1 $2"; [[ "$2" != pytest ]]')
+    session = dict(OUT=str(tmp_path / "out"), JAX_PLATFORMS="cpu", BASE="base", STEPS="3")
+    done = run([clone / "launch/gpu_session.sh"], tmp_path, **session)
+    assert done.returncode == 1 and "== tests ended with status 1" in done.stdout, done.stderr
+    tests, benchmark, cold, warm, peer = calls()
+    assert benchmark.endswith(f"--json={tmp_path}/out/benchmark.json --alone --trace")
+    assert peer.endswith(f"--json={tmp_path}/out/peer.json") and "gpu_benchmark.py" in peer
+    flags = "--config=configs/real_model.py:qwen2.5-coder-0.5b-gpu --config.steps=3 --config.model.checkpoint=base"
+    for call, cache in ((cold, "cold"), (warm, "warm")):
+        assert call.startswith(f"-m launch.rows_as_they_come {tmp_path}/out/training-{cache} {flags}")
+    assert (tmp_path / "out/tests.log").read_text() == "out of -m pytest\n"
+    done = run([clone / "launch/gpu_session.sh", "benchmark"], tmp_path, SECONDS_IN_ALL="20", **session)
+    assert done.returncode == 1 and "benchmark is left out: no time" in done.stdout and len(calls()) == 5
+    done = run([clone / "launch/gpu_session.sh", "training"], tmp_path, **session | dict(BASE=""))
+    assert done.returncode == 1 and "neither BASE nor GGUF is set" in done.stdout and len(calls()) == 5
+
+
+def test_rows_are_seen_as_they_come(tmp_path):
+    row = '{"step": %d, "time/update": %d.0, "time/evaluation": 9.0}'
+    writes = f"print(*[{row!r} % (n, n) for n in some], sep=chr(10), file=file, flush=True)"
+    loop = f"for some in ([0, 1], [2, 3, 4]):\n  {writes}; time.sleep(0.5)\nexit(3)"
+    program = f"import time; file = open({str(tmp_path / 'm')!r}, 'w')\n{loop}"
+    found = rows_as_they_come.watch([sys.executable, "-c", program], tmp_path / "m")
+    assert [step for step, _ in found["rows"]] == [*range(5)] and found["status"] == 3
+    assert found["rows"][1][1] + 0.3 < found["rows"][2][1] < found["end"]
+    assert found["means"] == {"time/update": 3.5, "time/evaluation": 9.0}  # of steps 3 and 4

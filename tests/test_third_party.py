@@ -4,6 +4,7 @@ import json
 import pathlib
 import sys
 
+import jax
 import processes
 import pytest
 
@@ -35,11 +36,53 @@ def test_help_and_a_line_where_the_peer_is_not_installed(script, tmp_path):
     assert "\n" not in line and "is not installed in" in line and "requirements.txt" in line, done.stderr
 
 
-def test_our_side_of_the_gpu_benchmark_runs_in_small():
-    done = run("third_party/transformers/gpu_benchmark.py", "--worker=ours", "--smoke")
-    found = json.loads(done.stdout)
-    assert found.keys() == {"device", "bandwidth", "matrix", "few", "new", "update"}, done.stderr
-    assert all(value > 0 for value in found.values() if isinstance(value, float))
+def test_the_gpu_benchmark_runs_in_small(tmp_path):
+    """Ours in full, beside a made-up peer, of which one variant fails and the other is written."""
+    peer, file = tmp_path / "peer", tmp_path / "found.json"
+    replies = dict(versions=dict(versions=dict(torch="2")), eager=dict(seconds=1e3, peak=7), compiled=dict(failed="no"))
+    cases = "".join(f"{name}) echo '{json.dumps(reply)}';;" for name, reply in replies.items())
+    peer.write_text(f"#!/bin/sh\nwhile read step; do case $step in {cases} esac; done\n")
+    peer.chmod(0o755)
+    works = ["update:plain", "update:packed"]
+    flags = (
+        f"--works={','.join(works)} --rounds=2 --limit=600 --peer_python={peer} --json={file} --trace --smoke".split()
+    )
+    script = ROOT / "third_party/transformers/gpu_benchmark.py"
+    done = processes.execute(script, *flags, timeout=1800, JAX_PLATFORMS="cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert [*found["works"]] == works and found["device"] == "cpu" and found["versions"]["jax"] == jax.__version__
+    for one in (*found["works"].values(), found["peer"]["eager"]["update:plain"]):
+        seconds, tokens = one["seconds"], sum(one["lengths"])
+        assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"] and one["rounds"] == 2
+        assert one["tokens_per_second"] == pytest.approx(tokens / seconds["median"])
+        assert one["share"] == pytest.approx(one["least"] / seconds["median"])
+    assert found["works"]["update:packed"]["kernels"] == {"failed": "it has no stream of a GPU"}  # a CPU has none
+    assert found["peer"].keys() == {"versions", "eager"} and one["seconds"]["median"] == 1e3 and one["peak"] == 7
+    assert done.stdout.count("compiled is left out: no\n") == 1 and "1000000.00 ms [" in done.stdout
+
+
+def test_kernels_of_a_trace_are_those_of_streams(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "third_party/transformers")
+    import gpu_ours
+
+    launch = "events {{ metadata_id: {} offset_ps: {} duration_ps: {} }}".format
+    lines = {  # times in ps
+        "Stream #1(Compute)": launch(1, 0, 2_000_000) + launch(2, 3_000_000, 500_000) + launch(1, 5_000_000, 1_000_000),
+        "Stream #2(MemcpyD2H)": launch(3, 8_000_000, 2_000_000),
+        "XLA Ops": launch(2, 0, 9_000_000_000),
+    }
+    lines = "".join(f'lines {{ name: "{name}" {events} }}' for name, events in lines.items())
+    names = "".join(f'event_metadata {{ key: {n} value {{ id: {n} name: "k{n}" }} }}' for n in (1, 2, 3))
+    text = "".join(f'planes {{ name: "{name}" {lines} {names} }}' for name in ("/device:GPU:0", "/host:CPU"))
+    proto = jax.profiler.ProfileData.text_proto_to_serialized_xspace(text)
+    found = gpu_ours.kernels(jax.profiler.ProfileData.from_serialized_xspace(proto).planes)
+    assert (found["busy"], found["span"], found["launches"]) == (pytest.approx(5.5e-6), pytest.approx(10e-6), 4)
+    assert found["top"] == [
+        ["k1", pytest.approx(3e-6), 2],
+        ["k3", pytest.approx(2e-6), 1],
+        ["k2", pytest.approx(5e-7), 1],
+    ]
 
 
 def test_our_side_takes_a_step_of_every_case():
