@@ -65,7 +65,7 @@ H100 = '''gpu_device_info {
   threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
   block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
   device_memory_size: 84978434048 shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536 driver_version: "13.0.0" runtime_version: "13.0.0"
 }
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 } device_description_str: "NVIDIA H100 80GB HBM3"'''
 shape = "1x1x4"

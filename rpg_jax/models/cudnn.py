@@ -58,8 +58,7 @@ def attention(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN) 
 def paged_attention(query: jax.Array, pool: jax.Array, table: jax.Array, lengths: jax.Array, scale: float) -> jax.Array:
     """Attention of one query a row, [R, heads, head_dim], to the first `lengths` tokens, i32[R], of the row's pages.
 
-    Of `pool`, [pages, 2, page_size, kv_heads, head_dim], a page holds keys and then values, all in 16 bits; table is
-    i32[R, W].
+    A page of `pool`, [pages, 2, page_size, kv_heads, head_dim], is keys and then values, in 16 bits; table: i32[R, W].
     """
     halves = pool.reshape(-1, *pool.shape[2:])  # keys of page p are entry 2 p, its values the next
     table = 2 * table[:, None, :, None]
