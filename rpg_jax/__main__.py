@@ -5,7 +5,7 @@ import difflib
 import pathlib
 import sys
 
-COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "tradeoff", "plan", "sweep", "report")
+COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "tradeoff", "plan", "sweep", "report", "look")
 
 
 def main(words: list[str]) -> int:

@@ -70,7 +70,7 @@ def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None)
 
 
 class RunLog(contextlib.AbstractContextManager):
-    """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, `look.parquet`, TensorBoard events, wandb.
+    """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, `look.parquet`, TensorBoard, wandb.
 
     Opening it cuts each log back to the rows that it had when the restored checkpoint was saved, because what came
     later will be computed again. A run without one starts with empty logs.

@@ -29,7 +29,7 @@ class Shown(NamedTuple):
 
 
 def shown(config: ConfigDict, spec: str | None = None) -> Shown:
-    """The objective NAME+KEY=VALUE+… of `--objectives`; the run's own settings hold where it has that name, or for None.
+    """The objective NAME+KEY=VALUE+… of `--objectives`, with the run's settings where it has its name, or for None.
 
     Raises InputError as `objectives.make` does.
     """

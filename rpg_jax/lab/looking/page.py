@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import pathlib
 import re
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from rpg_jax.storage.logs import LOOK, jsonable, read_table, write_text_atomic
 from rpg_jax.training.phases import say
 
 MOST_TOKENS = 400_000  # of a page, about 60 bytes each for one objective; steps are left out evenly beyond
+MOST_BYTES = 4  # of a character
 NEEDED = {"step", "group", "sample", "tokens", "turns", "rewards", *numbers.INPUTS.values()}
 
 
@@ -78,17 +80,16 @@ def tokenizer_of(config: ConfigDict) -> Tokenizer:
 
 
 def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text; "" for one that says nothing, such as the end. Bytes of a character that the
-    next token goes on with are U+FFFD, and the last one has the character."""
+    """What each token adds to the text; "" for one that adds nothing, such as the end. A first byte of a character adds
+    U+FFFD, and the last one the character."""
     if tokenizer is None:
         return [f"{id} " for id in ids]
-    texts, start = list[str](), 0
+    texts, context, begin = list[str](), 0, 0  # where the character before begins, and this one
     for end in range(1, len(ids) + 1):
-        before = tokenizer.decode(ids[start : end - 1]).rstrip("\ufffd")
-        text = tokenizer.decode(ids[start:end])
-        texts.append(text[len(before) :])
-        if not text.endswith("\ufffd") or end - start > 8:  # the next one is decoded after this one, which is whole
-            start = end - 1
+        before, text = tokenizer.decode(ids[context : end - 1]), tokenizer.decode(ids[context:end])
+        texts.append(text[len(os.path.commonprefix([before, text])) :])
+        if not text.endswith("\ufffd") or end - begin >= MOST_BYTES:
+            context, begin = begin, end
     return texts
 
 
