@@ -267,6 +267,8 @@ KEYS = dict(
     log=dict(
         tensorboard=switch(True),  # [switch] write events under WORKDIR/tensorboard
         wandb=text(None),  # [name] of a project of Weights & Biases; unset: none
+        # Two groups of a step's last minibatch go into look.parquet with what its update saw of every token.
+        look_every=count_or_zero(None),  # [RL steps] between them, beside evaluations; unset: these alone; 0: never
     ),
 )
 

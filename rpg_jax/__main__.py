@@ -6,7 +6,7 @@ import pathlib
 import signal
 import sys
 
-COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "tradeoff", "plan", "sweep", "report")
+COMMANDS = ("train", "evaluate", "prepare", "convert", "verify", "tradeoff", "plan", "sweep", "report", "look")
 
 
 def main(words: list[str]) -> int:

@@ -33,10 +33,11 @@ flags.DEFINE_float(
 
 def main(options):
     cli.need(options, config="FILE.py", workdir="FOLDER")
+    from rpg_jax.lab.looking.keep import make_look
     from rpg_jax.lab.reporting.training_curves import training_figure
     from rpg_jax.run import train
 
-    return train.main(options, draw=training_figure)
+    return train.main(options, draw=training_figure, look=make_look)
 
 
 def leave(status):

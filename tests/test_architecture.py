@@ -37,7 +37,7 @@ FLOORS = {
     "lab": STEP | {"training", "storage", "exact", "run"},
 }
 # Commands may import every floor, in functions: flags are parsed before anything slow is imported.
-COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report", "tradeoff"}
+COMMANDS = {"train", "evaluate", "verify", "prepare", "convert", "plan", "sweep", "report", "tradeoff", "look"}
 FLAGS = {"absl", "ml_collections"}  # of the floors that read configs and of commands only
 # Installed only where they are used, or slow to import and used by few calls: imported where they are used.
 OPTIONAL = {"jax.experimental", "math_verify", "matplotlib", "pyarrow", "tensorboardX", "tensorflow_datasets"}

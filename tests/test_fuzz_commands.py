@@ -69,7 +69,7 @@ def command_line(draw, command):
     return words
 
 
-COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "tradeoff", "plan", "sweep", "report"]
+COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "tradeoff", "plan", "sweep", "report", "look"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

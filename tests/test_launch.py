@@ -199,7 +199,8 @@ def test_a_virtual_environment_is_made(clone, tmp_path):
 @pytest.mark.parametrize(("script", "status"), [("launch/test.sh", 1), (".ci/run", 0), (".ci/run", 1)])
 def test_pytest_has_the_last_word(clone, tmp_path, script, status):
     fake_venv(clone, f'if [[ "$2" == pytest ]]; then echo "$PWD"; echo "3 passed in 1s"; exit {status}; fi')
-    result = run(["bash", clone / script], tmp_path)
+    fake(clone / "bin" / "chromium", "")  # else it is installed
+    result = run(["bash", clone / script], tmp_path, PATH=f"{clone}/bin:/usr/bin:/bin")
     assert result.returncode == status
     assert result.stdout.splitlines() == [str(clone), "3 passed in 1s"]
 

@@ -48,13 +48,16 @@ def test_resume_cuts_back_to_the_restored_step(tmp_path, tail):
     kept = None
     with open_log(tmp_path) as log:
         for step in range(1, 5):
-            log.write({"step": step, "x": step}, samples=[{"n": 0}, {"n": 1}], heldout=[{"n": 2}])
+            sampled = dict(samples=[{"n": 0}, {"n": 1}], heldout=[{"n": 2}])
+            log.write({"step": step, "x": step}, **sampled, look=[{"ids": np.arange(step, dtype=np.int32)}])
             kept = log.rows() if step == 2 else kept
     for name in ("metrics", "samples", "heldout"):
         with (tmp_path / f"{name}.jsonl").open("a") as file:
             file.write(tail)
     with open_log(tmp_path, 2, rows=kept) as log:
-        log.write({"step": 3, "x": -3})
+        log.write({"step": 3, "x": -3}, look=[{"ids": np.zeros(0, np.int32)}] * 2)
+        assert log.rows()["look"] == 4
+    assert [row["step"] for row in logs.read_table(tmp_path / "look.parquet").to_pylist()] == [1, 2, 3, 3]
     rows, dropped = read_jsonl(tmp_path / "metrics.jsonl")
     assert rows == [{"step": 1, "x": 1}, {"step": 2, "x": 2}, {"step": 3, "x": -3}] and dropped == 0
     assert [row["step"] for row in read_jsonl(tmp_path / "samples.jsonl")[0]] == [1, 1, 2, 2]

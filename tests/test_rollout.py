@@ -209,7 +209,8 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
     zero, saved = jnp.zeros((), jnp.int32), []
     first = Checkpoint(TrainState(zero, {"a": jnp.ones(3)}, None, jnp.zeros(2, jnp.int32), jnp.zeros(())))
     groups = types.SimpleNamespace(failures=[], tokens=0, examples=[], cursor=0)
-    record = types.SimpleNamespace(groups=groups, skipped=["skipped"], row=lambda state: {"train/entropy": 0.0})
+    of_step = dict(groups=groups, skipped=["skipped"], look=[])
+    record = types.SimpleNamespace(**of_step, row=lambda state: {"train/entropy": 0.0})
 
     def step(parts, settings, checkpoint, number):
         params = {"a": checkpoint.state.params["a"] / (1 - number)}

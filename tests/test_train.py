@@ -19,6 +19,7 @@ from processes import AS_USERS, metrics, run, start, succeed
 from rpg_jax.run import build, cli, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import Checkpoints
+from rpg_jax.storage.logs import read_table
 
 CONFIG = "--config=configs/quickstart.py:smoke"
 
@@ -78,6 +79,13 @@ def test_a_run_leaves_what_it_promises(finished):
     assert summary["accuracy_after"] == written[-1]["eval/all/mean@4"]
     samples = [json.loads(line) for line in (finished / "samples.jsonl").read_text().splitlines()]
     assert {"step", "prompt", "response", "reward"} <= samples[0].keys()
+    looked = read_table(finished / "look.parquet").to_pylist()  # whole minibatches of the second of two updates
+    assert [(row["step"], row["update"]) for row in looked] == [(2, 3)] * 8 + [(3, 5)] * 8
+    for step in (2, 3):  # what the update saw: the largest ratio of the step is among them, unless it is the first's, 1
+        log_ratios = [np.subtract(row["current_logp"], row["behavior_logp"]) for row in looked if row["step"] == step]
+        largest = np.exp(np.concatenate(log_ratios).max())
+        np.testing.assert_allclose(largest, written[step]["train/ratio_max"], rtol=1e-4)
+    assert {age for row in looked for age in row["age"]} == {1} and all(row["prompt"] for row in looked)
     heldout = [json.loads(line) for line in (finished / "heldout.jsonl").read_text().splitlines()]
     assert [row["step"] for row in heldout] == [0] * 4 + [2] * 4 + [3] * 4
     assert len({(row["task"], row["problem"], row["prompt"]) for row in heldout}) == 4

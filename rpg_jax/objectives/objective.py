@@ -103,15 +103,7 @@ class Objective:
           ValueError: a shape that does not fit, no denominator for reduction "constant", or no full_kl for kl="full".
         """
         tokens = prepare(logp, behavior_logp, advantage, mask, reference_logp, weight)
-        units = self.units(tokens)
-        if self.control is not None:
-            units = units._replace(advantage=self.control(*jax.lax.stop_gradient((tokens, units))))
-        if self.region is None:
-            losses, logged = of_entries(self.loss, units, self.name)
-        else:  # a dead unit's ratio may be too large for a float, so its loss is computed at the ratio 1
-            kept, logged = self.region(units, tokens)
-            alive = units._replace(logp=jnp.where(kept == 0, units.behavior_logp, units.logp))
-            losses = jnp.where(kept == 0, 0, kept * of_entries(self.loss, alive, self.name)[0])
+        losses, units, logged = self.entries(tokens)
         loss = reductions.reduce(self.reduction, losses * units.weight, units.mask, denominator)
         metrics = of_logged(logged, units) | measure(tokens, units)  # ours win: the reference schedule reads one
         if self.full_kl is None:
@@ -121,6 +113,19 @@ class Objective:
         penalty = jnp.where(tokens.mask, full_kl.astype(tokens.logp.dtype), 0)
         loss += self.beta * reductions.reduce(self.reduction, penalty, tokens.mask, denominator)
         return loss, metrics | {"kl_reference_full": metric.mean_of(jax.lax.stop_gradient(penalty), tokens.mask)}
+
+    def entries(self, tokens: Batch) -> tuple[jax.Array, Batch, Any]:
+        """(Loss of every unit before weight and reduction, the units, what is logged: a `Clipped`, or a dict)."""
+        units = self.units(tokens)
+        if self.control is not None:
+            units = units._replace(advantage=self.control(*jax.lax.stop_gradient((tokens, units))))
+        if self.region is None:
+            losses, logged = of_entries(self.loss, units, self.name)
+        else:  # a dead unit's ratio may be too large for a float, so its loss is computed at the ratio 1
+            kept, logged = self.region(units, tokens)
+            alive = units._replace(logp=jnp.where(kept == 0, units.behavior_logp, units.logp))
+            losses = jnp.where(kept == 0, 0, kept * of_entries(self.loss, alive, self.name)[0])
+        return losses, units, logged
 
     @property
     def target_level(self) -> str:

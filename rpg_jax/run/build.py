@@ -81,7 +81,7 @@ def build_settings(config: ConfigDict) -> dict:
     loop = LoopSettings(
         steps=config.steps, seed=config.seed, prompts=config.rollout.prompts, samples=config.rollout.samples,
         evaluate_every=config.evaluation.every, save_every=config.checkpoint.every,
-        most_skipped=config.checkpoint.most_skipped, delay=config.rollout.delay,
+        most_skipped=config.checkpoint.most_skipped, delay=config.rollout.delay, look_every=config.log.look_every,
         packed_columns=config.learner.packed_lengths * longest if config.learner.pack else None, **learner,
     )  # fmt: skip
     objective = build_objective(config)

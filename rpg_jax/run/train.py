@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 from etils import epath
@@ -21,11 +22,12 @@ from rpg_jax.training.phases import phase, say
 from rpg_jax.training.skipped import MEND, NothingLearned
 
 
-def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
+def main(options, draw: Callable[[list[dict], pathlib.Path], None], look: Callable[..., Any]) -> int:
     """Trains as the flags of `rpg_jax.train` say. Returns the exit status: 0, 75 when the run was told to stop, 1 when
     none of its updates was applied.
 
-    `draw(rows, file)` draws the figure of a finished run from the rows of its `metrics.jsonl`.
+    `draw(rows, file)` draws the figure of a finished run from the rows of its `metrics.jsonl`. `look(run, stream,
+    chunk)` makes the `loop.Parts.look` of a run.
     """
     build.check_values(options.config)  # first: a config cannot be locked, or compared, while a key lacks its value
     config = options.config.lock()
@@ -43,7 +45,7 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None]) -> int:
         path, folder = open_workdir(options, config, locks)
         try:
             with run.scorer:
-                trained = train(config, run, path, folder, window, should_stop)
+                trained = train(config, run, path, folder, window, should_stop, look)
                 if trained is None:
                     return cli.PREEMPTED
                 totals, updates = trained
@@ -74,7 +76,7 @@ def open_workdir(options, config: ConfigDict, locks: contextlib.ExitStack) -> tu
 
 def train(
     config: ConfigDict, run: build.Run, path: pathlib.Path, folder: epath.Path, window: range,
-    should_stop: Callable[[], bool],
+    should_stop: Callable[[], bool], look: Callable[..., Any],
 ) -> tuple[dict, int] | None:  # fmt: skip
     """Warm start and RL. Returns the run's totals (`loop.new_totals`) and the number of updates that were applied; None
     when it was told to stop before the end.
@@ -107,10 +109,12 @@ def train(
         elif start:
             say(f"goes on at step {start}")
         stream.set_state(extra["cursor"])
-        with RunLog(path, start, config=config.to_dict(), rows=extra.get("rows"), **config.log) as log:
+        sinks = dict(tensorboard=config.log.tensorboard, wandb=config.log.wandb)
+        with RunLog(path, start, config=config.to_dict(), rows=extra.get("rows"), **sinks) as log:
             parts = build.build_parts(
                 config, run, shapes.state, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
                 traced=partial(profile.traced, window=window, folder=path / "profile"),
+                look=look(run, stream, config.learner.logprob_chunk) if run.loop.look_every != 0 else None,
             )  # fmt: skip
             with parts.rollouts:
                 checkpoint, _, finished = loop.run(parts, run.loop, begins.pop(), start, extra["totals"])

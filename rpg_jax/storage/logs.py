@@ -21,6 +21,7 @@ from tqdm import tqdm
 from rpg_jax import InputError
 
 QUEUE = 1 << 12  # events; if a full disk has ended TensorBoard's thread, its queue must take a row, or the run hangs
+LOOK = "look.parquet"  # of the workdir
 LINE_SECONDS = 2.0  # the least time between two progress lines where stderr is no terminal
 
 
@@ -69,7 +70,7 @@ def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None)
 
 
 class RunLog(contextlib.AbstractContextManager):
-    """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, TensorBoard events, wandb.
+    """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, `look.parquet`, TensorBoard, wandb.
 
     Opening it cuts each log back to the rows that it had when the restored checkpoint was saved, because what came
     later will be computed again. A run without one starts with empty logs.
@@ -101,22 +102,33 @@ class RunLog(contextlib.AbstractContextManager):
             path = workdir / f"{name}.jsonl"
             self._rows[name] = _cut_back(path, resume_step, (rows or {}).get(name, 0))
             self._files[name] = self._sinks.enter_context(path.open("a"))
+        self._look, count = workdir / LOOK, (rows or {}).get("look", 0)
+        table = read_table(self._look)
+        self._rows["look"] = min(count, len(table)) if table else 0
+        _warn_of_lost(self._look, count - self._rows["look"], resume_step)
+        if table and count < len(table):
+            _write_table(self._look, table.slice(0, count))
         if tensorboard:
             from tensorboardX import SummaryWriter
 
             folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step or rows else 0
             self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge, max_queue=QUEUE))
 
-    def write(self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = ()) -> None:
+    def write(
+        self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = (), look: Sequence[dict] = ()
+    ) -> None:  # fmt: skip
         """Appends one row, a dict with an integer `step`, and the step's responses, and flushes the files.
 
-        `samples` are dicts of training responses, `heldout` of responses to held-out problems.
+        `samples` are dicts of training responses, `heldout` of responses to held-out problems, and `look` those of
+        training responses whose tokens are kept, with NumPy arrays.
         """
         if self._process:
             return
         row = jsonable(row)
         for name, examples in (("samples", samples), ("heldout", heldout)):
             self._append(name, [{"step": row["step"], **jsonable(example)} for example in examples])
+        if look:
+            self._append_table([{"step": row["step"], **example} for example in look])
         self._append("metrics", [row])
         numbers = {key: v for key, v in row.items() if key != "step" and isinstance(v, (int, float))}
         if self._events:
@@ -144,6 +156,15 @@ class RunLog(contextlib.AbstractContextManager):
         self._files[name].writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         self._files[name].flush()
         self._rows[name] += len(rows)
+
+    def _append_table(self, rows):
+        import pyarrow as pa
+
+        tables = [pa.Table.from_pylist(rows)]
+        if self._rows["look"]:
+            tables.insert(0, read_table(self._look))
+        _write_table(self._look, pa.concat_tables(tables, promote_options="permissive"))
+        self._rows["look"] += len(rows)
 
 
 class Progress:
@@ -188,13 +209,40 @@ class Progress:
 
 def write_text_atomic(path, text: str) -> None:
     """Replaces a file's contents durably; readers, and a kill, see the old file or the new one, never a part."""
+    with _replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def _replacing(path):
+    """A file to write, which takes the place of the one at `path` once it is whole and on the disk."""
     path = pathlib.Path(path)
     draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w") as file:
-        file.write(text)
+    with draft.open("wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+
+
+def read_table(path):
+    """The pyarrow table of a parquet file; None where there is no file. Raises InputError for another one."""
+    if not pathlib.Path(path).exists():
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        return pa.parquet.read_table(path, memory_map=False)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is no parquet file, or cut short ({error}); delete it and start again") from error
+
+
+def _write_table(path, table):
+    import pyarrow.parquet as parquet
+
+    with _replacing(path) as file:
+        parquet.write_table(table, file, compression="zstd")
 
 
 def _cut_back(path, step: int, count: int) -> int:
@@ -202,9 +250,13 @@ def _cut_back(path, step: int, count: int) -> int:
     rows, dropped = read_jsonl(path, {"step": int})
     if dropped or count < len(rows):
         write_text_atomic(path, "".join(json.dumps(row) + "\n" for row in rows[:count]))
-    if len(rows) < count:
-        print(f"warning: {path} has lost {count - len(rows)} rows since step {step} was saved", file=sys.stderr)
+    _warn_of_lost(path, count - len(rows), step)
     return min(count, len(rows))
+
+
+def _warn_of_lost(path, count: int, step: int) -> None:
+    if count > 0:
+        print(f"warning: {path} has lost {count} rows since step {step} was saved", file=sys.stderr)
 
 
 def _wandb_run(workdir, project, config):

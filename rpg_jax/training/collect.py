@@ -59,6 +59,7 @@ class Collected:
     lengths: np.ndarray  # i32[B], of the sequences
     reward: np.ndarray  # f32[P, G], shaped
     turn_reward: np.ndarray | None  # f32[P, G, K], what of it an episode's turns have; None without an environment
+    graded: list[tuple[int, dict[str, np.ndarray]]]  # of each group: its problem's position, and scores f32[G] by name
     metrics: dict[str, float]
     examples: list[dict]  # rows of samples.jsonl
     failures: list[str]  # one line for each response that could not be scored
@@ -234,6 +235,7 @@ def make_collect(
         groups = [Group(*name, place) for place, name in enumerate(names) if name[0] >= 0]  # oldest first
         sequences, rewards = pending and pending.rollout, list[np.ndarray]()  # f32[G] of each kept group
         turn_rewards, failed = list[np.ndarray](), list[np.ndarray]()  # f32[G, K], bool[G]
+        graded = list[tuple[int, dict[str, np.ndarray]]]()
         kept: Any = None  # their Sequences
         while (filled := len(rewards)) < prompts:
             check_batches(settings, step, filled, seen)
@@ -256,6 +258,9 @@ def make_collect(
             kept = merge_rows(take_rows(sequences, np.maximum(rows, 0)) if kept is None else kept, sequences, rows)
             rewards += [seen[-1].reward[n] for n in usable]
             failed += [seen[-1].failed[n] for n in usable]
+            scores = dict(correct=seen[-1].correct, reward=seen[-1].reward)
+            scores |= {f"reward/{name}": values for name, values in seen[-1].rewards.items()}
+            graded += [(ready[n].position, {name: values[n] for name, values in scores.items()}) for n in usable]
             if seen[-1].turn_reward is not None:
                 turn_rewards += [seen[-1].turn_reward[n] for n in usable]
             tokens += drawn
@@ -271,6 +276,6 @@ def make_collect(
         lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
         of_turns = np.stack(turn_rewards) if turn_rewards else None
         spent = clock.seconds, tokens, trained
-        return Collected(kept, lengths, np.stack(rewards), of_turns, *said, *spent, pending, stream.get_state())
+        return Collected(kept, lengths, np.stack(rewards), of_turns, graded, *said, *spent, pending, stream.get_state())
 
     return collect

@@ -50,6 +50,7 @@ class Parts:
     log: Any  # `storage.logs.RunLog`: write, rows, progress
     should_stop: Callable[[], bool]
     traced: Callable[[range], Any]  # a generator of the steps, which writes a trace of those that are to be profiled
+    look: Callable[..., list[dict]] | None = None  # rows of look.parquet of a step's last minibatch; None: never any
 
 
 def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: int) -> tuple[Checkpoint, Record]:
@@ -64,8 +65,10 @@ def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: 
         jax.block_until_ready(batch)
     with record.phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):
-            plan = settings.plan(groups.lengths[rows])
-            state, metrics = parts.update(checkpoint.state, take_rows(batch, rows), plan, held(checkpoint))
+            plan, minibatch = settings.plan(groups.lengths[rows]), take_rows(batch, rows)
+            if parts.look is not None and number == settings.updates:
+                record.look = parts.look(checkpoint, minibatch, groups, rows, step)
+            state, metrics = parts.update(checkpoint.state, minibatch, plan, held(checkpoint))
             record.add_update(number, plan, metrics)
             checkpoint = dataclasses.replace(checkpoint, state=state)
             checkpoint = followed(parts.policies, checkpoint, settings.is_kept(number))
@@ -124,8 +127,7 @@ def run(
 
     def evaluate_if_due(step: int, checkpoint: Checkpoint) -> tuple[dict[str, float], list[dict]] | None:
         """The evaluation's log row and examples: both empty when none is due; None when it was told to stop."""
-        due = step % settings.evaluate_every == 0 or step == settings.steps
-        if not due or totals["evaluated"] == step:
+        if not settings.is_evaluated(step) or totals["evaluated"] == step:
             return {}, []
         outcome = evaluated(parts, checkpoint)
         totals["evaluated"] = step if outcome else totals["evaluated"]
@@ -170,7 +172,7 @@ def run(
             outcome = evaluate_if_due(done, checkpoint)
             heldout_row, heldout = outcome or ({}, [])
             row |= heldout_row
-            parts.log.write({"step": done, **row}, samples=groups.examples, heldout=heldout)
+            parts.log.write({"step": done, **row}, samples=groups.examples, heldout=heldout, look=record.look)
             progress(done, **{name: row[f"train/{name}"] for name in SHOWN if f"train/{name}" in row})
             if (in_a_row := int(checkpoint.state.skipped[1])) >= settings.most_skipped:
                 raise InputError(

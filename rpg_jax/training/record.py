@@ -23,6 +23,7 @@ class Record:
         self.before: metric.Metrics = {}  # of the experience
         self.during: metric.Metrics = {}  # of all updates
         self.microbatches, self.skipped = 0, list[str]()
+        self.look: list[dict] = []  # rows of look.parquet
         self._under_way: tuple[int, metric.Metrics] | None = None  # an update's number and what it measures
 
     @contextlib.contextmanager

@@ -86,6 +86,7 @@ class LoopSettings:
     most_skipped: int  # non-finite updates in a row that end the run
     packed_sequences: int | None = None  # of a packed row at most; None: as many as it has room for
     delay: int = 0  # optimizer updates, how old the policy is that responses are drawn from
+    look_every: int | None = None  # steps between those whose tokens are kept, beside evaluations; 0: none are
 
     def __post_init__(self):
         rows = self.minibatch_prompts * self.samples
@@ -117,6 +118,15 @@ class LoopSettings:
     def is_kept(self, update: int) -> bool:
         """Whether the policy after this update of an RL step (1 is the first) is one that a coming rollout needs."""
         return self.delay > 0 and (update + self.delay) % self.updates == 0
+
+    def is_evaluated(self, done: int) -> bool:
+        """Whether the policy is evaluated after so many steps."""
+        return done % self.evaluate_every == 0 or done == self.steps
+
+    def is_looked_at(self, done: int) -> bool:
+        """Whether tokens of the last of so many steps are kept for `python -m rpg_jax.look`."""
+        every = self.look_every
+        return every != 0 and (self.is_evaluated(done) or (every is not None and done % every == 0))
 
     def minibatches(self, step: int) -> Iterator[np.ndarray]:
         """Row indices of each minibatch of each epoch; whole groups, shuffled anew every epoch."""

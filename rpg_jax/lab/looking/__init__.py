@@ -1,0 +1,1 @@
+"""`python -m rpg_jax.look`: every token of a response under the objective that trains it."""

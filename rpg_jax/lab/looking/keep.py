@@ -1,0 +1,90 @@
+"""What training keeps for the page: two whole groups of a step's last minibatch, with what its update saw.
+
+The last minibatch is the one whose policy has moved furthest from the one that drew, which is where clips act. The
+update itself is left as it is, so that a run has the same bits and compiles nothing more: just before it, a forward
+pass of its own, over the microbatches of these rows alone, scores them with the parameters that the update is about to
+differentiate at (under schedule-free its point y). Both passes are the same mathematics; they differ by rounding.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from rpg_jax import parallel
+from rpg_jax.data import ProblemStream
+from rpg_jax.run.build import Run
+from rpg_jax.sampling.turns import spans
+from rpg_jax.training.collect import Collected
+from rpg_jax.training.experience import make_score
+from rpg_jax.training.packing import Plan, on_host
+from rpg_jax.training.policies import BASE, BEHAVIOR
+from rpg_jax.types import Checkpoint, Policy, TrainBatch
+
+GROUPS = 2  # of the minibatch's, which are in random order
+# Of a response's tokens, in a row of look.parquet; `advantage` has one number where all tokens have the same.
+OF_TOKENS = ("tokens", "loss_mask", "behavior_logp", "current_logp", "reference_logp", "entropy", "weight", "age")
+
+
+def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list[dict]]:
+    """Builds the `look(checkpoint, minibatch, groups, rows, step)` of `training.loop.Parts`.
+
+    It returns the rows of look.parquet of RL step `step`, none where the settings keep none. In a process' first step
+    it computes them anyway, so that it compiles in the warm-up. `chunk` is learner.logprob_chunk.
+    """
+    settings, columns = run.loop, run.loop.packed_columns
+    count = min(GROUPS, settings.minibatch_prompts) * settings.samples
+    score = make_score(
+        run.mesh, rows=settings.microbatch_rows, temperature=run.rollout.temperature, logprob_chunk=chunk,
+        packed_columns=columns,
+    )  # fmt: skip
+
+    def seen(params, step, frozen, batch, plan):
+        policies = {BEHAVIOR: Policy(run.model, params, step)} | frozen
+        logp, entropy = score(policies, batch, plan)[BEHAVIOR]
+        kept = {name: getattr(batch, name) for name in (*OF_TOKENS, "advantage") if hasattr(batch, name)}
+        kept |= dict(current_logp=logp, entropy=entropy, age=step - batch.version)
+        return jax.tree.map(lambda x: x[:count], kept)
+
+    whole = jax.jit(seen, out_shardings=NamedSharding(run.mesh, parallel.REPLICATED))
+    is_compiled = False
+
+    def look(checkpoint: Checkpoint, minibatch: TrainBatch, groups: Collected, rows: np.ndarray, step: int) -> list:
+        nonlocal is_compiled
+        is_due = settings.is_looked_at(step + 1)
+        if is_compiled and not is_due:
+            return []
+        is_compiled, state = True, checkpoint.state
+        frozen = {name: policy for name, policy in checkpoint.frozen.items() if name == BASE}
+        plan = plan_of(settings, groups.lengths[rows], count)
+        kept = jax.device_get(whole(state.params, state.step, frozen, minibatch, plan))
+        ends = groups.lengths, on_host(groups.sequences.prompt_length), on_host(groups.sequences.finished)
+        lengths, prompts, finished = (x[rows[:count]] for x in ends)
+        if not is_due:
+            return []
+        looked = []
+        for number, row in enumerate(rows[:count].tolist()):
+            group, sample = divmod(row, settings.samples)
+            position, scores = groups.graded[group]
+            (problem,), turns = stream.at([position]), spans(kept["loss_mask"][number], int(prompts[number]))
+            told = dict(problem=problem.id, task=problem.task, prompt=problem.prompt, answer=str(problem.answer))
+            told |= dict(update=int(state.step), group=group, sample=sample, finished=bool(finished[number]))
+            named = {name: float(values[sample]) for name, values in scores.items()}
+            response = slice(int(prompts[number]), int(lengths[number]))
+            arrays = {name: kept[name][number, response] for name in OF_TOKENS}
+            each = kept["advantage"][number]
+            arrays["advantage"] = each if len(each) == 1 else each[response]
+            arrays["turns"] = np.array(turns, np.int32).reshape(-1) - response.start  # begin, end, begin, …
+            looked.append(told | dict(rewards=json.dumps(named)) | arrays)
+        return looked
+
+    return look
+
+
+def plan_of(settings: Any, lengths: Sequence[int], count: int) -> Plan:
+    """The plan of a minibatch's rows of which only the first `count` are computed; `settings` are a run's `loop`."""
+    plan = settings.plan(np.where(np.arange(len(lengths)) < count, lengths, 0))
+    return plan if plan.start is not None else Plan(np.int32(-(-count // settings.microbatch_rows)), None)
