@@ -38,8 +38,8 @@ def only_places(response, /): ...
 
 @pytest.mark.parametrize(("function", "name"), [(mistyped, "levle"), (others, "p"), (only_places, "response")])
 def test_an_unknown_parameter_is_named_with_the_columns_that_there_are(function, name):
-    error = worker.judge(function, VALUES)["error"]
-    assert error.startswith(f"its parameter {name!r} is neither prompt, ") and error.endswith(" level, source")
+    with pytest.raises(worker.Refused, match=f"^its parameter {name!r} is neither prompt, .* level, source$"):
+        worker.judge(function, **VALUES)
 
 
 @pytest.mark.parametrize(("value", "number"), [
@@ -49,14 +49,15 @@ def test_an_unknown_parameter_is_named_with_the_columns_that_there_are(function,
     (1.00001, "returned 1.00001, not a number in 0..1; return a share, and set its size by reward.weights"),
     (-0.001, "returned -0.001, not a number in 0..1"), (float("nan"), "returned nan, not"),
     ("1.0", "returned '1.0' (str), not a number"), (np.array([0.5]), "returned array([0.5]) (ndarray), not a number"),
-    (None, "returned None (NoneType), not"), ({"score": 1.0}, "returned {'score': 1.0} (dict), not"),
+    (None, "returned None (NoneType), not"), (10**400, "returned 1000"), ({"score": 1.0}, "returned {'score': 1.0} (dict), not"),
 ])  # fmt: skip
 def test_numbers_of_any_library_are_scores_and_what_is_none_is_said(value, number):
-    found = worker.judge(lambda **_: value, VALUES)
     if isinstance(number, str):
-        assert number in found["error"]
+        with pytest.raises(worker.Refused, match=re.escape(number)):
+            worker.judge(lambda **_: value, **VALUES)
     else:
-        assert found == {"value": number} and type(found["value"]) is float and str(found["value"])[0] != "-"
+        found = worker.judge(lambda **_: value, **VALUES)
+        assert found == number and type(found) is float and str(found)[0] != "-"
 
 
 REWARDS = """

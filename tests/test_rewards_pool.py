@@ -12,25 +12,17 @@ import numpy as np
 import pytest
 
 from rpg_jax.data import Problem
-from rpg_jax.rewards import Scorer, pool
+from rpg_jax.rewards import Scorer
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through /proc")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
 
-REWARD = '''
-import ctypes, os, signal, socket, sys, time
+REWARD = """
+import ctypes, os, signal, socket, subprocess, sys, time
 print("printed at import")
+eaten = []
 
-def breed(file, depth):
-    """Two children, each of which leaves the session, does the same one less deep, and stays."""
-    for _ in range(2 * (depth > 0)):
-        if os.fork() == 0:
-            os.setsid()
-            open(file, "a").write(f"{os.getpid()}\\n")
-            breed(file, depth - 1)
-            if os.fork():
-                os._exit(0)  # the grandchild stays, an orphan
-            open(file, "a").write(f"{os.getpid()}\\n")
-            time.sleep(1000)
+def note(file, *pids):
+    open(file, "a").writelines(f"{pid}\\n" for pid in pids)
 
 def reward(prompt, response, answer, task):
     print("printed in a call")
@@ -46,48 +38,37 @@ def reward(prompt, response, answer, task):
         os.kill(os.getpid(), signal.SIGKILL)
     if response == "memory":
         return len(bytearray(1 << 40))
-    if response == "group":
-        os.killpg(0, signal.SIGKILL)
+    while response == "memory in pieces":
+        eaten.append(bytearray(1 << 24))
+    while response == "memory in crumbs":
+        eaten.append([None] * 1000)
     if response == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if response == "stdin":
         sys.stdin.readline()
     if response == "fork":
         os.fork()
-    if response == "files":
-        return len([open(__file__) for _ in range(300)]) / 300
-    if response == "private":
-        return float(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0)  # PR_GET_DUMPABLE
     if response == "connect":
         socket.create_connection(("127.0.0.1", int(answer)), 5).close()
         return 1.0
-    forged = {"pipes": b"{no json\\n", "forge": b'{"value": 1.0, "secret": "guessed"}\\n'}
-    for descriptor in range(3, 20) if response in forged else ():
-        try:
-            os.write(descriptor, forged[response])
-        except OSError:
-            pass
     if response == "shown":
         return type("Shown", (), {"__repr__": lambda self: 1 / 0})()
     if response == "said":
         raise type("Said", (Exception,), {"__str__": lambda self: 1 / 0})()
-    if response == "daemons":
-        breed(answer, 2)
-    if response == "bomb":
-        breed(answer, 5)
-        time.sleep(1000)
-    if response == "large bomb":
-        open(answer, "a").close()
-        os.kill(os.getppid(), signal.SIGSTOP)  # the warden, until the bomb is larger than it allows
-        breed(answer, 5)
-        while len(open(answer).read().split()) <= 16:
-            time.sleep(0.01)
-        os.kill(os.getppid(), signal.SIGCONT)
-        time.sleep(1000)
-    if response == "pid":
-        open(answer, "a").write(f"{os.getpid()}\\n")
+    if response.startswith("children"):
+        child = os.fork()
+        if not child:
+            time.sleep(1000)
+        note(answer, os.getpid(), child, subprocess.Popen(["sleep", "1000"]).pid)
+        while response == "children, and dies":
+            os._exit(3)
+        while response == "children, and hangs":
+            time.sleep(1000)
+    if response == "call of C":
+        note(answer, os.getpid())
+        ctypes.PyDLL(None).sleep(1000)  # no other thread can run
     return float(response == answer) if task == "t" else 0.5
-'''
+"""
 
 
 @pytest.fixture
@@ -105,80 +86,80 @@ def problem(id, answer="yes", task="t"):
     return Problem(id, task, "prompt", "solution", answer)
 
 
-def test_survives_everything_and_names_the_problem(file):
-    expected = {
-        "raise": f"reward function reward: my_reward.py:{line_of('raise KeyError(')}: KeyError: 'of mine",
-        "hang": "longer than 0.5 s", "exit": "exit status 3", "sys.exit": "SystemExit", "kill": "SIGKILL",
-        "memory": "MemoryError", "group": "SIGKILL", "stop": "longer than 0.5 s", "pipes": "it wrote to our pipe",
-        "forge": "it wrote to our pipe", "shown": "ZeroDivisionError",
-        "said": f"my_reward.py:{line_of('raise type(')}: Said",
-    }  # fmt: skip
+HANGS = dict.fromkeys(["hang", "stop"], "longer than 0.5 s")
+FAILS = {
+    "raise": f"reward function reward: my_reward.py:{line_of('raise KeyError(')}: KeyError: 'of mine",
+    "exit": "exit status 3", "sys.exit": "SystemExit", "kill": "signal SIGKILL", "shown": "ZeroDivisionError",
+    "said": f"my_reward.py:{line_of('raise type(')}: user_reward.Said",
+}  # fmt: skip
+PLACES = {"memory": "1 << 40", "memory in pieces": "1 << 24", "memory in crumbs": "* 1000"}
+EATS = {name: f"my_reward.py:{line_of(at)}: MemoryError (memory_mb=256)" for name, at in PLACES.items()}
+
+
+@pytest.mark.parametrize(("seconds", "names", "shown"), [
+    (0.5, HANGS, 0), (60, FAILS, 1), (60, EATS, 0),
+])  # fmt: skip
+def test_survives_everything_and_names_the_problem(file, capfd, seconds, names, shown):
+    """The first bug of a process is shown with its traceback, which a lack of memory is not."""
     items = []
-    for i, name in enumerate(expected):
+    for i, name in enumerate(names):
         items += [(problem(100 + i), name), (problem(i), "yes"), (problem(i), "no"), (problem(i, task="u"), "yes")]
-    with Scorer(f"{file}:reward", workers=2, timeout_seconds=0.5, memory_mb=512, max_failures=0.3) as scorer:
+    with Scorer(f"{file}:reward", workers=2, timeout_seconds=seconds, memory_mb=256, max_failures=0.3) as scorer:
         scores = scorer.score(items)
     assert scores.correct.dtype == np.float32
-    assert scores.correct.tolist() == [0.0, 1.0, 0.0, 0.5] * len(expected)
-    for i, (line, says) in enumerate(zip(scores.failures, expected.values(), strict=True)):
+    assert scores.correct.tolist() == [0.0, 1.0, 0.0, 0.5] * len(names)
+    for i, (line, says) in enumerate(zip(scores.failures, names.values(), strict=True)):
         assert line.startswith(f"problem {100 + i} (t): ") and says in line and "\n" not in line
+    assert ("Traceback" in capfd.readouterr().err) == shown
 
 
-def left(pids):
-    """Of the processes that wrote themselves down, those that still run."""
-    return [pid for pid in map(int, pids.read_text().split()) if pathlib.Path(f"/proc/{pid}").exists()]
-
-
-@linux
-def test_a_fork_bomb_ends_and_orphans_do_not_outlive_the_scorer(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "_MOST_PROCESSES", 16)
-    bomb, daemons = tmp_path / "bomb", tmp_path / "daemons"
-    daemons.touch()
-    with Scorer(f"{file}:reward", workers=2, timeout_seconds=20, max_failures=1) as scorer:
-        scores = scorer.score([(problem(3, str(bomb)), "large bomb"), (problem(4), "yes")])
-        assert scores.correct.tolist() == [0, 1] and len(scores.failures) == 1
-        assert "reward function reward: ended its process (it had more than 16 processes)" in scores.failures[0]
-        assert len(bomb.read_text().split()) > 16 and not left(bomb)
-        scores = scorer.score([(problem(5, str(daemons)), "daemons"), (problem(4), "yes")])
-        assert scores.failures == []
-        deadline = time.monotonic() + 10
-        while len(left(daemons)) < 6 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert len(left(daemons)) >= 6
-    assert not left(daemons)
+def left(pids, seconds=10.0):
+    """Of the processes that wrote themselves down, those that still run after so long; None where none did."""
+    deadline = time.monotonic() + seconds
+    while True:
+        running = []
+        for pid in map(int, pids.read_text().split() if pids.exists() else []):
+            stat = pathlib.Path(f"/proc/{pid}/stat")
+            running += [pid] if stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX" else []
+        if not running or time.monotonic() > deadline:
+            return running if pids.exists() else None
+        time.sleep(0.01)
 
 
 @linux
-def test_a_stopped_warden_and_its_stopped_worker_end_with_the_scorer(file, tmp_path):
+@pytest.mark.parametrize("then", ["", ", and dies", ", and hangs", ", and is stopped"])
+def test_nothing_of_a_session_outlives_its_worker(file, tmp_path, then):
     pids = tmp_path / "pids"
-    with Scorer(f"{file}:reward", workers=1, timeout_seconds=20) as scorer:
-        scorer.score([(problem(1, str(pids)), "pid")])
-        (worker,) = left(pids)
-        stat = pathlib.Path(f"/proc/{worker}/stat").read_text()
-        warden = int(stat.rpartition(")")[2].split()[1])
-        pids.write_text(f"{warden} {worker}")
-        for pid in left(pids):
-            os.kill(pid, signal.SIGSTOP)
-    assert not left(pids)
+    with Scorer(
+        f"{file}:reward", workers=2, timeout_seconds=2 if then == ", and hangs" else 60, max_failures=1
+    ) as scorer:
+        scores = scorer.score([(problem(3, str(pids)), f"children{then}"), (problem(4), "yes")])
+        assert scores.correct.tolist() == [0, 1]
+        if then in (", and dies", ", and hangs"):
+            assert ("exit status 3" if then == ", and dies" else "longer than 2 s") in scores.failures[0]
+            assert left(pids) == [] and scorer.score([(problem(4), "yes")]).correct.tolist() == [1]
+        else:
+            assert scores.failures == [] and len(running := left(pids, 0)) == 3
+            if then:
+                os.kill(running[0], signal.SIGSTOP)
+    assert left(pids) == []
 
 
 @linux
 def test_nothing_outlives_a_run_that_is_killed(file, tmp_path):
-    pids = tmp_path / "pids"
+    pids = tmp_path / "hangs", tmp_path / "calls"
     code = (
-        "from types import SimpleNamespace; from rpg_jax.rewards import Scorer; "  # rpg_jax.data takes 7 s to import
-        f"problem = SimpleNamespace(id=0, task='t', prompt='', answer={str(pids)!r}, columns={{}}); "
-        f"Scorer({str(file) + ':reward'!r}, workers=1, timeout_seconds=100).score([(problem, 'bomb')])"
+        "from types import SimpleNamespace as Row; from rpg_jax.rewards import Scorer; "  # rpg_jax.data takes 7 s
+        "row = lambda file: Row(id=0, task='t', prompt='', answer=file, columns={}); "
+        f"items = [(row({str(pids[0])!r}), 'children, and hangs'), (row({str(pids[1])!r}), 'call of C')]; "
+        f"Scorer({str(file) + ':reward'!r}, workers=2, timeout_seconds=3).score(items)"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not pids.exists() and time.monotonic() < deadline:
+    while not all(map(pathlib.Path.exists, pids)) and run.poll() is None:
         time.sleep(0.01)
     run.kill()
     run.wait()
-    while left(pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert pids.exists() and not left(pids)
+    assert [left(each) for each in pids] == [[], []]
 
 
 def test_forks_that_return_reading_input_and_questions_larger_than_a_pipe_disturb_no_answer(file):
@@ -188,13 +169,6 @@ def test_forks_that_return_reading_input_and_questions_larger_than_a_pipe_distur
     with Scorer(f"{file}:reward", workers=2) as scorer:
         scores = scorer.score(items)
     assert scores.failures == [] and scores.correct.tolist() == [0, 1, 0, 0] * 10 + [1, 0] + [0, 1, 0, 0]
-
-
-@linux
-def test_files_are_few_and_what_a_function_starts_cannot_look_into_its_worker(file):
-    with Scorer(f"{file}:reward", workers=1, max_failures=1) as scorer:
-        scores = scorer.score([(problem(0), "files"), (problem(1), "private")])
-    assert scores.correct.tolist() == [0, 1] and "Too many open files" in scores.failures[0]
 
 
 @linux
@@ -226,7 +200,7 @@ def test_an_edit_of_the_same_size_within_a_second_is_seen(tmp_path, monkeypatch)
 @pytest.mark.parametrize(("function", "says"), [
     ("reward", "must be one of verifier, dapo, boxed, math_verify, or of the form FILE.py:NAME"),
     ("{folder}/absent.py:reward", "there is no file"),
-    ("{folder}/my_reward.py:rewrad", "my_reward.py defines no function 'rewrad'; it defines breed, reward"),
+    ("{folder}/my_reward.py:rewrad", "my_reward.py defines no function 'rewrad'; it defines note, reward"),
     ("{folder}/broken.py:reward", "4096: broken.py:1: SyntaxError: "),
     ("{folder}/imports.py:reward", "4096: broken.py:1: SyntaxError: "),
     ("{folder}/lacks.py:reward", "4096: lacks.py:2: ModuleNotFoundError: No module named 'no_such_module'"),

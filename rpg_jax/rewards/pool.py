@@ -1,23 +1,24 @@
-"""Worker processes that call a user's function or environment, each under a warden that ends whatever it started."""
+"""Worker processes that call a user's function or environment, under limits of time, memory and network.
 
+They stand on the standard library: pebble and loky unpickle what a worker answers, and end a worker without what it has
+started; pebble's also import the trainer's main module, and JAX with it. Here an answer is a line of JSON.
+"""
+
+import contextlib
 import json
 import os
 import pathlib
-import secrets
-import selectors
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-_HERE = pathlib.Path(__file__).parent
+_WORKER = pathlib.Path(__file__).with_name("worker.py")
 _START_SECONDS = 300.0  # to import the function's file, which takes 5 s of CPU time for some packages
-_STOP_SECONDS = 10.0  # for a warden to kill its worker and all that it started
-_MOST_PROCESSES = 64  # that a worker may have started
 
 
 class Failure(Exception):
@@ -25,7 +26,7 @@ class Failure(Exception):
 
 
 class Pool:
-    """`workers` processes, each of which scores one sample at a time and is replaced when it dies or hangs."""
+    """`workers` processes, each of which answers one question at a time and is replaced when it dies or hangs."""
 
     def __init__(self, where, name, workers, timeout_seconds, memory_mb, network=False, kind="function"):
         """Starts the workers; `where` is a Python file or a module, which holds the function, or environment, `name`.
@@ -34,20 +35,19 @@ class Pool:
 
         Raises Failure: the function cannot be loaded.
         """
-        self._workers = [_Worker(where, name, timeout_seconds, memory_mb, network, kind) for _ in range(workers)]
+        file = os.path.abspath(where) if where.endswith(".py") else where  # the function may change the folder
+        arguments = [file, name, str(memory_mb), str(int(network)), kind]
+        self._workers = [_Worker(arguments, timeout_seconds) for _ in range(workers)]
         self._threads, self._free = ThreadPoolExecutor(workers), SimpleQueue()  # a thread waits for each worker
         for worker in self._workers:
             self._free.put(worker)
         try:
-            for worker in self._workers:
-                worker.start()
-            for worker in self._workers:
-                worker.wait_until_ready()
-            if reason := self._workers[0].network:
-                print(f"warning: {where}:{name} has the network, although it should not ({reason})", file=sys.stderr)
+            reason, *_ = self._threads.map(_Worker.start, self._workers)
         except BaseException:
             self.close()
             raise
+        if reason:
+            print(f"warning: {where}:{name} has the network, although it should not ({reason})", file=sys.stderr)
 
     def submit(self, question: dict, before: Iterable[dict] = ()) -> Future:
         """What the worker answers to a question {name: value}; its result raises Failure where the call fails.
@@ -67,109 +67,83 @@ class Pool:
             self._free.put(worker)
 
     def close(self) -> None:
-        """Ends the workers and every process that they started; questions that have no answer fail."""
+        """Ends the workers with all of their sessions; questions that have no answer fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
-            worker.end()
+            worker.closed = True
+            worker.kill()
         self._threads.shutdown()
         for worker in self._workers:
             worker.stop()
 
 
 class _Worker:
-    def __init__(self, where, name, timeout_seconds, memory_mb, network, kind):
+    """A process, started again when it has ended. `kill` is for any thread, the rest for one at a time."""
+
+    def __init__(self, arguments, seconds):
         # -P: the function cannot import the modules of this folder by accident. -B: bytecode would outlive an edit of
         # the function's file in the same second that leaves its size as it is.
-        python = [sys.executable, "-P", *(["-B"] if where.endswith(".py") else [])]
-        worker = [*python, str(_HERE / "worker.py"), where, name, str(memory_mb), str(int(network)), kind]
-        self._command = [*python, str(_HERE / "warden.py"), str(_MOST_PROCESSES), *worker]
-        path = [str(_HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(path),  # functions may import rpg_jax
-            "PYTHONHASHSEED": "0",  # every worker orders its sets alike
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        self._timeout = timeout_seconds
-        self._process = None
-        self.network = ""  # why the function can reach it although it should not
+        self._python = [sys.executable, "-P", *["-B"] * arguments[0].endswith(".py"), str(_WORKER)]
+        path = [str(_WORKER.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]  # it may import rpg_jax
+        self._environment = os.environ | dict(PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1")
+        self._environment |= dict(OPENBLAS_NUM_THREADS="1", PYTHONHASHSEED="0")  # every worker orders its sets alike
+        self._arguments, self._seconds, self.closed = arguments, seconds, False
+        self._process = self._connection = self._replies = None
 
-    def start(self):
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # an interrupt from the keyboard reaches this process only
-            env=self._environment,
-            bufsize=0,
-        )
-        os.set_blocking(self._process.stdin.fileno(), False)
-
-    def wait_until_ready(self):
-        self.network = self._exchange(None, _START_SECONDS)["network"]
+    def start(self) -> str:
+        """Starts the process; why the function can reach the network although it should not, if so."""
+        if self.closed:
+            raise Failure("was not called: its workers are closed")
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            command = [*self._python, str(theirs.fileno()), *self._arguments]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=2, env=self._environment, pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches this process only
+            )  # fmt: skip
+        self._replies = self._connection.makefile()
+        return self._exchange({}, _START_SECONDS)
 
     def ask(self, question: dict) -> Any:
         if self._process is None:
             self.start()
-            self.wait_until_ready()
-        return self._exchange(question, self._timeout)["value"]
+        return self._exchange(question, self._seconds)
 
-    def _exchange(self, question: dict | None, seconds: float) -> dict:
-        """The next line, in answer to a question; a worker that gives no answer of its own in time is ended."""
-        secret = secrets.token_hex(16)  # which the answer must repeat
-        reply = self._next_line(json.dumps([secret, question]).encode() + b"\n", seconds)
+    def _exchange(self, question: dict, seconds: float) -> Any:
+        """The value that comes back. A process that gives none in time, or can give no other, is ended."""
         try:
-            message = json.loads(reply.splitlines()[0]) if reply else {"dead": "its output was closed"}
-        except ValueError:
-            message = None
-        if not isinstance(message, dict) or message.get("secret") != secret:  # of the warden, or of the function itself
+            self._connection.settimeout(seconds)
+            self._connection.sendall(json.dumps([question, seconds]).encode() + b"\n")
+            reply = self._replies.readline()
+        except TimeoutError:
             self.stop()
-            reason = message.get("dead") if isinstance(message, dict) else None
-            raise Failure(f"ended its process ({reason or 'it wrote to our pipe'})")
+            raise Failure(f"took longer than {seconds:g} s") from None
+        except OSError:  # the connection is broken, or closed
+            reply = ""
+        if not reply.endswith("\n"):
+            raise Failure(f"ended its process ({self.stop()})")
+        message = json.loads(reply)
+        if message.get("last"):
+            self.stop()
         if "error" in message:
             raise Failure(message["error"])
-        return message
+        return message["value"]
 
-    def _next_line(self, question: bytes, seconds: float) -> bytes:
-        """Writes a question, and reads to the end of a line or of the output; raises Failure when time is up."""
-        stdin, stdout, deadline, reply = self._process.stdin, self._process.stdout, time.monotonic() + seconds, b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            selector.register(stdin, selectors.EVENT_WRITE)
-            while not reply.endswith(b"\n"):
-                ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
-                if not ready:
-                    self.stop()
-                    raise Failure(f"took longer than {seconds:g} s")
-                if stdout in ready:
-                    reply += (part := os.read(stdout.fileno(), 1 << 16))
-                    if not part:
-                        break
-                elif stdin in ready:
-                    try:
-                        question = question[os.write(stdin.fileno(), question[: 1 << 16]) :]
-                    except BrokenPipeError:
-                        question = b""  # it died; its last line gives the reason
-                    if not question:
-                        selector.unregister(stdin)
-        return reply
+    def kill(self) -> None:
+        """Ends the process with all of its session, and what waits for its answer."""
+        if (process := self._process) is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # it is closed
+                self._connection.shutdown(socket.SHUT_RDWR)
 
-    def end(self):
-        """Tells the process to end, if it runs, and its descendants."""
-        if process := self._process:
-            process.terminate()
-            process.send_signal(signal.SIGCONT)  # a warden that somebody has stopped would leave its worker behind
-
-    def stop(self):
-        """`end`, and waits until all have ended."""
-        self.end()
+    def stop(self) -> str:
+        """`kill`, and waits for the end; how the process ended."""
+        self.kill()
         process, self._process = self._process, None
         if process is None:
-            return
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdin.close()
-        process.stdout.close()
+            return "closed"
+        self._replies.close()
+        self._connection.close()
+        code = process.wait()
+        return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -88,9 +88,9 @@ class Scorer(contextlib.AbstractContextManager):
 
     A user's function, `math_verify` and the families of reasoning-gym run in `workers` processes. A function is given
     what its signature names of `worker.OURS` and the columns of the problem's row, and returns a number in 0..1. A call
-    that raises, hangs, dies, takes too much memory, starts too many processes or returns anything else fails its
-    sample: its score is 0 and it is reported, and a worker that died or hangs is replaced. `close`, or the end of a
-    `with`, ends every process that the scorer or a function started.
+    that raises, hangs, dies, takes too much memory or returns anything else fails its sample: its score is 0 and it is
+    reported, and its worker is replaced if it died, hangs or is full. `close`, or the end of a `with`, ends the workers
+    and what they have started in their sessions.
     """
 
     def __init__(

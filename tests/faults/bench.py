@@ -77,7 +77,7 @@ class Running:
             kill(self._process.pid, number)
 
     def workers(self) -> list[int]:
-        """Process ids of its reward workers and of their wardens; none where there is no /proc."""
+        """Process ids of its reward workers; none where there is no /proc."""
         found = []
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ def misbehaving(bench: Bench, rng: np.random.Generator) -> list[Trial]:
 
 
 def worker_lost(bench: Bench, rng: np.random.Generator) -> list[Trial]:
-    """A reward worker or its warden is killed or stopped: a response may count as wrong, with a line."""
+    """One reward worker or two are killed or stopped: a response may count as wrong, with a line."""
     workdir, how = bench.new(), str(rng.choice(list(WORKER_SIGNALS)))
     running = bench.start("short", workdir)
     watch, target = Watch(bench, workdir, running), str(rng.choice(["reward", "update", "evaluation"]))

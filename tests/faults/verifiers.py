@@ -7,7 +7,6 @@ Imports the standard library only.
 
 import ctypes
 import os
-import signal
 import time
 import zlib
 
@@ -30,17 +29,8 @@ def score(prompt: str, response: str, answer: str, task: str) -> float:
 
 def fork_and_leave_a_child():
     if os.fork() == 0:
-        os.setsid()
         time.sleep(600)
     return "a child stays"
-
-
-def fork_without_end():
-    while True:
-        try:
-            os.fork()
-        except OSError:
-            time.sleep(0.01)
 
 
 def eat_memory():
@@ -49,25 +39,12 @@ def eat_memory():
         eaten.append(bytearray(1 << 24))
 
 
-def close_all_pipes():
-    os.closerange(0, 256)
-    return "who hears it?"
-
-
-def kill_the_warden():
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)
-
-
-# tests/test_rewards_pool.py has others: a function that hangs, exits, forges a score or returns NaN.
+# tests/test_rewards_pool.py has others: a function that hangs, exits, is stopped or starts other programs.
 MISBEHAVIOURS = {
     "computes without end": lambda: sum(iter(int, 1)),
     "leaves a child": fork_and_leave_a_child,
-    "forks without end": fork_without_end,
     "eats memory": eat_memory,
     "crashes": lambda: ctypes.string_at(0),
-    "closes its pipes": close_all_pipes,
-    "kills its warden": kill_the_warden,
     "returns a huge integer": lambda: 10**400,
     "returns a string": lambda: "right",
 }
