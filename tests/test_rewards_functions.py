@@ -49,7 +49,8 @@ def test_an_unknown_parameter_is_named_with_the_columns_that_there_are(function,
     (1.00001, "returned 1.00001, not a number in 0..1; return a share, and set its size by reward.weights"),
     (-0.001, "returned -0.001, not a number in 0..1"), (float("nan"), "returned nan, not"),
     ("1.0", "returned '1.0' (str), not a number"), (np.array([0.5]), "returned array([0.5]) (ndarray), not a number"),
-    (None, "returned None (NoneType), not"), (10**400, "returned 1000"), ({"score": 1.0}, "returned {'score': 1.0} (dict), not"),
+    (None, "returned None (NoneType), not"), (10**400, "returned 1000"),
+    ({"score": 1.0}, "returned {'score': 1.0} (dict), not"),
 ])  # fmt: skip
 def test_numbers_of_any_library_are_scores_and_what_is_none_is_said(value, number):
     if isinstance(number, str):

@@ -64,9 +64,8 @@ def reward(prompt, response, answer, task):
             os._exit(3)
         while response == "children, and hangs":
             time.sleep(1000)
-    if response == "call of C":
-        note(answer, os.getpid())
-        ctypes.PyDLL(None).sleep(1000)  # no other thread can run
+        while response == "children, and a call of C":
+            ctypes.PyDLL(None).sleep(1000)  # no other thread can run
     return float(response == answer) if task == "t" else 0.5
 """
 
@@ -151,8 +150,9 @@ def test_nothing_outlives_a_run_that_is_killed(file, tmp_path):
     code = (
         "from types import SimpleNamespace as Row; from rpg_jax.rewards import Scorer; "  # rpg_jax.data takes 7 s
         "row = lambda file: Row(id=0, task='t', prompt='', answer=file, columns={}); "
-        f"items = [(row({str(pids[0])!r}), 'children, and hangs'), (row({str(pids[1])!r}), 'call of C')]; "
-        f"Scorer({str(file) + ':reward'!r}, workers=2, timeout_seconds=3).score(items)"
+        f"items = [(row({str(pids[0])!r}), 'children, and hangs'), "
+        f"(row({str(pids[1])!r}), 'children, and a call of C')]; "
+        f"Scorer({str(file) + ':reward'!r}, workers=2, timeout_seconds=100).score(items)"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     while not all(map(pathlib.Path.exists, pids)) and run.poll() is None:

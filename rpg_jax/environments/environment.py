@@ -40,8 +40,8 @@ class Outcome:
 class Environment(contextlib.AbstractContextManager):
     """Plays episodes. `close`, or the end of a `with`, ends the workers and what they have started in their sessions.
 
-    An episode keeps to one worker, which keeps its object. A worker that dies, hangs or is full is replaced, the episode whose
-    turn it was fails, and the others are played again from their actions, as they are after a resume.
+    An episode keeps to one worker, which keeps its object. A worker that dies or hangs is replaced, the episode whose
+    turn it was fails, and the others are played again from their actions, as after a resume or if memory is full.
     """
 
     def __init__(

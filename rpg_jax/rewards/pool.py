@@ -98,7 +98,7 @@ class _Worker:
         with theirs:
             command = [*self._python, str(theirs.fileno()), *self._arguments]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=2, env=self._environment, pass_fds=[theirs.fileno()],
+                command, stdin=subprocess.PIPE, stdout=2, env=self._environment, pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C reaches this process only
             )  # fmt: skip
         self._replies = self._connection.makefile()
@@ -113,7 +113,7 @@ class _Worker:
         """The value that comes back. A process that gives none in time, or can give no other, is ended."""
         try:
             self._connection.settimeout(seconds)
-            self._connection.sendall(json.dumps([question, seconds]).encode() + b"\n")
+            self._connection.sendall(json.dumps(question).encode() + b"\n")
             reply = self._replies.readline()
         except TimeoutError:
             self.stop()
@@ -143,7 +143,7 @@ class _Worker:
         process, self._process = self._process, None
         if process is None:
             return "closed"
-        self._replies.close()
-        self._connection.close()
+        for stream in self._replies, self._connection, process.stdin:
+            stream.close()
         code = process.wait()
         return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

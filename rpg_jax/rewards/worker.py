@@ -1,7 +1,7 @@
 """A worker process of the pool: calls a reward function or plays with an environment, one line of JSON in and one out.
 
 Run as a script, `python worker.py DESCRIPTOR WHERE NAME MEMORY_MB NETWORK KIND`: a socket, a Python file or module, a
-name in it, 1 if it may use the network, and function or environment. A question is [values, seconds]; its answer is
+name in it, 1 if it may use the network, and function or environment. A question has values by name; its answer is
 {"value": ...} or {"error": one line}, with "last" if the process can give no other. The first question loads the
 function; its answer says why the network is on where it should be off. Only the standard library is imported here, so
 that a worker starts within a few hundredths of a second.
@@ -13,6 +13,7 @@ run in a process of its own, which inherits every limit.
 import contextlib
 import ctypes
 import decimal
+import fcntl
 import functools
 import importlib
 import importlib.util
@@ -21,11 +22,8 @@ import json
 import numbers
 import os
 import resource
-import select
 import signal
-import socket
 import sys
-import threading
 import traceback
 
 # What a function may be given beside the columns of the problem's row.
@@ -34,7 +32,6 @@ ROUNDING = 1e-6  # beyond 0 and 1 that is still a sum of float32
 _MOST_EPISODES = 4096  # that are kept; an older one is played again from its actions
 _MOST_CHARACTERS = 1 << 20  # of an observation
 _LARGEST = 1e9  # of a reward: in float32 the squares of returns stay finite
-_GRACE_SECONDS = 5.0  # for the trainer to end a worker whose time is up
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _METHODS = {
     "reset": "reset(self) -> observation or None",
@@ -178,30 +175,29 @@ def leave_network() -> str:
     return ""
 
 
-def leave_with_trainer(connection: socket.socket) -> None:
-    """Waits until the other end of the connection is closed, then kills this session."""
-    poll = select.poll()
-    poll.register(connection, 0)
-    poll.poll()
-    os.killpg(0, signal.SIGKILL)
+def leave_with_trainer() -> None:
+    """Has Linux kill this session, whatever runs, when the other end of stdin closes; who reads stdin gets nothing."""
+    end = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    fcntl.fcntl(end, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(end, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def main(descriptor, where, name, memory_mb, network, kind):
-    held = [int(descriptor)]
-    connection, worker, kept, call, shown = socket.socket(fileno=held[0]), os.getpid(), {}, None, False
+    connection, held, worker, kept, call, shown = int(descriptor), [int(descriptor)], os.getpid(), {}, None, False
     answer = functools.partial(play, kept) if kind == "environment" else judge
-    connection.set_inheritable(False)
+    os.set_inheritable(connection, False)
     os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))  # it closes when this process ends
+    if sys.platform == "linux":
+        leave_with_trainer()
     reachable, most = "" if network == "1" else leave_network(), resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (int(memory_mb) << 20, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.Thread(target=leave_with_trainer, args=[connection], daemon=True).start()
-    stream = connection.makefile("rw")
-    for line in stream:
-        values, seconds = json.loads(line)
-        # SIGALRM ends what has lost its trainer within a call of C, which lets no other thread run.
-        signal.setitimer(signal.ITIMER_REAL, seconds + _GRACE_SECONDS)
+    questions, replies = open(connection), open(connection, "w", closefd=False)
+    for line in questions:
         try:
+            values = json.loads(line)
             message = {"value": call(**values) if call else reachable}
             call = call or functools.partial(answer, load(where, name, kind))
         except BaseException as error:  # SystemExit and MemoryError too: nothing that a function does may end the run
@@ -216,9 +212,8 @@ def main(descriptor, where, name, memory_mb, network, kind):
                 message["error"] = described(error, where) + f" ({memory_mb=!s})" * is_short
         if os.getpid() != worker:  # the function has forked, and the child returned too
             os._exit(0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        stream.write(json.dumps(message) + "\n")
-        stream.flush()
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
 
 
 if __name__ == "__main__":
