@@ -225,7 +225,10 @@ def test_drawn_tokens_have_the_models_distribution(sampling):
 
 def test_nothing_recompiles_for_new_settings_prompts_limits_or_steps(caplog):
     reference()
+    for sampling in (Sampling.make(temperature=0.6, top_k=3, top_p=0.9), Sampling.make(temperature=0)):
+        run(sampling=sampling)  # what is on is known when a program is compiled, and its values are not
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        run(sampling=Sampling.make(temperature=0.6))
         run(make_prompts(LENGTHS[::-1], seed=4), step=9, key=jax.random.key(8, impl="threefry2x32"), segment=2)
         changed = Sampling.make(temperature=0.3, top_k=4, top_p=0.5, stop_ids=(1,))
         run(sampling=changed, limits=np.array([2, 0, 1, 4, 9], np.int32))

@@ -122,7 +122,11 @@ def _by_chunks(models, measure, chunk, head, hidden, constants):
 
         def step(_, part):
             used, hidden, tokens, mask = part  # bool[], each [B, chunk, D], [B, chunk], [B, chunk]
-            measured = partial(_measured, models, measure, tokens, mask, temperature)
+
+            def measured(heads, hidden):
+                logits = models[0].logits(heads[0], hidden[0])
+                return _measured(models, measure, tokens, mask, temperature, heads[1:], hidden[1:], logits)
+
             skipped = lambda *args: _zeros_of(measured, *args)  # noqa: E731
             return None, jax.lax.cond(used, measured, skipped, heads, hidden)
 
@@ -147,14 +151,12 @@ def _backward(models, measure, chunk, saved, d_values):
         def step(d_head, part):
             used, (hidden, *others), tokens, mask, d_values = part
 
-            def values(trained, hidden):
-                every = [heads[0] | trained, *heads[1:]], [hidden, *others]
-                return _measured(models, measure, tokens, mask, temperature, *every)
-
             def measured(d_head):
-                _, pullback = jax.vjp(values, trained, hidden)
-                d_chunk, d_hidden = pullback(d_values)
-                return jax.tree.map(lambda total, d: total + d.astype(total.dtype), d_head, d_chunk), d_hidden
+                logits = models[0].logits(heads[0], hidden)
+                values = partial(_measured, models, measure, tokens, mask, temperature, heads[1:], others)
+                _, pullback = jax.vjp(values, logits)
+                d_matrix, d_hidden = _of_product(models[0], heads[0], hidden, *pullback(d_values))
+                return jax.tree.map(lambda total: total + d_matrix.astype(total.dtype), d_head), d_hidden
 
             return jax.lax.cond(used, measured, lambda d_head: (d_head, jnp.zeros_like(hidden)), d_head)
 
@@ -199,9 +201,28 @@ def _join(tree, length):
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :length], tree)
 
 
-def _measured(models, measure, tokens, mask, temperature, heads, hidden):
-    logits = [model.logits(*pair) / temperature for model, *pair in zip(models, heads, hidden, strict=True)]
-    return tuple(jnp.where(mask, value, 0.0) for value in measure(logits, tokens))
+def _measured(models, measure, tokens, mask, temperature, heads, hidden, logits):
+    """From the logits [B, chunk, V] of the first model, and the heads and hidden states of the others."""
+    every = [logits, *(model.logits(*pair) for model, *pair in zip(models[1:], heads, hidden, strict=True))]
+    return tuple(jnp.where(mask, value, 0.0) for value in measure([x / temperature for x in every], tokens))
+
+
+def _of_product(model, head, hidden, d_logits):
+    """What `Model.logits` makes of a gradient of its result: the matrix's [V, D] or [D, V], wide, and that of `hidden`.
+
+    In bfloat16 both are products of bfloat16 numbers, to which the gradient of the logits is rounded, with sums in
+    float32: products of float32 numbers would take several times as long. float16 has not their range.
+    """
+    wide, tied, matrix = d_logits.dtype, "embed" in head, jax.tree.leaves(head)[0]
+    d_logits = d_logits.astype(model.dtype) if model.dtype == jnp.bfloat16 else d_logits
+
+    product = partial(jax.lax.dot_general, preferred_element_type=wide)
+    d_hidden = product(d_logits, matrix, (((2,), (0 if tied else 1,)), ((), ()))).astype(hidden.dtype)
+    if tied:
+        return product(d_logits, hidden, (((0, 1), (0, 1)), ((), ()))), d_hidden
+    # Of two axes: XLA's CPU compiler merges the transposition into a product with three, which it then refuses.
+    flat = (x.reshape(-1, x.shape[-1]) for x in (d_logits, hidden))
+    return product(*flat, (((0,), (0,)), ((), ()))).T, d_hidden
 
 
 def _zeros_of(function, *args):

@@ -35,6 +35,8 @@ def first_true(mask: jax.Array, count: int) -> jax.Array:
 
 def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
     """Rows that are done leave their slots, and pages of what is complete are free again."""
+    running = jnp.where(state.request >= 0, state.request, NOWHERE)
+    state = dataclasses.replace(state, cached=state.cached.at[running].set(state.position, mode="drop"))
     complete = state.done & (inputs.left == COMPLETE)
     row = jnp.where(complete, state.request, NOWHERE)
     finished = state.rows.finished.at[row].set(state.stopped, mode="drop")
@@ -243,6 +245,20 @@ def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
     return running & ~disturbed
 
 
+def decode(sampler: Sampler, inputs: Inputs, state: DecodeState, end: jax.Array) -> DecodeState:
+    """Decode steps until slots are to change, or until that of a number, i32[]. They are one loop, whose condition is
+    all that the host of a GPU waits for."""
+
+    def turn(carry):
+        state = decode_step(sampler, inputs, carry[1])
+        return undisturbed(sampler, state), state
+
+    def goes_on(carry):
+        return carry[0] & (carry[1].step < end)
+
+    return jax.lax.while_loop(goes_on, turn, (undisturbed(sampler, state), state))[1]
+
+
 def advance(
     sampler: Sampler, inputs: Inputs, state: DecodeState, max_steps: jax.Array
 ) -> tuple[jax.Array, DecodeState]:
@@ -261,14 +277,9 @@ def advance(
     def goes_on(carry):
         return carry[0] & (carry[1].step < end)
 
-    def decode(carry):
-        state = decode_step(sampler, inputs, carry[1])
-        return undisturbed(sampler, state), state
-
     def turn_over(carry):
         state = admit(sampler, inputs, holding.grant(sampler, read_observations(carry[1])))
-        _, state = jax.lax.while_loop(goes_on, decode, (undisturbed(sampler, state), state))
-        state = collect(sampler, inputs, state)
+        state = collect(sampler, inputs, decode(sampler, inputs, state, end))
         return unfinished(inputs, state), state
 
     return jax.lax.while_loop(goes_on, turn_over, (unfinished(inputs, state), state))

@@ -31,12 +31,14 @@ ENDED, ASKED = 3, 4  # a turn of it is over, and then its environment has been t
 
 @pytree
 class Sampling:
-    """Settings of the drawn distribution, as traced values: new ones never recompile. Build it with `make`."""
+    """Settings of the drawn distribution. Values are traced: new ones never recompile, while what is on stays the same.
+    Build it with `make`."""
 
     temperature: jax.Array  # f32[], 0 is greedy
     top_k: jax.Array  # i32[], 0 is off
     top_p: jax.Array  # f32[], 1 is off
     stop_ids: jax.Array  # i32[STOP_IDS], padded with -1
+    on: frozenset[str] = dataclasses.field(metadata=dict(static=True))  # names of the first three that are not off
 
     @staticmethod
     def make(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, stop_ids: Sequence[int] = ()) -> "Sampling":
@@ -46,8 +48,13 @@ class Sampling:
         if len(stop_ids) > STOP_IDS or any(token < 0 for token in stop_ids):
             raise InputError(f"stop_ids are {tuple(stop_ids)}; give at most {STOP_IDS}, none negative")
         padded = list(stop_ids) + [-1] * (STOP_IDS - len(stop_ids))
+        on = dict(temperature=temperature > 0, top_k=top_k > 0, top_p=top_p < 1)
         return Sampling(
-            jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p), jnp.asarray(padded, dtype=jnp.int32)
+            jnp.float32(temperature),
+            jnp.int32(top_k),
+            jnp.float32(top_p),
+            jnp.asarray(padded, dtype=jnp.int32),
+            frozenset(name for name, is_on in on.items() if is_on),
         )
 
 
@@ -59,7 +66,7 @@ class DecodeState:
     free: pages.Free
     table: jax.Array  # i32[N, W], the pages of each row: full ones of its prompt, then its own
     held: jax.Array  # i32[N], entries in use; 0 of a row without pages
-    cached: jax.Array  # i32[N], tokens whose keys and values are in these pages
+    cached: jax.Array  # i32[N], tokens whose keys and values are in these pages; `collect` counts those of decoding
     prompt_table: jax.Array  # i32[P, W]
     prompt_ready: jax.Array  # bool[P], prefilled and held
     position: jax.Array  # i32[slots], column of the next input in the row
@@ -189,7 +196,7 @@ def extend(
 def sample(
     logits: jax.Array, keys: jax.Array, counts: jax.Array, sampling: Sampling
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draws one token a row: temperature, then top-k, then top-p.
+    """Draws one token a row: temperature, then top-k, then top-p. What is off is not in the program.
 
     Args:
       logits: f32[B, V]; keys: uint32[B, 2]; counts: i32[B], tokens after the prompt.
@@ -198,21 +205,13 @@ def sample(
     under softmax(logits / temperature), at the temperature 1 when greedy.
     """
 
-    def drawn(logits):
-        threshold = filter_threshold(logits, sampling.temperature, sampling.top_k, sampling.top_p)
-        return draw(logits, sampling.temperature, threshold, token_uniforms(keys, counts))
-
-    def greedy(logits):
-        return jnp.argmax(logits, axis=1).astype(jnp.int32), jnp.zeros(logits.shape[:1], logits.dtype)
-
-    token, sampler_logp = jax.lax.cond(sampling.temperature > 0, drawn, greedy, logits)
-    drawn_of_all = (sampling.top_k == 0) & (sampling.top_p == 1) & (sampling.temperature > 0)
-    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-    with jax.named_scope("filters"):
-        model_logp = jax.lax.cond(
-            drawn_of_all, lambda logits: sampler_logp, lambda logits: token_logp(logits / temperature, token), logits
-        )
-    return token, sampler_logp, model_logp
+    if "temperature" not in sampling.on:
+        token = jnp.argmax(logits, axis=1).astype(jnp.int32)
+        return token, jnp.zeros(logits.shape[:1], logits.dtype), token_logp(logits, token)
+    filters = {name: getattr(sampling, name) for name in ("top_k", "top_p") if name in sampling.on}
+    threshold = filter_threshold(logits, sampling.temperature, **filters)
+    token, sampler_logp = draw(logits, sampling.temperature, threshold, token_uniforms(keys, counts))
+    return token, sampler_logp, token_logp(logits / sampling.temperature, token) if filters else sampler_logp
 
 
 def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
@@ -241,7 +240,6 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
         state,
         pools=pools,
         rows=dataclasses.replace(state.rows, **written),
-        cached=state.cached.at[row].set(column, mode="drop"),
         position=state.position + running,
         done=running & (stopped | (count + 1 >= state.limit[request])) & (column >= state.turn[request]),
         stopped=stopped,

@@ -11,22 +11,24 @@ import jax.numpy as jnp
 from rpg_jax.sampling.draw import fold, vocabulary_sum
 
 
-def filter_threshold(logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+def filter_threshold(
+    logits: jax.Array, temperature: jax.Array, top_k: jax.Array | None = None, top_p: jax.Array | None = None
+) -> jax.Array:
     """The smallest logit kept by temperature, then top-k, then top-p (of the tokens that top-k kept, renormalized).
 
     Args:
       logits: f32[B, V]; temperature: f32[], positive.
-      top_k: i32[], keep the k largest; 0 is off.
-      top_p: f32[], keep the fewest largest whose mass is at least p; 1 is off.
+      top_k: i32[], keep the k largest; 0 keeps all. None is off, and costs nothing.
+      top_p: f32[], keep the fewest largest whose mass is at least p; 1 keeps all. None is off, and costs nothing.
 
-    Returns f32[B]; -inf where every token is kept. A filter that is off costs nothing.
+    Returns f32[B]; -inf where every token is kept.
     """
-    nothing = jnp.full(logits.shape[:1], -jnp.inf, logits.dtype)
-    with jax.named_scope("filters"):
-        threshold = jax.lax.cond(top_k > 0, top_k_threshold, lambda logits, k: nothing, logits, top_k)
-        return jax.lax.cond(
-            top_p < 1, top_p_threshold, lambda logits, t, p, above: above, logits, temperature, top_p, threshold
-        )
+    threshold = jnp.full(logits.shape[:1], -jnp.inf, logits.dtype)
+    if top_k is not None:
+        threshold = jnp.where(top_k > 0, top_k_threshold(logits, top_k), threshold)
+    if top_p is not None:
+        threshold = jnp.where(top_p < 1, top_p_threshold(logits, temperature, top_p, threshold), threshold)
+    return threshold
 
 
 def top_k_threshold(logits: jax.Array, k: jax.Array) -> jax.Array:

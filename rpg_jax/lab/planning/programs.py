@@ -146,13 +146,12 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     beside_sampling = device_bytes(checkpoint) if run.sampler_mesh is mesh else 0.0
     return {
         "prefill": Program(*sampler["prefill"], beside=beside_sampling, turns=sketch.sides["prefill"].prefill_passes()),
-        # Training draws without filters, so that decoding never takes their branches.
         "decode": Program(
             *sampler["decode"],
             beside=beside_sampling,
             turns=1,
             cache=device_bytes(drawing.pools),
-            apart=("prefill", "filters"),
+            apart=("prefill",),
             outside=1 / SEGMENT,
         ),
         "experience": Program(

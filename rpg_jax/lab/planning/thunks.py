@@ -30,7 +30,7 @@ def step(text: str) -> dict[str, int]:
         return len(kernels(set(loops[at]).difference(*(loops[other] for other in loops[at] if other in loops))))
 
     turn = loops[max(loops, key=own)]
-    buffered = set().union(*(inside[at] for at in turn if thunks[at][1] == "CommandBuffer"))
+    buffered = set().union(*(places for at, places in inside.items() if at not in loops))
     kinds = Counter(thunks[at][1] for at in turn)
     counts = {"kernels": len(kernels(turn)), "outside": len(kernels(set(turn) - buffered))}
     named = {"command_buffers": "CommandBuffer", "conditionals": "Conditional", "loops": "While"}

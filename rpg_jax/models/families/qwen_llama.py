@@ -49,10 +49,26 @@ def attention(config, params, x, turns, attend, constrain, norm=norm):
     """x [B, T, hidden], normalized, to what attention adds to the residual, and what `attend` kept; `norm` is that of
     queries and keys."""
     batch_and_time = x.shape[:2]
-    q, k, v = (dense(x, params[name]).reshape(*batch_and_time, -1, config.head_dim) for name in "qkv")
-    if config.qk_norm:
-        q, k = norm(config, q, params["q_norm"]), norm(config, k, params["k_norm"])
-    q, k = rotate(q, *turns), rotate(k, *turns)
+    q, k, v = (dense(x, params[name]) for name in "qkv")
+
+    def turned(q, k, *scales):
+        q, k = (z.reshape(*batch_and_time, -1, config.head_dim) for z in (q, k))
+        if config.qk_norm:
+            q, k = (norm(config, z, {"scale": scale}) for z, scale in zip((q, k), scales, strict=True))
+        return rotate(q, *turns), rotate(k, *turns)
+
+    def as_one(q, k, *scales):
+        both = jnp.concatenate([q, k], -1).reshape(*batch_and_time, -1, config.head_dim)
+        heads = config.heads, config.kv_heads
+        scale = jnp.concatenate([jnp.tile(z, (count, 1)) for z, count in zip(scales, heads, strict=True)])
+        return tuple(jnp.split(rotate(norm(config, both, {"scale": scale}), *turns), [config.heads], axis=2))
+
+    parts = q, k, *(params[name]["scale"] for name in ("q_norm", "k_norm") if config.qk_norm)
+    if config.qk_norm and "tensor" in jax.sharding.get_abstract_mesh().manual_axes:  # a device samples with all heads
+        q, k = jax.lax.platform_dependent(*parts, cuda=as_one, default=turned)  # a GPU's kernel less a layer
+    else:
+        q, k = turned(*parts)
+    v = v.reshape(*batch_and_time, -1, config.head_dim)
     mixed, kept = attend(*(constrain(z, "heads") for z in (q, k, v)))  # [B, T, heads, head_dim]
     return dense(mixed.reshape(*batch_and_time, -1), params["o"]), kept
 

@@ -1,0 +1,95 @@
+"""A decode step of a GPU that is not here, as XLA would launch it: no branch, one loop condition, one CUDA graph."""
+
+import importlib
+from functools import partial
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rpg_jax import models, parallel
+from rpg_jax.lab.planning import thunks
+from rpg_jax.sampling import Decoding, Sampling, batching, decode, make_sampler
+
+module = importlib.import_module("rpg_jax.sampling.generate")  # the package has a function of that name
+# Without versions of runtime and driver XLA records no cuDNN kernel and no loop.
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84978434048
+  cuda_compute_capability { major: 9 } runtime_version: "13.0.0" driver_version: "13.0.0"
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 } device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+SEQUENCE = """
+000: kWhile [source | sink]
+condition:
+    001: kCustomKernel [source | sink] loop_and_fusion
+  body:
+    000: kCommandBuffer [source | next=004 (1)]
+        002: kCustomKernel [source | sink] gemm_fusion
+        003: kCopy [source | sink] kCopy
+    004: kWhile [prev=000 (1) | next=009 (1)]
+condition:
+        005: kCustomKernel [source | sink] loop_compare_fusion
+      body:
+        000: kCommandBuffer [source | next=007 (1)]
+            006: kCustomKernel [source | sink] gemm_fusion
+        007: kCuDnn [prev=000 (1) | next=008 (1)] kCuDnn
+        008: kConditional [prev=007 (1) | sink]
+          false_branch:
+            010: kCustomKernel [source | sink] loop_add_fusion
+    009: kCustomKernel [prev=004 (1) | sink] loop_add_fusion
+"""
+
+
+def test_what_a_turn_of_the_innermost_large_loop_launches():
+    inner = dict(kernels=4, outside=3, command_buffers=1, conditionals=1, loops=0)
+    assert thunks.step(SEQUENCE) == inner
+    outer = dict(kernels=7, outside=5, command_buffers=2, conditionals=1, loops=1)
+    wider = "".join(f"    {n}: kCustomKernel [source | sink] loop_add_fusion\n" for n in range(100, 103))
+    more = dict(kernels=3, outside=3)
+    assert thunks.step(SEQUENCE + wider) == {name: count + more.get(name, 0) for name, count in outer.items()}
+    buffered = "".join(f"    {line}\n" for line in SEQUENCE.strip().splitlines())
+    assert thunks.step("000: kCommandBuffer [source | sink]\n" + buffered)["outside"] == 0
+
+
+@pytest.mark.skipif(find_spec("jax_plugins.xla_cuda13") is None, reason="jax-cuda13-pjrt and -plugin are not installed")
+def test_a_decode_step_for_an_h100_is_one_graph_without_branches(tmp_path):
+    """Qwen3-0.6B's shape, 256 rows: of at most 420 kernels only the loop's condition is outside of the graph."""
+    from jax.experimental.topologies import get_topology_desc
+
+    from rpg_jax.models import cudnn
+
+    names = dict(platform="cuda", topology_name="1x1x1", topology="1x1x1")
+    mesh = parallel.make_mesh(data=1, devices=get_topology_desc(**names, target_config=H100).devices)
+    model = models.Model(models.SIZES["qwen3-0.6b"], dtype=jnp.bfloat16, constrain=parallel.make_constrain(mesh))
+    sampler, slots, pages = make_sampler(model, mesh, Decoding(256), 128, 160, 256)
+    prompts = (jax.ShapeDtypeStruct(dims, jnp.int32) for dims in ((32, 128), (32,), (32,)))
+    rows = jax.eval_shape(partial(module.to_answer, mesh, samples=8, max_new=160), *prompts)
+    begin = partial(module.start, sampler, mesh, samples=8, slots=slots, cache_pages=pages, ready=decode.WAITING)
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    keys, state = jax.eval_shape(begin, rows, key, jnp.int32(0), jax.ShapeDtypeStruct((32,), jnp.int32))
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), model.shapes)
+    inputs = decode.Inputs(
+        jax.eval_shape(models.unstack_layers, params), keys, jax.eval_shape(Sampling.make), version=jnp.int32(0),
+        until=jnp.int32(32), must=np.zeros(32, bool), left=jnp.int32(decode.COMPLETE), stops=None,
+    )  # fmt: skip
+
+    def steps(inputs, state, end):
+        return batching.decode(sampler, decode.prepared(sampler, inputs, state), state, end)
+
+    inputs_spec, state_spec = module.layouts(sampler.kernel.rows)
+    on_shards = parallel.over_rows(mesh, steps, (inputs_spec, state_spec, parallel.REPLICATED), state_spec)
+    with cudnn.without_gpu():
+        lowered = jax.jit(on_shards).trace(inputs, state, jnp.int32(9)).lower(lowering_platforms=("cuda",))
+    lowered.compile(compiler_options={"xla_dump_to": str(tmp_path)})
+    [file] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    counts = thunks.step(file.read_text())
+    assert counts | dict(kernels=0) == dict(kernels=0, outside=1, command_buffers=1, conditionals=0, loops=0), counts
+    assert counts["kernels"] <= 420, counts
