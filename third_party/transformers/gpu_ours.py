@@ -15,7 +15,7 @@ import numpy as np
 from gpu_benchmark import decode_seconds, seconds_of, serve
 
 from rpg_jax import objectives, parallel
-from rpg_jax.models import Model, ModelConfig
+from rpg_jax.models import Model, ModelConfig, cudnn
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training import packing
@@ -104,7 +104,7 @@ def make_updates(shape, task, pack):
         weight=np.ones_like(logp),
     )
     batch = parallel.to_global(mesh, parallel.ROWS, batch)
-    plan = packing.plan(length, task["microbatch_rows"], columns)
+    plan = packing.plan(length, task["microbatch_rows"], columns, cudnn.SEQUENCES)
 
     def update():
         nonlocal state
