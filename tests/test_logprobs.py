@@ -111,7 +111,7 @@ def test_bfloat16_compute_gives_float32_logprobs():
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_products_of_the_vocabularys_gradient_are_of_bfloat16_numbers_with_float32_sums_and_have_no_bias(tied):
     """Against float64, of the same rounded factors: an error of some 2^-9 of an entry's terms, whose mean over draws is
-    within five standard errors of 0. Chunks add up in float32: rounded sums of bfloat16 would err by 2^-9 of the sum."""
+    within five standard errors of 0. Chunks add up in float32: sums of bfloat16 would err by 2^-9 of them."""
     draws, chunks, chunk, size, vocab = 256, 8, 4, 8, 53
     model = Model(ModelConfig(vocab, size, 16, 1, 2, 1, 4, tied_embeddings=tied), dtype=jnp.bfloat16)
     rng = np.random.default_rng(5)
