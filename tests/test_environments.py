@@ -305,13 +305,13 @@ def test_an_episode_has_every_column_its_seed_and_its_actions_and_is_played_agai
 
 
 def test_actions_that_are_played_again_have_each_their_own_time_and_memory_is_not_all_kept(tmp_path):
-    step = """self.big = bytearray(2**26) if action == 'big' else None
+    step = """self.big = bytearray(2**27) if action == 'big' else None
         time.sleep(0.6 * (action == 'slow'))
         return ('fine', 1.0) if action != 'end' else (None, 1.0)"""
     with mine(tmp_path, step, timeout_seconds=2.0, memory_mb=512) as environment:
         ask = functools.partial(environment.submit, problem=PROBLEM, seed=0)
         for count in range(3):
-            for name in range(10):
+            for name in range(5):
                 actions = ["big", "big", "end"][: count + 1]
                 assert ask(str(name), actions=actions).result() == ["fine" if count < 2 else None, [1.0] * (count + 1)]
         assert ask("slow", actions=["slow"] * 4).result() == ["fine", [1.0] * 4]
