@@ -92,8 +92,6 @@ class _Worker:
 
     def start(self) -> str:
         """Starts the process; why the function can reach the network although it should not, if so."""
-        if self.closed:
-            raise Failure("was not called: its workers are closed")
         self._connection, theirs = socket.socketpair()
         with theirs:
             command = [*self._python, str(theirs.fileno()), *self._arguments]
@@ -102,6 +100,8 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C reaches this process only
             )  # fmt: skip
         self._replies = self._connection.makefile()
+        if self.closed:  # meanwhile
+            self.kill()
         return self._exchange({}, _START_SECONDS)
 
     def ask(self, question: dict) -> Any:
