@@ -55,7 +55,8 @@ def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list
 
     def look(checkpoint: Checkpoint, batch: TrainBatch, groups: Collected, rows: np.ndarray, step: int) -> list:
         nonlocal is_compiled
-        is_due = settings.is_looked_at(step + 1)
+        done, every = step + 1, settings.look_every
+        is_due = settings.is_evaluated(done) or bool(every and done % every == 0)
         if is_compiled and not is_due:
             return []
         is_compiled, state = True, checkpoint.state
