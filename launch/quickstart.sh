@@ -15,6 +15,10 @@ export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
 workdir="${WORKDIR:-runs/quickstart}"
 .venv/bin/python -m rpg_jax.train --config="${CONFIG:-configs/quickstart.py}" --workdir="$workdir" "$@"
 .venv/bin/python -m rpg_jax.evaluate --workdir="$workdir"
-.venv/bin/python -m rpg_jax.look --workdir="$workdir" >/dev/null
 [[ $workdir == /* ]] || workdir="$PWD/$workdir"
-echo "curves: $workdir/figures/training.png; every token under the objective, in a browser: $workdir/look.html"
+said="curves: $workdir/figures/training.png"
+if [[ -e "$workdir/look.parquet" ]]; then # not with --config.log.look_every=0
+  .venv/bin/python -m rpg_jax.look --workdir="$workdir" >/dev/null
+  said+="; every token under the objective, for a browser: $workdir/look.html"
+fi
+echo "$said"

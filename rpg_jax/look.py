@@ -3,9 +3,8 @@
     python -m rpg_jax.look --workdir=runs/quickstart
     python -m rpg_jax.look --workdir=runs/quickstart --step=20 --objectives=rpg,rpg+clip=none,grpo,mine.py:loss
 
-A run keeps two groups of responses at each evaluation, and every log.look_every RL steps. The page colours their tokens
-by the coefficient that an objective puts before grad log p, by log ratios, entropy or KL, and strikes what a clip cut.
-It needs neither a network nor a server. An objective of the run's name has the run's settings; +KEY=VALUE changes one.
+A run keeps two groups at each evaluation, and every log.look_every RL steps. The page colours tokens by the coefficient
+of grad log p, log ratios, entropy or KL, and strikes what a clip cut. An objective named as the run's has its settings.
 """
 
 from absl import flags
@@ -14,7 +13,7 @@ from rpg_jax.run import cli
 
 flags.DEFINE_string("workdir", None, "Folder of the run.")
 flags.DEFINE_integer("step", None, "The RL step to show; all that are kept if unset.", lower_bound=1)
-flags.DEFINE_list("objectives", None, "NAME or FILE.py:NAME, each perhaps with +KEY=VALUE; the run's own if unset.")
+flags.DEFINE_list("objectives", None, "NAME or FILE.py:NAME, perhaps +KEY=VALUE that differ; unset: the run's own.")
 flags.DEFINE_string("out", None, "The page, which ends in .html; look.html in the workdir if unset.")
 
 

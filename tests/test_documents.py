@@ -64,8 +64,8 @@ BEGUN = {
     "tradeoff --out": (measure, "measure"),
     "tradeoff --objective=tests/": (measure, "measure_objective"),
 }
-READ = {"report runs/tempered_sweep": "report runs/first", "look --workdir=runs/quickstart": "look --workdir=runs/first"}
-READ |= {"runs/mine": "runs/first", "runs/my_data": "runs/urkl-8k"}
+READ = {"report runs/tempered_sweep": "report runs/first", "runs/mine": "runs/first", "runs/my_data": "runs/urkl-8k"}
+READ |= {"look --workdir=runs/quickstart": "look --workdir=runs/first"}
 
 
 @pytest.fixture(scope="module")

@@ -80,13 +80,13 @@ def test_a_checkpoint_knows_the_rows_that_it_was_saved_with(tmp_path, capfd):
         log.write({"step": 1, "late": 2}, heldout=[{"n": 3}])  # an evaluation that a resume finished
         rows = log.rows()
         log.write({"step": 2})
-    whole = {name: (tmp_path / f"{name}.jsonl").read_bytes() for name in rows}
+    whole = {name: (tmp_path / f"{name}.jsonl").read_bytes() for name in rows if name != "look"}
     open_log(tmp_path, 1, rows=rows).close()
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")[0]] == [0, 1, 1]
     with open_log(tmp_path, 1, rows=rows) as log:
         assert log.rows() == rows
         log.write({"step": 2})
-    assert whole == {name: (tmp_path / f"{name}.jsonl").read_bytes() for name in rows}
+    assert whole == {name: (tmp_path / f"{name}.jsonl").read_bytes() for name in whole}
     open_log(tmp_path, 1, rows=at_one).close()  # the evaluation of step 1 will be done again
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")[0]] == [0, 1]
     # A run that was stopped before its first step keeps what it evaluated at step 0.

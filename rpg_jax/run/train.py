@@ -26,8 +26,7 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None], look: Callab
     """Trains as the flags of `rpg_jax.train` say. Returns the exit status: 0, 75 when the run was told to stop, 1 when
     none of its updates was applied.
 
-    `draw(rows, file)` draws the figure of a finished run from the rows of its `metrics.jsonl`. `look(run, stream,
-    chunk)` makes the `loop.Parts.look` of a run.
+    `draw(rows, file)` draws a finished run's `metrics.jsonl`; `look(run, stream, chunk)` makes its `loop.Parts.look`.
     """
     build.check_values(options.config)  # first: a config cannot be locked, or compared, while a key lacks its value
     config = options.config.lock()

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -102,25 +102,18 @@ class RunLog(contextlib.AbstractContextManager):
             path = workdir / f"{name}.jsonl"
             self._rows[name] = _cut_back(path, resume_step, (rows or {}).get(name, 0))
             self._files[name] = self._sinks.enter_context(path.open("a"))
-        self._look, count = workdir / LOOK, (rows or {}).get("look", 0)
-        table = read_table(self._look)
-        self._rows["look"] = min(count, len(table)) if table else 0
-        _warn_of_lost(self._look, count - self._rows["look"], resume_step)
-        if table and count < len(table):
-            _write_table(self._look, table.slice(0, count))
+        self._look = workdir / LOOK
+        self._rows["look"] = _cut_table_back(self._look, resume_step, (rows or {}).get("look", 0))
         if tensorboard:
             from tensorboardX import SummaryWriter
 
             folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step or rows else 0
             self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge, max_queue=QUEUE))
 
-    def write(
-        self, row: dict, samples: Sequence[dict] = (), heldout: Sequence[dict] = (), look: Sequence[dict] = ()
-    ) -> None:  # fmt: skip
+    def write(self, row: dict, samples=(), heldout=(), look=()) -> None:
         """Appends one row, a dict with an integer `step`, and the step's responses, and flushes the files.
 
-        `samples` are dicts of training responses, `heldout` of responses to held-out problems, and `look` those of
-        training responses whose tokens are kept, with NumPy arrays.
+        `samples` are dicts of training responses, `heldout` of held-out ones, `look` of some with arrays of tokens.
         """
         if self._process:
             return
@@ -160,9 +153,7 @@ class RunLog(contextlib.AbstractContextManager):
     def _append_table(self, rows):
         import pyarrow as pa
 
-        tables = [pa.Table.from_pylist(rows)]
-        if self._rows["look"]:
-            tables.insert(0, read_table(self._look))
+        tables = [*([read_table(self._look)] if self._rows["look"] else []), pa.Table.from_pylist(rows)]
         _write_table(self._look, pa.concat_tables(tables, promote_options="permissive"))
         self._rows["look"] += len(rows)
 
@@ -252,6 +243,16 @@ def _cut_back(path, step: int, count: int) -> int:
         write_text_atomic(path, "".join(json.dumps(row) + "\n" for row in rows[:count]))
     _warn_of_lost(path, count - len(rows), step)
     return min(count, len(rows))
+
+
+def _cut_table_back(path, step: int, count: int) -> int:
+    """The same of a table."""
+    table = read_table(path)
+    rows = 0 if table is None else len(table)
+    if count < rows:
+        _write_table(path, table.slice(0, count))
+    _warn_of_lost(path, count - rows, step)
+    return min(count, rows)
 
 
 def _warn_of_lost(path, count: int, step: int) -> None:

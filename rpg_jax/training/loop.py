@@ -65,10 +65,10 @@ def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: 
         jax.block_until_ready(batch)
     with record.phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):
-            plan, minibatch = settings.plan(groups.lengths[rows]), take_rows(batch, rows)
+            plan = settings.plan(groups.lengths[rows])
             if parts.look is not None and number == settings.updates:
-                record.look = parts.look(checkpoint, minibatch, groups, rows, step)
-            state, metrics = parts.update(checkpoint.state, minibatch, plan, held(checkpoint))
+                record.look = parts.look(checkpoint, batch, groups, rows, step)
+            state, metrics = parts.update(checkpoint.state, take_rows(batch, rows), plan, held(checkpoint))
             record.add_update(number, plan, metrics)
             checkpoint = dataclasses.replace(checkpoint, state=state)
             checkpoint = followed(parts.policies, checkpoint, settings.is_kept(number))

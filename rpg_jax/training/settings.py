@@ -123,11 +123,6 @@ class LoopSettings:
         """Whether the policy is evaluated after so many steps."""
         return done % self.evaluate_every == 0 or done == self.steps
 
-    def is_looked_at(self, done: int) -> bool:
-        """Whether tokens of the last of so many steps are kept for `python -m rpg_jax.look`."""
-        every = self.look_every
-        return every != 0 and (self.is_evaluated(done) or (every is not None and done % every == 0))
-
     def minibatches(self, step: int) -> Iterator[np.ndarray]:
         """Row indices of each minibatch of each epoch; whole groups, shuffled anew every epoch."""
         for epoch in range(self.epochs):

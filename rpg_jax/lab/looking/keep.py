@@ -19,7 +19,7 @@ from rpg_jax.data import ProblemStream
 from rpg_jax.run.build import Run
 from rpg_jax.sampling.turns import spans
 from rpg_jax.training.collect import Collected
-from rpg_jax.training.experience import make_score
+from rpg_jax.training.experience import make_score, take_rows
 from rpg_jax.training.packing import Plan, on_host
 from rpg_jax.training.policies import BASE, BEHAVIOR
 from rpg_jax.types import Checkpoint, Policy, TrainBatch
@@ -30,10 +30,11 @@ OF_TOKENS = ("tokens", "loss_mask", "behavior_logp", "current_logp", "reference_
 
 
 def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list[dict]]:
-    """Builds the `look(checkpoint, minibatch, groups, rows, step)` of `training.loop.Parts`.
+    """Builds the `look(checkpoint, batch, groups, rows, step)` of `training.loop.Parts`.
 
-    It returns the rows of look.parquet of RL step `step`, none where the settings keep none. In a process' first step
-    it computes them anyway, so that it compiles in the warm-up. `chunk` is learner.logprob_chunk.
+    It returns the rows of look.parquet of RL step `step`, none where the settings keep none; `rows` of the batch are
+    those of the step's last minibatch. In a process' first step it computes them anyway, so that it compiles in the
+    warm-up. `chunk` is learner.logprob_chunk.
     """
     settings, columns = run.loop, run.loop.packed_columns
     count = min(GROUPS, settings.minibatch_prompts) * settings.samples
@@ -52,15 +53,16 @@ def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list
     whole = jax.jit(seen, out_shardings=NamedSharding(run.mesh, parallel.REPLICATED))
     is_compiled = False
 
-    def look(checkpoint: Checkpoint, minibatch: TrainBatch, groups: Collected, rows: np.ndarray, step: int) -> list:
+    def look(checkpoint: Checkpoint, batch: TrainBatch, groups: Collected, rows: np.ndarray, step: int) -> list:
         nonlocal is_compiled
-        is_due = settings.is_looked_at(step + 1)
+        done, every = step + 1, settings.look_every
+        is_due = settings.is_evaluated(done) or bool(every and done % every == 0)
         if is_compiled and not is_due:
             return []
         is_compiled, state = True, checkpoint.state
         frozen = {name: policy for name, policy in checkpoint.frozen.items() if name == BASE}
         plan = plan_of(settings, groups.lengths[rows], count)
-        kept = jax.device_get(whole(state.params, state.step, frozen, minibatch, plan))
+        kept = jax.device_get(whole(state.params, state.step, frozen, take_rows(batch, rows), plan))
         ends = groups.lengths, on_host(groups.sequences.prompt_length), on_host(groups.sequences.finished)
         lengths, prompts, finished = (x[rows[:count]] for x in ends)
         if not is_due:

@@ -30,10 +30,9 @@ def main(options) -> None:
     """Writes the page as the flags of `rpg_jax.look` say. Raises InputError where there is nothing to show."""
     jax.config.update("jax_platforms", "cpu")  # small, and in float64
     folder = pathlib.Path(options.workdir)
-    out = pathlib.Path(options.out or folder / "look.html")
+    config, out = workdir.read_config(folder), pathlib.Path(options.out or folder / "look.html")
     if out.suffix != ".html" or not out.parent.is_dir():
         raise InputError(f"--out={out}: expected a file in a folder that is there, which ends in .html")
-    config = workdir.read_config(folder)
     groups, notes = read_groups(folder / LOOK, options.step)
     with jax.enable_x64():
         shown = [numbers.shown(config, spec) for spec in options.objectives or [None]]
