@@ -57,17 +57,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rpg_jax import parallel
 from rpg_jax.models import ModelConfig, cudnn
 from rpg_jax.models.attention import PLAIN, AttentionKind
+from rpg_jax.lab.planning import chips
 from rpg_jax.models.attention_kernels import make_attention
 from rpg_jax.sampling import paged_attention
 
-H100 = '''gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-  block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84978434048 shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536 driver_version: "13.0.0" runtime_version: "13.0.0"
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 } device_description_str: "NVIDIA H100 80GB HBM3"'''
+H100 = chips.CHIPS["h100"].target
 shape = "1x1x4"
 made = topologies.get_topology_desc(platform="cuda", topology_name=shape, topology=shape, target_config=H100)
 mesh = parallel.make_mesh(1, 2, 2, devices=made.devices)

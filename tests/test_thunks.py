@@ -10,22 +10,11 @@ import numpy as np
 import pytest
 
 from rpg_jax import models, parallel
-from rpg_jax.lab.planning import thunks
+from rpg_jax.lab.planning import chips, thunks
 from rpg_jax.sampling import Decoding, Sampling, batching, decode, make_sampler
 
 module = importlib.import_module("rpg_jax.sampling.generate")  # the package has a function of that name
-# Without versions of runtime and driver XLA records no cuDNN kernel and no loop.
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84978434048
-  cuda_compute_capability { major: 9 } runtime_version: "13.0.0" driver_version: "13.0.0"
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 } device_description_str: "NVIDIA H100 80GB HBM3"
-"""
+H100 = chips.CHIPS["h100"].target
 SEQUENCE = """
 000: kWhile [source | sink]
 condition:

@@ -4,7 +4,6 @@ Logits are [B, V], and every sum over a vocabulary is one over [B, V / LANES, LA
 last: processors add along the last axis in vectors of LANES numbers, and in an order that does not depend on B.
 """
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

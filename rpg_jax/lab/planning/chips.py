@@ -31,7 +31,8 @@ def _target(
     name: str, capability: int, cores: int, lanes: int, shared: int, cache: int, clock: float, bandwidth: int, size: int
 ) -> str:  # fmt: skip
     """A GPU as XLA's target configs describe it (openxla/xla, xla/backends/gpu/target_config/specs). Lanes are float32
-    units of a core; shared memory is a core's; sizes are in bytes, the clock is in GHz."""
+    units of a core; shared memory is a core's; sizes are in bytes, the clock is in GHz. Without versions of runtime and
+    driver XLA would put no cuDNN kernel and no loop into a command buffer."""
     return f"""gpu_device_info {{
         threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
         block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
@@ -39,6 +40,7 @@ def _target(
         shared_memory_per_block: 49152 shared_memory_per_block_optin: {shared - 1024} shared_memory_per_core: {shared}
         core_count: {cores} fpus_per_core: {lanes} clock_rate_ghz: {clock} l2_cache_size: {cache}
         memory_bandwidth: {bandwidth} device_memory_size: {size} cuda_compute_capability {{ major: {capability} }}
+        runtime_version: "13.0.0" driver_version: "13.0.0"
     }}
     platform_name: "CUDA" device_description_str: "{name}"
     dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} patch: {CUDNN[2]} }}"""
