@@ -4,7 +4,7 @@ A batch of four rows, of which one has no tokens, is compared with its rows alon
 the counts that reductions are defined to divide by.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def entangled(objective: Objective) -> Entangled:
         gradient = jax.jit(jax.vmap(lambda x, mask: _gradient(objective, x, mask), (0, None)))
         for seed, spread in enumerate(SPREADS):
             batch, other = _batches(seed, spread)
-            places = [(i, row, slice(None)) for i in range(len(INPUTS)) for row in rows]
+            places: list[tuple[int, int, Any]] = [(i, row, slice(None)) for i in range(len(INPUTS)) for row in rows]
             places += [(i, 0, column) for i in range(len(INPUTS)) for column in columns]
             changed = np.stack([batch] * (len(places) + 2))
             for index, place in enumerate(places, 2):
@@ -91,11 +91,11 @@ def _gradient(objective, batch, mask):
     return jax.grad(lambda logp: _loss(objective, logp, batch, mask, 1.0))(batch[0])
 
 
-def _same(a, b) -> bool:
+def _same(a: Any, b: Any) -> bool:
     return np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
-def _others_same(a: np.ndarray, b: np.ndarray, index: int) -> bool:
+def _others_same(a: np.ndarray, b: np.ndarray, index: Any) -> bool:
     """Whether all but one of the rows, or entries, are the same."""
     return _same(np.delete(a, index, 0), np.delete(b, index, 0))
 

@@ -89,7 +89,7 @@ def _blocks_empty(config, dtype, pages, page_size):
 
 
 def _blocks_write(pool, k, v, page, offset):
-    scales = ()
+    scales: tuple = ()
     if len(pool) > 2:
         k, v = (quantize(x, pool[0].dtype, -1) for x in (k, v))
         k, v, scales = k.values, v.values, (k.scales, v.scales)
