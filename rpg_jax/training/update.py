@@ -100,7 +100,8 @@ def of_both(measured: metric.Metrics, objective: Objective, logp: jax.Array, bat
     tokens = prepare(logp, batch.drawn_logp, batch.advantage, mask, batch.reference_logp)  # type: ignore[arg-type]
     drawn = measure(tokens, objective.units(tokens)) | sample_sizes(logp, batch.drawn_logp, mask)  # type: ignore[arg-type]
     same = {f"kl_reference_{name}" for name in ("k1", "k2", "k3")}  # of no behavior policy
-    return {f"{x}_proximal" if x in drawn.keys() - same else x: y for x, y in measured.items()} | drawn
+    apart = drawn.keys() - same
+    return {f"{name}_proximal" if name in apart else name: value for name, value in measured.items()} | drawn
 
 
 def make_update(
