@@ -19,10 +19,10 @@ set -uo pipefail # and not -e: what failed is said, and the next part runs
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 # shellcheck source=launch/common.sh
 source launch/common.sh
+help_if_asked "$@"
 parts=()
 for part in "$@"; do
   case "$part" in
-    --help | -h) show_help && exit ;;
     tests | benchmark | training | peer) parts+=("$part") ;;
     *) refuse "there is no part $part; known: tests, benchmark, training, peer" ;;
   esac

@@ -8,6 +8,9 @@
 # below 7.5 need as well. What it decides against is said on stderr.
 set -euo pipefail
 
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_if_asked "$@"
 case "${RPG_JAX:-}" in
   "") ;;
   cpu | cuda12 | cuda13) echo "$RPG_JAX" && exit ;;

@@ -2,7 +2,7 @@
 
 In place of JAX's wrapper (`rpg_jax.models.cudnn.wrapper`), whose kernel runs on GPUs alone. Offsets count numbers, and
 packed rows are as many sequences as they have places, wherever a row ends (openxla/xla, cuda_dnn.cc;
-NVIDIA/cudnn-frontend, docs/operations/Attention.md).
+NVIDIA/cudnn-frontend, on attention).
 """
 
 import jax

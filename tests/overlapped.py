@@ -17,6 +17,7 @@ from functools import partial
 import jax
 
 from configs import quickstart
+from rpg_jax.lab.looking.keep import make_look
 from rpg_jax.lab.planning import chips, decoding, measure, programs, sketch
 from rpg_jax.run import build, train
 from rpg_jax.storage import workdir
@@ -103,7 +104,7 @@ def trained(folder: pathlib.Path, name: str, overlap: bool, stops=()) -> tuple[d
                 asked += 1
                 return flag or (stop is not None and asked >= stop)
 
-            outcome = train.train(config, run, path, checkpoints, range(0), should_stop)
+            outcome = train.train(config, run, path, checkpoints, range(0), should_stop, make_look)
             stopped += outcome is None
     rows: dict[int, dict] = {}  # by step: an evaluation that was cut short comes in a row of its own
     for line in (path / "metrics.jsonl").read_text().splitlines():

@@ -33,6 +33,7 @@ PRINTED = {a.strip(): b for blocks in BLOCKS_OF for (_, a), (kind, b) in itertoo
 SUITE = "./launch/test.sh"  # what is running now
 REAL_MODEL = "./launch/real_model.sh"  # 45 minutes and a download: tests/test_real_model.py runs its commands in small
 PEERS = "python third_party/"  # need packages of their own: tests/test_third_party.py does what can be done without
+SESSION = "launch/gpu_session.sh"  # needs a GPU: tests/test_launch.py
 # Tests of verify and of gym run these as they stand, the first one with --json, which does the same and more.
 AS_THEY_ARE = ("verify", "verify --json=out.json", "prepare --list_gym")
 
@@ -87,7 +88,7 @@ def folder(tmp_path_factory):
     [
         command
         for command in COMMANDS
-        if command and not command.startswith((SUITE, REAL_MODEL, PEERS))
+        if command and not command.startswith((SUITE, REAL_MODEL, PEERS, SESSION))
         if command not in [f"python -m rpg_jax.{name}" for name in AS_THEY_ARE]
     ],
 )

@@ -94,7 +94,7 @@ def claims(logp):
 
 claims.declares = "right"
 
-def gate(log_ratio, advantage, *unused, tau=1.0):
+def gate(log_ratio, advantage, tau=1.0):
     smooth = 4 / tau / (1 + jnp.exp(-tau * (jnp.exp(log_ratio) - 1)))
     return -smooth * advantage, {"gate": smooth}
 

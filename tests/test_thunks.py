@@ -48,7 +48,7 @@ def test_what_a_turn_of_the_innermost_large_loop_launches():
     assert thunks.step("000: kCommandBuffer [source | sink]\n" + buffered)["outside"] == 0
 
 
-@pytest.mark.skipif(find_spec("jax_plugins.xla_cuda13") is None, reason="jax-cuda13-pjrt and -plugin are not installed")
+@pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="jax-cuda13-pjrt and -plugin are not installed")
 def test_a_decode_step_for_an_h100_is_one_graph_without_branches(tmp_path):
     """Qwen3-0.6B's shape, 256 rows: of at most 420 kernels only the loop's condition is outside of the graph."""
     from jax.experimental.topologies import get_topology_desc

@@ -57,8 +57,8 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
     kernel = BLOCKS
     if platform == "tpu" and config.head_dim % 128 == 0:
         kernel = RAGGED
-    if config.head_dim % 8 == 0 and config.head_dim <= cudnn.largest_head(device) and cache_dtype not in LARGEST:
-        kernel = CUDNN
+    if platform == "gpu" and cache_dtype not in LARGEST and config.head_dim % 8 == 0:
+        kernel = CUDNN if config.head_dim <= cudnn.largest_head(device) else BLOCKS
     if kernel is not BLOCKS and page_size < 16:
         raise InputError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
     if kernel is RAGGED and cache_dtype == "int8":
