@@ -294,7 +294,7 @@ def test_nothing_that_was_drawn_is_lost_when_a_rollout_ends_early_which_does_not
     """Not even of responses that wait because their pages were taken: to draw the tokens of long responses anew, by
     another policy, would be a bias."""
     waited = 0
-    for until in (1, 3, 5):
+    for until in range(1, 6):
         rollout = run(until=until, cache_pages=LEAST + 2)
         length, (status, _, _, logp) = rollout.loss_mask.sum(-1), segments[-1]
         np.testing.assert_array_equal(length, (logp != 0).sum(-1))
@@ -356,6 +356,13 @@ def test_a_prompt_is_prefilled_once_for_its_group_and_shared(segments):
     run(lengths=[14] * 6, stop_ids=(), limits=np.full(6, 3), segment=1)
     held = [free.stack.size - int(free.count[0]) for _, _, free, _ in segments]
     assert max(held) == 6 * 4 + 5, "four pages of each prompt, the last of them copied, and one of each response"
+
+
+def test_rows_at_different_places_of_their_pages_get_them_together(segments):
+    """As the prompts end at each place of a page of four, some row would come to the end of its page at every step."""
+    run(lengths=[8, 9, 10, 11, 12, 13], slots=18, stop_ids=(), segment=1)
+    counts = [int(free.count[0]) for _, _, free, _ in segments]
+    assert (np.diff(counts) != 0).sum() <= NEW // 4 + 1
 
 
 def test_work_and_memory_of_decoding_do_not_grow_with_the_longest_response():

@@ -32,10 +32,14 @@ def full_pages(sampler: Sampler, state: DecodeState, row: jax.Array) -> jax.Arra
     return (state.rows.prompt_length[row] - 1) // sampler.page_size
 
 
-def needs_pages(sampler: Sampler, state: DecodeState) -> jax.Array:
-    """i32[slots], pages up to the next input that the row does not hold yet."""
-    needs = state.position // sampler.page_size + 1 - state.held[state.request]
-    return jnp.where(state.request >= 0, jnp.maximum(needs, 0), 0)
+def needs_pages(sampler: Sampler, state: DecodeState, ahead: int = 0) -> jax.Array:
+    """i32[slots], pages that the row does not hold yet, up to the next input, or `ahead` tokens beyond it."""
+    request, reach = state.request, state.position
+    if ahead:  # the last token's keys are never read
+        last = state.rows.prompt_length[request] + state.limit[request] - 2
+        reach = jnp.maximum(reach, jnp.minimum(reach + ahead, last))
+    needs = reach // sampler.page_size + 1 - state.held[request]
+    return jnp.where(request >= 0, jnp.maximum(needs, 0), 0)
 
 
 def hold(state: DecodeState, row: jax.Array, more: jax.Array) -> DecodeState:
@@ -114,7 +118,12 @@ def evict(sampler: Sampler, state: DecodeState, rows: jax.Array) -> DecodeState:
 
 
 def grant(sampler: Sampler, state: DecodeState) -> DecodeState:
-    """Every running slot gets the pages that it needs; the youngest rows give theirs back where none is left."""
+    """Every running slot gets the pages that it needs; the youngest rows give theirs back where none is left.
+
+    When one does, all get the page that they need next, too, as long as one for every slot is left: rows at different
+    places of their pages would else end the loop of decode steps one after the other. It happens at no other time,
+    such as the begin of a segment, so that what is preempted does not depend on segments.
+    """
 
     def short(state):
         return needs_pages(sampler, state).sum() > state.free.count[0]
@@ -125,4 +134,6 @@ def grant(sampler: Sampler, state: DecodeState) -> DecodeState:
 
     state = drop_prompts(sampler, state, idle_prompts(state) & short(state))
     state = jax.lax.while_loop(short, make_room, state)
-    return hold(state, state.request, needs_pages(sampler, state))
+    needs, more = needs_pages(sampler, state), needs_pages(sampler, state, sampler.page_size)
+    enough = needs.any() & (more.sum() + more.size <= state.free.count[0])
+    return hold(state, state.request, jnp.where(enough, more, needs))
