@@ -5,8 +5,9 @@
 
 Experiments name what differs. A key without a default must be set, because what is right depends on the model, the
 problems or the hardware; one whose default is None may stay unset. Units: an RL step is one rollout and all that is
-learned from it; an optimizer update is one minibatch of a rollout; a group is all responses to one prompt. A [switch]
-is true or false; -1 devices are all that are left. Keys that depend on each other are checked where settings are built.
+learned from it; an optimizer update is one minibatch of a rollout; a group is all responses to one prompt, and a row
+one of them behind that prompt (docs/architecture.md). A [switch] is true or false; -1 devices are all that are left.
+Keys that depend on each other are checked where settings are built.
 """
 
 import numbers

@@ -1,4 +1,4 @@
-"""Numbers that go wrong have a defined outcome: what no other test covers (docs/reliability.md names the others)."""
+"""Numbers that go wrong have a defined outcome: what no other test covers (docs/reliability.md has what is promised)."""
 
 import dataclasses
 from functools import cache

@@ -183,7 +183,7 @@ def test_what_is_submitted_is_scored_meanwhile_and_added_up(file):
         assert scores.correct.tolist() == [1, 0, 1] and scores.rewards["dapo"].tolist() == [0, 0, 0]
         assert len(scores.failures) == 1 and "ZeroDivisionError" in scores.failures[0]
         assert whole.result().correct.tolist() == scores.correct.tolist() and parts[0].result().failures == []
-        with pytest.raises(ValueError, match="failed on 1 of 1 samples, more than max_failures=0.4"):
+        with pytest.raises(ValueError, match="failed on 1 of 1 responses, more than max_failures=0.4"):
             parts[1].result()
 
 

@@ -100,7 +100,7 @@ def differences(page: str, keys, source: str) -> tuple[list[str], list[str]]:
     """Between keys of metrics.jsonl and the first column of the page's tables: (the keys that it lacks, its names that
     no key has and that the source does not spell either)."""
     wild = lambda match: r"\d+" if match[0] == "K" else ".+"  # noqa: E731
-    names = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    names = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`[^|]+`) \|", page, re.MULTILINE)))
     patterns = {name: re.sub(r"\b(TASK|NAME)\b|K(?=$|_)", wild, name) for name in names}
     unlisted = sorted(key for key in keys if not any(re.fullmatch(pattern, key) for pattern in patterns.values()))
     absent = [name for name in names if not any(re.fullmatch(patterns[name], key) for key in keys)]

@@ -22,7 +22,7 @@ _START_SECONDS = 300.0  # to import the function's file, which takes 5 s of CPU 
 
 
 class Failure(Exception):
-    """The reason why a sample has no score."""
+    """The reason why a response has no score."""
 
 
 class Pool:

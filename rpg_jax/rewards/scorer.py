@@ -70,7 +70,7 @@ class Submitted:
             most = self.scorer.most_failures(function)
             if len(failed) > most * len(verdicts):
                 raise InputError(
-                    f"{self.scorer.title_of(function)} failed on {len(failed)} of {len(verdicts)} samples, more than "
+                    f"{self.scorer.title_of(function)} failed on {len(failed)} of {len(verdicts)} responses, more than "
                     f"max_failures={most:g} of them; the first: {failed[0][1]}"
                 )
             lines += failed
@@ -88,7 +88,7 @@ class Scorer(contextlib.AbstractContextManager):
 
     A user's function, `math_verify` and the families of reasoning-gym run in `workers` processes. A function is given
     what its signature names of `worker.OURS` and the columns of the problem's row, and returns a number in 0..1. A call
-    that raises, hangs, dies, takes too much memory or returns anything else fails its sample: its score is 0 and it is
+    that raises, hangs, dies, takes too much memory or returns anything else fails its response: that scores 0 and is
     reported, and its worker is replaced if it died, hangs or is full. `close`, or the end of a `with`, ends the workers
     and what they have started in their sessions.
     """
@@ -107,7 +107,7 @@ class Scorer(contextlib.AbstractContextManager):
           functions: in place of `function`, several of these, or one text with commas between them. Each is a reward
             named by its rule, its NAME, or a name of its own before it, "brief=FILE.py:NAME".
           evaluation: a function like these, or the name of a reward, whose score is the accuracy; None is the first.
-          max_failures: the largest share of one call's samples on which a user's function may fail. What sympy or a
+          max_failures: the largest share of one call's responses on which a user's function may fail. What sympy or a
             family of reasoning-gym cannot score is wrong and does not count: the policy writes its input.
           network: whether a user's function may use the network. Other workers never do.
           tasks: of the problems to come; the workers of those that are not named start with their first problem.
@@ -222,7 +222,7 @@ class Scorer(contextlib.AbstractContextManager):
         )
 
     def most_failures(self, function: str) -> float:
-        """The largest share of samples on which it may fail."""
+        """The largest share of responses on which it may fail."""
         if function == ENVIRONMENT:
             return self.environment.max_failures
         return self.max_failures if ".py:" in function else 1.0

@@ -1,6 +1,6 @@
 """Options of the TPU compiler: every command runs with them, and `python -m rpg_jax.plan` compiles with them.
 
-docs/devices.md has the compiler's estimate with and without each. On other platforms they have no effect.
+docs/devices.md has the compiler's estimate of what they bring. On other platforms they have no effect.
 """
 
 from collections.abc import Mapping

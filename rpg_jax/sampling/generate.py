@@ -69,7 +69,7 @@ def to_answer(
 def prompts_to_answer(
     tokens: jax.Array, length: jax.Array, problem: jax.Array, *, samples: int, max_new: int, routes: int = 0
 ) -> Sequences:
-    """The rows that `generate` answers: `samples` for each of P prompts, problem-major.
+    """The rows that `generate` answers: `samples` responses to each of P prompts, problem-major.
 
     Args:
       tokens: i32[P, Tp], padded on the right, split along `parallel.ROWS` of a mesh, or on one device.
@@ -111,7 +111,7 @@ def generate(
     Args:
       params: the model's tree with layers unstacked (`models.unstack_layers`), best cast to model.dtype; its matrices
         may be in 8 bits (`models.quantize_params`).
-      sequences: P * samples rows, problem-major (`prompts_to_answer`), of which the samples of a problem share their
+      sequences: P * samples rows, problem-major (`prompts_to_answer`), of which the responses to a problem share their
         prompt. What a row has beyond it stays, and the row goes on with the noise of its next tokens; its keys and
         values are computed anew, under params.
       key: threefry2x32 key of the run.

@@ -93,8 +93,8 @@ def make_evaluate(
     """Builds `evaluate(params, problems, should_stop=None, positions=None, progress=None)`, which yields the answers to
     problems in order, of which k are sampled to each of `rows` at a time.
 
-    Noise depends on `key`, on the problem's position in the set and on the sample alone: evaluations of one run share
-    it, and an interrupted one may go on with the problems that are left, to the same result, if it is given their
+    Noise depends on `key`, on the problem's position in the set and on the response's number alone: evaluations of one
+    run share it, and an interrupted one may go on with the problems that are left, to the same result, if given their
     `positions` (their own order if None). When asked to stop, it ends after a whole problem. Processes divide the
     problems among themselves, and each yields all of the answers. `progress` is called about once a second with the
     number of responses that are complete, over all processes as this one's share tells, and after every batch.

@@ -82,7 +82,7 @@ def watcher(
     """The `watch` of `generate` that gives each complete response to the scorer.
 
     `problems`, `positions` and `runs` (bool[N], false for padding) are those of this process's N groups in `sequences`.
-    Responses are added to `begun` by position and sample; those that are in it are not scored again. With `rewards`
+    Responses are added to `begun` by position and number; those that are in it are not scored again. With `rewards`
     false they are scored for their accuracy alone. `episodes` are those of a conversation.
     """
     prompt_length = parallel.local_rows(sequences.prompt_length)

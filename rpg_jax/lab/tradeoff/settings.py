@@ -9,10 +9,10 @@ from rpg_jax import InputError
 _EPSILONS = ((0.2, 0.28), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.8, 0.8))
 GRID = {  # name -> default and meaning; tables and figures show the first of most lists
     "vocab": (3, "tokens to choose from"),
-    "length": (4, "tokens of a sequence"),
+    "length": (4, "tokens of a response"),
     "problems": (100, "random ones, of which medians are taken"),
-    "distances": ((1e-3, 1e-2, 1e-1, 1.0), "KL(behavior || policy), nats a sequence"),
-    "samples": ((1, 4, 16, 64, 256, 1024, 4096), "N, sequences that a gradient is averaged over"),
+    "distances": ((1e-3, 1e-2, 1e-1, 1.0), "KL(behavior || policy), nats a response"),
+    "samples": ((1, 4, 16, 64, 256, 1024, 4096), "N, responses that a gradient is averaged over"),
     "epsilons": (_EPSILONS, "clip bounds, EPSILON or LOW:HIGH; the first is that of tables and figures"),
     "ceilings": ((3.0, 10.0), "clip_c; the first is that of tables and figures"),
     "betas": ((0.01, 0.1, 0.0), "coefficients of the divergence; the first is that of tables and figures"),
