@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the test suite, four files at a time, because some wait for processes of their own; options go to pytest:
+# Runs the test suite, three files at a time, because some wait for processes of their own; options go to pytest:
 # launch/test.sh tests/test_checkpoints.py -k bit -n0
 # --quick, for whoever changes an objective, a metric or a task: at most 90 s on 2 cores once .venv is there. It leaves
 # out the files that start processes, train, or compile many models; SLOW in tests/conftest.py lists them. The RL step's
@@ -18,7 +18,7 @@ for extra in gguf gym; do # one of gym's packages needs a C compiler
     echo "test: that list is optional, and the tests that need it are skipped" >&2
 done
 test=(.venv/bin/python -m pytest)
-suite=("${test[@]}" -n4 --dist=loadfile --no-loadscope-reorder)
+suite=("${test[@]}" -n3 --dist=loadfile --no-loadscope-reorder)
 export JAX_PLATFORMS=cpu
 [[ "${rpg_jax:-cpu}" != cpu && $# == 0 ]] || exec "${suite[@]}" "$@"
 status=0

@@ -15,13 +15,14 @@ import jax  # noqa: E402
 # Tracing allocates by the million: at Python's own threshold, looking for garbage takes a sixth of the suite's time.
 gc.set_threshold(100_000)
 C = ctypes.CDLL(None)
-# Files that start processes, train, or compile models and samplers in many forms, the longest first. The inner loop of
-# somebody who changes an objective, a metric or a task does without them: `launch/test.sh --quick`.
+# Files that start processes, train, or compile models and samplers in many forms, the longest first: `train` compiles
+# what `documents` runs. The inner loop of somebody who changes an objective, a metric or a task does without them:
+# `launch/test.sh --quick`.
 SLOW = [
     f"test_{name}"
     for name in (
-        "documents train multihost environments rollouts notebook real_model mesh verify distillation qwen3_moe lora "
-        "oracle fuzz_commands sampling models families packing draw checkpoints fuzz_configs fuzz_files security "
+        "verify train multihost mesh documents lora environments distillation rollouts qwen3_moe sampling real_model "
+        "notebook checkpoints oracle fuzz_commands models families packing draw fuzz_configs fuzz_files security "
         "huggingface tradeoff report sweep plan in_other_trainers math_rewards third_party attention convert parallel "
         "figures evaluate update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
         "logprobs cudnn rollout delay gpu package launch data workdir"

@@ -16,8 +16,11 @@ DEFAULTS = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # another version may not know the flag, and ends there
-    # The older of XLA's two code generators compiles a program of ours in half of the time.
-    DEFAULTS["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
+    # The older of XLA's two code generators compiles a program of ours in half of the time, and in two thirds of that
+    # without cutting it into parts for more cores, and for vectors of 256 bits.
+    DEFAULTS["XLA_FLAGS"] = (
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_max_isa=AVX2"
+    )
 
 
 def environment() -> dict[str, str]:

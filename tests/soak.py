@@ -2,10 +2,9 @@
 
     python tests/soak.py [--steps=2000] [--out=runs/soak]
 
-The training process is killed once, a tenth of the way, and goes on. Over the second half of its steps a line is fitted
-to its memory, open files, threads and child processes. The exit status is 1 if memory grows by 1 % or more, if any of
-the others grows by a whole one, if a step takes 10 % more CPU time in the last quarter than in the one before, or if a
-log or the folder of checkpoints is not as it should.
+Over the second half of the steps a line is fitted to the process's memory, open files, threads and child processes. The
+exit status is 1 if memory grows by 1 % or more, if any of the others grows by a whole one, or if a step takes 10 % more
+CPU time in the last quarter than in the one before. tests/test_train.py kills runs, and reads their logs.
 """
 
 import argparse
@@ -14,7 +13,6 @@ import contextlib
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
@@ -38,7 +36,6 @@ SETTINGS = (
     "learner.microbatch_rows=4 optimizer.learning_rate=1e-5 evaluation.every=500 evaluation.k=1 "
     "checkpoint.every=50 reward.workers=1 reward.max_failures=1.0"
 ).split()
-KEPT = 3  # checkpoints: the last two and the best
 
 
 def start(out: pathlib.Path, steps: int) -> subprocess.Popen:
@@ -69,10 +66,10 @@ def held(pid: int) -> list[float]:
     return [seconds, resident, len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), parents.count(pid)]
 
 
-def watch(training: subprocess.Popen, log: pathlib.Path, until: int) -> list[list[float]]:
-    """Rows [step, *held] twice a second, until a step is done or the process has ended."""
+def watch(training: subprocess.Popen, log: pathlib.Path) -> list[list[float]]:
+    """Rows [step, *held] twice a second, until the process has ended."""
     rows = []
-    while training.poll() is None and (not rows or rows[-1][0] < until):
+    while training.poll() is None:
         time.sleep(0.5)
         with contextlib.suppress(OSError):  # it has ended meanwhile
             rows.append([steps_done(log), *held(training.pid)])
@@ -94,24 +91,12 @@ def main() -> int:
     out.mkdir(parents=True)
     (out / "reward.py").write_text(REWARD)
     log = out / "run" / "metrics.jsonl"
-    first = start(out, steps)
-    watch(first, log, steps // 10)
-    os.kill(first.pid, signal.SIGKILL)  # at any moment of a step
-    first.wait()
-    second = start(out, steps)
-    rows = np.array(watch(second, log, steps + 1))
-    faults = [f"training ended with status {status}"] if (status := second.wait()) else []
+    training = start(out, steps)
+    rows = np.array(watch(training, log))
+    faults = [f"training ended with status {status}"] if (status := training.wait()) else []
     logged = [json.loads(line) for line in log.read_text().splitlines()]
-    if [row["step"] for row in logged] != list(range(steps + 1)):
-        faults.append("metrics.jsonl does not hold every step once")
-    samples = [json.loads(line)["step"] for line in (out / "run" / "samples.jsonl").read_text().splitlines()]
-    if sorted(set(samples)) != list(range(1, steps + 1)) or samples != sorted(samples):
-        faults.append("samples.jsonl does not hold every step in order")
-    kept = sorted(path.name for path in (out / "run" / "checkpoints").iterdir())
-    if len(kept) > KEPT:
-        faults.append(f"more than {KEPT} checkpoints are kept: {', '.join(kept)}")
     restarts = sum(row.get("train/reward_failures", 0) for row in logged)
-    print(f"{steps} steps in {time.monotonic() - begin:.0f} s, killed once; the verifier died {restarts:.0f} times")
+    print(f"{steps} steps in {time.monotonic() - begin:.0f} s; the verifier died {restarts:.0f} times")
     late = rows[(rows[:, 0] >= steps // 2) & (rows[:, 0] < steps)]
     for name, column in zip(("MiB of memory", "open files", "threads", "child processes"), late.T[2:], strict=True):
         level, rise = growth(late[:, 0], column)

@@ -1,8 +1,7 @@
-"""The campaign of faults: its verdicts, and the damage that it does."""
+"""The campaign of faults: its verdicts, and its verifier."""
 
-import numpy as np
 import pytest
-from faults import damage, verifiers
+from faults import verifiers
 from faults.bench import LOST, SAME, TOLD, Ended, explained, verdict
 
 REFUSED = "error: config.json is not JSON; restore it\n"
@@ -22,15 +21,6 @@ def test_verdicts(status, err, left, difference, outcome, words):
     found, line = verdict(Ended(status, err, left), difference, ("a.jsonl",))
     assert found == outcome and words in line
     assert explained(Ended(75, ""), (0, 75)) == "" != explained(Ended(75, ""))
-
-
-@pytest.mark.parametrize("way", damage.WAYS)
-def test_damage_changes_the_file(tmp_path, way):
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(f'{{"step": {step}}}\n' for step in range(9)))
-    before = file.read_bytes()
-    assert way(file, np.random.default_rng(0))
-    assert not file.is_file() or file.read_bytes() != before
 
 
 def test_the_verifier_misbehaves_where_it_would_score_zero(tmp_path, monkeypatch):

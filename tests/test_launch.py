@@ -175,7 +175,7 @@ def test_an_optional_list_that_cannot_be_installed_costs_neither_the_tests_nor_t
         (clone / f"requirements-{name}.txt").write_text("# something\n")
     result = run(["bash", clone / "launch/test.sh", "-k", "two words"], tmp_path)
     assert result.returncode == 0 and result.stderr.count("skipped") == 1 and "requirements-gguf.txt" in calls()[-3]
-    assert calls()[-1] == "-m pytest -n4 --dist=loadfile --no-loadscope-reorder -k two words"
+    assert calls()[-1] == "-m pytest -n3 --dist=loadfile --no-loadscope-reorder -k two words"
     assert (clone / ".venv/requirements-gguf.sha256").exists()
     assert not (clone / ".venv/requirements-gym.sha256").exists()
 

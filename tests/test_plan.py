@@ -17,7 +17,7 @@ import pytest
 from fuzzing import outcome
 
 from configs import paper
-from rpg_jax.lab.planning import calibration, chips, command, decoding, floor, hlo, measure, report, sketch, thunks
+from rpg_jax.lab.planning import calibration, chips, command, decoding, floor, hlo, measure, report, sketch
 from rpg_jax.lab.planning.workload import PHASES, Workload
 from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.run import compiler
@@ -63,74 +63,7 @@ def test_topologies_are_those_that_exist_and_others_are_refused_with_those_that_
 
 
 # As libtpu writes it: one loop that the compiler has counted, one of a counter raised by 2, one whose count is traced.
-HLO = """HloModule jit_f, is_scheduled=true, num_partitions=8
-
-%twice (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
-  %p = (s32[]{:T(128)}, f32[8,4]{1,0}) parameter(0)
-  %one = s32[] constant(1)
-  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
-  %x = f32[8,4]{1,0:T(8,128)} get-tuple-element(%p), index=1
-  %add.1 = s32[] add(%i, %one)
-  %fused = f32[8,4]{1,0} fusion(%x), kind=kLoop, calls=%small, backend_config={"x":{"estimated_cycles":"70"}}
-  %add.2 = s32[] add(%add.1, %one), metadata={op_name="add"}
-  %collective-permute-start.1 = (f32[8,4]{1,0}, f32[8,4]{1,0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%x)
-  %collective-permute-done.1 = f32[8,4]{1,0} collective-permute-done(%collective-permute-start.1)
-  ROOT %tuple.1 = (s32[], f32[8,4]{1,0}) tuple(%add.2, %collective-permute-done.1)
-}
-
-%until_seven (p: (s32[], f32[8,4])) -> pred[] {
-  %seven = s32[]{:T(128)} constant(7)
-  %p.1 = (s32[], f32[8,4]{1,0}) parameter(0)
-  %i.1 = s32[] get-tuple-element(%p.1), index=0
-  ROOT %lt = pred[] compare(%i.1, %seven), direction=LT
-}
-
-%reduce (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
-  %p.2 = (s32[], f32[8,4]{1,0}) parameter(0)
-  %x.2 = f32[8,4]{1,0} get-tuple-element(%p.2), index=1
-  %splash_mha_dq.7 = bf16[2,8,16]{2,1,0} custom-call(%q), custom_call_target="tpu_custom_call", OPERANDS, metadata={
-"xprof_metadata":"{}"
-}}, metadata={op_name="attention"}
-  %other_kernel = f32[8]{0} custom-call(%q), custom_call_target="tpu_custom_call", operand_layout_constraints={f32[]}
-  %all-reduce.2 = f32[8,4]{1,0} all-reduce(%x.2), replica_groups=[2,4]<=[8], to_apply=%sum
-  ROOT %tuple.2 = (s32[], f32[8,4]{1,0}) tuple(%i.2, %all-reduce.2)
-}
-
-%while_traced (p: (s32[], f32[8,4])) -> pred[] {
-  %p.3 = (s32[], f32[8,4]{1,0}) parameter(0)
-  %i.3 = s32[] get-tuple-element(%p.3), index=0
-  %end.3 = s32[] get-tuple-element(%p.3), index=2
-  ROOT %lt.3 = pred[] compare(%i.3, %end.3), direction=LT
-}
-
-%small (p: f32[8,4]) -> f32[8,4] {
-  ROOT %p.4 = f32[8,4]{1,0} parameter(0)
-}
-
-%large (p: f32[8,4]) -> f32[8,4] {
-  %p.5 = f32[8,4]{1,0} parameter(0)
-  ROOT %reduce-scatter.5 = f32[1,4]{1,0} reduce-scatter(%p.5), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
-}
-
-ENTRY %main (a: f32[8,4]) -> f32[8,4] {
-  %a = f32[8,4]{1,0} parameter(0)
-  %unknown = f32[4]{0} fusion(%a), kind=kLoop, calls=%small, backend_config={"estimated_cycles":"9223372036854775807"}
-  %ragged-dot-metadata = s32[5]{0} custom-call(%s), custom_call_target="tpu_custom_call", GROUPS{s32[4]{0}}
-  %ragged-dot-none.2 = bf16[16,3]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", GROUPS{s32[5]{0}, KERNELS}
-  %tgmm.2 = bf16[4,8,3]{2,1,0} custom-call(%q), custom_call_target="tpu_custom_call", GROUPS{ROWS}
-  %whole = f32[4]{0} copy(%a), backend_config={"window_config":{"estimated_cycles":"9"}}
-  %w.1 = (s32[], f32[8,4]{1,0}) while(%t), condition=%until_seven, body=%twice
-  %w.2 = (s32[], f32[8,4]{1,0}) while(%t), condition=%while_traced, body=%reduce, metadata={op_name="f/prefill/while"}
-  %w.3 = (s32[], f32[8,4]{1,0}) while(%t), condition=%c, body=%reduce, backend_config={"known_trip_count":{"n":"5"}}
-  %gather = (bf16[2,4]{1,0}, bf16[8,4]{1,0}) all-gather-start(%b), replica_groups=mesh['x'=2,'y'=4] {'y'}
-  %gathered = bf16[8,4]{1,0} all-gather-done(%gather)
-  ROOT %either = f32[8,4]{1,0} conditional(%p, %a, %a), branch_computations={%small, %large}, METADATA
-}
-""".replace("METADATA", 'metadata={op_name="f/filters/cond"}')
-HLO = HLO.replace("GROUPS", "operand_layout_constraints=").replace("KERNELS", "bf16[16,8]{1,0}, bf16[4,8,3]{2,1,0}")
-HLO = HLO.replace("ROWS", "bf16[16,8]{1,0}, bf16[16,3]{1,0}").replace(
-    "OPERANDS", "operand_layout_constraints={s8[1,9,9]{2,1,0}, bf16[2,8,16]{2,1,0}, bf16[1,8,16]{2,1,0}}"
-)
+HLO = (ROOT / "tests/data/step.hlo").read_text()
 
 
 def test_work_of_a_program_counts_as_often_as_it_is_done():
@@ -234,37 +167,6 @@ def test_a_checkpoint_that_is_not_here_is_planned_as_the_size_of_its_name(tmp_pa
     config.model.checkpoint = "elsewhere/mine"
     with pytest.raises(ValueError, match=r"elsewhere/mine is not here.*one of: .*qwen3-4b"):
         sketch.planned_size(config)
-
-
-# As XLA writes it: in a loop, one of prefill, and one that decodes, with a loop in a branch.
-THUNKS = """002: kWhile         [prev=000 (1) | sink]
-condition:
-    003: kCustomKernel [source | sink] loop_and_fusion_1 grid: [1, 1, 1]
-  body:
-    004: kWhile         [prev=000 (1)  | next=000 (1) ]
-condition:
-        No thunks.      body:
-        005: kCustomKernel [source       | next=019 (4)] prefill grid: [1, 1, 1]
-    008: kWhile         [prev=004 (1)  | sink ]
-condition:
-        009: kCustomKernel [source       | next=029 (1)] loop_compare_fusion grid: [1, 1, 1]
-      body:
-        000: kCommandBuffer [source        | next=1593 (1)]
-            010: kGemm         [source        | sink         ] cublas
-            011: kCopy         [source       | next=020 (4)] kCopy
-        012: kConditional   [prev=000 (1)  | sink]
-          false_branch:
-            013: kWhile         [prev=000 (1)  | sink]
-condition:
-                014: kCustomKernel [source | sink] loop_compare_fusion_2 grid: [1, 1, 1]
-              body:
-                000: kCommandBuffer [source | sink]
-                    015: kCustomKernel [source        | sink         ] input_reduce_fusion grid: [1, 1, 1]
-"""
-
-
-def test_launches_of_a_decode_step():
-    assert thunks.step(THUNKS) == dict(kernels=4, outside=2, command_buffers=2, conditionals=1, loops=1)
 
 
 MEASURED = {

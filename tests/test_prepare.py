@@ -77,29 +77,16 @@ def test_text_goes_through_the_template_and_numbers_become_text(call):
 
 PENS = "6 boxes hold 6*12=<<6*12=72>>72 pens.\nAfter giving away 5 there are 72-5=<<72-5=67>>67 pens.\n"
 STATED = [
-    (1e22, "1" + "0" * 22),
-    (2.5e-7, "0.00000025"),
-    (1 / 3, "0.3333333333333333"),
-    (-0.0, "0"),
-    (PENS + "#### 67", "67"),
-    (PENS + "####67\r\n\n", "67"),
-    (PENS.replace("\n", " ") + "#### -1,234,567.5", "-1234567.5"),
-    ("so\n#### $1,250", "$1250"),
-    ("#### (1,200)", "(1,200)"),
-    (r"Half of $\boxed{1}$ is $\boxed{\frac{1}{2}}$." + "\nDone.", r"\frac{1}{2}"),
-    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-    (r"It is \fbox {12}.", "12"),
-    (r"It is $\boxed 7$.", "7"),
-    (PENS + "**Answer:** 67.", "67"),
-    ("So the final answer is 67.", "67"),
-    ("Thus, the answer is: $x$", "$x$"),
-    ("<think>\n6\n</think>\n<answer>6</answer> no\n<answer>\n67\n</answer>", "67"),
+    (1e22, "1" + "0" * 22), (2.5e-7, "0.00000025"), (1 / 3, "0.3333333333333333"), (-0.0, "0"),
+    (PENS + "#### 67", "67"), (PENS + "####67\r\n\n", "67"), ("so\n#### $1,250", "$1250"), ("#### (1,200)", "(1,200)"),
+    (PENS.replace("\n", " ") + "#### -1,234,567.5", "-1234567.5"), (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+    (r"Half of $\boxed{1}$ is $\boxed{\frac{1}{2}}$." + "\nDone.", r"\frac{1}{2}"), (r"It is \fbox {12}.", "12"),
+    (r"It is $\boxed 7$.", "7"), (PENS + "**Answer:** 67.", "67"), ("So the final answer is 67.", "67"),
+    ("Thus, the answer is: $x$", "$x$"), ("<think>\n6\n</think>\n<answer>6</answer> no\n<answer>\n67\n</answer>", "67"),
     # What states no other answer is the answer.
-    ('["6", "7"]', '["6", "7"]'),
-    ("###### 67", "###### 67"),
-    ("answering", "answering"),
+    ('["6", "7"]', '["6", "7"]'), ("###### 67", "###### 67"), ("answering", "answering"),
     ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"),
-]
+]  # fmt: skip
 
 
 def test_an_answer_is_text_and_that_of_a_worked_solution_what_it_states(call):
@@ -298,15 +285,11 @@ def test_bad_parquet_files(refused):
     pq.write_table(pa.table({"problem": texts, "answer": texts, "at": times}), "times.parquet")
     for file, says in {
         "columns": ", row 0: no column prompt or problem or question or messages for the problem; ther",
-        "type": ", row 0, column prompt: is int",
-        "zero": ": holds no rows",
-        "short": ": not a whole parquet file",
-        "corrupt": ", from row 0 on: ",
-        "binary": ", row 1, column problem: 'utf-8' codec",
-        "twice": ": has 2 columns named 'answer'",
-        "times": ", from row 0 on: date value out of range",
+        "type": ", row 0, column prompt: is int", "zero": ": holds no rows", "short": ": not a whole parquet file",
+        "corrupt": ", from row 0 on: ", "binary": ", row 1, column problem: 'utf-8' codec",
+        "twice": ": has 2 columns named 'answer'", "times": ", from row 0 on: date value out of range",
         "missing": ": there is no such file",
-    }.items():
+    }.items():  # fmt: skip
         refused(f"{file}.parquet{says}", f"--source={file}.parquet")
 
 

@@ -1,6 +1,7 @@
 """The commands of launch/real_model.sh, on a model of 30 thousand parameters."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import pytest
 from processes import finish, fork
 
 pytest.importorskip("gguf")
-pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), reason="no reasoning_gym")
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "third_party/common"))
 import gguf_models  # noqa: E402

@@ -167,7 +167,7 @@ def test_played_to_an_end_that_comes_early():
 @pytest.fixture(scope="module")
 def found():
     """With carry-over, dynamic sampling and a verifier that sleeps at random: in turn, and ahead with a stop."""
-    done = processes.execute("tests/overlapped.py", JAX_NUM_CPU_DEVICES="2", **processes.AS_USERS)
+    done = processes.execute("tests/overlapped.py", JAX_NUM_CPU_DEVICES="2")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

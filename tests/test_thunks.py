@@ -23,6 +23,10 @@ condition:
     000: kCommandBuffer [source | next=004 (1)]
         002: kCustomKernel [source | sink] gemm_fusion
         003: kCopy [source | sink] kCopy
+    011: kWhile [prev=000 (1) | next=004 (1)]
+condition:
+        No thunks.      body:
+        012: kCustomKernel [source | sink] prefill
     004: kWhile [prev=000 (1) | next=009 (1)]
 condition:
         005: kCustomKernel [source | sink] loop_compare_fusion
@@ -40,7 +44,7 @@ condition:
 def test_what_a_turn_of_the_innermost_large_loop_launches():
     inner = dict(kernels=4, outside=3, command_buffers=1, conditionals=1, loops=0)
     assert thunks.step(SEQUENCE) == inner
-    outer = dict(kernels=7, outside=5, command_buffers=2, conditionals=1, loops=1)
+    outer = dict(kernels=8, outside=6, command_buffers=2, conditionals=1, loops=2)
     wider = "".join(f"    {n}: kCustomKernel [source | sink] loop_add_fusion\n" for n in range(100, 103))
     more = dict(kernels=3, outside=3)
     assert thunks.step(SEQUENCE + wider) == {name: count + more.get(name, 0) for name, count in outer.items()}

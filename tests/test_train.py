@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(folder):
     path = folder / "whole"
-    succeed("train", *train_arguments(path), **AS_USERS)
+    succeed("train", *train_arguments(path))
     return path
 
 
@@ -130,9 +130,9 @@ def test_training_again_does_nothing_more(finished):
     assert status == 2 and "does not fit" in err and (finished / "config.json").read_text() == config
 
 
-def interrupted(path, number, reached, *flags):
+def interrupted(path, number, reached, *flags, **environment):
     """The exit status and stderr of a training process that is sent a signal once `reached(path)`."""
-    process, (_, errors) = start("train", *train_arguments(path, *flags), **AS_USERS)
+    process, (_, errors) = start("train", *train_arguments(path, *flags), **environment)
     deadline = time.monotonic() + 300
     while not reached(path):
         assert process.is_alive(), errors.read()
@@ -161,7 +161,7 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder,
     assert status == 75 and "stopping after saving" in err and re.search(r"goes on at update [3-6] of the warm", err)
     step = len(rows(path)) - 1
     assert step < 3 and f"saved step {step}; the same command goes on" in err
-    said = succeed("train", *train_arguments(path), **AS_USERS).stderr
+    said = succeed("train", *train_arguments(path)).stderr
     assert f"goes on at step {step}" in said and re.search(r"responses of the evaluation (\d+)/\1 ", said)
     assert metrics(path) == metrics(finished)
     (step, saved, cursor), (other_step, other, other_cursor) = final_state(path), final_state(finished)
@@ -170,8 +170,8 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder,
 
 
 def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(folder):
-    """Bit for bit. A rollout is drawn from the policy of three updates ago, one and a half steps, half of the groups
-    under way go on in the next step, and the reference is renewed after the second one."""
+    """Bit for bit, with the compiler as users have it. A rollout is drawn from the policy of three updates ago, one and
+    a half steps, half of the groups under way go on in the next step, and the reference is renewed after the second."""
     settings = """
         warm_start.steps=0 rollout.prompts=2 learner.minibatch_prompts=1 optimizer.warmup_steps=0
         rollout.delay=3 behavior.source=sampler rollout.carry_over=True rollout.oversample=2.0 rollout.max_age=6
@@ -179,7 +179,7 @@ def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(fol
     """  # with this seed the last step trains a token of the first policy
     flags = [f"--config.{setting}" for setting in settings.split()]
     whole, killed = folder / "delayed", folder / "killed"
-    assert interrupted(killed, signal.SIGKILL, metrics_hold(3), *flags)[0] == -signal.SIGKILL
+    assert interrupted(killed, signal.SIGKILL, metrics_hold(3), *flags, **AS_USERS)[0] == -signal.SIGKILL
     for path in (whole, killed):
         succeed("train", *train_arguments(path, *flags), **AS_USERS)
     assert metrics(whole) == metrics(killed) and len(metrics(whole)) == 4

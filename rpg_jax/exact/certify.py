@@ -305,8 +305,7 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
     """
     gaps = {condition: [0.0, 0.0] for condition in CONDITIONS}
     with jax.enable_x64():
-        for space, problem in _problems(count, seed).items():
-            problem = _near(problem, count)
+        for space, problem in _problems(count, seed).items():  # whole, in the shapes that `examine` compiles
             means = jax.vmap(functools.partial(targets.row_means, space))(problem.advantage)
             problem = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
             _, token = _parts(space, "token", 1.0, ALPHA, tuple(DIVERGENCES), problem)

@@ -58,10 +58,10 @@ class Ended(NamedTuple):
 
 
 class Running:
-    """A command that was started, as a fork, and its reward workers."""
+    """A training that was started, as a fork, and its reward workers."""
 
-    def __init__(self, name: str, arguments: Sequence[str], mark: str, environment: dict):
-        self._process, self._files = processes.start(name, *arguments, **environment, **{MARK: mark})
+    def __init__(self, arguments: Sequence[str], mark: str, environment: dict):
+        self._process, self._files = processes.start("train", *arguments, **environment, **{MARK: mark})
         self._mark = f"{MARK}={mark}\0".encode()
 
     def poll(self) -> int | None:
@@ -118,13 +118,8 @@ class Bench:
         return self.folder / "runs" / str(next(self._count))
 
     def calls(self, workdir: pathlib.Path) -> pathlib.Path:
-        """The file in which the reward function leaves a byte for each of its calls; never on a disk of `disks`."""
+        """The file in which the reward function leaves a byte for each of its calls."""
         return self.folder / f"{workdir.relative_to(self.folder).as_posix().replace('/', '-')}.calls"
-
-    def command(self, name: str, *arguments: str, calls="/dev/null", **environment: str) -> Running:
-        """Starts `python -m rpg_jax.NAME ARGUMENTS`."""
-        mark = f"{os.getpid()}-{next(self._count)}"
-        return Running(name, arguments, mark, environment | {"FAULTS_CALLS": str(calls)})
 
     def start(self, variant: str, workdir: pathlib.Path, **environment: str) -> Running:
         """Starts a training."""
@@ -132,7 +127,8 @@ class Bench:
         settings |= COMMON | VARIANTS[variant]
         flags = ["--config=configs/quickstart.py:smoke", f"--workdir={workdir}"]
         flags += [f"--config.{key}={value}" for key, value in settings.items()]
-        return self.command("train", *flags, calls=self.calls(workdir), **environment)
+        environment |= {"FAULTS_CALLS": str(self.calls(workdir))}
+        return Running(flags, f"{os.getpid()}-{next(self._count)}", environment)
 
     def train(self, variant: str, workdir: pathlib.Path, **environment: str) -> Ended:
         """Trains to the end."""
@@ -146,10 +142,6 @@ class Bench:
             if ended.status != 0:
                 raise RuntimeError(f"the undisturbed training {variant!r} ended with {ended.status}: {ended.err}")
         return workdir
-
-    def copy(self, variant: str, without: Sequence[str] = (".lock", "evaluation")) -> pathlib.Path:
-        """A copy of that workdir, without files and folders of some names."""
-        return shutil.copytree(self.undisturbed(variant), self.new(), ignore=shutil.ignore_patterns(*without))
 
     def differences(self, variant: str, workdir: pathlib.Path, but: Sequence[str] = ()) -> str:
         """In what a finished training differs from the undisturbed one, keys in `but` aside; empty if in nothing."""
@@ -180,11 +172,6 @@ class Bench:
             shutil.rmtree(file, ignore_errors=True) if file.is_dir() else file.unlink(missing_ok=True)
 
 
-def last_step(workdir: pathlib.Path) -> int:
-    """The newest checkpoint of a workdir, -1 without any."""
-    return max(saved_steps(workdir / "checkpoints"), default=-1)
-
-
 def rows_by_step(workdir: pathlib.Path, but: Sequence[str] = ()) -> dict[int, dict]:
     """step -> its metrics without times; an evaluation that was cut short has a row of its own, which is merged."""
     rows = {}
@@ -196,7 +183,7 @@ def rows_by_step(workdir: pathlib.Path, but: Sequence[str] = ()) -> dict[int, di
 
 def last_arrays(workdir: pathlib.Path) -> tuple[int, dict[str, np.ndarray]]:
     """(step, {leaf: array}) of the newest checkpoint, read without the program's own reader."""
-    step = last_step(workdir)
+    step = max(saved_steps(workdir / "checkpoints"), default=-1)
     if step < 0:
         return step, {}
     folder = workdir / "checkpoints" / str(step)

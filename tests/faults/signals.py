@@ -1,4 +1,4 @@
-"""Signals at the phases of a training or a command: killed again and again, it must end as if nothing had happened."""
+"""Signals at the phases of a training: killed again and again, it must end as if nothing had happened."""
 
 import pathlib
 import signal
@@ -7,7 +7,6 @@ import time
 import numpy as np
 
 from faults.bench import LOST, SAME, Bench, Running, Trial, explained
-from faults.damage import met, outputs, read_outputs
 
 CHAIN = 6  # signals to one training, at most
 DRAFT = "*.orbax-checkpoint-tmp*"  # what a checkpoint that is being written is called
@@ -66,37 +65,10 @@ def interrupted(bench: Bench, rng: np.random.Generator, which: str) -> list[Tria
         if over:
             break
         trials.append(Trial(f"{which}, {variant}", phase, SAME))
-    return _concluded(bench, trials, workdir, bench.completes(variant, workdir))
-
-
-def killed_command(bench: Bench, rng: np.random.Generator, name: str) -> list[Trial]:
-    """`evaluate` or `convert`, killed again and again: what it leaves at its end is what it leaves undisturbed."""
-    variant = str(rng.choice(["plain", "carried"]))
-    workdir, trials = bench.copy(variant), []
-    more = f"--target={workdir}.export" if name == "convert" else "--k=1"
-    for _ in range(rng.integers(1, 4)):
-        running = bench.command(name, f"--workdir={workdir}", more)
-        time.sleep(rng.uniform(0, 4))
-        over = running.poll() is not None
-        running.send(signal.SIGKILL)
-        wrong = explained(running.wait(), ALLOWED["SIGKILL"])
-        trials += [] if over and not wrong else [Trial(f"SIGKILL, {name}", variant, LOST if wrong else SAME, wrong)]
-        if wrong:
-            return trials
-        if over:
-            break
-    if pathlib.Path(f"{workdir}.export").exists():  # as a whole or not at all
-        same = read_outputs(name, workdir) == outputs(bench, variant, name)
-        return _concluded(bench, trials, workdir, "" if same else "the killed export is not complete")
-    outcome, line = met(bench, variant, name, workdir, ())
-    return _concluded(bench, trials, workdir, "" if outcome == SAME else line)
-
-
-def _concluded(bench: Bench, trials: list[Trial], workdir: pathlib.Path, wrong: str) -> list[Trial]:
-    """The trials that `workdir` went through: all lost if its end is `wrong`, else the folder is removed."""
-    if not wrong:
-        bench.remove(workdir)
-    return [trial._replace(outcome=LOST, line=wrong) for trial in trials] if wrong else trials
+    if wrong := bench.completes(variant, workdir):
+        return [trial._replace(outcome=LOST, line=wrong) for trial in trials]
+    bench.remove(workdir)
+    return trials
 
 
 def _size(file: pathlib.Path) -> int:
