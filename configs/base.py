@@ -113,7 +113,7 @@ KEYS = dict(
         data=devices(1),  # [devices] copies of the parameters; rows are divided among them
         fsdp=devices(-1),  # [devices] that share one copy of the parameters and divide rows
         tensor=devices(1),  # [devices] that divide heads, hidden units and the vocabulary
-        expert=devices(1),  # [devices] that divide the experts of each layer and have copies of all else
+        expert=devices(1),  # [devices] that divide rows, and the experts of each layer
         # The other axes are then those of the devices that learn (docs/asynchrony.md).
         sampler=count_or_zero(0),  # [devices] of every process that only sample; 0: all devices do both in turn
         slices=count(1),  # [slices] of TPUs joined by the data center's network, over which `data` is laid

@@ -13,17 +13,14 @@ from stepping import make_experienced
 
 from rpg_jax import objectives, parallel
 from rpg_jax.data import Problem, ProblemStream
-from rpg_jax.models import LoRA, Model, ModelConfig, token_logprobs, unstack_layers
-from rpg_jax.models.lora import TARGETS
+from rpg_jax.models import Model, ModelConfig, token_logprobs, unstack_layers
 from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training import packing
 from rpg_jax.training.collect import nothing_pending
 from rpg_jax.training.experience import take_rows
 from rpg_jax.training.optimizer import make_optimizer
-from rpg_jax.training.packing import Plan
 from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import init_params, init_state, make_update
-from rpg_jax.types import Policy, TrainBatch
 
 CONFIG = ModelConfig(264, 32, 64, 2, 8, 4, 8, qk_norm=True, max_length=64)
 # Copies on two devices are also trained by the job of tests/test_multihost.py. One of the steps packs its rows.
@@ -113,27 +110,6 @@ def carried_over(mesh, steps=3):
     return found
 
 
-def adapted(mesh, initial) -> dict:
-    """Adapters of the same weights after an update on a mesh, and the weights to sample with."""
-    lora = LoRA(4, 8.0, TARGETS)
-    model, optimizer = on(mesh, lora=lora), make_optimizer("adamw", learning_rate=1e-2, epsilon=1e-3)
-    base = Policy(on(mesh), jax.device_put(initial, parallel.shardings(mesh, initial)), jnp.int32(0))
-    adapters = lora.init(initial, KEY)
-    adapters = jax.device_put(adapters, parallel.shardings(mesh, adapters))
-    state, frozen = init_state(optimizer, mesh, adapters), {"base": base}
-    rng, ones = np.random.default_rng(1), np.ones((16, 12), np.float32)
-    tokens, advantage = rng.integers(0, CONFIG.vocab_size, ones.shape), rng.normal(size=(16, 1)).astype(np.float32)
-    batch = TrainBatch(tokens.astype(np.int32), np.full(16, 12, np.int32), ones > 0, -ones, -ones, advantage, ones)
-    update = make_update(
-        model, objectives.make("reinforce"), optimizer, mesh, state, rows=8, temperature=1.0, clip_norm=1e9,
-        logprob_chunk=5,
-    )  # fmt: skip
-    for _ in range(2):  # the first update changes B only, because B is zero
-        state, _ = update(state, parallel.to_global(mesh, parallel.ROWS, batch), Plan(jnp.int32(2), None), frozen)
-    policies = make_policies(model, optimizer, mesh, state)
-    return jax.device_get((state.params, policies.sampling_params(policies.current(state), frozen)))
-
-
 def distance(one, other) -> float:
     """The largest difference over all leaves, relative to the largest number of a leaf."""
     apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6)), one, other)
@@ -219,7 +195,6 @@ def main():
     found["carried_over"] = [
         carried_over(on_mesh) for on_mesh in (single, parallel.make_mesh(devices=jax.devices()[:2]))
     ]
-    found["adapters"], found["merged"] = map(distance, adapted(single, initial), adapted(mesh, initial))
     found["initial"] = distance(initial, initial_params(mesh))
     found["largest_collective"] = largest_collective(parallel.make_mesh(2, 4), 64, 32)
     found["initialization"] = initialization(parallel.make_mesh(1, 8))

@@ -281,7 +281,8 @@ class Echo:
 def training_flags(folder, name, **mesh):
     mine = folder / "reward.py"
     settings = f"""
-        steps=2 seed=2 model.size=micro warm_start.steps=0 evaluation.every=2 data.directory={folder / "data"}
+        steps=2 seed=2 model.size=micro-moe rollout.routes=record warm_start.steps=0 evaluation.every=2
+        data.directory={folder / "data"}
         rollout.dynamic_sampling=True rollout.delay=1 rollout.carry_over=True rollout.oversample=2.0 rollout.max_new=16
         behavior.source=sampler environment.name={mine}:Echo environment.turn_tokens=5
         reward.function={mine}:sevenths reward.workers=1 reward.max_failures=1.0
@@ -294,12 +295,12 @@ def training_flags(folder, name, **mesh):
 def runs(tmp_path_factory):
     """Folder of the runs `one`, by a process with two devices, and `two`, by two of which one was killed, then one.
 
-    `two` began with its parameters over both processes and went on with copies, as `one`, on two devices.
+    `two` began with its experts and parameters over both processes and went on with copies, as `one`, on two devices.
     """
     folder = tmp_path_factory.mktemp("runs")
     (folder / "reward.py").write_text(REWARD)
     run = f'cd "{ROOT}"; exec "{sys.executable}" "$@"'
-    job = launched(folder / "clone", run, "2", "--", *training_flags(folder, "two", data=1, fsdp=2))
+    job = launched(folder / "clone", run, "2", "--", *training_flags(folder, "two", expert=2))
     log = folder / "two" / "metrics.jsonl"
     while not (log.exists() and log.read_text().count("\n") >= 2):  # of a start and of a step
         assert job.poll() is None, job.communicate()

@@ -153,12 +153,15 @@ def test_a_bfloat16_router_chooses_as_a_float32_one_of_the_rounded_numbers(param
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_a_mesh_that_divides_experts_computes_what_one_device_does():
+def test_a_mesh_that_divides_rows_and_experts_computes_what_one_device_does():
+    """Recorded routes and tokens are the same, and packed updates are: of weights, and of adapters with kl="full"."""
     done = processes.execute("-m", "experts_on_meshes", timeout=600, JAX_NUM_CPU_DEVICES="8")
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
-    assert found["shards"] == [[1, 8, 16, 12], [1, 4, 8, 6]], "two devices each divide experts, inputs and outputs"
-    assert max(found["apart"].values()) < 1e-5, found["apart"]
+    assert found["shards"] == [[1, 2, 8, 12], [1, 2, 32]], "what expert does not divide otherwise it does as fsdp does"
+    assert all(found["same"].values()) and found["replayed"] > 4 * found["tokens"] / 2 > 100, found
+    apart = found["logp"], *found["weights"].values(), *found["adapters"].values()
+    assert max(apart) < 2e-5, found
 
 
 def test_a_mesh_divides_experts_only_where_there_are_some():

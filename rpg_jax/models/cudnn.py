@@ -4,6 +4,7 @@ JAX keeps the wrapper in a private module: tests/test_cudnn.py says what is used
 adds up gradients, of plain and of packed rows, in no fixed order unless XLA_FLAGS=--xla_gpu_deterministic_ops=true.
 """
 
+from contextlib import AbstractContextManager
 from functools import partial
 from unittest import mock
 
@@ -17,8 +18,16 @@ HOPPER = 9.0  # compute capability, the least for packed rows
 SEQUENCES = 8  # of a packed row at most, for the memory of its backward pass is that of so many rows
 GROUPED = jax.__version_info__ >= (0, 11, 1)  # before, keys of packed rows were looked for at the stride of queries
 replaced = partial(mock.patch.multiple, wrapper)  # a context in which JAX's functions are these, by name
-# The context for lowering programs for Hopper GPUs that are not there, whom JAX would ask what they can do.
-without_gpu = partial(replaced, check_cudnn_version=lambda: 91200, check_compute_capability=lambda least: True)
+
+
+def without_gpu(capability: float = HOPPER, version: tuple[int, int, int] = (9, 12, 0)) -> AbstractContextManager:
+    """The context for lowering programs for GPUs of a compute capability that are not there, with a version of cuDNN:
+    JAX would ask those that are. It is the whole process's, so no thread may leave it while another lowers."""
+    major, minor, patch = version
+    return replaced(
+        check_cudnn_version=lambda: major * 10000 + minor * 100 + patch,
+        check_compute_capability=lambda least: capability >= float(least),
+    )
 
 
 def largest_head(device: jax.Device) -> int:

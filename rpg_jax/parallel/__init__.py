@@ -20,6 +20,7 @@ from rpg_jax.parallel.sharding import (
     TRAINING,
     UNSTACKED,
     check_model,
+    held,
     leaf_name,
     make_constrain,
     make_per_expert,

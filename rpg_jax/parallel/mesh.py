@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from rpg_jax import InputError
 
 AXES = ("data", "fsdp", "tensor", "expert")
-ROW_AXES = ("data", "fsdp")
+ROW_AXES = ("data", "fsdp", "expert")  # that divide rows
 ROWS = PartitionSpec(ROW_AXES)  # rows of a batch
 MICROBATCHES = PartitionSpec(None, ROW_AXES)  # [microbatch, row, ...]
 REPLICATED = PartitionSpec()
@@ -115,14 +115,15 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def check_rows(mesh: Mesh, counts: dict[str, int]) -> None:
-    """Raises ValueError for the first of {config key: count of rows} that the mesh's data x fsdp does not divide."""
+    """Raises ValueError for the first of {config key: count of rows} that the axes of rows do not divide."""
     shards = row_shards(mesh)
+    axes = [axis for axis in ROW_AXES if axis != "expert" or mesh.shape[axis] > 1]
     for name, count in counts.items():
         if count % shards:
             near = ", ".join(str(n) for n in (count // shards * shards, -(-count // shards) * shards) if n)
             raise InputError(
-                f"{name} makes {count} rows, which do not divide over mesh.data x mesh.fsdp = {mesh.shape['data']} x "
-                f"{mesh.shape['fsdp']}; make it a multiple of {shards}, such as {near}"
+                f"{name} makes {count} rows, which do not divide over {' x '.join(f'mesh.{axis}' for axis in axes)} = "
+                f"{' x '.join(str(mesh.shape[axis]) for axis in axes)}; make it a multiple of {shards}, such as {near}"
             )
 
 

@@ -13,9 +13,10 @@ from rpg_jax import InputError
 from rpg_jax.parallel.mesh import REPLICATED, ROW_AXES, ROWS
 
 Table = tuple[tuple[str, PartitionSpec], ...]  # the first pattern that matches the end of a leaf's path decides
-# Training: ZeRO-style over fsdp, Megatron-style over tensor. Leaves of `layers` have a leading layer axis. Paths of
-# optimizer moments end with their parameter's path, so they have its spec. A quantized matrix, of a teacher, has two
-# leaves, values and the scales of its channels, which are whole on each device.
+DATA, SHARDS = ROW_AXES[0], ROW_AXES[1:]  # of weights in training: copies over the one, divided over the others
+# Training: ZeRO-style over fsdp, which `shardings` makes all of SHARDS; Megatron-style over tensor. Leaves of `layers`
+# have a leading layer axis. Paths of optimizer moments end with their parameter's path, so they have its spec. A
+# quantized matrix, of a teacher, has two leaves, values and the scales of its channels, which are whole on each device.
 TRAINING: Table = (
     (r"embed/embedding(/values)?", PartitionSpec("tensor", "fsdp")),
     (r"head/kernel(/values)?", PartitionSpec("fsdp", "tensor")),
@@ -56,7 +57,7 @@ EXPERTS |= {"down": PartitionSpec("expert", "tensor", None)}
 
 # Activations: batches stay split by rows; heads and MLP, between two projections, are also split over tensor.
 ACTIVATIONS = {
-    "lookup": PartitionSpec("data", None, "fsdp"),  # [rows, T, hidden], like the embedding; one all-to-all to the next
+    "lookup": PartitionSpec(DATA, None, SHARDS),  # [rows, T, hidden], like the embedding; one all-to-all to the next
     "residual": PartitionSpec(ROW_AXES, None, None),  # [rows, T, hidden]
     "heads": PartitionSpec(ROW_AXES, None, "tensor", None),  # [rows, T, heads, head_dim]
     "mlp": PartitionSpec(ROW_AXES, None, "tensor"),  # [rows, T, mlp]
@@ -72,6 +73,15 @@ def spec_of(path: tuple, table: Table) -> PartitionSpec:
     """The table's spec of a leaf; leaves that it does not name are replicated."""
     name = leaf_name(path)
     return next((spec for pattern, spec in table if re.search(rf"(^|/){pattern}$", name)), REPLICATED)
+
+
+def _widened(mesh, spec, shape):
+    """The spec with SHARDS in place of fsdp, if the leaf has no other use of them and they divide the dimension."""
+    if SHARDS[0] not in spec or {*SHARDS[1:]} & {*spec} or math.prod(mesh.shape[axis] for axis in SHARDS[1:]) == 1:
+        return spec
+    count = math.prod(mesh.shape[axis] for axis in SHARDS)
+    sizes = zip(spec, shape, strict=False)
+    return PartitionSpec(*(SHARDS if axis == SHARDS[0] and size % count == 0 else axis for axis, size in sizes))
 
 
 def shardings(mesh: Mesh, tree: Any, table: Table = TRAINING) -> Any:
@@ -93,7 +103,21 @@ def shardings(mesh: Mesh, tree: Any, table: Table = TRAINING) -> Any:
                 f"{name} {tuple(shape)}: mesh.{axis}={mesh.shape[axis]} does not divide {size}; for this model "
                 f"mesh.{axis} may be {divisors}"
             )
-    return jax.tree_util.tree_map_with_path(lambda path, _: NamedSharding(mesh, spec_of(path, table)), tree)
+
+    def place(path, leaf):
+        return NamedSharding(mesh, _widened(mesh, spec_of(path, table), leaf.shape))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def held(tree: Any) -> Any:
+    """The specs that `over_rows` takes weights laid out by SAMPLING with: a shard of rows has experts of its own."""
+
+    def spec(path, _):
+        own = spec_of(path, SAMPLING)
+        return _without(own, {name for name in own if name not in ROW_AXES})
+
+    return jax.tree_util.tree_map_with_path(spec, tree)
 
 
 def check_model(mesh: Mesh, model: Any) -> None:
@@ -141,7 +165,7 @@ def over_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> 
     Axes of one device partition nothing and are mapped over, too. As long as an axis is left to the compiler,
     JAX annotates every operation inside: two fifths of the instructions of the sampler's program.
     """
-    names = ROW_AXES if mesh.shape["tensor"] * mesh.shape["expert"] > 1 else mesh.axis_names
+    names = ROW_AXES if mesh.shape["tensor"] > 1 else mesh.axis_names
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(names), check_vma=False
     )
@@ -157,10 +181,10 @@ def make_per_shard(mesh: Mesh) -> Callable:
     `tensor` stay so. The result cannot be differentiated.
     """
 
-    def pin(tree, spec):
+    def pin(tree, spec, leading=0):
         def pin_leaf(path, leaf):
-            sharding = NamedSharding(mesh, spec(spec_of(path, TRAINING)))
-            return jax.lax.with_sharding_constraint(leaf, sharding)
+            own = _widened(mesh, spec_of(path, TRAINING), leaf.shape[leading:])
+            return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec(own)))
 
         return jax.tree_util.tree_map_with_path(pin_leaf, tree)
 
@@ -170,12 +194,12 @@ def make_per_shard(mesh: Mesh) -> Callable:
             return jax.tree.map(lambda leaf: leaf[None, None], sums), values
 
         weights = pin(weights, lambda spec: _without(spec, ROW_AXES))
-        run = over_rows(mesh, local, (REPLICATED, REPLICATED, ROWS), (PartitionSpec(*ROW_AXES), ROWS))
-        parts, values = run(weights, shared, rows)  # parts [data, fsdp, ...]
+        run = over_rows(mesh, local, (REPLICATED, REPLICATED, ROWS), (PartitionSpec(DATA, SHARDS), ROWS))
+        parts, values = run(weights, shared, rows)  # parts [data, shards, ...]
         # Summed outside of shard_map: a collective inside would gather what the compiler has split over tensor.
-        parts = pin(parts, lambda spec: PartitionSpec(*ROW_AXES, *_without(spec, ROW_AXES)))
-        # Reduce-scatter over fsdp, then all-reduce over data: leaves [data, ...], then [...].
-        scattered = pin(jax.tree.map(lambda leaf: leaf.sum(1), parts), lambda spec: PartitionSpec("data", *spec))
+        parts = pin(parts, lambda spec: PartitionSpec(DATA, SHARDS, *_without(spec, ROW_AXES)), 2)
+        # Reduce-scatter over shards, then all-reduce over data: leaves [data, ...], then [...].
+        scattered = pin(jax.tree.map(lambda leaf: leaf.sum(1), parts), lambda spec: PartitionSpec(DATA, *spec), 1)
         return pin(jax.tree.map(lambda leaf: leaf.sum(0), scattered), lambda spec: spec), values
 
     return per_shard
@@ -185,27 +209,26 @@ def make_per_shard(mesh: Mesh) -> Callable:
 def make_per_expert(mesh: Mesh) -> Callable:
     """Builds the `per_expert(function, kernels, rows)` of a `Model`.
 
-    It runs `function(kernels, first, *rows) -> out` on each device's rows with the kernels of its experts, those from
-    number `first` on, and adds up what the devices give that divide the experts or their hidden units. Rows and the
-    sum are whole on each of those devices. The result can be differentiated.
+    It runs `function(kernels, first, *rows) -> out` where experts are: with the kernels of a device's experts, those
+    from number `first` on, and the rows of all devices that divide experts. What they give is added up, also over those
+    that divide hidden units, and each has the sums of its own rows. The result can be differentiated.
     """
-    divided = ("tensor", "expert")
+
+    def local(function, kernels, *rows):
+        first = jax.lax.axis_index("expert") * kernels["gate"].shape[0]
+        gathered = (jax.lax.all_gather(x, "expert", tiled=True) for x in rows)
+        here = jax.lax.psum_scatter(function(kernels, first, *gathered), "expert", tiled=True)
+        return jax.lax.psum(here, "tensor")
 
     def per_expert(function, kernels, rows):
-        current = jax.sharding.get_abstract_mesh()
-        if "expert" in current.manual_axes:  # inside `over_rows`, where one device has all experts
-            return function(kernels, 0, *rows)
-
-        def local(kernels, *rows):
-            first = jax.lax.axis_index("expert") * kernels["gate"].shape[0]
-            return jax.lax.psum(function(kernels, first, *rows), divided)
-
-        inside = bool(current.manual_axes)
-        by_rows, names = (REPLICATED, divided) if inside else (ROWS, mesh.axis_names)
-        run = jax.shard_map(
-            local, mesh=None if inside else mesh, in_specs=(dict(EXPERTS), *(by_rows,) * len(rows)),
-            out_specs=by_rows, axis_names=set(names), check_vma=False,
-        )  # fmt: skip
-        return run(kernels, *rows)
+        run, manual = functools.partial(local, function), jax.sharding.get_abstract_mesh().manual_axes
+        if "tensor" in manual:  # inside `over_rows`, whose rows and experts are a device's
+            return run(kernels, *rows)
+        own = {name: _without(spec, manual) for name, spec in EXPERTS.items()}
+        by_rows = _without(ROWS, manual)
+        return jax.shard_map(
+            run, mesh=None if manual else mesh, in_specs=(own, *(by_rows,) * len(rows)), out_specs=by_rows,
+            axis_names={*mesh.axis_names} - {*manual}, check_vma=False,
+        )(kernels, *rows)  # fmt: skip
 
     return per_expert

@@ -243,13 +243,12 @@ def make_sampler(
     return decode.Sampler(model, kernel, dtype, page, chunk, max(1, PREFILL_TOKENS // chunk)), slots, pages // shards
 
 
-def layouts(pools: PartitionSpec) -> tuple[decode.Inputs, decode.DecodeState]:
+def layouts(pools: PartitionSpec, params: Params = REPLICATED) -> tuple[decode.Inputs, decode.DecodeState]:
     """Prefix trees of PartitionSpecs for Inputs and DecodeState; `pools` is that of keys and values."""
     fields: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
-    by_rows = dict(key=ROWS, must=ROWS)
-    inputs: dict[str, Any] = {
-        field.name: by_rows.get(field.name, REPLICATED) for field in dataclasses.fields(decode.Inputs)
-    }
+    own = dict(key=ROWS, must=ROWS, params=parallel.held(params))
+    names = (field.name for field in dataclasses.fields(decode.Inputs))
+    inputs: dict[str, Any] = {name: own.get(name, REPLICATED) for name in names}
     return decode.Inputs(**inputs), decode.DecodeState(**fields | dict(pools=pools, step=REPLICATED))
 
 
@@ -285,7 +284,7 @@ def decode_segment(
 ) -> tuple[jax.Array, jax.Array, decode.DecodeState]:
     """Decodes at most `max_steps` tokens in every slot: (bool[], whether any shard has rows to decode; bool[], whether
     any has rows whose turn is over; state)."""
-    inputs_spec, state_spec = layouts(sampler.kernel.rows)
+    inputs_spec, state_spec = layouts(sampler.kernel.rows, inputs.params)
     in_specs = (inputs_spec, state_spec, REPLICATED)
     advance = parallel.over_rows(mesh, partial(batching.advance, sampler), in_specs, (REPLICATED, state_spec))
     unfinished, state = advance(inputs, state, max_steps)

@@ -15,12 +15,11 @@ from functools import partial
 
 import jax
 import numpy as np
-from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
 from rpg_jax.lab.planning import calibration, chips, decoding, measure, report
-from rpg_jax.lab.planning.chips import CUDNN, Topology
+from rpg_jax.lab.planning.chips import Topology
 from rpg_jax.lab.planning.sketch import planned_size, sketch
 from rpg_jax.run.build import check_values
 from rpg_jax.run.target import json_file
@@ -119,7 +118,7 @@ def plan(
 
 
 def topology_devices(topology: Topology) -> list[jax.Device]:
-    """The devices of a topology that is not there. For GPUs, JAX from then on takes cuDNN to be `chips.CUDNN`."""
+    """The devices of a topology that is not there."""
     from jax.experimental.topologies import get_topology_desc
 
     if topology.chip.target is None:
@@ -127,11 +126,7 @@ def topology_devices(topology: Topology) -> list[jax.Device]:
         host = [min(side, 2) for side in sides[:2]] + [1]  # chips of a host, to which libtpu would round up
         return get_topology_desc(topology.name, "tpu", chips_per_host_bounds=host).devices
     described = dict(topology=topology.shape, target_config=topology.chip.target)
-    devices = get_topology_desc(topology.shape, "cuda", **described).devices
-    # What it asks of the GPU and the library that are here, before it writes a call of cuDNN into a program.
-    cudnn.check_cudnn_version = lambda: CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]
-    cudnn.check_compute_capability = lambda least: float(devices[0].compute_capability) >= float(least)
-    return devices
+    return get_topology_desc(topology.shape, "cuda", **described).devices
 
 
 def check_compilers(topologies: Sequence[Topology]) -> None:

@@ -4,7 +4,7 @@ Nothing here is compiled. What a good program may avoid is left out, such as act
 updates and log-prob passes count as max_prompt + max_new tokens long; how full packed ones are is in `Workload.times`.
 Prefill and decoding count the tokens that are there on average. D, M, Q and K are the widths of the residual stream,
 the MLP (all experts of a token), all query heads and all key heads; one pass over a product of [D, M] takes 2 D M FLOPs
-a token. Routers are taken to spread tokens evenly. Devices of the axis `expert` compute everything but experts alike.
+a token. Routers are taken to spread tokens evenly over the devices that divide experts.
 """
 
 from typing import NamedTuple
@@ -52,7 +52,7 @@ def layer_weights(shape: ModelConfig) -> int:
 
 
 def gathered_parameters(w: Workload) -> float:
-    """Parameters of the model that a device has once those that fsdp divides are gathered."""
+    """Parameters of the model that a device has once those that shards divide are gathered."""
     experts = expert_parameter_count(w.shape)
     return (parameter_count(w.shape) - experts + experts / w.expert) / w.tensor
 
@@ -86,17 +86,18 @@ def attention(w: Workload) -> dict[str, Cost]:
 
 def costs(w: Workload) -> dict[str, Cost]:
     """The work of each phase: of one generation batch, one token of every slot, an RL step's log-probs, one update."""
-    shape, fsdp, data = w.shape, w.mesh["fsdp"], w.mesh["data"]
+    shape, data = w.shape, w.mesh["data"]
     devices, kernels = w.row_shards * w.tensor, attention(w)
     mlp = 3 * widths(shape)[0] * widths(shape)[1]
-    products = layer_weights(shape) - mlp + mlp / w.expert
-    products *= 2 * shape.layers / devices  # FLOPs of a token, forward
+    products = layer_weights(shape) * 2 * shape.layers / devices  # FLOPs of a token, forward
     vocabulary = 2 * shape.hidden_size * shape.vocab_size / devices
     weights = gathered_parameters(w) * w.itemsize  # bytes that a pass reads
     drawn_from = gathered_parameters(w) * jnp.dtype(w.rollout.weights_dtype or w.model.dtype).itemsize
-    gathered = weights * (fsdp - 1) / fsdp  # bytes that a pass sends so that every device has all weights
-    # Bytes that the two all-reduces of a layer send for a token, over the tensor axis, and that of experts over theirs.
-    summed = 4 * (w.tensor - 1) / w.tensor + (2 * (w.expert - 1) / w.expert if shape.experts else 0)
+    shard = parameter_count(shape) / (w.mesh["fsdp"] * w.expert * w.tensor) * w.itemsize
+    gathered = weights - shard  # bytes that a pass sends so that every device has all weights
+    # Bytes that the two all-reduces of a layer send for a token, over the tensor axis, and what takes it to the experts
+    # of others and back.
+    summed = 4 * (w.tensor - 1) / w.tensor + 2 * (w.expert - 1)
     summed *= shape.layers * shape.hidden_size * w.itemsize / w.row_shards
 
     prompts, slots = w.rollout.fresh_prompts * w.prompt_length, w.rollout.slots
@@ -125,5 +126,4 @@ def costs(w: Workload) -> dict[str, Cost]:
 
 def master_shard(w: Workload) -> float:
     """Bytes of a device's shard of the float32 parameters that are trained."""
-    trained = gathered_parameters(w) if w.model.lora is None else w.trained / w.tensor
-    return trained * MASTER / w.mesh["fsdp"]
+    return w.trained * MASTER / (w.mesh["fsdp"] * w.expert * w.tensor)

@@ -1,5 +1,6 @@
 """A plan as numbers: the memory and collectives of each phase, as compiled, and the time of an RL step."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -7,17 +8,18 @@ import re
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
 from rpg_jax.lab.planning import decoding, floor, hlo, thunks
-from rpg_jax.lab.planning.chips import GIB, Topology
+from rpg_jax.lab.planning.chips import CUDNN, GIB, Topology
 from rpg_jax.lab.planning.programs import Program, programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.lab.planning.workload import PHASES, SAMPLED, Workload
-from rpg_jax.models import active_parameter_count, parameter_count
+from rpg_jax.models import active_parameter_count, cudnn, parameter_count
 
 FILLED = 0.95  # of a device's memory by the largest KV cache; the rest is for what a slot takes beside its pages
 ROWS = 8  # slots of a shard are a multiple of it: a register of a TPU has so many rows
@@ -30,8 +32,12 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
     programs may use), source, parameters, active (those that a token meets), trained (of them, or of adapters), rows,
     length, phases (memory and cost of each), step (an RL step), cache (the largest KV cache), fits.
     """
-    made, sides, workload = programs(sketch), sketch.sides, sketch.workload
-    with ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
+    sides, workload, device = sketch.sides, sketch.workload, sketch.run.mesh.devices.flat[0]
+    lowers: Any = contextlib.nullcontext()
+    if device.platform == "gpu":
+        lowers = cudnn.without_gpu(float(device.compute_capability), CUDNN)
+    with lowers, ThreadPoolExecutor() as pool:  # compilation runs on one core and releases Python's lock
+        made = programs(sketch)
         memories = list(pool.map(lambda phase: memory(topology, phase, made[phase], sides[phase]), PHASES))
     phases = {}
     for phase, measured in zip(PHASES, memories, strict=True):

@@ -64,7 +64,7 @@ def prefill(
         inputs = decode.prepared(sampler, inputs, state)
         return batching.prefill(sampler, inputs, state, ~state.prompt_ready)
 
-    inputs_spec, state_spec = layouts(sampler.kernel.rows)
+    inputs_spec, state_spec = layouts(sampler.kernel.rows, inputs.params)
     return parallel.over_rows(mesh, load, (inputs_spec, state_spec), state_spec)(inputs, state)
 
 

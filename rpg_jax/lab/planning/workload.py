@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from rpg_jax.lab.planning import decoding
 from rpg_jax.models import Model, ModelConfig, parameter_count
+from rpg_jax.parallel import ROW_AXES
 from rpg_jax.sampling.generate import PREFILL_TOKENS
 from rpg_jax.training.settings import LoopSettings, RolloutSettings
 
@@ -74,7 +76,7 @@ class Workload:
 
     @property
     def row_shards(self) -> int:
-        return self.mesh["data"] * self.mesh["fsdp"]
+        return math.prod(self.mesh.get(axis, 1) for axis in ROW_AXES)
 
     @property
     def tensor(self) -> int:

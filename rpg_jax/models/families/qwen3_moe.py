@@ -173,6 +173,9 @@ def write_config(config: Config) -> dict:
 GGUF, GGUF_SETTINGS = {}, {}
 
 SIZES = {
+    "micro-moe": Config(
+        512, 32, 64, 1, 4, 2, 8, rope_theta=1e4, max_length=1024, experts=4, experts_per_token=2, expert_size=32
+    ),
     "tiny-moe": Config(
         512, 128, 384, 4, 4, 2, 32, rope_theta=1e4, max_length=1024, experts=8, experts_per_token=2, expert_size=192
     ),
