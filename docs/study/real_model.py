@@ -123,8 +123,8 @@ def train(run: tuple, folder: pathlib.Path, base: str | None, seconds: float) ->
     own = dict(JAX_COMPILATION_CACHE_DIR=str(folder / "cache"), MALLOC_MMAP_THRESHOLD_="1048576")
     own["JAX_PLATFORMS"] = "cuda,cpu" if machine == "gpu" else "cpu"
     begin = time.monotonic()
-    command = [sys.executable, "-m", "rpg_jax.train", *flags]
-    process = subprocess.Popen(command, cwd=ROOT, env=own | dict(os.environ), stdout=subprocess.DEVNULL)
+    how = dict(cwd=ROOT, env=own | dict(os.environ), stdout=subprocess.DEVNULL, start_new_session=True)  # one signal
+    process = subprocess.Popen([sys.executable, "-m", "rpg_jax.train", *flags], **how)
     try:
         status = process.wait(seconds)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
