@@ -7,7 +7,8 @@ came of it. Hardware: 2 CPU cores and 8 GB, or the GPU that a variant names.
     python -m configs.real_model trained [MODEL]    the problems of these evaluations, for `evaluate --data`; the other
                                                     set is `untrained`
 Variants: `:qwen2.5-coder-0.5b` is that model, with adapters, and `:qwen2.5-coder-0.5b-gpu` the same on an NVIDIA GPU of
-80 GB, all weights; `:smoke` is the path of SmolLM2 in two steps, for tests.
+80 GB, all weights; `:study-LEVEL` and `:study-gpu-LEVEL` are SmolLM2 and Qwen as docs/study/real_model.md compares
+objectives with them, on problems from easier (1) to harder; `:smoke` is the path of SmolLM2 in two steps, for tests.
 """
 
 import sys
@@ -31,6 +32,29 @@ FAMILIES = {
 }
 SMOLLM2, QWEN = FAMILIES
 ON_GPU = f"{QWEN}-gpu"
+# Those of the study, from easier to harder. No family has a constant answer that is often right.
+LEVELS = {
+    SMOLLM2: tuple(
+        (
+            f"chain_sum(min_terms={least}, max_terms={most}, min_digits=1, max_digits=2, size={{}})",
+            f"products(min_digits={digits}, max_digits=2, size={{}})",
+        )
+        for least, most, digits in ((2, 2, 1), (2, 3, 1), (3, 4, 2))
+    ),
+    QWEN: tuple(
+        (
+            f"chain_sum(min_terms={terms}, max_terms={terms + 2}, min_digits=1, max_digits={digits}, size={{}})",
+            f"simple_equations(min_terms={terms - 1}, max_terms={terms}, max_value={value}, size={{}})",
+            f"leg_counting(min_animals={terms - 1}, max_animals={terms + 1}, max_instances={instances}, size={{}})",
+        )
+        for terms, digits, value, instances in ((3, 2, 30, 6), (4, 3, 50, 8), (6, 3, 100, 12))
+    ),
+}
+STUDIES = {
+    f"{name}-{level}": (model, level)
+    for name, model in (("study", SMOLLM2), ("study-gpu", QWEN))
+    for level in range(1, len(LEVELS[model]) + 1)
+}
 # Two families that they are evaluated on and never trained on: one near to those, one that is not about arithmetic.
 UNTRAINED = "gym:lcm(max_value=20, size=24) + letter_counting(min_words=1, max_words=3, size=24)"
 EVALUATIONS = [f"{when}-{how}" for how in ("sampled", "greedy") for when in ("before", "after")]
@@ -66,8 +90,11 @@ def pretrained(data, *, model, learner, optimizer, **settings):
 
 
 def get_config(variant=""):
+    if variant in STUDIES:
+        return study(*STUDIES[variant])
     if variant not in ("", QWEN, ON_GPU, "smoke"):
-        raise InputError(f"unknown variant {variant!r} of configs/real_model.py; known: {QWEN}, {ON_GPU}, smoke")
+        known = ", ".join((QWEN, ON_GPU, "smoke", *STUDIES))
+        raise InputError(f"unknown variant {variant!r} of configs/real_model.py; known: {known}")
     model = QWEN if variant.startswith(QWEN) else SMOLLM2
     config = pretrained(
         base.prepared_sets(train=mixture(model, TRAINED), heldout=(heldout("trained", model),), wording="none"),
@@ -104,6 +131,28 @@ def get_config(variant=""):
         config.learner.update(dict(minibatch_prompts=2, microbatch_rows=2, scoring_rows=4))
         config.evaluation.update(dict(every=2, k=2))
         config.reward.workers = 1
+    return config
+
+
+def study(model, level):
+    """A run of docs/study/real_model.py, of `rpg` with 8 updates a rollout: its flags make the others of it."""
+    config = get_config(ON_GPU if model == QWEN else "")
+    train, held = (400, 72) if model == QWEN else (300, 100)  # problems of a family
+    texts = ["gym:" + " + ".join(text.format(size) for text in LEVELS[model][level - 1]) for size in (train, held)]
+    config.data.update(dict(train=texts[0], heldout=(texts[1], UNTRAINED)))
+    config.reward.function = "docs/study/last_number.py:right"  # where reasoning-gym is not installed, too
+    config.reference.mode = "fixed"  # every arm logs its KL to the base model; GRPO's penalty is of it
+    config.log.update(dict(look_every=0, tensorboard=False))
+    if model == QWEN:
+        config.rollout.update(dict(max_prompt=256, max_new=384))
+        config.learner.update(dict(microbatch_rows=32, scoring_rows=64, packed_lengths=1))  # as the pilot
+        config.steps, config.evaluation.every = 20, 5
+    else:
+        config.rollout.update(dict(prompts=8, slots=64))
+        config.evaluation.k = 1
+        config.steps, config.evaluation.every = 8, 4
+    config.learner.minibatch_prompts = config.rollout.prompts // 8
+    config.checkpoint.update(dict(every=config.evaluation.every, most_skipped=1000))  # a run that breaks ends as it is
     return config
 
 

@@ -279,6 +279,20 @@ def test_clips_with_tuned_bounds():
             assert f"{abs(stale[arm][0]):.1f} ± {stale[arm][1]:.1f}" in page(name), (name, arm)
 
 
+def test_the_pilot_of_a_real_model():
+    """The page's table of two runs, from what each step logged."""
+    kept, text = pd.read_parquet(STUDY / "real_model_pilot.parquet"), page("docs/study/real_model.md")
+    accuracy = kept[kept.step >= 2].pivot(index="step", columns="arm", values="accuracy")
+    for arm, of in kept.set_index("step").groupby("arm"):
+        scores = " | ".join(f"{100 * score:.1f} %" for score in of.score.dropna())
+        steps = f"{100 * accuracy[arm].mean():.1f} % | {100 * of.clipped.loc[2:].mean():.2f} %"
+        assert f"| `{arm}` | {scores} | {steps} | {of.seconds.loc[1:10].sum():.0f} |" in text, arm
+    gap = 100 * (accuracy.rpg - accuracy.grpo)
+    assert f"differs by {gap.mean():.1f} points with a standard error of {gap.sem():.1f}" in text
+    before = kept[kept.step == 0].set_index("arm").evaluation
+    assert f"before took {before.rpg:.0f} and {before.grpo:.0f} seconds more" in text
+
+
 def test_the_papers_own_family():
     """The page's table, from the responses that are kept."""
     kept, text = pd.read_parquet(STUDY / "qwen.parquet"), page("docs/study/qwen.md")

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import zipfile
 
+import numpy as np
+import pandas as pd
 import pytest
 from processes import finish, fork
 
@@ -18,9 +20,14 @@ pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), reason="no reasoning_gym")
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "third_party/common"))
+sys.path.insert(0, str(ROOT / "docs/study"))
 import gguf_models  # noqa: E402
+import last_number  # noqa: E402
+import real_model as study  # noqa: E402
 
 from configs import real_model  # noqa: E402
+from rpg_jax import gym  # noqa: E402
+from rpg_jax.objectives import make  # noqa: E402
 
 SMALLER = {  # prompts are longer, by a tokenizer that knows little but bytes
     "evaluate": "--max_prompt=128 --max_new=4 --rows=2 --slots=4 --k=2 --data=gym:gcd(max_value=20,size=2)".split(),
@@ -141,3 +148,55 @@ def test_every_command_works_on_a_small_model(tmp_path):
     assert names == [f"{f}, {of}" for f in ("trained", "untrained") for of in (tmp_path, tmp_path / "seed1", "2 runs")]
     assert [line.count(" - ") for line in both.splitlines()] == [0, 0, 0, 4, 0, 0, 4]
     assert commands(**environment)[0][2] == "rpg_jax.evaluate", "what is there already is not made again"
+
+
+def test_the_problems_of_the_study():
+    """At each level 200 of trained families and others of two that are not; the reward knows the answer of each."""
+    held_out = []
+    for variant in real_model.STUDIES:
+        config = real_model.get_config(variant)
+        (trained, held, other) = map(gym.parse, (config.data.train, *config.data.heldout))
+        assert [part.family for part in trained] == [part.family for part in held]
+        assert sum(part.size for part in held) >= 200 and len(other) == 2
+        assert not {part.family for part in other} & {part.family for part in trained}
+        assert config.learner.minibatch_prompts * study.UPDATES["stale"] == config.rollout.prompts
+        held_out += [part._replace(size=1) for part in held]
+    problems = gym.drawn(held_out, "heldout", "the study")
+    for record in [problem["answer"] for problem in problems]:
+        answer = gym.own_answer(record)
+        assert last_number.right(f"2 and 1,{answer} make {answer}.", record)
+        assert not last_number.right(f"{answer} and 0.5", record) and not last_number.right("", record)
+
+
+def test_the_queue_of_the_study(tmp_path, monkeypatch):
+    """Problems that are too easy, a rate at an end of the grid, one that breaks; stopped and gone on with."""
+    made, best, stop_at = [], {"rpg": 1.6e-5, "none": 8e-6, "grpo": 8e-6}, [1, 30]
+
+    def trained(run, *of):
+        _, level, _, arm, rate, seed = run
+        if len(made) in stop_at:
+            return stop_at.remove(len(made))
+        made.append(run)
+        end = 0.9 if level == 1 else 0.6 - 0.1 * abs(np.log2(rate / best[arm])) + 0.01 * (seed % 2)
+        broke = (arm, rate, seed) == ("none", 8e-6, study.TUNING[1])  # which has the largest area still
+        row = dict(scores=[0.1, 1.0, 0.6] if broke else [0.1, end, end], seconds=50.0)
+        return dict(zip(study.KEY, run, strict=True)) | row | dict.fromkeys(study.figures.BESIDE, [0.5])
+
+    monkeypatch.setattr(study, "train", trained)
+    monkeypatch.delenv("OUT", raising=False)
+    kept, file = pd.DataFrame(columns=[*study.KEY, "scores", "seconds"]), tmp_path / "real_model.parquet"
+    for seconds in (1e4, 1e4, study.GRACE + 49, 1e4):
+        before = len(made)
+        study.make_runs(kept, "cpu", tmp_path, None, seconds)
+        kept = pd.read_parquet(file)
+        assert len(kept) == len(made) and (seconds == 1e4) == (len(made) > before)
+    assert len(set(made)) == len(made) == 4 + (3 * 3 + 2) * 2 + 3 * 5 and not study.wanted(kept, "cpu")
+    assert [run[1] for run in made] == [1, 1] + [2] * 39 and {run[-1] for run in made[:4]} == {study.PILOT}
+    assert [run[-1] for run in made[-15:]] == [seed for seed in study.SEEDS for _ in range(3)]
+    assert {run[3]: run[4] for run in made[-15:]} == best | {"none": 4e-6}
+    final = study.with_outcomes(kept[kept.seed.isin(study.SEEDS)])
+    table = study.figures.compared(final, list(study.ARMS)).set_index("arm")
+    assert table["mean"][["none", "grpo"]].tolist() == pytest.approx([-0.1, 0.0]) and (table.fell == 0).all()
+    too_hard = kept.assign(scores=[[0.1 if level == 1 else 0.04, 0.9, 0.9] for level in kept.level])
+    assert study.choose_level(too_hard, "cpu") == (1, [])
+    assert all(make(**{key: value or None for key, value in arm.items()}) for arm in study.ARMS.values())

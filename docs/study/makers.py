@@ -14,10 +14,10 @@ import pandas as pd
 from scipy import stats
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # rpg_jax
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # oracle
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # oracle, resumable
 
 from oracle import measure, tables
-from oracle.__main__ import save
+from resumable import save
 
 from rpg_jax.lab.reporting.figures import svg_figure
 from rpg_jax.lab.reporting.style import COLORS, frame, logarithmic

@@ -10,22 +10,21 @@ and draws the figure. It goes on where it was stopped.
 import collections
 import concurrent.futures
 import functools
-import itertools
 import multiprocessing
 import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # rpg_jax
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # oracle, sign
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # oracle, resumable, sign
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
+import resumable
 from oracle import policies, task
-from oracle.__main__ import save
 from sign import paired
 
 from rpg_jax.lab.reporting import estimates
@@ -180,37 +179,10 @@ def with_outcomes(kept: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(area=area, last=scores[:, -1:].sum(1), fell=(np.diff(scores) < -FALL).any(1))
 
 
-def tuned(kept: pd.DataFrame, cell: tuple) -> tuple[pd.DataFrame, float]:
-    """A row for each rate that the tuning seeds tried in a cell, and the best of them.
-
-    The best has the largest mean area of the rates of which at most one run in ten fell; if there is none, of those of
-    which the fewest fell.
-    """
-    of = kept[(kept[CELL] == list(cell)).all(axis=1) & kept.seed.isin(TUNING)]
-    table = with_outcomes(of).groupby("rate").agg(area=("area", "mean"), fell=("fell", "sum")).reset_index()
-    admitted = table[table.fell <= max(1, table.fell.min())]
-    return table, float(admitted.loc[admitted.area.idxmax()].rate)
-
-
 def wanted(kept: pd.DataFrame, cell: tuple) -> list[tuple]:
-    """The runs of a cell that are to be made next; none once all are there. Where the best rate is at an end of those
-    that were tried, the next one of the grid is."""
-    done = set(kept[KEY].itertuples(index=False, name=None))
-    middle = MIDDLES[cell[:2]][cell[2]]
-    numbers, seeds, chosen = [middle - 1, middle, middle + 1], TUNING, None
-    while True:
-        rates = [rate(number) for number in numbers] if chosen is None else [chosen]
-        if missing := [run for run in itertools.product(*([x] for x in cell), rates, seeds) if run not in done]:
-            return missing
-        if chosen is not None:
-            return []
-        best = tuned(kept, cell)[1]
-        if best == rates[0]:
-            numbers.insert(0, numbers[0] - 1)
-        elif best == rates[-1]:
-            numbers.append(numbers[-1] + 1)
-        else:
-            seeds, chosen = SEEDS, best
+    """The runs of a cell that are to be made next; none once all are there."""
+    of = dict(zip(CELL, cell, strict=True))
+    return resumable.wanted(kept, of, MIDDLES[cell[:2]][cell[2]], rate, with_outcomes, TUNING, SEEDS, most=1)
 
 
 def pin(cores):
@@ -232,7 +204,7 @@ def make_runs(file: pathlib.Path) -> pd.DataFrame:
                 print(f"{number} of {len(CELLS)}: {cell}, {len(names)} runs to make", file=sys.stderr, flush=True)
                 rows = pd.DataFrame(pool.map(trial, names[:SAVED]))
                 kept = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows
-                save(kept, file)
+                resumable.save(kept, file)
     return kept
 
 

@@ -17,6 +17,8 @@ import pandas as pd
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))  # rpg_jax
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # this folder
 
+from resumable import save
+
 from oracle import figures, measure, tables
 from rpg_jax.storage.logs import write_text_atomic
 
@@ -35,13 +37,6 @@ def main(folder: pathlib.Path, wanted: measure.Sampled) -> None:
         kept = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows
         save(kept, file)
     print(f"In {folder}: {', '.join([MOMENTS, *write(kept, folder)])}")
-
-
-def save(kept: pd.DataFrame, file: pathlib.Path) -> None:
-    """Writes the moments, whole or not at all."""
-    draft = file.with_name(f".{file.name}.draft")
-    kept.to_parquet(draft, compression="zstd")
-    draft.replace(file)
 
 
 def write(kept: pd.DataFrame, folder: pathlib.Path) -> list[str]:
