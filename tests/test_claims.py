@@ -80,7 +80,7 @@ def stale():
 
 
 def test_stale_rollouts(stale):
-    text, findings = page("docs/study/asynchrony.md"), page("docs/findings.md")
+    text = page("docs/study/asynchrony.md")
 
     def printed(delay, score, a, b, digits=2):
         mean, half, *_ = stale[delay, score][a, b]
@@ -93,7 +93,6 @@ def test_stale_rollouts(stale):
         (64, "area", "urkl", "rpg"): 1, (64, "final", "urkl", "none"): 2,
     }.items():  # fmt: skip
         assert printed(*key, digits) in text, key
-    assert printed(64, "area", "urkl", "rpg", 1) in findings and printed(16, "final", "rpg", "none", 1) in findings
     late = stale[64, "area"]
     assert [
         f"{late['urkl', arm][2]:.0e}" for arm in ("none", "m2po", "dppo", "rpg")
