@@ -177,7 +177,7 @@ def test_the_queue_of_the_study(tmp_path, monkeypatch):
         if len(made) in stop_at:
             return stop_at.remove(len(made))
         made.append(run)
-        end = 0.9 if level == 1 else 0.6 - 0.1 * abs(np.log2(rate / best[arm])) + 0.01 * (seed % 2)
+        end = 0.9 if level == 1 else 0.6 - 0.1 * abs(np.log2(rate / best[arm])) + 0.001 * (seed * len(arm) % 5)
         broke = (arm, rate, seed) == ("none", 8e-6, study.TUNING[1])  # which has the largest area still
         row = dict(scores=[0.1, 1.0, 0.6] if broke else [0.1, end, end], seconds=50.0)
         return dict(zip(study.KEY, run, strict=True)) | row | dict.fromkeys(study.figures.BESIDE, [0.5])
@@ -196,6 +196,8 @@ def test_the_queue_of_the_study(tmp_path, monkeypatch):
     assert {run[3]: run[4] for run in made[-15:]} == best | {"none": 4e-6}
     final = study.with_outcomes(kept[kept.seed.isin(study.SEEDS)])
     table = study.figures.compared(final, list(study.ARMS)).set_index("arm")
+    study.figures.show(final, list(study.ARMS), tmp_path)
+    assert (tmp_path / "real_model.svg").exists()
     assert table["mean"][["none", "grpo"]].tolist() == pytest.approx([-0.1, 0.0]) and (table.fell == 0).all()
     too_hard = kept.assign(scores=[[0.1 if level == 1 else 0.04, 0.9, 0.9] for level in kept.level])
     assert study.choose_level(too_hard, "cpu") == (1, [])

@@ -158,12 +158,12 @@ def test_a_variant_that_has_hardly_begun_does_not_hold_up_the_others(tmp_path):
 def test_of_two_rows_of_a_step_the_later_counts_and_a_line_that_is_none_is_named(tmp_path):
     folder = write_run(tmp_path / "a", {0: 0.1, 2: 0.2})
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "eval/arithmetic/mean@8": 0.5}\n{"step": 4, "eval/ar')
+        file.write('{"step": 2, "x": 7}\n{"step": 2, "eval/arithmetic/mean@8": 0.5}\n{"step": 4, "eval/ar')
     run = runs.read(folder)
-    assert run.last == 2 and run.scores["arithmetic"].to_dict() == {0: 0.1, 2: 0.5}
+    assert run.last == 2 and run.metrics["x"][2] == 7 and run.scores["arithmetic"].to_dict() == {0: 0.1, 2: 0.5}
     with (folder / "metrics.jsonl").open("a") as file:
         file.write("\n")
-    with pytest.raises(ValueError, match="metrics.jsonl, line 5, is not a JSON object"):
+    with pytest.raises(ValueError, match="metrics.jsonl, line 6, is not a JSON object"):
         runs.read(folder)
 
 

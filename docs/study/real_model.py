@@ -43,8 +43,7 @@ ARMS = {
     "dapo": dict(name="dapo", clip=""),
 }
 UPDATES = {"stale": 8, "fresh": 2}  # of a rollout
-# Of each machine the config, the model, how many of the arms, and of each regime the number of the middle of the first
-# three rates.
+# Of each: the config, the model, how many of the arms, and of each regime the number of the first three rates' middle.
 MACHINES = {"cpu": ("study", SMOLLM2, 3, {"stale": 3}), "gpu": ("study-gpu", QWEN, 5, {"stale": 1, "fresh": 2})}
 CELL = ["machine", "level", "regime", "arm"]
 KEY = [*CELL, "rate", "seed"]
@@ -108,7 +107,7 @@ def prepared(folder: pathlib.Path, variant: str) -> dict:
     return {"data.train": titles[0], "data.heldout": tuple(titles[1:])}
 
 
-def train(run: tuple, folder: pathlib.Path, base: str | None, seconds: float) -> dict | None:
+def train(run: tuple, folder: pathlib.Path, base: str | None, seconds: float | None) -> dict | None:
     """The row of a run; None if it was stopped, by hand or after so many seconds, and can be resumed."""
     machine, level, regime, arm, learning_rate, seed = run
     variant, workdir = f"{MACHINES[machine][0]}-{level}", folder / "runs" / "-".join(map(str, run))
@@ -162,18 +161,9 @@ def make_runs(kept: pd.DataFrame, machine: str, folder: pathlib.Path, base: str 
             break
         print(f"scores {np.round(row['scores'], 3)} after {row['seconds']:.0f} s", file=sys.stderr, flush=True)
         kept = pd.concat([kept, pd.DataFrame([row])], ignore_index=True) if len(kept) else pd.DataFrame([row])
-        for place in {folder, pathlib.Path(os.environ.get("OUT", folder))}:
+        for place in {folder, pathlib.Path(os.environ.get("OUT") or folder)}:
             resumable.save(kept, place / "real_model.parquet")
     return kept
-
-
-def once_more(kept: pd.DataFrame, machine: str, only: str, folder: pathlib.Path, base: str | None) -> None:
-    """Makes one of the rows again, REGIME,ARM,SEED, and prints both."""
-    named = kept.machine + "," + kept.regime + "," + kept.arm + "," + kept.seed.astype(str)
-    for row in kept[named == f"{machine},{only}"].to_dict("records"):
-        print("committed", row["rate"], row["scores"], flush=True)
-        if again := train(tuple(row[key] for key in KEY), folder, base, None):
-            print("made again", row["rate"], again["scores"], flush=True)
 
 
 if __name__ == "__main__":
@@ -194,7 +184,13 @@ if __name__ == "__main__":
         for level, _ in enumerate(LEVELS[MACHINES[options.machine][1]], 1):
             print(*prepared(options.folder, f"{MACHINES[options.machine][0]}-{level}").values())
     elif options.only:
-        once_more(kept, options.machine, options.only, options.folder, options.base)
+        named = kept[["machine", "regime", "arm", "seed"]].astype(str).agg(",".join, axis=1)
+        if not (rows := kept[named == f"{options.machine},{options.only}"].to_dict("records")):
+            parser.error(f"real_model.parquet has no run {options.only} of {options.machine}; expected one that it has")
+        for row in rows:
+            print("committed", row["rate"], row["scores"], flush=True)
+            if again := train(tuple(row[key] for key in KEY), options.folder, options.base, None):
+                print("made again", row["rate"], np.array(again["scores"]))
     else:
         kept = make_runs(kept, options.machine, options.folder, options.base, options.seconds)
         figures.show(with_outcomes(kept[kept.seed.isin(SEEDS)]), list(ARMS), options.folder)

@@ -119,12 +119,15 @@ def _natural(name) -> list:
 
 
 def read(path) -> Run:
-    """A run from its folder, as far as it has come; the later one of two rows of a step counts.
+    """A run from its folder, as far as it has come. Of two rows of a step, as after a stop in its evaluation, the later
+    one counts where it says something.
 
     Raises ValueError, with file and line, for a line of the log that is no row, but for a last one that is cut short.
     """
     config, (lines, _) = read_json(path / "config.json"), read_jsonl(path / LOG, {"step": int})
-    rows = {row["step"]: row for row in sorted(lines, key=lambda row: row["step"])}
+    rows = {}
+    for row in sorted(lines, key=lambda row: row["step"]):
+        rows[row["step"]] = rows.get(row["step"], {}) | row
     # Those of docs/study are flat in their files: what a file has stands above what it lacks.
     settings = flatten(completed(config)) | flatten(config) if config else None
     numbers = [{key: finite(value) for key, value in row.items() if key != "step"} for row in rows.values()]
