@@ -1,4 +1,4 @@
-"""Numbers that go wrong have a defined outcome: what no other test covers (docs/reliability.md has what is promised)."""
+"""Numbers that go wrong have a defined outcome: what no other test covers (docs/reliability.md has the promises)."""
 
 import dataclasses
 from functools import cache
