@@ -6,6 +6,7 @@ Measures what FOLDER/makers.parquet lacks (the folder of this file, if none is g
 draws makers.svg.
 """
 
+import argparse
 import pathlib
 import sys
 
@@ -103,7 +104,11 @@ def draw(table: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    folder = pathlib.Path(sys.argv[1]) if sys.argv[1:] else HERE
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", nargs="?", type=pathlib.Path, default=HERE, help="of the runs, the table and the figure"
+    )
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     table = estimates(measured(folder / "makers.parquet"))
     print(summary(table).to_string(index=False, float_format="{:.3g}".format))

@@ -7,6 +7,7 @@ cell (a delay, a reward, an arm) first those that choose its rate, then those th
 and draws the figure. It goes on where it was stopped.
 """
 
+import argparse
 import collections
 import concurrent.futures
 import functools
@@ -249,7 +250,11 @@ def draw(table: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    folder = pathlib.Path(sys.argv[1]) if sys.argv[1:] else HERE
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", nargs="?", type=pathlib.Path, default=HERE, help="of the runs, the table and the figure"
+    )
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     table = compared(make_runs(folder / "staleness.parquet"))
     print(table.to_string(index=False, float_format="{:.3g}".format))
