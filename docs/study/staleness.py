@@ -251,9 +251,7 @@ def draw(table: pd.DataFrame) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "folder", nargs="?", type=pathlib.Path, default=HERE, help="of the runs, the table and the figure"
-    )
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=HERE, help="of runs, table and figure")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     table = compared(make_runs(folder / "staleness.parquet"))
