@@ -105,9 +105,7 @@ def draw(table: pd.DataFrame) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-XX
-    )
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=HERE, help="of runs, table and figure")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     table = estimates(measured(folder / "makers.parquet"))
