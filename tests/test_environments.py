@@ -538,7 +538,7 @@ def test_the_return_is_a_reward_beside_others_and_failures_are_counted():
         scores = scorer.submit(items, [1, 1], True, outcomes).result()
     assert scores.rewards["dapo"].tolist() == [1.0, 1.0] and list(scores.rewards) == [ENVIRONMENT, "dapo"]
     environment.max_failures = 0.4
-    with Scorer(environment=environment) as scorer, pytest.raises(InputError, match="failed on 1 of 2 samples"):
+    with Scorer(environment=environment) as scorer, pytest.raises(InputError, match="failed on 1 of 2 responses"):
         scorer.submit(items, [1, 1], True, outcomes).result()
 
 
