@@ -243,6 +243,7 @@ def draw(table: pd.DataFrame) -> str:
                     axis.errorbar(100 * of["mean"][arm], row, xerr=100 * of.half[arm], **style)
             axis.axvline(0, color="black", linewidth=0.8)
             axis.set_yticks(range(len(names)), names[::-1] if axis is axes[0] else [""] * len(names))
+            axis.set_ylim(-0.6, len(names) - 0.4)
             of_whole = ", whole responses" if kind == "whole" else ""
             frame(axis, f"{delay} updates ago{of_whole}", "points of mean score above no clip", "")
 
