@@ -98,8 +98,8 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     def more_pages(row, position):  # up to an input, beside those that a row holds, or that are its prompt's
         return position // size + 1 - jnp.maximum(state.held[row], holding.full_pages(sampler, state, row))
 
-    def most(row):  # the last token's keys and values are never read
-        return more_pages(row, state.rows.prompt_length[row] + state.limit[row] - 2)
+    def most(row):
+        return more_pages(row, holding.last_input(state, row))
 
     of_prompts = holding.prompt_pages(sampler, state)
     leads = jnp.concatenate([jnp.ones(1, bool), prompt[1:] != prompt[:-1]])  # the first of its prompt

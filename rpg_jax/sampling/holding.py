@@ -32,12 +32,16 @@ def full_pages(sampler: Sampler, state: DecodeState, row: jax.Array) -> jax.Arra
     return (state.rows.prompt_length[row] - 1) // sampler.page_size
 
 
+def last_input(state: DecodeState, row: jax.Array) -> jax.Array:
+    """The column of the last input of each of some rows: the last token's keys and values are never read."""
+    return state.rows.prompt_length[row] + state.limit[row] - 2
+
+
 def needs_pages(sampler: Sampler, state: DecodeState, ahead: int = 0) -> jax.Array:
     """i32[slots], pages that the row does not hold yet, up to the next input, or `ahead` tokens beyond it."""
     request, reach = state.request, state.position
-    if ahead:  # the last token's keys are never read
-        last = state.rows.prompt_length[request] + state.limit[request] - 2
-        reach = jnp.maximum(reach, jnp.minimum(reach + ahead, last))
+    if ahead:
+        reach = jnp.maximum(reach, jnp.minimum(reach + ahead, last_input(state, request)))
     needs = reach // sampler.page_size + 1 - state.held[request]
     return jnp.where(request >= 0, jnp.maximum(needs, 0), 0)
 
