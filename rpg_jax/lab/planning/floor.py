@@ -93,7 +93,7 @@ def costs(w: Workload) -> dict[str, Cost]:
     vocabulary = 2 * shape.hidden_size * shape.vocab_size / devices
     weights = gathered_parameters(w) * w.itemsize  # bytes that a pass reads
     drawn_from = gathered_parameters(w) * jnp.dtype(w.rollout.weights_dtype or w.model.dtype).itemsize
-    shard = parameter_count(shape) / (w.mesh["fsdp"] * w.expert * w.tensor) * w.itemsize
+    shard = parameter_count(shape) / w.parameter_shards * w.itemsize
     gathered = weights - shard  # bytes that a pass sends so that every device has all weights
     # Bytes that the two all-reduces of a layer send for a token, over the tensor axis, and what takes it to the experts
     # of others and back.
@@ -126,4 +126,4 @@ def costs(w: Workload) -> dict[str, Cost]:
 
 def master_shard(w: Workload) -> float:
     """Bytes of a device's shard of the float32 parameters that are trained."""
-    return w.trained * MASTER / (w.mesh["fsdp"] * w.expert * w.tensor)
+    return w.trained * MASTER / w.parameter_shards

@@ -79,6 +79,11 @@ class Workload:
         return math.prod(self.mesh.get(axis, 1) for axis in ROW_AXES)
 
     @property
+    def parameter_shards(self) -> int:
+        """Devices that share one copy of the parameters that are trained."""
+        return self.row_shards // self.mesh["data"] * self.tensor
+
+    @property
     def tensor(self) -> int:
         return self.mesh["tensor"]
 
