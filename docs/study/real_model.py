@@ -31,6 +31,7 @@ import resumable
 
 from configs.real_model import LEVELS, QWEN, SMOLLM2, get_config
 from rpg_jax import gym
+from rpg_jax.data.problems import Records, to_problem
 from rpg_jax.lab.reporting import runs
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -150,6 +151,28 @@ def outcome(run: runs.Run, trained: list[gym.Part]) -> dict:
     )
 
 
+def families(final: pd.DataFrame, folder: pathlib.Path) -> pd.DataFrame:
+    """By machine, level, regime and family: what a constant answer scores on its held-out problems, the base model, and
+    each arm after the last step. The constant is the commonest answer among those problems: no other one scores more.
+    """
+    tables = {}
+    for at, of in final.groupby(figures.AT, sort=False):
+        heldout = prepared(folder, f"{MACHINES[at[0]][0]}-{at[1]}")["data.heldout"]
+        sets = [Records(title, "train") for title in heldout]
+        asked = [to_problem(records[number]) for records in sets for number in range(len(records))]
+        answers = pd.DataFrame([(problem.task, gym.own_answer(problem.answer)) for problem in asked])
+        table = answers.groupby(0, sort=False)[1].agg(
+            problems="size", constant=lambda own: own.value_counts(normalize=True).iloc[0]
+        )
+        scores = pd.DataFrame([
+            (arm, family, score[0], score[-1])
+            for arm, text in zip(of.arm, of.families, strict=True) for family, score in json.loads(text).items()
+        ], columns=["arm", "family", "base", "last"])  # fmt: skip
+        table["base model"] = scores.groupby("family").base.mean()
+        tables[at] = table.join(scores.pivot_table(index="family", columns="arm", values="last", sort=False))
+    return pd.concat(tables, names=[*figures.AT, "family"])
+
+
 def make_runs(kept: pd.DataFrame, machine: str, folder: pathlib.Path, base: str | None, seconds: float):
     """All rows, once none is wanted or the time is over; each is saved as it comes."""
     end = time.monotonic() + seconds - GRACE
@@ -193,4 +216,7 @@ if __name__ == "__main__":
                 print("made again", row["rate"], np.array(again["scores"]))
     else:
         kept = make_runs(kept, options.machine, options.folder, options.base, options.seconds)
-        figures.show(with_outcomes(kept[kept.seed.isin(SEEDS)]), list(ARMS), options.folder)
+        final = with_outcomes(kept[kept.seed.isin(SEEDS)])
+        figures.show(final, list(ARMS), options.folder)
+        if not final.empty:
+            print(families(final, options.folder).to_string(float_format="{:.1%}".format))
