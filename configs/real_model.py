@@ -139,7 +139,9 @@ def study(model, level):
     config = get_config(ON_GPU if model == QWEN else "")
     train, held = (400, 72) if model == QWEN else (300, 100)  # problems of a family
     texts = ["gym:" + " + ".join(text.format(size) for text in LEVELS[model][level - 1]) for size in (train, held)]
-    config.data.update(dict(train=texts[0], heldout=(texts[1], UNTRAINED)))
+    # In so few words nearly every letter stands once, and a constant answer would be right in 7 of 8.
+    untrained = UNTRAINED.replace("min_words=1, max_words=3", "min_words=4, max_words=8")
+    config.data.update(dict(train=texts[0], heldout=(texts[1], untrained)))
     config.reward.function = "docs/study/last_number.py:right"  # where reasoning-gym is not installed, too
     config.reference.mode = "fixed"  # every arm logs its KL to the base model; GRPO's penalty is of it
     config.log.update(dict(look_every=0, tensorboard=False))
