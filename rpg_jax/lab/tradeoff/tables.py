@@ -9,17 +9,12 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from rpg_jax.lab.tradeoff.measure import Form
+from rpg_jax.lab.tradeoff.measure import OWN, Form
 
 TINY = 1e-20  # relative squared bias of what is exact in float64; exact forms come out near 1e-30
 FORM = list(Form._fields)
 WHERE = ["direction", "kl"]
 TARGET = ["divergence", "level", "beta", *WHERE]  # which J, held at which policies
-
-
-def grouped(table: pd.DataFrame, keys: list[str]):
-    """`table.groupby(keys)` in order of appearance; a NaN among the keys (a bound that a clip lacks) is a value."""
-    return table.groupby(keys, sort=False, dropna=False, observed=True)
 
 
 def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -29,7 +24,7 @@ def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     lie below the median is binomial. A value that is undefined in one problem, as the cosine of a gradient that is 0,
     is NaN.
     """
-    groups = grouped(table, keys)
+    groups = table.groupby(keys, sort=False, dropna=False, observed=True)  # NaN, a bound that a clip lacks, is a value
     values = [name for name in table if name not in keys]
     shares = [name for name in values if table[name].dtype == bool]
     medians = groups[[name for name in values if name not in shares]]
@@ -118,7 +113,7 @@ def shown(table: pd.DataFrame, levels: Sequence[str] = ("token", "sequence")) ->
 
 def _label(form) -> str:
     """A form in a few words, without level and beta."""
-    if form.clip == "-":
+    if form.clip == OWN:
         return form.objective
     if np.isnan(form.clip_low):
         return "no clip"
