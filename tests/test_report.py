@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from rpg_jax.lab.reporting import figures, runs, tables
 from rpg_jax.lab.reporting.comparison import compare, equal_pairs, equivalence, spelled
-from rpg_jax.lab.reporting.compose import document, to_markdown
+from rpg_jax.lab.reporting.compose import document
 from rpg_jax.lab.reporting.estimates import difference, holm, least_p, over_runs, permutation_p
 
 TASKS = ("arithmetic", "countdown")
@@ -108,7 +108,7 @@ def read(*folders):
 
 def page_of(folder, *more):
     """The Markdown of a report."""
-    return to_markdown(document("title", [runs.read(path) for path in runs.find([folder, *more])]), "report")
+    return document("title", [runs.read(path) for path in runs.find([folder, *more])])[0]
 
 
 def test_the_page_of_a_whole_sweep(tmp_path):

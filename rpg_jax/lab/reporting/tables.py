@@ -55,7 +55,7 @@ def summary(comparison, variants) -> str:
     runs = [run for variant in variants for run in variant.runs]
     return (
         f"{_count(len(variants), 'variant')}, {_count(len(runs), 'run')}, {sum(run.is_finished for run in runs)} "
-        f"finished; held-out tasks: {', '.join(comparison.tasks)}; compared at step {comparison.step}."
+        f"finished; held-out tasks: {', '.join(comparison.scores)}; compared at step {comparison.step}."
     )
 
 
@@ -86,19 +86,21 @@ def _marked(column: pd.Series) -> list[str]:
 def last_and_best(comparison) -> str:
     """The paper's table: a row a variant, two columns a task and two of their mean, whose interval is the last column;
     then runs that ended earlier."""
-    means = _interleaved(comparison.last(), comparison.best()).groupby(level="variant", sort=False).mean()
+    reached, ended = (_interleaved(comparison.until_step(which)) for which in (True, False))
+    means = reached.groupby(level="variant", sort=False).mean()
     cells = zip(*(_marked(means[column]) for column in means), strict=True)
     named = zip(comparison.means.itertuples(), cells, strict=True)
     rows = [[plain(mean.Index), str(mean.runs), *row, _interval(mean)] for mean, row in named]
-    for (name, run), values in _interleaved(comparison.last(False), comparison.best(False)).iterrows():
+    for (name, run), values in ended.iterrows():
         rows.append(
             [plain(f"{name}, step {comparison.horizon[name, run]}"), "-", *(f"{value:.4f}" for value in values), "-"]
         )
     return table(["variant", "runs", *means.columns, "95 %"], rows)
 
 
-def _interleaved(last, best) -> pd.DataFrame:
-    """Columns "TASK last", "TASK best" of each task and, of more than one, of their mean."""
+def _interleaved(scores) -> pd.DataFrame:
+    """Columns "TASK last", "TASK best" of each task and, of more than one, of their mean; of scores by run."""
+    last, best = scores.last(), scores.max()
     if last.shape[1] > 1:
         last, best = (scores.assign(**{"mean of tasks": scores.mean(axis=1)}) for scores in (last, best))
     return pd.DataFrame({f"{t} {kind}": scores[t] for t in last for kind, scores in (("last", last), ("best", best))})
