@@ -240,7 +240,7 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
         file.chmod(0o755)
     runs = [("a/seed0", ["--config=x.py", "--config.y=it's, (1, 2)"]), ("b/seed0", ["--config=x.py"])]
     out = pathlib.Path("out/My_Sweep")
-    names = dict(sweep="s.py", path=out.with_name("x.sh"), out=out, prepare=["python", "-m", "p"])
+    names = dict(sweep="s.py", out=out, prepare=["python", "-m", "p"])
     for kind in ("slurm", "tpu"):
         (tmp_path / f"{kind}.sh").write_text(command.cluster_script(kind, runs, **names))
         subprocess.run(["bash", "-n", tmp_path / f"{kind}.sh"], check=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rpg_jax import models, parallel
-from rpg_jax.lab.planning import chips, thunks
+from rpg_jax.lab.planning import chips, hlo
 from rpg_jax.sampling import Decoding, Sampling, batching, decode, make_sampler
 
 module = importlib.import_module("rpg_jax.sampling.generate")  # the package has a function of that name
@@ -43,13 +43,13 @@ condition:
 
 def test_what_a_turn_of_the_innermost_large_loop_launches():
     inner = dict(kernels=4, outside=3, command_buffers=1, conditionals=1, loops=0)
-    assert thunks.step(SEQUENCE) == inner
+    assert hlo.launches(SEQUENCE) == inner
     outer = dict(kernels=8, outside=6, command_buffers=2, conditionals=1, loops=2)
     wider = "".join(f"    {n}: kCustomKernel [source | sink] loop_add_fusion\n" for n in range(100, 103))
     more = dict(kernels=3, outside=3)
-    assert thunks.step(SEQUENCE + wider) == {name: count + more.get(name, 0) for name, count in outer.items()}
+    assert hlo.launches(SEQUENCE + wider) == {name: count + more.get(name, 0) for name, count in outer.items()}
     buffered = "".join(f"    {line}\n" for line in SEQUENCE.strip().splitlines())
-    assert thunks.step("000: kCommandBuffer [source | sink]\n" + buffered)["outside"] == 0
+    assert hlo.launches("000: kCommandBuffer [source | sink]\n" + buffered)["outside"] == 0
 
 
 @pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="jax-cuda13-pjrt and -plugin are not installed")
@@ -83,6 +83,6 @@ def test_a_decode_step_for_an_h100_is_one_graph_without_branches(tmp_path):
         lowered = jax.jit(on_shards).trace(inputs, state, jnp.int32(9)).lower(lowering_platforms=("cuda",))
     lowered.compile(compiler_options={"xla_dump_to": str(tmp_path)})
     [file] = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
-    counts = thunks.step(file.read_text())
+    counts = hlo.launches(file.read_text())
     assert counts | dict(kernels=0) == dict(kernels=0, outside=1, command_buffers=1, conditionals=0, loops=0), counts
     assert counts["kernels"] <= 420, counts

@@ -14,9 +14,9 @@ import jax
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
-from rpg_jax.lab.planning import decoding, floor, hlo, thunks
+from rpg_jax.lab.planning import decoding, floor, hlo
 from rpg_jax.lab.planning.chips import CUDNN, GIB, Topology
-from rpg_jax.lab.planning.programs import Program, programs
+from rpg_jax.lab.planning.programs import Program, device_bytes, programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.lab.planning.workload import PHASES, SAMPLED, Workload
 from rpg_jax.models import active_parameter_count, cudnn, parameter_count
@@ -51,7 +51,7 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         "topology": topology.name,
         "devices": topology.devices,
         "mesh": dict(workload.mesh),
-        "sampler": dict(sides["decode"].mesh) if is_split(sketch) else None,
+        "sampler": dict(sides["decode"].mesh) if sketch.is_split else None,
         "memory": topology.chip.memory,
         "source": topology.chip.source,
         "parameters": parameter_count(workload.shape),
@@ -89,11 +89,6 @@ def estimate(topology, measured: dict, cost: floor.Cost, attention: floor.Cost, 
     return {"xla": xla, "kernels": kernels, "seconds": max(xla + kernels, cost.seconds(topology)["interconnect"])}
 
 
-def is_split(sketch: Sketch) -> bool:
-    """Whether some devices only sample."""
-    return sketch.run.sampler_mesh is not sketch.run.mesh
-
-
 def with_sum(seconds: dict[str, float], split: bool) -> dict[str, float]:
     """The seconds of each phase in an RL step, those of both sides, `sampler` and `learner`, and `sum`, the step's:
     with a split the longer side, because one samples while the other learns."""
@@ -105,7 +100,7 @@ def with_sum(seconds: dict[str, float], split: bool) -> dict[str, float]:
 def step(sketch: Sketch, phases: dict) -> dict:
     """How often each phase runs in an RL step, and the seconds that it takes (`with_sum`): at least, and by the
     estimate."""
-    workload, estimated, split = sketch.workload, {}, is_split(sketch)
+    workload, estimated, split = sketch.workload, {}, sketch.is_split
     times = {phase: side.times()[phase] for phase, side in sketch.sides.items()}
     seconds = {phase: times[phase] * phases[phase]["roofline_seconds"] for phase in phases}
     if all(phase["estimate"] for phase in phases.values()):
@@ -169,15 +164,10 @@ def memory(topology: Topology, phase: str, program: Program, workload: Workload)
       arguments, output (without what is written over arguments), temporaries (held at once in addition), code, beside
       and peak: bytes of a device, None where the compiler gave no number; collectives: kind -> {count, sent}; sent:
       bytes to other devices; those of `hlo.NUMBERS` as in `hlo.work`; fits; launches, of decoding on GPUs, as in
-      `thunks.step`; and `refused`, the compiler's words, if it said no.
+      `hlo.launches`; and `refused`, the compiler's words, if it said no.
     """
     launches = phase == "decode" and topology.chip.target is not None
-    measured = compiled(program, workload.shape.experts // workload.expert, launches)
-    return measured | {"fits": "refused" not in measured and measured["peak"] <= topology.chip.memory}
-
-
-def compiled(program: Program, experts: int, launches: bool) -> dict:
-    """Compiles a program for the devices of its arguments, of which each has so many experts of a layer."""
+    experts = workload.shape.experts // workload.expert  # of a layer, on a device
     with tempfile.TemporaryDirectory() as folder:
         try:
             options = {"xla_dump_to": folder} if launches else {}
@@ -186,7 +176,7 @@ def compiled(program: Program, experts: int, launches: bool) -> dict:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return _refused(str(error), program)
-        counted = {"launches": thunks.step(_sequence(pathlib.Path(folder)))} if launches else {}
+        counted = {"launches": hlo.launches(_sequence(pathlib.Path(folder)))} if launches else {}
     analysis = executable.memory_analysis()
     work = dict(hlo.work(executable.as_text(), program.turns, program.apart, program.outside, experts))
     arguments = analysis.argument_size_in_bytes
@@ -198,14 +188,15 @@ def compiled(program: Program, experts: int, launches: bool) -> dict:
         "output": output,
         "code": analysis.generated_code_size_in_bytes,
         # The compiler drops arguments that the program never reads, but they stay in memory.
-        "beside": program.beside + max(program.argument_bytes() - arguments, 0),
+        "beside": program.beside + max(device_bytes(program.arguments) - arguments, 0),
     }
     collectives = {
         kind: {"count": work.pop(f"{kind} times"), "sent": work.pop(f"{kind} sent")}
         for kind in hlo.KINDS
         if f"{kind} times" in work
     }
-    return sizes | work | counted | {"peak": sum(sizes.values()), "collectives": collectives}
+    peak = sum(sizes.values())
+    return sizes | work | counted | dict(peak=peak, collectives=collectives, fits=peak <= topology.chip.memory)
 
 
 def _sequence(folder: pathlib.Path) -> str:
@@ -218,8 +209,8 @@ def _refused(message: str, program: Program) -> dict:
     """What the compiler's message tells of a program that is too large: the largest size that it names is the need."""
     units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
     sizes = [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([KMGT])\b", message)]
-    arguments = program.argument_bytes()
+    arguments = device_bytes(program.arguments)
     peak = max(max(sizes, default=math.inf), arguments) + program.beside
     unknown = dict.fromkeys(("temporaries", "output", "code", *hlo.NUMBERS))
     sizes = dict(arguments=arguments, beside=program.beside, peak=peak)
-    return unknown | sizes | dict(collectives={}, refused=" ".join(message.split())[:200])
+    return unknown | sizes | dict(collectives={}, fits=False, refused=" ".join(message.split())[:200])

@@ -33,9 +33,6 @@ class Program(NamedTuple):
     apart: tuple[str, ...] = ()  # named scopes whose loops and conditionals are no part of that work
     outside: float = 1.0  # share of what is outside of its loops, in that work
 
-    def argument_bytes(self) -> float:
-        return device_bytes(self.arguments)
-
 
 def device_bytes(tree: Any) -> float:
     """Bytes that the abstract arrays of a tree take in the memory of one device."""

@@ -29,6 +29,11 @@ class Run:
     summary: dict | None
 
     @property
+    def relevant(self) -> dict:
+        """Settings without the seed and the sections that do not matter."""
+        return {key: value for key, value in (self.settings or {}).items() if key != "seed" and matters(key)}
+
+    @property
     def seed(self):
         return (self.settings or {}).get("seed")
 
@@ -144,13 +149,7 @@ class Variant:
 
     @property
     def settings(self) -> dict:
-        """Flat, without the seed and what does not matter."""
-        return relevant(self.runs[0].settings or {})
-
-
-def relevant(settings) -> dict:
-    """Settings without the seed and the sections that do not matter."""
-    return {key: value for key, value in settings.items() if key != "seed" and matters(key)}
+        return self.runs[0].relevant
 
 
 def variants(runs) -> list[Variant]:
@@ -162,7 +161,7 @@ def variants(runs) -> list[Variant]:
     """
     groups, lengths = {}, {}
     for run in runs:
-        settings = {"path": str(run.path)} if run.settings is None else relevant(run.settings)
+        settings = {"path": str(run.path)} if run.settings is None else run.relevant
         steps = settings.pop("steps", None)
         key = json.dumps(settings, sort_keys=True)
         groups.setdefault((key, lengths.setdefault((key, _above_seeds(run.path)), steps)), []).append(run)

@@ -9,29 +9,21 @@ from rpg_jax.lab.reporting.comparison import SIGNIFICANT, equal_pairs, spelled
 from rpg_jax.storage.settings import CODE
 
 MOST_PAIRS = 60  # in a table
-CURVES = (
-    "Held-out mean@k: mean over runs with its 95 % t interval; gray: the other variants. Dashed: not all runs of the "
-    "variant; dotted: the step of comparison."
-)
+# Texts of the page, whose lines `plain` joins.
+CURVES = """Held-out mean@k: mean over runs with its 95 % t interval; gray: the other variants. Dashed: not all runs of
+the variant; dotted: the step of comparison."""
 INTERVALS = "Mean over runs and tasks at the step of comparison, with its 95 % t interval over runs."
-DYNAMICS = (
-    "Training: mean over the runs of a variant, smoothed over a tenth of a run; 95 % t bands of at most four variants."
-)
-LAST_AND_BEST = (
-    "Mean over runs of held-out mean@k: at the step of comparison, and the best of the evaluations until then for each "
-    "task on its own. 95 %: t interval over runs of the mean of tasks. Bold: best; underlined: second best. Without a "
-    "number of runs: a run that ended earlier."
-)
-PAIRS = (
-    "Differences with Welch's 95 % t interval. p: of the permutation test, alone and after Holm's correction for all "
-    "pairs. Alone, one pair in twenty is below 0.05 by chance: only what stays below it after the correction is a "
-    "finding."
-)
-COSTS = (
-    "Means over finished runs. Seconds: rollouts, rewards, log-probs, updates, evaluations. Wall seconds in all "
-    "include compilation and the warm start, also a shared one. Where some devices only sample: the mean seconds of a "
-    "step that they waited for those that learn, and these for them."
-)
+DYNAMICS = """Training: mean over the runs of a variant, smoothed over a tenth of a run; 95 % t bands of at most four
+variants."""
+LAST_AND_BEST = """Mean over runs of held-out mean@k: at the step of comparison, and the best of the evaluations until
+then for each task on its own. 95 %: t interval over runs of the mean of tasks. Bold: best; underlined: second best.
+Without a number of runs: a run that ended earlier."""
+PAIRS = """Differences with Welch's 95 % t interval. p: of the permutation test, alone and after Holm's correction for
+all pairs. Alone, one pair in twenty is below 0.05 by chance: only what stays below it after the correction is a
+finding."""
+COSTS = """Means over finished runs. Seconds: rollouts, rewards, log-probs, updates, evaluations. Wall seconds in all
+include compilation and the warm start, also a shared one. Where some devices only sample: the mean seconds of a step
+that they waited for those that learn, and these for them."""
 
 
 def plain(text: str) -> str:

@@ -85,13 +85,9 @@ def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
     config = cli.read_config(base, f"CONFIG of {file}, {base}").lock()
     seeds = _seeds(names["SEEDS"] if seeds is None else seeds, file)
     changes_of = _named(names["VARIANTS"], file)
-    configs = {
-        name: _config(f"variant {name!r} of {file}", base, config, settings) for name, settings in changes_of.items()
-    }
+    configs = {name: _config(f"variant {name!r} of {file}", base, config, of) for name, of in changes_of.items()}
     _check_together(file, {name: of_config(variant_config) for name, variant_config in configs.items()})
-    flags = {
-        name: [f"--config.{key}={value}" for key, value in settings.items()] for name, settings in changes_of.items()
-    }
+    flags = {name: [f"--config.{key}={value}" for key, value in of.items()] for name, of in changes_of.items()}
     return Sweep(file, [
         Run(name, seed, (f"--config={base}", f"--config.seed={seed}", *flags[name]), config)
         for seed in seeds for name, config in configs.items()
