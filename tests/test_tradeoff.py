@@ -13,7 +13,7 @@ import pytest
 from rpg_jax.exact import Target, every_sequence, targets
 from rpg_jax.exact.enumeration import Problem, token_logprobs
 from rpg_jax.exact.verification import Case
-from rpg_jax.lab.tradeoff import figures, tables
+from rpg_jax.lab.tradeoff import tables
 from rpg_jax.lab.tradeoff import measure as tradeoff
 from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, kl, measurer, situations, with_settings
 from rpg_jax.lab.tradeoff.settings import Grid
@@ -218,13 +218,13 @@ def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
     assert len(own) == len(built_in)
     for name in Moments._fields:
         assert own[name].to_numpy() == pytest.approx(built_in[name].to_numpy(), rel=1e-9, abs=1e-25)
-    drawn = figures.draw(ours, tables.tradeoff(ours, SMALL.samples), SMALL.samples)
+    drawn = tables.draw(ours, tables.tradeoff(ours, SMALL.samples), SMALL.samples)
     assert "_a$b$_{.py:mine" in drawn["error_token"]  # its name is no formula
 
 
 @pytest.mark.parametrize("changed, words", [
     (dict(length=30), ["2^30", "2e+07", "--length"]), (dict(vocab=10, length=10**9), ["10^1000000000", "limit"]),
-    (dict(vocab=4, length=6, epsilons=tuple((x / 1000, x / 1000) for x in range(1, 900))), ["forms", "1e+09", "--epsilons"]),
+    (dict(vocab=4, length=6, epsilons=tuple((x, x) for x in np.arange(1, 900) / 1e3)), ["forms", "1e+09", "--epsilons"]),
     (dict(samples=(10**30,)), ["samples 1000", "1e+15"]), (dict(divergences=("kl",)), ["kl", "urkl"]),
 ])  # fmt: skip
 def test_a_grid_that_cannot_be_enumerated_is_refused_before_anything_is_done(changed, words):

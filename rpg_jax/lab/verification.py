@@ -1,7 +1,6 @@
 """What `python -m rpg_jax.verify` prints and writes of the forms of `lab.forms`, or of a user's function."""
 
 import json
-import pathlib
 import time
 
 import jax
@@ -30,15 +29,22 @@ def main(options) -> int:
     with jax.enable_x64():
         if case is None:
             names = list(DIVERGENCES)
-            levels, findings = level_gap("urkl", PROBLEMS), find_all(built_in_cases())
+            levels, cases, findings = level_gap("urkl", PROBLEMS), built_in_cases(), []
+            with Progress("forms", 0, len(cases), process_index=0) as progress:
+                for each in cases:
+                    findings.append(find(each))
+                    progress(len(findings))
             natural = {name: natural_gradient_gaps(name) for name in ("fkl", "rkl")}
             whole = make("rpg", divergence="rkl", kl="full", beta=BETA, reduction="constant")
             full = {str(condition): gap for condition, gap in full_vocabulary_gaps(whole, PROBLEMS).items()}
             counts = reduction_faults()
         else:
             names = [case.divergence] if case.divergence in DIVERGENCES else []
-            if fault := unfinite(case.members[0][0]):
-                return refuse(case.name, fault, output)
+            if fault := unfinite(case.members[0][0]):  # of which nothing can be measured
+                print(f"{case.name}: {fault}")
+                if output:
+                    output.write_text(json.dumps({"ok": False, "objectives": [], "fault": fault}, indent=1))
+                return 1
             findings = [find(case)]
     wrong = {name: faults for name in names if (faults := divergence_faults(name))}
     print_rows(HEADER, [row(finding) for finding in findings])
@@ -92,24 +98,6 @@ def main(options) -> int:
     if case is not None and case.declares is None:
         print(f"Declare what it is: {_declaration(findings[0])}")
     return 0 if ok else 1
-
-
-def refuse(name: str, fault: str, output: pathlib.Path | None) -> int:
-    """Says why nothing of a loss was measured; the exit status."""
-    print(f"{name}: {fault}")
-    if output:
-        output.write_text(json.dumps({"ok": False, "objectives": [], "fault": fault}, indent=1))
-    return 1
-
-
-def find_all(cases: list[Case]) -> list[Finding]:
-    """A finding of each case, with progress on stderr."""
-    findings: list[Finding] = []
-    with Progress("forms", 0, len(cases), process_index=0) as progress:
-        for case in cases:
-            findings.append(find(case))
-            progress(len(findings))
-    return findings
 
 
 def chosen_case(options) -> Case | None:

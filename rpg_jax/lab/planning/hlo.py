@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_ITEM_BITS = re.compile(r"(?:pred|bf|f|s|u|c)(\d*)")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
@@ -44,10 +43,9 @@ class _Instruction(NamedTuple):
 
 
 def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float = 1, experts: int = 0) -> Work:
-    """The work of a partitioned program on one device; what is in a loop counts once for every iteration.
+    """The work of a partitioned program, `compiled.as_text()`, on one device; a loop counts once for every iteration.
 
     Args:
-      text: `compiled.as_text()`.
       traced: iterations of each loop whose trip count is not a constant of the program.
       apart: names of `jax.named_scope` whose loops and conditionals do not count.
       outside: the share that counts of what is outside of all loops.
@@ -193,7 +191,7 @@ def _sent(kind: str, instruction: _Instruction, devices: int) -> float:
 
 
 def _bytes(dtype: str, dimensions: str) -> float:
-    bits = 8 if dtype == "pred" else int(_ITEM_BITS.match(dtype)[1])
+    bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
     return math.prod(map(int, filter(None, dimensions.split(",")))) * (bits / 8)
 
 
@@ -210,12 +208,11 @@ def _group_size(attributes: str, devices: int) -> int:
 
 
 def launches(text: str) -> dict[str, int]:
-    """What a turn of the loop that decodes launches, from a file `*thunk_sequence_after_thunk_passes.txt` that XLA left
-    under `xla_dump_to`. It is the loop with the most kernels outside of loops within it.
+    """What a turn of the loop that decodes launches, the one with the most kernels outside of loops within it, from a
+    file `*thunk_sequence_after_thunk_passes.txt` that XLA left under `xla_dump_to`.
 
-    Returns the counts of kernels, its condition's among them; of those outside of command buffers (CUDA graphs); of
-    command_buffers; of conditionals and of loops within. At each of both the host waits for the GPU, as at the loop's
-    own condition, except for a loop whose number of turns XLA knows.
+    Counts of kernels, its condition's among them; of those outside of command buffers (CUDA graphs); of these; and of
+    conditionals and loops within, at which the host waits for the GPU unless XLA knows a loop's number of turns.
     """
     thunks = [(len(found[1]), found[2]) for found in re.finditer(r"(?m)^( *)\d+: k(\w+)", text)]
 

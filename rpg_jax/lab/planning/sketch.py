@@ -42,10 +42,7 @@ class Sketch(NamedTuple):
 def sketch(
     config: ConfigDict, *, devices: Sequence[jax.Device], size: str | None, lengths: np.ndarray, prompt_length: float
 ) -> Sketch:
-    """Builds a config's run for `devices`; `size` is the named model size that stands for its checkpoint, if any.
-
-    Lengths are those of `Workload`.
-    """
+    """Builds a config's run for `devices`; `size` is the named model size that stands for its checkpoint, if any."""
     config = config.copy_and_resolve_references()
     if size is not None:
         config.model.size, config.model.checkpoint = size, None
@@ -93,10 +90,7 @@ def sketch(
 
 def planned_size(config: ConfigDict) -> str | None:
     """The named model size that stands for a checkpoint which is not on this machine; None if it is not needed.
-
-    Raises:
-      ValueError: the checkpoint is not here, and its folder's name begins with no known model size.
-    """
+    InputError where its folder's name begins with no known one."""
     folder = config.model.checkpoint
     if folder is None or pathlib.Path(folder).exists():
         return None

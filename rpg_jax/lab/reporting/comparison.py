@@ -30,10 +30,6 @@ class Comparison:
     scores: pd.DataFrame  # mean@k: index (variant, run's path, step), a column a task
     horizon: pd.Series  # the last step that each run was evaluated at: index (variant, run)
 
-    def curve(self, variant: str) -> pd.DataFrame:
-        """The mean over all evaluated runs of a variant at each step, as `over_runs`."""
-        return over_runs(self.scores.loc[variant].mean(axis=1), "step").sort_index()
-
     def last(self) -> pd.DataFrame:
         """Scores at the step, of the runs that have reached it: index (variant, run), a column a task."""
         return self.until_step().last()
@@ -67,7 +63,7 @@ class Comparison:
 
 
 def compare(variants: list[Variant]) -> Comparison:
-    """Raises ValueError when nothing was evaluated, or the variants have no held-out task in common."""
+    """InputError when nothing was evaluated, or the variants have no held-out task in common."""
     evaluated = {variant.name: [run for run in variant.runs if run.tasks] for variant in variants}
     evaluated = {name: runs for name, runs in evaluated.items() if runs}
     if not evaluated:
@@ -145,11 +141,8 @@ def equivalence(differences, margin: float) -> dict[str, float]:
 
 
 def equal_pairs(comparison: Comparison, variants: list[Variant], margin: float) -> pd.DataFrame:
-    """Every two variants by name, index (variant, other): what `equivalence` gives, and both p after Holm.
-
-    Raises:
-      ValueError: two variants have fewer than two seeds in common, so that nothing is paired.
-    """
+    """Every two variants by name, index (variant, other): what `equivalence` gives, and both p after Holm; InputError
+    where two have fewer than two seeds in common, so that nothing is paired."""
     seeds = {str(run.path): run.seed for variant in variants for run in variant.runs}
     scores = comparison.last().mean(axis=1).rename(index=seeds, level="run").groupby(level=["run", "variant"]).last()
     scores, rows = scores.unstack().reindex(columns=comparison.variants), {}

@@ -10,15 +10,13 @@ from rpg_jax.lab.reporting.tables import plain
 from rpg_jax.run.target import writable
 from rpg_jax.storage.logs import write_text_atomic
 
-NAME = "report.md"
-
 
 def main(options) -> None:
     """Writes the report that the flags of `rpg_jax.report` ask for."""
     folders = options.arguments
     if not folders:
         raise InputError("name folders of runs, such as runs/objectives; see --help")
-    out = pathlib.Path(options.out or pathlib.Path(folders[0]) / NAME)
+    out = pathlib.Path(options.out or pathlib.Path(folders[0]) / "report.md")
     if out.suffix != ".md":
         raise InputError(f"--out={out}: expected a name that ends in .md, such as report.md")
     found = [runs.read(path) for path in runs.find(folders)]

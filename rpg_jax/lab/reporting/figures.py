@@ -40,7 +40,8 @@ def curves(comparison) -> str:
     as single runs; the band of two runs may go beyond.
     """
     step, scores = comparison.step, comparison.scores.mean(axis=1)
-    tables = {name: comparison.curve(name) for name in [*comparison.variants, *comparison.behind]}
+    names = [*comparison.variants, *comparison.behind]
+    tables = {name: over_runs(scores.loc[name], "step").sort_index() for name in names}
     low, high, last = scores.min(), scores.max(), max(table.index[-1] for table in tables.values())
     margin = 0.05 * (high - low) or 0.02
 
@@ -137,13 +138,10 @@ def _draw_series(axis, number, name, table, bands):
 
 
 def line_panels(name, points: pd.DataFrame, x: str, y: str, columns: int, looks: dict[str, dict] | None = None) -> str:
-    """A panel for each value of `panel` and in it a line for each `label`, on logarithmic axes.
+    """A panel for each value of `panel` and in it a line for each `label`, on logarithmic axes labelled `x` and `y`.
 
-    A dotted line at 1 is the error of estimating zero.
-
-    Args:
-      points: columns panel, label, x, y, and low and high if the lines have bands; in the order of panels and lines.
-      x, y: labels of the axes; looks: label -> Matplotlib's style of its line, unset: one after the other.
+    `points` has the columns panel, label, x, y, and low and high if the lines have bands, in the order of panels and
+    lines; `looks` the style of each label's line. A dotted line at 1 is the error of estimating zero.
     """
     panels = list(points.groupby("panel", sort=False, observed=True))
 

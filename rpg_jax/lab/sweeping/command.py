@@ -37,8 +37,9 @@ def main(options) -> int:
         raise InputError("name one sweep, such as configs/sweeps/objectives.py; see --help")
     if options.slurm and options.tpu:
         raise InputError("--slurm and --tpu exclude each other; give one")
-    sweep = variants.read(options.arguments[0], options.seeds and [_seed(word, options) for word in options.seeds])
-    out = writable("out", options.out or f"runs/{sweep.name}")
+    seeds = [int(word) if word.strip().isdecimal() else word for word in options.seeds or ()]
+    sweep = variants.read(options.arguments[0], seeds or None)
+    out = writable("out", options.out or f"runs/{pathlib.Path(sweep.file).stem}")
     outdated = variants.check_begun(out, sweep.runs)
     to_prepare = {run.name: run for run in sweep.runs}.get(options.prepare)
     if options.prepare and not to_prepare:
@@ -76,12 +77,6 @@ def main(options) -> int:
 def stopped() -> int:
     print("stopped after saving; the same command goes on", file=sys.stderr)
     return cli.PREEMPTED
-
-
-def _seed(word: str, options) -> int:
-    if not word.strip().isdecimal():
-        raise InputError(f"--seeds={','.join(options.seeds)}: {word!r} is no whole number of at least 0, as in 0,1,2")
-    return int(word)
 
 
 def train_command(out: pathlib.Path, run: Run) -> list[str]:

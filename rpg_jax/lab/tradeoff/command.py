@@ -8,7 +8,7 @@ import numpy as np
 
 from rpg_jax import InputError
 from rpg_jax.lab import verification
-from rpg_jax.lab.tradeoff import figures, measure, tables
+from rpg_jax.lab.tradeoff import measure, tables
 from rpg_jax.lab.tradeoff.settings import parsed
 from rpg_jax.run.target import json_file, writable
 from rpg_jax.storage.logs import jsonable, write_text_atomic
@@ -33,7 +33,7 @@ def main(options: SimpleNamespace) -> None:
     columns = ["level", "label", "direction", "kl", "bias_squared", "variance", "n_star"]
     print(at[columns].to_string(index=False, float_format="{:.3g}".format, na_rep="-"))
     files = {"tradeoff.csv": medians.to_csv(index=False, float_format="%.8g")}
-    files |= {f"{name}.svg": svg + "\n" for name, svg in figures.draw(table, medians, grid.samples).items()}
+    files |= {f"{name}.svg": svg + "\n" for name, svg in tables.draw(table, medians, grid.samples).items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_text_atomic(folder / name, text)

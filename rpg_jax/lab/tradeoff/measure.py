@@ -47,10 +47,8 @@ class Form(NamedTuple):
 
     @property
     def family(self) -> tuple:
-        """Shared by forms that differ in numbers only, which one compiled program measures.
-
-        beta = 0 is a family of its own, because `make` drops the divergence there.
-        """
+        """Shared by forms that one compiled program measures: they differ in numbers only, and `make` drops the
+        divergence of all or of none, at beta = 0."""
         return (*self[:5], self.beta == 0)
 
 
@@ -127,11 +125,8 @@ def measure(grid: Grid, case: Case | None = None) -> pd.DataFrame:
 
 
 def long_table(grid: Grid, where: Situations, measured: Iterable[tuple[Form, Moments]]) -> pd.DataFrame:
-    """A row for each form, direction, distance and problem.
-
-    Columns: the fields of `Form` (NaN for None), `direction`, `kl` (behavior || policy), `problem`, `kl_back`
-    (policy || behavior), and the fields of `Moments`.
-    """
+    """A row for each form, direction, distance and problem: `Form` (NaN for None), `direction`, `kl` (behavior ||
+    policy), `problem`, `kl_back` (policy || behavior), and `Moments`."""
     names = ("direction", "kl", "problem")
     situation = pd.MultiIndex.from_product((DIRECTIONS, grid.distances, range(grid.problems)), names=names)
     kl_back = np.asarray(where.kl_back).reshape(where.shape)

@@ -100,11 +100,9 @@ def in_chunks(function: Callable, arguments: Any, size: int) -> Any:
 def measurer(
     situations: Situations, build: Callable, level: str, divergence: str, z: float = 1.0
 ) -> Callable[[Mapping[str, float]], Moments]:
-    """settings -> `Moments`, compiled once for every value of the settings, of which `beta` is one.
+    """settings -> `Moments`, compiled once for every value of the settings, a dict of numbers with `beta`.
 
-    Args:
-      build: settings (a dict of numbers, traced) -> an objective with the contract of `rpg_jax.objectives`.
-      level, divergence, z: of the objective J that it is held against, with the beta of the settings.
+    `build` makes an objective of them, traced; `level`, `divergence` and `z` are of the J that it is held against.
     """
     space, problem = situations.space, situations.problem
     own = exact_gradients(space, problem, level, divergence, z)
