@@ -25,14 +25,14 @@ FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --d
 FLAGS += " --disable-component-update --disable-sync --dump-dom"
 EVIL = '</script><img src=x onerror="document.title=1"><script>document.title="ran"</script>'
 SAID = ["a good response", f"b {EVIL} & <b>bold</b>", "c €\n2", "d short"]
-OWN = "tests/data/my_objective.py:my_objective"
 
 
 @pytest.mark.parametrize("spec", [
-    "rpg", "rpg+clip=coefficient", "rpg+divergence=rkl+clip=dual+clip_c=3", "rpg+clip=icepop", "gspo", "dr_grpo", OWN,
+    "rpg", "rpg+clip=coefficient", "rpg+divergence=rkl+clip=dual+clip_c=3", "rpg+clip=icepop", "gspo", "dr_grpo",
     "rpg+level=sequence+clip=none+beta=0.3", "rpg+kl=to_go+clip=none", "grpo", "sapo",
+    "tests/data/my_objective.py:my_objective",
 ])  # fmt: skip
-def test_coefficients_are_the_gradients_that_verify_examines(spec, monkeypatch):
+def test_coefficients_are_the_gradients_that_verify_examines(spec):
     """Of every sequence of the enumerated policies; what is kept in float32 differs by its rounding."""
     config = quickstart.get_config()
     config.objective.beta = 0.1

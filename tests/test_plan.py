@@ -63,12 +63,10 @@ def test_topologies_are_those_that_exist_and_others_are_refused_with_those_that_
             chips.parse(f"v5e:4x4,{name}")
 
 
-# As libtpu writes it: one loop that the compiler has counted, one of a counter raised by 2, one whose count is traced.
-HLO = (ROOT / "tests/data/step.hlo").read_text()
-
-
 def test_work_of_a_program_counts_as_often_as_it_is_done():
-    found = hlo.work(HLO, traced=3, experts=4)
+    """As libtpu writes it: a loop that the compiler counted, one of a counter raised by 2, one of a traced count."""
+    text = (ROOT / "tests/data/step.hlo").read_text()
+    found = hlo.work(text, traced=3, experts=4)
     sent = {
         "collective-permute": (4, 4 * 128),  # 0, 2, 4, 6; 8 x 4 float32 are 128 bytes
         "all-reduce": (3 + 5, 8 * 2 * 128 * 3 / 4),
@@ -82,12 +80,12 @@ def test_work_of_a_program_counts_as_often_as_it_is_done():
     assert found["kernels"] == 16 and found["kernel_flops"] == 8 * 2 * 32 * 3 * 2 * 16
     # A product of experts and the gradient of their kernels.
     assert found["grouped_flops"] == 2 * 2 * 16 * 8 * 3 and found["grouped_bytes"] == 2 * 2 * 4 * 8 * 3
-    assert hlo.work(HLO, traced=3, experts=1)["grouped_bytes"] == 2 * 2 * 8 * 3
+    assert hlo.work(text, traced=3, experts=1)["grouped_bytes"] == 2 * 2 * 8 * 3
     # Outside of loops by its share, and what is apart not.
-    found = hlo.work(HLO, traced=3, outside=0.25)
+    found = hlo.work(text, traced=3, outside=0.25)
     assert found["cycles"] == 4 * 70 + 9 / 4 and found["reduce-scatter times"] == 1 / 4
     assert found["reduce-scatter sent"] == 16 * 7 / 4 and found["all-reduce times"] == 3 + 5
-    rest = hlo.work(HLO, traced=3, apart=("prefill", "filters"))
+    rest = hlo.work(text, traced=3, apart=("prefill", "filters"))
     assert rest["all-reduce times"] == 5 and "reduce-scatter times" not in rest
     assert rest["kernels"] == 10 and rest["cycles"] == 4 * 70 + 9
 
@@ -180,6 +178,7 @@ def test_a_checkpoint_that_is_not_here_is_planned_as_the_size_of_its_name(tmp_pa
 
 BENCHMARK = ROOT / "tests/data/gpu_benchmark.json"
 MEASURED = json.loads(BENCHMARK.read_text())
+DECODE = MEASURED["works"]["decode:64"]
 
 
 @pytest.mark.parametrize(("slots", "packed", "times"), [(64, None, (0.00318, 0.5)), (500, 2048, (0.00683, 0.7))])
@@ -195,9 +194,6 @@ def test_a_plan_of_what_was_measured_takes_the_time_that_it_took(slots, packed, 
     found = calibration.applied(rows, sides, least)["seconds"]
     assert (found["decode"], found["update"]) == pytest.approx(times)
     assert found["prefill"] / least["prefill"] == pytest.approx(times[1] / least["update"])
-
-
-DECODE = MEASURED["works"]["decode:64"]
 
 
 @pytest.mark.parametrize("change", [
@@ -220,13 +216,12 @@ def has_compiler(topology):
 @pytest.mark.skipif(not has_compiler("h100:1"), reason="needs the CUDA plugin of the installed jax")
 def test_the_command_compiles_for_gpus(tmp_path):
     """A small model, for a GPU and for a machine of them: all programs of a step."""
-    path = tmp_path / "out.json"
+    path, weights = tmp_path / "out.json", 4 * parameter_count(SIZES["tiny"])
     small = "model.scan=True model.dtype=bfloat16 mesh.data=1 mesh.fsdp=-1 rollout.slots=16 rollout.prompts=8 "
     small += "learner.microbatch_rows=8 rollout.dynamic_sampling=True rollout.oversample=2"
     flags = ["--lengths=fixed:9", "--prompt_length=7", "--topology=h100:1,h100:8", f"--measured={BENCHMARK}"]
     flags += [f"--config.{key}" for key in small.split()]
     text = child("-m", "rpg_jax.plan", SMOKE, *flags, f"--json={path}")
-    weights = 4 * parameter_count(SIZES["tiny"])
     for plan, devices in zip(json.loads(path.read_text()), (1, 8), strict=True):
         phases, update = plan["phases"], plan["phases"]["update"]
         assert plan["mesh"] == dict(data=1, fsdp=devices, tensor=1, expert=1) and tuple(phases) == PHASES

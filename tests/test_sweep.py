@@ -279,11 +279,10 @@ def test_the_exit_status_says_how_a_sweep_ended(a, status, tmp_path, monkeypatch
 
 
 def test_a_mistake_in_the_input_has_a_status_of_its_own(tmp_path, monkeypatch):
-    codes = dict(a=QUICK, b=QUICK)
     wrong = dict(arguments=[], seeds=["x"], prepare="c/seed0", out=__file__)
     for flags in (dict(slurm=True, tpu=True), *({name: value} for name, value in wrong.items())):
         with pytest.raises(InputError):  # which `cli.run` turns into status 2
-            run_sweep(tmp_path, monkeypatch, codes, **flags)
+            run_sweep(tmp_path, monkeypatch, dict(a=QUICK, b=QUICK), **flags)
 
 
 def test_the_table_of_results(tmp_path):

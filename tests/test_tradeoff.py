@@ -29,6 +29,7 @@ SMALL = Grid(
 SMALL_FLAGS = ("--vocab=2", "--length=3", "--problems=5", "--distances=0.01,1", "--samples=1,100")
 SMALL_FORMS = ("--epsilons=0.2:0.28,0.05,2", "--ceilings=3,2", "--betas=0.1,0.05")
 measure_once = functools.cache(tradeoff.measure)
+GROUP = 3  # responses
 CLIPPED = dict(clip="rpg", beta=0.3)
 
 
@@ -143,9 +144,6 @@ def test_clips_are_unbiased_at_old_and_pay_beyond(measured, level):
     assert np.isinf(tables.crossing(exact, exact)).all()
 
 
-GROUP = 3
-
-
 def group_moments(problem, name, beta):
     """The mean gradient of a group, and of one that dynamic sampling keeps, from every ordered draw."""
     objective = make("rpg", advantage=name, reduction="constant", beta=beta)
@@ -222,8 +220,7 @@ def infinite(logp, advantage):
 def test_the_command_writes_tables_and_figures(call_command, tmp_path, monkeypatch):
     monkeypatch.setattr(tradeoff, "measure", lambda grid, case: measure_once(grid))  # what its flags describe is SMALL
     status, out, err = call_command("tradeoff", "--out=deep/out", "--json=out.json", *SMALL_FLAGS, *SMALL_FORMS)
-    assert status == 0, err
-    assert measure_once.cache_info().currsize == 1
+    assert status == 0 and measure_once.cache_info().currsize == 1, err
     assert all(label in out for label in ("N*", "no clip", "rpg 0.2/0.28, c 3", "truncate 0.2/0.28"))
     names = {path.name for path in (tmp_path / "deep/out").iterdir()}
     assert names == {"error_token.svg", "error_sequence.svg", "levels.svg", "tradeoff.csv"}

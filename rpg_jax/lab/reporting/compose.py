@@ -38,7 +38,7 @@ def document(
     With a margin, variants are also tested for being equal to within it. Sections that would be empty, such as
     comparisons where there is one variant, are left out.
     """
-    drawn = {}
+    drawn: dict[str, str] = {}
 
     def figure(name, svg, caption):
         drawn[f"{stem}-{name}.svg"] = svg
