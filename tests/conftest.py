@@ -24,7 +24,7 @@ SLOW = [
         "verify train multihost mesh documents lora environments distillation rollouts qwen3_moe sampling real_model "
         "notebook checkpoints oracle fuzz_commands models families packing draw fuzz_configs fuzz_files security "
         "huggingface tradeoff report sweep plan in_other_trainers math_rewards third_party attention convert parallel "
-        "figures evaluate update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
+        "evaluate update rewards_pool paged quantization carry_over gguf gym prepare huggingface_tokenizer "
         "logprobs cudnn rollout delay gpu package launch data workdir"
     ).split()
 ]
@@ -60,9 +60,3 @@ def call_command(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     return outcome
-
-
-@pytest.fixture
-def call_verify(call_command):
-    """`call_command` of `verify`."""
-    return lambda *arguments: call_command("verify", *arguments)

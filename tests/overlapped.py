@@ -75,7 +75,7 @@ def planned(config) -> dict:
     lengths = decoding.parse("uniform", config.rollout.max_new)
     sketched = partial(sketch.sketch, devices=jax.devices(), size=None, lengths=lengths, prompt_length=10.0)
     made, (topology,) = programs.programs(sketched(config)), chips.parse("h100:2")
-    held = {phase: one.argument_bytes() + one.beside for phase, one in made.items()}
+    held = {phase: programs.device_bytes(one.arguments) + one.beside for phase, one in made.items()}
     return dict(planned=held, splits=measure.splits(topology, config, sketched, 1))
 
 

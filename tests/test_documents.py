@@ -62,8 +62,7 @@ SMALLER = {
 BEGUN = {
     r"train .*=runs/(try|mine|my_data|distill|hot)": (train, "train"),
     "evaluate .*runs/my_data": (evaluate, "evaluate"),
-    "tradeoff --out": (measure, "measure"),
-    "tradeoff --objective=tests/": (measure, "measure_objective"),
+    "tradeoff --(out|objective=tests/)": (measure, "measure"),
 }
 READ = {"report runs/tempered_sweep": "report runs/first", "runs/mine": "runs/first", "runs/my_data": "runs/urkl-8k"}
 READ |= {"look --workdir=runs/quickstart": "look --workdir=runs/first"}

@@ -23,8 +23,7 @@ FILES = {
 }  # fmt: skip
 WORK = [  # what is expensive, or does not end; in its place the line is "accepted"
     (train, "train"), (evaluate, "evaluate"), (planning, "plan_in_process"), (planning, "plan"),
-    (verification, "find"),
-    (tradeoff.measure, "_situations"), (sweeping, "Pool"), (warm_starts, "prepare"),
+    (verification, "find"), (tradeoff.measure, "_situations"), (sweeping, "Pool"), (warm_starts, "prepare"),
     (warm_starts, "train_in_process"),
 ]  # fmt: skip
 ARGUMENTS = [*FILES, "folder", f"{ROOT}/configs/quickstart.py", f"{ROOT}/configs/quickstart.py:smoke"]

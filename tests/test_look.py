@@ -1,6 +1,8 @@
 """`python -m rpg_jax.look`: the coefficients that it shows, and its page in headless Chromium."""
 
+import html
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -23,14 +25,14 @@ FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --d
 FLAGS += " --disable-component-update --disable-sync --dump-dom"
 EVIL = '</script><img src=x onerror="document.title=1"><script>document.title="ran"</script>'
 SAID = ["a good response", f"b {EVIL} & <b>bold</b>", "c €\n2", "d short"]
-OWN = "tests/data/my_objective.py:my_objective"
 
 
 @pytest.mark.parametrize("spec", [
-    "rpg", "rpg+clip=coefficient", "rpg+divergence=rkl+clip=dual+clip_c=3", "rpg+clip=icepop", "gspo", "dr_grpo", OWN,
+    "rpg", "rpg+clip=coefficient", "rpg+divergence=rkl+clip=dual+clip_c=3", "rpg+clip=icepop", "gspo", "dr_grpo",
     "rpg+level=sequence+clip=none+beta=0.3", "rpg+kl=to_go+clip=none", "grpo", "sapo",
+    "tests/data/my_objective.py:my_objective",
 ])  # fmt: skip
-def test_coefficients_are_the_gradients_that_verify_examines(spec, monkeypatch):
+def test_coefficients_are_the_gradients_that_verify_examines(spec):
     """Of every sequence of the enumerated policies; what is kept in float32 differs by its rounding."""
     config = quickstart.get_config()
     config.objective.beta = 0.1
@@ -43,10 +45,8 @@ def test_coefficients_are_the_gradients_that_verify_examines(spec, monkeypatch):
             current, behavior, reference = (np.asarray(logs_of(x)) for x in policies[:3])
             advantage = np.asarray(policies.advantage)
             rows = [
-                [
-                    dict(tokens=space.token[n], loss_mask=space.mask[n], current_logp=current[s, n], weight=[1.0],
-                         behavior_logp=behavior[s, n], reference_logp=reference[s, n], advantage=advantage[s, n])
-                ]
+                [dict(tokens=space.token[n], loss_mask=space.mask[n], current_logp=current[s, n], weight=[1.0],
+                      behavior_logp=behavior[s, n], reference_logp=reference[s, n], advantage=advantage[s, n])]
                 for s in range(0, len(current), 7) for n in range(len(space.token))
             ]  # fmt: skip
             arrays = numbers.arrays_of(rows)
@@ -108,34 +108,13 @@ def dump(tmp_path, text, name="page.html"):
     return done.stdout
 
 
-DRIVE = """<script>
-const press = key => document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-const all = selector => [...document.querySelectorAll(selector)];
-const see = () => ({
-  step: at("step").value, color: at("color").value, detail: at("detail").textContent, title: document.title,
-  responses: all(".response").map(r => [...r.querySelectorAll(".text")].map(x => x.textContent)),
-  cut: all(".token.cut[data-at]").map(x => x.dataset.at), held: all(".token.held[data-at]").map(x => x.dataset.at),
-  other: all(".token.other").length, turns: all(".turn").map(x => x.textContent), prompt: at("problem").textContent,
-  painted: all('[data-at="0 0 0"]')[0].style.backgroundColor, place: state.response, bars: all("svg rect").length,
-  elements: all("img, b, section script").length,
-});
-const seen = [see()];
-for (const keys of [["l", "l", "l"], ["j", "j"], ["k"], ["c"], ["ArrowLeft"], ["ArrowLeft"]]) {
-  keys.forEach(press);
-  seen.push(see());
-}
-document.body.replaceChildren(make("pre", JSON.stringify(seen)));
-</script>"""
-
-
 @browser
 def test_the_page_in_a_browser(run, tmp_path):
     """Its own policy lets no script of a test run, nor any of a response; here it is taken away."""
-    html = write(run, objectives=["rpg", "rpg+clip=coefficient", "rpg+clip=none"]).read_text()
-    driven = re.sub(r"<meta http-equiv=[^>]*>", "", html).replace("</html>", DRIVE + "</html>")
-    text = re.search(r"<pre>(.*?)</pre>", dump(tmp_path, driven), re.DOTALL)[1]
-    for entity, character in {"&lt;": "<", "&gt;": ">", "&amp;": "&"}.items():
-        text = text.replace(entity, character)
+    text = write(run, objectives=["rpg", "rpg+clip=coefficient", "rpg+clip=none"]).read_text()
+    drive = pathlib.Path(__file__).with_name("data").joinpath("look.html").read_text()
+    driven = re.sub(r"<meta http-equiv=[^>]*>", "", text).replace("</html>", drive + "</html>")
+    text = html.unescape(re.search(r"<pre>(.*?)</pre>", dump(tmp_path, driven), re.DOTALL)[1])
     start, token, second, back, color, earlier, first = json.loads(text)
     assert start["step"] == "4" and [earlier["step"], first["step"]] == ["2", "2"]
     # A ratio of e and a positive advantage, in two responses: Algorithm 2, and equation 4.1.
@@ -160,11 +139,11 @@ def test_the_page_runs_under_its_own_policy_and_no_script_of_a_response_does(run
 
 
 def test_a_page_is_data_in_a_template_and_steps_are_chosen(run, monkeypatch):
-    html = write(run).read_text()
-    contents = json.loads(re.search(r'type="application/json">(.*?)</script>', html, re.DOTALL)[1])
-    assert [group["step"] for group in contents["groups"]] == [2, 4] and html.count("</script>") == 2
+    text = write(run).read_text()
+    contents = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+    assert [group["step"] for group in contents["groups"]] == [2, 4] and text.count("</script>") == 2
     assert [one["rewards"]["reward"] for one in contents["groups"][0]["responses"]] == [0, 1, 2, 3]
-    assert "http" not in re.sub(r"http://www.w3.org/2000/svg|http-equiv", "", html)
+    assert "http" not in re.sub(r"http://www.w3.org/2000/svg|http-equiv", "", text)
     monkeypatch.setattr(page, "MOST_TOKENS", 200)
     (kept,), (note,) = page.read_groups(run / logs.LOOK, None)
     assert kept[0]["step"] == 4 and note.startswith("1 of 2 kept steps are left out")

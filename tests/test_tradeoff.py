@@ -1,6 +1,5 @@
 """Bias and variance by enumeration: held against brute force, and as a command."""
 
-import csv
 import functools
 import itertools
 import json
@@ -8,13 +7,15 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 from rpg_jax.exact import Target, every_sequence, targets
 from rpg_jax.exact.enumeration import Problem, token_logprobs
-from rpg_jax.lab.tradeoff import figures, tables
+from rpg_jax.exact.verification import Case
 from rpg_jax.lab.tradeoff import measure as tradeoff
-from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, kl, measurer, situations, with_settings
+from rpg_jax.lab.tradeoff import tables
+from rpg_jax.lab.tradeoff.moments import DIRECTIONS, Moments, kl, measurer, situations
 from rpg_jax.lab.tradeoff.settings import Grid
 from rpg_jax.objectives import make
 
@@ -22,12 +23,13 @@ DISTANCES = (0.0, 0.05, 1.0)
 SPACE = every_sequence("", 2, 3)
 FAR = 2 * 9 + 3  # of distances × directions × 3 problems: the farthest, in the random direction
 SMALL = Grid(
-    vocab=2, length=3, problems=5, distances=(0.01, 1.0), samples=(1, 100), ceilings=(3.0,), betas=(0.1,),
-    epsilons=((0.2, 0.28), (0.05, 0.05), (1.0, 2.0)),
+    vocab=2, length=3, problems=5, distances=(0.01, 1.0), samples=(1, 100), ceilings=(3.0, 2.0), betas=(0.1, 0.05),
+    epsilons=((0.2, 0.28), (0.05, 0.05), (1.0, 2.0)), divergences=("urkl",), seed=0,
 )  # fmt: skip
 SMALL_FLAGS = ("--vocab=2", "--length=3", "--problems=5", "--distances=0.01,1", "--samples=1,100")
-SMALL_FORMS = ("--epsilons=0.2:0.28,0.05,2", "--ceilings=3", "--betas=0.1")
+SMALL_FORMS = ("--epsilons=0.2:0.28,0.05,2", "--ceilings=3,2", "--betas=0.1,0.05")
 measure_once = functools.cache(tradeoff.measure)
+GROUP = 3  # responses
 CLIPPED = dict(clip="rpg", beta=0.3)
 
 
@@ -37,8 +39,9 @@ def where():
         return situations(SPACE, 3, DISTANCES, seed=1)
 
 
-def one(where, index) -> Problem:
-    return jax.tree.map(lambda x: np.asarray(x)[index], where.problem)
+@pytest.fixture(scope="module")
+def far(where) -> Problem:
+    return jax.tree.map(lambda x: np.asarray(x)[FAR], where.problem)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,7 @@ def measured(where):
     def measure_at(level, **settings):
         objective = make("rpg", level=level, divergence="urkl", reduction="constant", **settings)
         with jax.enable_x64():
-            return measurer(where, lambda _: objective, level, "urkl")({}, objective.beta)
+            return measurer(where, lambda _: objective, level, "urkl")({"beta": objective.beta})
 
     return measure_at
 
@@ -82,25 +85,23 @@ def ascent(problem, level, divergence, beta):
 
 
 def test_policies_are_as_far_as_asked(where):
+    def measure(p):
+        return kl(SPACE, p.behavior, p.policy), targets.sequence_parts(SPACE, p.policy, p, 1.0, ())["reward"]
+
     with jax.enable_x64():
-        measure = jax.jit(jax.vmap(functools.partial(kl, SPACE)))
-        forth = np.asarray(measure(where.problem.behavior, where.problem.policy)).reshape(where.shape)
-        reward = lambda p: targets.sequence_parts(SPACE, p.policy, p, 1.0, ())["reward"]  # noqa: E731
-        gain = jax.jit(jax.vmap(reward))(where.problem)
-    for distance, values in zip(DISTANCES, forth, strict=True):
-        assert values == pytest.approx(np.full(values.shape, distance), rel=1e-9, abs=1e-15)
-    gain = np.asarray(gain).reshape(where.shape)  # of E[A], 0 at the behavior policy
+        forth, gain = (x.reshape(where.shape) for x in jax.device_get(jax.jit(jax.vmap(measure))(where.problem)))
+    assert forth == pytest.approx(np.broadcast_to(np.reshape(DISTANCES, (-1, 1, 1)), where.shape), rel=1e-9, abs=1e-15)
+    # The gain is of E[A], 0 at the behavior policy.
     assert np.abs(gain[0]).max() < 1e-12
     assert (gain[1:, DIRECTIONS.index("uphill")] > 0).all() and (gain[1:, DIRECTIONS.index("downhill")] < 0).all()
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_moments_are_those_of_every_sample(where, measured, level):
+def test_moments_are_those_of_every_sample(far, measured, level):
     moments = measured(level, **CLIPPED)
     with jax.enable_x64():
-        problem = one(where, FAR)
-        probability, gradients = jax.device_get(sample_gradients(problem, level))
-        own, whole = (np.asarray(ascent(problem, x, "urkl", 0.3)) for x in (level, "sequence"))
+        probability, gradients = jax.device_get(sample_gradients(far, level))
+        own, whole = (np.asarray(ascent(far, x, "urkl", 0.3)) for x in (level, "sequence"))
     mean = probability @ gradients
     spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
     assert spread > 0 and np.sum((mean + own) ** 2) > 1e-6
@@ -118,7 +119,7 @@ def test_moments_are_those_of_every_sample(where, measured, level):
     if level == "sequence":
         with jax.enable_x64():
             logs = jax.jit(functools.partial(token_logprobs, SPACE))
-            w = np.exp(np.subtract(logs(problem.policy), logs(problem.behavior)).sum(1))
+            w = np.exp(np.subtract(logs(far.policy), logs(far.behavior)).sum(1))
         assert moments.effective_sample_size.ravel()[FAR] == pytest.approx(1 / (probability @ w**2), rel=1e-9)
         dead = probability @ ~gradients.any(axis=1)
         assert moments.dead_mass.ravel()[FAR] == pytest.approx(dead) and 0 < dead < 1
@@ -143,43 +144,22 @@ def test_clips_are_unbiased_at_old_and_pay_beyond(measured, level):
     assert np.isinf(tables.crossing(exact, exact)).all()
 
 
-def test_traced_numbers_are_the_objective_of_those_numbers(where, measured):
-    base = make("rpg", clip="rpg", reduction="constant", beta=0.5)
-    numbers = dict(beta=0.05, clip_low=0.1, clip_high=0.4, clip_c=2.0)
-    with jax.enable_x64():
-        traced = measurer(where, lambda x: with_settings(base, x), "token", "urkl")(numbers, numbers["beta"])
-    for ours, theirs in zip(traced, measured("token", clip="rpg", **numbers), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-25)
-
-
-GROUP = 3
-
-
 def group_moments(problem, name, beta):
-    """{dynamic sampling or not: the mean gradient of a group}, from every ordered draw; and ∇J of the token level."""
+    """The mean gradient of a group, and of one that dynamic sampling keeps, from every ordered draw."""
     objective = make("rpg", advantage=name, reduction="constant", beta=beta)
-    with jax.enable_x64():
-        behavior, mask = jax.jit(token_logprobs, static_argnums=0)(SPACE, problem.behavior), jnp.asarray(SPACE.mask)
-        rewards = np.sign(problem.advantage[:, 0])
-        total = np.exp(np.asarray(behavior).sum(1))
-        rows = np.array(list(itertools.product(range(len(total)), repeat=GROUP)))
+    behavior, mask = jax.jit(token_logprobs, static_argnums=0)(SPACE, problem.behavior), jnp.asarray(SPACE.mask)
+    rewards, total = np.sign(problem.advantage[:, 0]), np.exp(np.asarray(behavior).sum(1))
+    rows = np.array(list(itertools.product(range(len(total)), repeat=GROUP)))
 
-        def loss(policy, row):
-            advantage = objective.advantages(jnp.asarray(rewards)[row][None], behavior[row], behavior[row], mask[row])
-            logp = token_logprobs(SPACE, policy)[row]
-            return objective(logp, behavior[row], advantage, mask[row], denominator=float(GROUP))[0]
+    def loss(policy, row):
+        advantage = objective.advantages(jnp.asarray(rewards)[row][None], behavior[row], behavior[row], mask[row])
+        logp = token_logprobs(SPACE, policy)[row]
+        return objective(logp, behavior[row], advantage, mask[row], denominator=float(GROUP))[0]
 
-        gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(problem.policy, rows)
-        gradients = np.asarray(gradients).reshape(len(rows), -1)
-        target = np.asarray(ascent(problem, "token", "urkl", beta))
-    found = {}
-    for dynamic in (False, True):
-        probability = total[rows].prod(axis=1)
-        if dynamic:
-            probability = probability * (rewards[rows] != rewards[rows[:, :1]]).any(axis=1)
-            probability /= probability.sum()
-        found[dynamic] = probability @ gradients
-    return found, target
+    gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(problem.policy, rows)
+    every = total[rows].prod(axis=1)
+    kept = every * (rewards[rows] != rewards[rows[:, :1]]).any(axis=1)
+    return [weight @ np.asarray(gradients).reshape(len(rows), -1) for weight in (every, kept / kept.sum())]
 
 
 def turned(mean, target):
@@ -188,91 +168,77 @@ def turned(mean, target):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.2])
-def test_each_advantage_is_as_published(where, beta):
+def test_each_advantage_is_as_published(far, beta):
     """docs/method.md 6.2 and 6.3, from every group of three draws."""
-    problem = one(where, FAR)
-    alone, target = group_moments(problem, "leave_one_out", beta)
-    assert alone[False] == pytest.approx(-target, rel=1e-9, abs=1e-12)
-    mean, _ = group_moments(problem, "group_mean", beta)
-    deviation, _ = group_moments(problem, "group_mean_std", beta)
+    with jax.enable_x64():
+        target = np.asarray(ascent(far, "token", "urkl", beta))
+        names = ("leave_one_out", "group_mean", "group_mean_std")
+        (alone, _), (mean, kept), (deviation, _) = (group_moments(far, name, beta) for name in names)
+    assert alone == pytest.approx(-target, rel=1e-9, abs=1e-12)
     if beta:  # the divergence part keeps its length, and dynamic sampling turns it
-        assert min(turned(mean[False], target), turned(mean[True], target), turned(deviation[False], target)) > 1e-6
+        assert min(turned(each, target) for each in (mean, kept, deviation)) > 1e-6
     else:  # scaled by (G − 1) / G, turned nowhere; of the groups that are kept, by 1 / p more
-        assert mean[False] == pytest.approx(-target * (GROUP - 1) / GROUP, rel=1e-9, abs=1e-12)
-        assert turned(mean[True], target) < 1e-9 and np.linalg.norm(mean[True]) > 1.05 * np.linalg.norm(mean[False])
+        assert mean == pytest.approx(-target * (GROUP - 1) / GROUP, rel=1e-9, abs=1e-12)
+        assert turned(kept, target) < 1e-9 and np.linalg.norm(kept) > 1.05 * np.linalg.norm(mean)
 
 
-@pytest.fixture(scope="module")
-def result():
-    return measure_once(SMALL)
-
-
-def test_an_objective_of_ones_own_is_measured_as_the_built_in_one(result):
-    mine = make("rpg", clip="rpg", beta=0.1, reduction="constant")
-    ours = tradeoff.measure_objective(SMALL, "_a$b$_{.py:mine", mine, Target("token", "urkl", 0.1))
-    built_in = result[(result["clip"] == "rpg") & (result.level == "token")]
-    built_in = built_in[(built_in.beta == 0.1) & (built_in.clip_low == SMALL.epsilons[0][0])]
+def test_an_objective_of_ones_own_is_measured_as_the_built_in_one():
+    """Whose numbers are traced, and here other ones than those of the form that was compiled first."""
+    numbers = dict(beta=0.05, clip_low=0.05, clip_high=0.05, clip_c=2.0)
+    mine, result = make("rpg", clip="rpg", reduction="constant", **numbers), measure_once(SMALL)
+    case = Case("_a$b$_{.py:mine", "urkl", "-", "-", "token", ((mine, Target("token", "urkl", 0.05)),), None)
+    ours = tradeoff.measure(SMALL, case)
+    built_in = result[(result["clip"] == "rpg") & (result.level == "token")].merge(pd.DataFrame([numbers]))
     own = ours[ours["clip"] == "-"]
-    assert len(own) == len(built_in)
+    assert len(own) == len(built_in) > 0
     for name in Moments._fields:
         assert own[name].to_numpy() == pytest.approx(built_in[name].to_numpy(), rel=1e-9, abs=1e-25)
-    drawn = figures.draw(ours, tables.tradeoff(ours, SMALL.samples), SMALL.samples)
+    drawn = tables.draw(ours, tables.tradeoff(ours, SMALL.samples), SMALL.samples)
     assert "_a$b$_{.py:mine" in drawn["error_token"]  # its name is no formula
 
 
 @pytest.mark.parametrize("changed, words", [
-    (dict(length=12), ["3^12", "2e+07", "--length"]), (dict(vocab=10, length=10**9), ["10^1000000000", "limit"]),
-    (dict(epsilons=tuple((x / 1000, x / 1000) for x in range(1, 900))), ["forms", "1e+09", "--epsilons"]),
+    (dict(length=30), ["2^30", "2e+07", "--length"]), (dict(vocab=10, length=10**9), ["10^1000000000", "limit"]),
+    (dict(vocab=4, length=6, epsilons=tuple((x, x) for x in np.arange(1, 900) / 1000)),
+     ["forms", "1e+09", "--epsilons"]),
     (dict(samples=(10**30,)), ["samples 1000", "1e+15"]), (dict(divergences=("kl",)), ["kl", "urkl"]),
 ])  # fmt: skip
 def test_a_grid_that_cannot_be_enumerated_is_refused_before_anything_is_done(changed, words):
     with pytest.raises(ValueError) as error:
-        tradeoff.measure(Grid()._replace(**changed))
+        tradeoff.measure(SMALL._replace(**changed))
     assert all(word in str(error.value) for word in words), error.value
 
 
 MINE = """
 import jax.numpy as jnp
-from rpg_jax.objectives import make
-
-made = make("rpg", clip="rpg", beta=0.1)
 
 def infinite(logp, advantage):
     return jnp.sqrt(logp - logp) * advantage
 """
 
 
-@pytest.fixture
-def study(tmp_path, call_command):
-    """The command, in a folder with objectives of its own."""
-    (tmp_path / "mine.py").write_text(MINE)
-    return lambda *arguments: call_command("tradeoff", *arguments)
-
-
-def test_the_command_writes_tables_and_figures(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(tradeoff, "measure", measure_once)  # what its flags describe is SMALL
-    status, out, err = study("--out=deep/out", "--json=out.json", *SMALL_FLAGS, *SMALL_FORMS)
-    assert status == 0, err
-    assert measure_once.cache_info().currsize == 1
+def test_the_command_writes_tables_and_figures(call_command, tmp_path, monkeypatch):
+    monkeypatch.setattr(tradeoff, "measure", lambda grid, case: measure_once(grid))  # what its flags describe is SMALL
+    status, out, err = call_command("tradeoff", "--out=deep/out", "--json=out.json", *SMALL_FLAGS, *SMALL_FORMS)
+    assert status == 0 and measure_once.cache_info().currsize == 1, err
     assert all(label in out for label in ("N*", "no clip", "rpg 0.2/0.28, c 3", "truncate 0.2/0.28"))
-    names = {path.name for path in (tmp_path / "deep/out").iterdir()}
-    assert names == {"error_token.svg", "error_sequence.svg", "levels.svg", "tradeoff.csv"}
-    with (tmp_path / "deep/out/tradeoff.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {(r["clip_low"], r["clip_high"]) for r in rows} == {("", ""), ("0.05", "0.05"), ("0.2", "0.28"), ("1", "2")}
+    files = {path.stem: path for path in (tmp_path / "deep/out").iterdir()}
+    assert files.keys() == {"error_token", "error_sequence", "levels", "tradeoff"}
+    rows = pd.read_csv(files["tradeoff"]).fillna({"clip_low": 0, "clip_high": 0})
+    assert {*rows[["clip_low", "clip_high"]].itertuples(index=False, name=None)} == {(0, 0), *SMALL.epsilons}
     report = json.loads((tmp_path / "out.json").read_text(), parse_constant=lambda x: pytest.fail(f"{x} in JSON"))
     assert len(report["tradeoff"]) == len(rows)
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["--betas=x"], ["--betas", "'x'"]), (["--out=mine.py/deep"], ["mine.py", "no folder"]),
+    (["--betas=x"], ["--betas=x", "numbers"]), (["--out=mine.py/deep"], ["mine.py", "no folder"]),
     (["--divergence=rkl"], ["--divergence", "--objective"]),
-    (["--objective=mine.py:made", "--epsilons=0.1"], ["--epsilons", "cannot matter"]),
+    (["--objective=mine.py:infinite", "--epsilons=0.1"], ["--epsilons", "cannot matter"]),
     (["--objective=mine.py:infinite", *SMALL_FLAGS], ["mine.py:infinite", "not finite", "30"]),
 ])  # fmt: skip
-def test_mistakes_are_one_line_and_leave_nothing(study, tmp_path, arguments, words):
-    before = set(tmp_path.iterdir())
-    status, out, err = study(*arguments)
-    assert status == 2 and not out
-    assert err.count("\n") == 1 and all(word in err for word in words), err
-    assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
+def test_mistakes_are_one_line_and_leave_nothing(call_command, tmp_path, arguments, words):
+    (tmp_path / "mine.py").write_text(MINE)
+    status, out, err = call_command("tradeoff", *arguments)
+    *_, line = err.splitlines()  # after progress, if there was any
+    assert status == 2 and not out and line.startswith("error: ") and all(word in line for word in words), err
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}

@@ -1,5 +1,6 @@
 """The command: what it says, what it writes, and how it leaves."""
 
+import functools
 import json
 import pathlib
 import re
@@ -74,11 +75,11 @@ OF_COLUMNS = "a gradient depends on the number of columns beyond a row's tokens"
 
 
 @pytest.fixture
-def call(tmp_path, call_verify):
+def call(tmp_path, call_command):
     """The command, in a folder with objectives of its own."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "half.py").write_text("def f(:")
-    return call_verify
+    return functools.partial(call_command, "verify")
 
 
 def test_everything_built_in_is_what_it_declares(call):

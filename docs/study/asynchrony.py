@@ -1,5 +1,6 @@
 """Draws docs/study/asynchrony.svg from the runs of asynchrony*.parquet: a panel a delay, one of the rates."""
 
+import argparse
 import json
 import pathlib
 import sys
@@ -62,4 +63,5 @@ def draw(axes) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     (HERE / "asynchrony.svg").write_text(svg_figure("asynchrony", 5, draw, height=3.2, columns=3) + "\n")

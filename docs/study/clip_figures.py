@@ -5,6 +5,7 @@
 Where a segment has a gradient is measured, and not drawn from the bounds: solid where dL/dlogp is not 0.
 """
 
+import argparse
 import pathlib
 import sys
 
@@ -61,7 +62,9 @@ def draw(name: str, path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = pathlib.Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, help="where figure2.png and figure3.png go")
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for name in FIGURES:
         draw(name, folder / f"{name}.png")

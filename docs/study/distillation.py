@@ -7,6 +7,7 @@ A row of the file is a policy: a run's after its last step, or one of the two th
 `teacher`. Each answers the held-out problems, eight times each.
 """
 
+import argparse
 import collections
 import functools
 import itertools
@@ -223,8 +224,12 @@ def draw(axes, frame: pd.DataFrame) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "measure":
-        measure(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", choices=["measure", "draw"])
+    parser.add_argument("folders", nargs="*", help="of runs, to measure")
+    options = parser.parse_args()
+    if options.work == "measure":
+        measure(*options.folders)
     else:
         from rpg_jax.lab.reporting.figures import svg_figure
 

@@ -7,6 +7,7 @@ Equal coefficients are not equal KL: estimators of the KL are compared by what t
 Bars are the least and the largest of a variant's runs; lines join the coefficients of one estimator.
 """
 
+import argparse
 import pathlib
 import sys
 
@@ -60,4 +61,8 @@ def draw(found: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    pathlib.Path(sys.argv[2]).write_text(draw(reached(sys.argv[1])) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", help="folder of runs")
+    parser.add_argument("svg", type=pathlib.Path, help="the figure's file")
+    options = parser.parse_args()
+    options.svg.write_text(draw(reached(options.runs)) + "\n")

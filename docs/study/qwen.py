@@ -4,6 +4,7 @@ python docs/study/qwen.py runs/real_model_qwen    # reads the run first
 python docs/study/qwen.py                         # from the files alone
 """
 
+import argparse
 import pathlib
 import sys
 
@@ -108,8 +109,10 @@ def draw(responses: pd.DataFrame, steps: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        for kept, file in zip(read(pathlib.Path(sys.argv[1])), (RESPONSES, STEPS), strict=True):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, help="of the run, which is read first")
+    if folder := parser.parse_args().folder:
+        for kept, file in zip(read(folder), (RESPONSES, STEPS), strict=True):
             kept.to_parquet(file, index=False)
     responses, steps = map(pd.read_parquet, (RESPONSES, STEPS))
     print(markdown(responses))

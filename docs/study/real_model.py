@@ -146,7 +146,7 @@ def outcome(run: runs.Run, trained: list[gym.Part]) -> dict:
     return dict(
         scores=scores[[f"{gym.PREFIX}{part.family}" for part in trained]].mean(axis=1).tolist(),
         families=json.dumps(scores.to_dict("list")),
-        settings=json.dumps(runs.relevant(run.settings)),
+        settings=json.dumps(run.relevant),
         **dict(zip(figures.BESIDE, beside.T.to_numpy().tolist(), strict=True)),
     )
 

@@ -4,6 +4,7 @@ python docs/study/sign.py runs/sign    # adds the runs of a folder first
 python docs/study/sign.py              # from sign.parquet alone
 """
 
+import argparse
 import pathlib
 import sys
 
@@ -104,9 +105,11 @@ def draw(kept: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    kept = pd.read_parquet(FILE) if FILE.exists() else None
-    if sys.argv[1:]:
-        kept = pd.concat([kept, read(sys.argv[1])]).drop_duplicates([*KEY, "beta", "seed"], keep="last")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", help="of runs, which are added first")
+    folder, kept = parser.parse_args().folder, pd.read_parquet(FILE) if FILE.exists() else None
+    if folder:
+        kept = pd.concat([kept, read(folder)]).drop_duplicates([*KEY, "beta", "seed"], keep="last")
         kept.to_parquet(FILE, index=False)
     print(kept.groupby(["beta", *KEY])[["score", "kl", "clip"]].mean().to_string(float_format="{:.4f}".format))
     moved, slope = at_one_kl(kept)

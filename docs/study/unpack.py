@@ -4,9 +4,9 @@ python docs/study/unpack.py docs/study/equivalence.parquet runs/equivalence
 python -m rpg_jax.report runs/equivalence --margin=0.01
 """
 
+import argparse
 import json
 import pathlib
-import sys
 
 import pandas as pd
 
@@ -28,4 +28,7 @@ def main(file: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="FILE.parquet")
+    parser.add_argument("out", help="folder of the folders")
+    main(**vars(parser.parse_args()))

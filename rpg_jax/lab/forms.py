@@ -29,12 +29,10 @@ def built_in_cases() -> list[Case]:
     for level in ("token", "sequence"):
         for divergence in DIVERGENCES:
             for clip, estimator in RPG_FORMS:
-                if isinstance(CLIPS[clip], TrustRegion) and divergence != "urkl":
-                    continue  # a trust region acts beside the surrogate: one divergence says it all
+                if (isinstance(CLIPS[clip], TrustRegion) or clip == "sapo") and divergence != "urkl":
+                    continue  # what acts beside the surrogate, or on the reward alone: one divergence says it all
                 if clip == "dual_reward" and divergence not in controls.OWN:
                     continue  # the same as "dual"
-                if clip == "sapo" and divergence != "urkl":
-                    continue  # it acts on the reward alone
                 settings = dict(divergence=divergence, estimator=estimator, clip=clip, level=level, beta=BETA)
                 masses = MASSES if clip == "none" else (1.0,)
                 cases.append(

@@ -1,8 +1,6 @@
 """What `python -m rpg_jax.verify` prints and writes of the forms of `lab.forms`, or of a user's function."""
 
 import json
-import math
-import pathlib
 import time
 
 import jax
@@ -18,7 +16,7 @@ from rpg_jax.lab.forms import BETA, built_in_cases, reduction_faults
 from rpg_jax.objectives import DIVERGENCES, make
 from rpg_jax.objectives.objective import BIASED
 from rpg_jax.run.target import json_file, print_table
-from rpg_jax.storage.logs import Progress
+from rpg_jax.storage.logs import Progress, jsonable
 
 HEADER = ("objective", "divergence", "estimator", "clip", "level", "on policy", "off policy", "as declared")
 FACTS = ("divergence", "beta", "level", "declares")  # flags that say what a function of the user's is held against
@@ -31,15 +29,22 @@ def main(options) -> int:
     with jax.enable_x64():
         if case is None:
             names = list(DIVERGENCES)
-            levels, findings = level_gap("urkl", PROBLEMS), find_all(built_in_cases())
+            levels, cases, findings = level_gap("urkl", PROBLEMS), built_in_cases(), []
+            with Progress("forms", 0, len(cases), process_index=0) as progress:
+                for each in cases:
+                    findings.append(find(each))
+                    progress(len(findings))
             natural = {name: natural_gradient_gaps(name) for name in ("fkl", "rkl")}
             whole = make("rpg", divergence="rkl", kl="full", beta=BETA, reduction="constant")
             full = {str(condition): gap for condition, gap in full_vocabulary_gaps(whole, PROBLEMS).items()}
             counts = reduction_faults()
         else:
             names = [case.divergence] if case.divergence in DIVERGENCES else []
-            if fault := unfinite(case.members[0][0]):
-                return refuse(case.name, fault, output)
+            if fault := unfinite(case.members[0][0]):  # of which nothing can be measured
+                print(f"{case.name}: {fault}")
+                if output:
+                    output.write_text(json.dumps({"ok": False, "objectives": [], "fault": fault}, indent=1))
+                return 1
             findings = [find(case)]
     wrong = {name: faults for name in names if (faults := divergence_faults(name))}
     print_rows(HEADER, [row(finding) for finding in findings])
@@ -63,9 +68,15 @@ def main(options) -> int:
     for name in (name for name in names if name not in GENERATORS and name != "alpha"):
         print(f"divergence {name}: held against its own rho only; rpg_jax/exact/generators.py has no generator of it")
     failures = [finding for finding in findings if not finding.holds()]
-    not_natural = [name for name, gaps in natural.items() if not natural_gradient_holds(gaps)]
-    inexact = [condition for condition, gap in full.items() if not gap < TOLERANCE]
-    ok = not (failures or wrong or not_natural or inexact or counts)
+    beside = {  # what else is wrong: words -> names
+        "Divergences with the faults named above": list(wrong),
+        "kl='full' is not exact in expectation": [at for at, gap in full.items() if not gap < TOLERANCE],
+        "Steps that are not natural policy gradient steps": [
+            name for name, gaps in natural.items() if not natural_gradient_holds(gaps)
+        ],
+        "Reductions with the faults named above": list(counts),
+    }
+    ok = not (failures or any(beside.values()))
     if output:
         report = {
             "ok": ok,
@@ -77,41 +88,16 @@ def main(options) -> int:
             and [{**_named(c), "distance": None, "reward_gap": a, "divergence_gap": b} for c, (a, b) in levels.items()],
         }
         report |= {"reduction_faults": counts} if counts else {}
-        output.write_text(json.dumps(report, indent=1))
+        output.write_text(json.dumps(jsonable(report), indent=1))
     situations, (token, response, advantage) = len(SPACES) * len(NEAR + EXTREME), reach(PROBLEMS)
     print(f"\nForms: {len(findings)}, each in {situations} situations of {PROBLEMS} problems, in ", end="")
     print(f"{time.monotonic() - started:.0f} s. A bias is that of the worst problem.")
     print(f"Far ratios reach e^±{token:.0f} for a token and e^±{response:.0f} for a response, ", end="")
     print(f"large advantages ±{advantage:.0f}; what shows there alone says so.\n{_summary(findings, failures)}")
-    if wrong:
-        print(f"Divergences with the faults named above: {', '.join(wrong)}.")
-    if inexact:
-        print(f"kl='full' is not exact in expectation: {', '.join(inexact)}.")
-    if not_natural:
-        print(f"Steps that are not natural policy gradient steps: {', '.join(not_natural)}.")
-    if counts:
-        print(f"Reductions with the faults named above: {', '.join(counts)}.")
+    print(*(f"{words}: {', '.join(names)}.\n" for words, names in beside.items() if names), sep="", end="")
     if case is not None and case.declares is None:
         print(f"Declare what it is: {_declaration(findings[0])}")
     return 0 if ok else 1
-
-
-def refuse(name: str, fault: str, output: pathlib.Path | None) -> int:
-    """Says why nothing of a loss was measured; the exit status."""
-    print(f"{name}: {fault}")
-    if output:
-        output.write_text(json.dumps({"ok": False, "objectives": [], "fault": fault}, indent=1))
-    return 1
-
-
-def find_all(cases: list[Case]) -> list[Finding]:
-    """A finding of each case, with progress on stderr."""
-    findings: list[Finding] = []
-    with Progress("forms", 0, len(cases), process_index=0) as progress:
-        for case in cases:
-            findings.append(find(case))
-            progress(len(findings))
-    return findings
 
 
 def chosen_case(options) -> Case | None:
@@ -182,10 +168,6 @@ def _summary(findings, failures) -> str:
 
 def as_json(finding: Finding) -> list[dict]:
     """One object a member: its settings, verdicts, and every measurement."""
-
-    def number(x):
-        return x if math.isfinite(x) else None
-
     case, objects = finding.case, []
     for (loss, target), gaps in zip(case.members, finding.gaps, strict=True):
         member = Finding(case, [gaps])
@@ -198,10 +180,10 @@ def as_json(finding: Finding) -> list[dict]:
                 **_named(condition),
                 **({} if condition in CONDITIONS else {"situation": str(condition)}),
                 "verdict": gap.verdict,
-                "per_sample_gap": number(gap.per_sample),
-                "expected_gap": number(gap.expected),
-                "expected_gap_after_rescaling": number(gap.residual),
-                "best_scale": number(gap.scale),
+                "per_sample_gap": gap.per_sample,
+                "expected_gap": gap.expected,
+                "expected_gap_after_rescaling": gap.residual,
+                "best_scale": gap.scale,
             }
             for (space, condition), each in gaps.items()
             if condition in CONDITIONS or condition in further
@@ -220,9 +202,9 @@ def as_json(finding: Finding) -> list[dict]:
                 "declares": case.declares and case.declares._asdict(),
                 "verdict": {name: gap.verdict for name, gap in verdicts.items()},
                 "bias_percent": {
-                    name: number(100 * gap.expected) if gap.verdict == BIASED else 0.0 for name, gap in verdicts.items()
+                    name: 100 * gap.expected if gap.verdict == BIASED else 0.0 for name, gap in verdicts.items()
                 },
-                "bias_percent_by_kl": {f"{kl:g}": number(100 * bias) for kl, bias in member.drift().items()},
+                "bias_percent_by_kl": {f"{kl:g}": 100 * bias for kl, bias in member.drift().items()},
                 **({"mixes": case.mixes} if case.mixes else {}),
                 **({"faults": case.faults} if case.faults else {}),
                 "holds": member.holds(),

@@ -7,8 +7,7 @@ differentiate at (under schedule-free its point y). Both passes are the same mat
 """
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -61,7 +60,9 @@ def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list
             return []
         is_compiled, state = True, checkpoint.state
         frozen = {name: policy for name, policy in checkpoint.frozen.items() if name == BASE}
-        plan = plan_of(settings, groups.lengths[rows], count)
+        plan = settings.plan(np.where(np.arange(len(rows)) < count, groups.lengths[rows], 0))
+        if plan.start is None:  # of the rows in their order only the first
+            plan = Plan(np.int32(-(-count // settings.microbatch_rows)), None)
         kept = jax.device_get(whole(state.params, state.step, frozen, take_rows(batch, rows), plan))
         ends = groups.lengths, on_host(groups.sequences.prompt_length), on_host(groups.sequences.finished)
         lengths, prompts, finished = (x[rows[:count]] for x in ends)
@@ -84,9 +85,3 @@ def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list
         return looked
 
     return look
-
-
-def plan_of(settings: Any, lengths: Sequence[int], count: int) -> Plan:
-    """The plan of a minibatch's rows of which only the first `count` are computed; `settings` are a run's `loop`."""
-    plan = settings.plan(np.where(np.arange(len(lengths)) < count, lengths, 0))
-    return plan if plan.start is not None else Plan(np.int32(-(-count // settings.microbatch_rows)), None)

@@ -3,10 +3,9 @@
 `--measured=FILE` reads what third_party/transformers/gpu_benchmark.py writes, whose docstring has the format. What its
 works take at least is `floor.costs`, as for a plan: all weights trained, in bfloat16 with remat="dots".
 
-`--calibrate` plans a batch that took 69.3 s to generate and 70.5 s in all, in vLLM on TPUs with its own model:
-`SOURCE`, BVF-101. It says neither how long its prompts are nor how many responses ran at a time; 256 is vLLM's default.
-The spread of lengths is not published either, only their mean and the most: a logarithmic normal distribution that has
-both.
+`--calibrate` plans a batch that took 69.3 s to generate and 70.5 s in all, in vLLM on TPUs with its own model
+(`SOURCE`, BVF-101). What it does not publish is assumed: prompts, 256 responses at a time, vLLM's default, and a
+logarithmic normal distribution of lengths with the mean and the most that it states.
 """
 
 import dataclasses
@@ -93,10 +92,8 @@ def applied(rows: Sequence[dict], sides: Mapping[str, Workload], least_seconds: 
     """A step whose decoding takes as many times the least as it did in the measured work with the nearest number of
     rows, and whose other phases take as many times as the update did, packed or not as the plan's.
 
-    Args:
-      rows: as `read` gives them; sides: of the plan's `Sketch`; least_seconds: of each phase in an RL step.
-
-    Returns decode and update, those works with `times`, and the seconds of each phase.
+    Of works as `read` gives them, a `Sketch`'s sides and the least seconds of each phase in an RL step: decode and
+    update, those works with `times`, and the seconds of each phase.
     """
     sampling, learning = sides["decode"], sides["update"]
     slots = sampling.rollout.slots / sampling.row_shards

@@ -80,10 +80,7 @@ def calibrated() -> dict:
 
 
 def plan_in_process(topology: Topology, flags: Sequence[str]) -> dict:
-    """The plan of one topology, made by a process with the environment that libtpu needs.
-
-    `flags` are those of the command; that of the topology comes on top.
-    """
+    """The plan of one topology, which the command makes with `flags` in a process with the environment for libtpu."""
     environment = os.environ | ENVIRONMENT
     environment.pop("XLA_FLAGS", None)
     with tempfile.TemporaryDirectory() as folder:

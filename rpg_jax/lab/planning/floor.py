@@ -115,15 +115,11 @@ def costs(w: Workload) -> dict[str, Cost]:
     again, _ = RECOMPUTED[w.model.remat]
     computed_again = again * (1 - mlp / 3 / layer_weights(shape))
     flops = ((passes + computed_again) * products + (passes + 1) * vocabulary) * tokens
-    count, shard = w.microbatches(w.minibatch_rows, w.loop.microbatch_rows), master_shard(w)
+    count = w.microbatches(w.minibatch_rows, w.loop.microbatch_rows)
+    shard = w.trained * MASTER / w.parameter_shards  # bytes of a device's float32 parameters that are trained
     moved = count * ((passes + again) * weights + 3 * shard) + (2 * (1 + w.moments) + 2) * shard
     sent = count * ((2 + again) * gathered + 2 * (data - 1) / data * shard) + (2 + again) * summed * tokens
     update = Cost(flops, moved, sent)
 
     rest = dict(zip(PHASES, (prefill, decode, experience, update), strict=True))
     return {phase: Cost(*(sum(parts) for parts in zip(rest[phase], kernels[phase], strict=True))) for phase in PHASES}
-
-
-def master_shard(w: Workload) -> float:
-    """Bytes of a device's shard of the float32 parameters that are trained."""
-    return w.trained * MASTER / w.parameter_shards

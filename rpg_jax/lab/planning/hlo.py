@@ -1,12 +1,13 @@
-"""What a compiled program does, read from its HLO text: collectives, the compiler's own estimate of cycles, kernels."""
+"""What a compiled program does, read from its HLO text: collectives, the compiler's own estimate of cycles, kernels;
+and what a GPU is told to launch, read from the sequence of thunks that XLA dumps."""
 
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_ITEM_BITS = re.compile(r"(?:pred|bf|f|s|u|c)(\d*)")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
@@ -15,6 +16,7 @@ NUMBERS = ("cycles", "kernels", "kernel_flops", "grouped_flops", "grouped_bytes"
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 # Splash attention: matrix products over all visible pairs of tokens in each of its kernels.
 _PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
+_NO_KERNELS = {"CommandBuffer", "While", "Conditional", "Sequential", "Copy", "Memzero", "Memset32BitValue"}
 
 Work = Mapping[str, float]
 
@@ -41,10 +43,9 @@ class _Instruction(NamedTuple):
 
 
 def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float = 1, experts: int = 0) -> Work:
-    """The work of a partitioned program on one device; what is in a loop counts once for every iteration.
+    """The work of a partitioned program, `compiled.as_text()`, on one device; a loop counts once for every iteration.
 
     Args:
-      text: `compiled.as_text()`.
       traced: iterations of each loop whose trip count is not a constant of the program.
       apart: names of `jax.named_scope` whose loops and conditionals do not count.
       outside: the share that counts of what is outside of all loops.
@@ -97,8 +98,7 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
                 add({"cycles": stated}, share)
         return total
 
-    nothing = dict.fromkeys(NUMBERS, 0.0)
-    return nothing | work_of(entry, outside)
+    return dict.fromkeys(NUMBERS, 0.0) | work_of(entry, outside)
 
 
 def _kernel_flops(name: str, call: _Instruction) -> float:
@@ -191,7 +191,7 @@ def _sent(kind: str, instruction: _Instruction, devices: int) -> float:
 
 
 def _bytes(dtype: str, dimensions: str) -> float:
-    bits = 8 if dtype == "pred" else int(_ITEM_BITS.match(dtype)[1])
+    bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
     return math.prod(map(int, filter(None, dimensions.split(",")))) * (bits / 8)
 
 
@@ -205,3 +205,33 @@ def _group_size(attributes: str, devices: int) -> int:
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", over[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", over[2]))
     return devices
+
+
+def launches(text: str) -> dict[str, int]:
+    """What a turn of the loop that decodes launches, the one with the most kernels outside of loops within it, from a
+    file `*thunk_sequence_after_thunk_passes.txt` that XLA left under `xla_dump_to`.
+
+    Counts of kernels, its condition's among them; of those outside of command buffers (CUDA graphs); of these; and of
+    conditionals and loops within, at which the host waits for the GPU unless XLA knows a loop's number of turns.
+    """
+    thunks = [(len(found[1]), found[2]) for found in re.finditer(r"(?m)^( *)\d+: k(\w+)", text)]
+
+    def within(at):  # what stands deeper than a thunk, up to the next that does not
+        deeper = (depth <= thunks[at][0] for depth, _ in thunks[at + 1 :])
+        return range(at + 1, next((at + 1 + n for n, ends in enumerate(deeper) if ends), len(thunks)))
+
+    def kernels(places):
+        return [at for at in places if thunks[at][1] not in _NO_KERNELS]
+
+    inside = {at: within(at) for at, (_, kind) in enumerate(thunks) if kind in ("While", "CommandBuffer")}
+    loops = {at: places for at, places in inside.items() if thunks[at][1] == "While"}
+
+    def own(at):
+        return len(kernels(set(loops[at]).difference(*(loops[other] for other in loops[at] if other in loops))))
+
+    turn = loops[max(loops, key=own)]
+    buffered = set().union(*(places for at, places in inside.items() if at not in loops))
+    kinds = Counter(thunks[at][1] for at in turn)
+    counts = {"kernels": len(kernels(turn)), "outside": len(kernels(set(turn) - buffered))}
+    named = {"command_buffers": "CommandBuffer", "conditionals": "Conditional", "loops": "While"}
+    return counts | {name: kinds[kind] for name, kind in named.items()}

@@ -14,9 +14,9 @@ import jax
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
-from rpg_jax.lab.planning import decoding, floor, hlo, thunks
+from rpg_jax.lab.planning import decoding, floor, hlo
 from rpg_jax.lab.planning.chips import CUDNN, GIB, Topology
-from rpg_jax.lab.planning.programs import Program, programs
+from rpg_jax.lab.planning.programs import Program, device_bytes, programs
 from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.lab.planning.workload import PHASES, SAMPLED, Workload
 from rpg_jax.models import active_parameter_count, cudnn, parameter_count
@@ -26,12 +26,7 @@ ROWS = 8  # slots of a shard are a multiple of it: a register of a TPU has so ma
 
 
 def measure(topology: Topology, sketch: Sketch) -> dict:
-    """The plan of one topology: sizes in bytes, times in seconds, everything of one device.
-
-    Keys: topology, devices, mesh, sampler (the mesh of devices that only sample, or None), memory (bytes that
-    programs may use), source, parameters, active (those that a token meets), trained (of them, or of adapters), rows,
-    length, phases (memory and cost of each), step (an RL step), cache (the largest KV cache), fits.
-    """
+    """The plan of one topology: sizes in bytes, times in seconds, everything of one device."""
     sides, workload, device = sketch.sides, sketch.workload, sketch.run.mesh.devices.flat[0]
     lowers: Any = contextlib.nullcontext()
     if device.platform == "gpu":
@@ -51,12 +46,12 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
         "topology": topology.name,
         "devices": topology.devices,
         "mesh": dict(workload.mesh),
-        "sampler": dict(sides["decode"].mesh) if is_split(sketch) else None,
-        "memory": topology.chip.memory,
+        "sampler": dict(sides["decode"].mesh) if sketch.is_split else None,
+        "memory": topology.chip.memory,  # that programs may use
         "source": topology.chip.source,
         "parameters": parameter_count(workload.shape),
-        "active": active_parameter_count(workload.shape),
-        "trained": workload.trained,
+        "active": active_parameter_count(workload.shape),  # those that a token meets
+        "trained": workload.trained,  # of them, or of adapters
         "rows": {
             "microbatch": workload.loop.microbatch_rows,
             "minibatch": workload.minibatch_rows,
@@ -71,12 +66,11 @@ def measure(topology: Topology, sketch: Sketch) -> dict:
 
 
 def estimate(topology, measured: dict, cost: floor.Cost, attention: floor.Cost, here: float = 1) -> dict | None:
-    """What the compiler estimates a phase to take; None where it made no estimate, as for GPUs. Of the rows of experts
-    the share that is `here` has its expert on the device, and no other is computed.
+    """What the compiler estimates a phase to take; None where it made no estimate, as for GPUs.
 
-    Returns:
-      xla: seconds for all but custom kernels and waiting for collectives; kernels: seconds of the custom kernels at the
-      chip's peak; seconds: both, or what collectives take if that is more.
+    xla: seconds for all but custom kernels and waiting for collectives; kernels: seconds of the custom kernels at the
+    chip's peak; seconds: both, or what collectives take if that is more. `here`: the share of the rows of experts that
+    have their expert on the device; no other is computed.
     """
     if measured["cycles"] is None or topology.chip.clock is None:
         return None
@@ -87,11 +81,6 @@ def estimate(topology, measured: dict, cost: floor.Cost, attention: floor.Cost, 
     experts = floor.Cost(here * measured["grouped_flops"], measured["grouped_bytes"])
     kernels += max(experts.seconds(topology).values())
     return {"xla": xla, "kernels": kernels, "seconds": max(xla + kernels, cost.seconds(topology)["interconnect"])}
-
-
-def is_split(sketch: Sketch) -> bool:
-    """Whether some devices only sample."""
-    return sketch.run.sampler_mesh is not sketch.run.mesh
 
 
 def with_sum(seconds: dict[str, float], split: bool) -> dict[str, float]:
@@ -105,7 +94,7 @@ def with_sum(seconds: dict[str, float], split: bool) -> dict[str, float]:
 def step(sketch: Sketch, phases: dict) -> dict:
     """How often each phase runs in an RL step, and the seconds that it takes (`with_sum`): at least, and by the
     estimate."""
-    workload, estimated, split = sketch.workload, {}, is_split(sketch)
+    workload, estimated, split = sketch.workload, {}, sketch.is_split
     times = {phase: side.times()[phase] for phase, side in sketch.sides.items()}
     seconds = {phase: times[phase] * phases[phase]["roofline_seconds"] for phase in phases}
     if all(phase["estimate"] for phase in phases.values()):
@@ -134,8 +123,8 @@ def splits(topology: Topology, config: ConfigDict, sketched: Callable[[ConfigDic
         except InputError as error:
             found.append({"sampler": count, "refused": str(error)})
             continue
-        costs = {phase: floor.costs(side)[phase].seconds(topology) for phase, side in sides.items()}
-        seconds = {phase: sides[phase].times()[phase] * max(costs[phase].values()) for phase in PHASES}
+        least = {phase: max(floor.costs(side)[phase].seconds(topology).values()) for phase, side in sides.items()}
+        seconds = {phase: side.times()[phase] * least[phase] for phase, side in sides.items()}
         found.append({"sampler": count, "seconds": with_sum(seconds, count > 0)})
     return found
 
@@ -143,12 +132,9 @@ def splits(topology: Topology, config: ConfigDict, sketched: Callable[[ConfigDic
 def largest_cache(topology: Topology, w: Workload, peak: float, cache: float) -> dict[str, float]:
     """The KV cache that fills the memory which decoding leaves, and the slots that it rarely preempts.
 
-    Args:
-      peak: bytes of a device while decoding as configured; cache: those of them that are the KV cache.
-
-    Returns:
-      slots and pages over all shards, for rollout.slots and rollout.cache_pages, and seconds: what decoding for one RL
-      step then takes at least. Responses do not depend on either.
+    Slots and pages over all shards, for rollout.slots and rollout.cache_pages, on which no response depends; seconds:
+    what decoding for one RL step then takes at least. Of `peak` bytes while decoding as configured `cache` are the KV
+    cache.
     """
     page_size, requests = w.rollout.page_size, w.generated_rows // w.row_shards
     pages = max(int((FILLED * topology.chip.memory - (peak - cache)) / (floor.kv_bytes(w) * page_size)), 0)
@@ -163,21 +149,12 @@ def largest_cache(topology: Topology, w: Workload, peak: float, cache: float) ->
 
 
 def memory(topology: Topology, phase: str, program: Program, workload: Workload) -> dict:
-    """Memory and work of one phase, and whether it fits.
-
-    Returns:
-      arguments, output (without what is written over arguments), temporaries (held at once in addition), code, beside
-      and peak: bytes of a device, None where the compiler gave no number; collectives: kind -> {count, sent}; sent:
-      bytes to other devices; those of `hlo.NUMBERS` as in `hlo.work`; fits; launches, of decoding on GPUs, as in
-      `thunks.step`; and `refused`, the compiler's words, if it said no.
+    """Memory and work of one phase, compiled, and whether it fits: bytes of a device, None where the compiler gave no
+    number; `hlo.NUMBERS` as in `hlo.work`; collectives, kind -> {count, sent}; of decoding on GPUs `hlo.launches`; and
+    `refused`, the compiler's words, if it said no.
     """
     launches = phase == "decode" and topology.chip.target is not None
-    measured = compiled(program, workload.shape.experts // workload.expert, launches)
-    return measured | {"fits": "refused" not in measured and measured["peak"] <= topology.chip.memory}
-
-
-def compiled(program: Program, experts: int, launches: bool) -> dict:
-    """Compiles a program for the devices of its arguments, of which each has so many experts of a layer."""
+    experts = workload.shape.experts // workload.expert  # of a layer, on a device
     with tempfile.TemporaryDirectory() as folder:
         try:
             options = {"xla_dump_to": folder} if launches else {}
@@ -186,7 +163,7 @@ def compiled(program: Program, experts: int, launches: bool) -> dict:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return _refused(str(error), program)
-        counted = {"launches": thunks.step(_sequence(pathlib.Path(folder)))} if launches else {}
+        counted = {"launches": hlo.launches(_sequence(pathlib.Path(folder)))} if launches else {}
     analysis = executable.memory_analysis()
     work = dict(hlo.work(executable.as_text(), program.turns, program.apart, program.outside, experts))
     arguments = analysis.argument_size_in_bytes
@@ -195,17 +172,18 @@ def compiled(program: Program, experts: int, launches: bool) -> dict:
         "arguments": arguments,
         # libtpu's temp_size counts buffers that share memory twice, and it accepts programs by their peak.
         "temporaries": max(analysis.peak_memory_in_bytes - arguments - output, 0),
-        "output": output,
+        "output": output,  # without what is written over arguments
         "code": analysis.generated_code_size_in_bytes,
         # The compiler drops arguments that the program never reads, but they stay in memory.
-        "beside": program.beside + max(program.argument_bytes() - arguments, 0),
+        "beside": program.beside + max(device_bytes(program.arguments) - arguments, 0),
     }
     collectives = {
         kind: {"count": work.pop(f"{kind} times"), "sent": work.pop(f"{kind} sent")}
         for kind in hlo.KINDS
         if f"{kind} times" in work
     }
-    return sizes | work | counted | {"peak": sum(sizes.values()), "collectives": collectives}
+    peak = sum(sizes.values())
+    return sizes | work | counted | dict(peak=peak, collectives=collectives, fits=peak <= topology.chip.memory)
 
 
 def _sequence(folder: pathlib.Path) -> str:
@@ -217,9 +195,8 @@ def _sequence(folder: pathlib.Path) -> str:
 def _refused(message: str, program: Program) -> dict:
     """What the compiler's message tells of a program that is too large: the largest size that it names is the need."""
     units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
-    sizes = [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([KMGT])\b", message)]
-    arguments = program.argument_bytes()
-    peak = max(max(sizes, default=math.inf), arguments) + program.beside
+    named = [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([KMGT])\b", message)]
+    arguments, beside = device_bytes(program.arguments), program.beside
     unknown = dict.fromkeys(("temporaries", "output", "code", *hlo.NUMBERS))
-    sizes = dict(arguments=arguments, beside=program.beside, peak=peak)
-    return unknown | sizes | dict(collectives={}, refused=" ".join(message.split())[:200])
+    sizes = dict(arguments=arguments, beside=beside, peak=max(*(named or [math.inf]), arguments) + beside)
+    return unknown | sizes | dict(collectives={}, fits=False, refused=" ".join(message.split())[:200])

@@ -33,9 +33,6 @@ class Program(NamedTuple):
     apart: tuple[str, ...] = ()  # named scopes whose loops and conditionals are no part of that work
     outside: float = 1.0  # share of what is outside of its loops, in that work
 
-    def argument_bytes(self) -> float:
-        return device_bytes(self.arguments)
-
 
 def device_bytes(tree: Any) -> float:
     """Bytes that the abstract arrays of a tree take in the memory of one device."""
@@ -71,17 +68,12 @@ def prefill(
 def sampler_programs(
     model: Model, mesh: Mesh, params: Params, rollout: RolloutSettings
 ) -> dict[str, tuple[Callable, tuple]]:
-    """Prefill and decode as (jitted function, its arguments), with the shapes that `generate` calls them with.
-
-    Args:
-      params: shapes of the unstacked tree, with shardings.
-    """
+    """Prefill and decode as (jitted function, its arguments), with the shapes that `generate` calls them with; `params`
+    are those of the unstacked tree, with shardings."""
     prompts, sizes = rollout.fresh_prompts, dict(samples=rollout.samples, max_new=rollout.max_new)
     sizes["routes"] = rollout.recorded(model.config)
     every, key = parallel.REPLICATED, jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-    scalars = {
-        kind: jax.ShapeDtypeStruct((), kind, sharding=NamedSharding(mesh, every)) for kind in ("int32", "float32")
-    }
+    scalar = laid_out(mesh, jax.ShapeDtypeStruct((), jnp.int32), every)
     counts = laid_out(mesh, jax.ShapeDtypeStruct((prompts,), jnp.int32), parallel.ROWS)
     tokens = laid_out(mesh, jax.ShapeDtypeStruct((prompts, rollout.max_prompt), jnp.int32), parallel.ROWS)
     rows = laid_out(mesh, jax.eval_shape(partial(to_answer, mesh, **sizes), tokens, counts, counts), parallel.ROWS)
@@ -89,21 +81,21 @@ def sampler_programs(
     sampler, slots, pages = make_sampler(model, mesh, rollout.decoding, rollout.max_prompt, rollout.max_new, requests)
     counted = dict(samples=rollout.samples, slots=slots, cache_pages=pages, ready=decode.WAITING)
     begin = partial(start, sampler, mesh, **counted)
-    keys, state = jax.eval_shape(begin, rows, laid_out(mesh, key, every), scalars["int32"], counts)
+    keys, state = jax.eval_shape(begin, rows, laid_out(mesh, key, every), scalar, counts)
     state = laid_out(mesh, state, layouts(sampler.kernel.spec)[1])
     inputs = decode.Inputs(
         params=params,
         key=laid_out(mesh, keys, parallel.ROWS),
         sampling=laid_out(mesh, jax.eval_shape(decode.Sampling.make), every),
-        version=scalars["int32"],
-        until=scalars["int32"],
+        version=scalar,
+        until=scalar,
         must=laid_out(mesh, jax.ShapeDtypeStruct((prompts,), bool), parallel.ROWS),
-        left=scalars["int32"],
+        left=scalar,
         stops=None,
     )
     return {
         "prefill": (prefill, (sampler, mesh, inputs, state)),
-        "decode": (decode_segment, (sampler, mesh, inputs, state, scalars["int32"])),
+        "decode": (decode_segment, (sampler, mesh, inputs, state, scalar)),
     }
 
 

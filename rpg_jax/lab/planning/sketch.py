@@ -33,14 +33,16 @@ class Sketch(NamedTuple):
         """Of the devices that learn."""
         return self.sides["update"]
 
+    @property
+    def is_split(self) -> bool:
+        """Whether some devices only sample."""
+        return self.run.sampler_mesh is not self.run.mesh
+
 
 def sketch(
     config: ConfigDict, *, devices: Sequence[jax.Device], size: str | None, lengths: np.ndarray, prompt_length: float
 ) -> Sketch:
-    """Builds a config's run for `devices`; `size` is the named model size that stands for its checkpoint, if any.
-
-    Lengths are those of `Workload`.
-    """
+    """Builds a config's run for `devices`; `size` is the named model size that stands for its checkpoint, if any."""
     config = config.copy_and_resolve_references()
     if size is not None:
         config.model.size, config.model.checkpoint = size, None
@@ -66,7 +68,9 @@ def sketch(
         run = dataclasses.replace(run, rollout=dataclasses.replace(run.rollout, cache_pages=pages))
     # No program of a step has in its arguments what rollout.carry_over keeps.
     checkpoint = dataclasses.replace(states.abstract(run, partial(states.build_state, run)), pending=None)
-    state = checkpoint.state
+    state, reference = checkpoint.state, float(run.reference.mode != "iterative")
+    if run.teacher is not None:
+        reference = active_parameter_count(run.teacher.config) / active_parameter_count(run.model.config)
     unused = dict.fromkeys(("stream", "checkpoints", "log", "should_stop", "traced"))
     parameters, moments = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.opt_state))
     workload = Workload(
@@ -77,26 +81,16 @@ def sketch(
         lengths=lengths,
         prompt_length=prompt_length,
         moments=round(moments / parameters),
-        reference_passes=reference_passes(run),
+        reference_passes=reference,
     )
     sampling = dataclasses.replace(workload, model=run.sampler_model, mesh=run.sampler_mesh.shape)
     sides = {phase: sampling if phase in SAMPLED else workload for phase in PHASES}
     return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, sides)
 
 
-def reference_passes(run: build.Run) -> float:
-    """Forward passes of the model that one of its reference is worth: 0 of one without parameters of its own."""
-    if run.teacher is not None:
-        return active_parameter_count(run.teacher.config) / active_parameter_count(run.model.config)
-    return float(run.reference.mode != "iterative")
-
-
 def planned_size(config: ConfigDict) -> str | None:
     """The named model size that stands for a checkpoint which is not on this machine; None if it is not needed.
-
-    Raises:
-      ValueError: the checkpoint is not here, and its folder's name begins with no known model size.
-    """
+    InputError where its folder's name begins with no known one."""
     folder = config.model.checkpoint
     if folder is None or pathlib.Path(folder).exists():
         return None

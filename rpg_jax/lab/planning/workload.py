@@ -56,11 +56,6 @@ class Workload:
         return self.rollout.max_prompt + self.rollout.max_new
 
     @property
-    def columns(self) -> int:
-        """Tokens of a row of an update or a log-prob pass."""
-        return self.loop.packed_columns or self.length
-
-    @property
     def step_rows(self) -> int:
         """Responses that an RL step learns from."""
         return self.loop.prompts * self.loop.samples
@@ -93,7 +88,7 @@ class Workload:
 
     def microbatches(self, sequences: int, rows: int) -> float:
         """Microbatches of so many rows that hold sequences of full length."""
-        return sequences * self.length / (rows * self.columns)
+        return sequences * self.length / (rows * (self.loop.packed_columns or self.length))
 
     def prefill_passes(self) -> float:
         """Passes over the model in which a shard prefills the prompts of one generation batch."""

@@ -28,32 +28,14 @@ class Comparison:
     partial: list[str]  # tasks that only some runs were evaluated on
     step: int
     scores: pd.DataFrame  # mean@k: index (variant, run's path, step), a column a task
+    horizon: pd.Series  # the last step that each run was evaluated at: index (variant, run)
 
-    @property
-    def tasks(self) -> list[str]:
-        return list(self.scores)
+    def last(self) -> pd.DataFrame:
+        """Scores at the step, of the runs that have reached it: index (variant, run), a column a task."""
+        return self.until_step().last()
 
-    @functools.cached_property
-    def horizon(self) -> pd.Series:
-        """The last step that each run was evaluated at: index (variant, run)."""
-        return _horizon(self.scores)
-
-    def curve(self, variant: str) -> pd.DataFrame:
-        """The mean over all evaluated runs of a variant at each step, as `over_runs`."""
-        return over_runs(self.scores.loc[variant].mean(axis=1), "step").sort_index()
-
-    def last(self, reached=True) -> pd.DataFrame:
-        """Scores at the step, or before it at the last evaluation: index (variant, run), a column a task.
-
-        Those of the runs that have reached the step or, if `reached` is false, of the others.
-        """
-        return self._until_step(reached).last()
-
-    def best(self, reached=True) -> pd.DataFrame:
-        """The best score of each task until the step; otherwise as `last`."""
-        return self._until_step(reached).max()
-
-    def _until_step(self, reached):
+    def until_step(self, reached=True):
+        """Scores until the step by (variant, run), of the runs that have reached it or, if not `reached`, of others."""
         horizon = self.scores.index.droplevel("step").map(self.horizon)
         chosen = (self.scores.index.get_level_values("step") <= self.step) & ((horizon >= self.step) == reached)
         return self.scores[chosen].groupby(level=["variant", "run"], sort=False)
@@ -80,12 +62,8 @@ class Comparison:
         return table.assign(holm=holm(table["p"])) if rows else table
 
 
-def _horizon(scores) -> pd.Series:
-    return scores.reset_index("step")["step"].groupby(level=["variant", "run"], sort=False).max()
-
-
 def compare(variants: list[Variant]) -> Comparison:
-    """Raises ValueError when nothing was evaluated, or the variants have no held-out task in common."""
+    """InputError when nothing was evaluated, or the variants have no held-out task in common."""
     evaluated = {variant.name: [run for run in variant.runs if run.tasks] for variant in variants}
     evaluated = {name: runs for name, runs in evaluated.items() if runs}
     if not evaluated:
@@ -99,7 +77,7 @@ def compare(variants: list[Variant]) -> Comparison:
     if any(table.empty for table in scores.values()):
         raise InputError(f"a run has no evaluation that has all of {', '.join(tasks)}; make a report without it")
     scores = pd.concat(scores, names=["variant", "run"])
-    horizon = _horizon(scores)
+    horizon = scores.reset_index("step")["step"].groupby(level=["variant", "run"], sort=False).max()
     farthest = horizon.groupby(level="variant", sort=False).max()
     ends = [horizon[name, str(run.path)] for name, runs in evaluated.items() for run in runs if run.is_finished]
     behind = farthest.index[farthest < min(ends, default=0) / 2]
@@ -109,6 +87,7 @@ def compare(variants: list[Variant]) -> Comparison:
         partial=[task for task in dict.fromkeys(task for run in every for task in run.tasks) if task not in tasks],
         step=int(min([*ends, *farthest.drop(behind)])),
         scores=scores,
+        horizon=horizon,
     )
 
 
@@ -150,34 +129,29 @@ def equivalence(differences, margin: float) -> dict[str, float]:
     `deviation` is that of a pair, `p_different` of the two-sided paired t-test.
     """
     d = np.asarray(differences, np.float64)
-    mean, error = d.mean(), stats.sem(d)
-    if error == 0:  # the very same runs
-        p = dict(p=float(abs(mean) >= margin), p_different=float(mean == 0))
-        return dict(difference=mean, deviation=0.0, low=mean, high=mean, **p)
-    half = stats.t.ppf(0.95, len(d) - 1) * error
-    above = stats.ttest_1samp(d, -margin, alternative="greater").pvalue
-    below = stats.ttest_1samp(d, margin, alternative="less").pvalue
-    p = dict(p=float(max(above, below)), p_different=float(stats.ttest_1samp(d, 0.0).pvalue))
-    return dict(difference=mean, deviation=d.std(ddof=1), low=mean - half, high=mean + half, **p)
+    mean, deviation = d.mean(), d.std(ddof=1)
+    if deviation == 0:  # the very same runs
+        p, p_different, low, high = float(abs(mean) >= margin), float(mean == 0), mean, mean
+    else:
+        two_sided = stats.ttest_1samp(d, 0.0)
+        above = stats.ttest_1samp(d, -margin, alternative="greater").pvalue
+        p, p_different = max(above, stats.ttest_1samp(d, margin, alternative="less").pvalue), two_sided.pvalue
+        low, high = two_sided.confidence_interval(0.9)
+    return dict(difference=mean, deviation=deviation, low=low, high=high, p=p, p_different=p_different)
 
 
 def equal_pairs(comparison: Comparison, variants: list[Variant], margin: float) -> pd.DataFrame:
-    """Every two variants by name, index (variant, other): what `equivalence` gives, and both p after Holm.
-
-    Raises:
-      ValueError: two variants have fewer than two seeds in common, so that nothing is paired.
-    """
+    """Every two variants by name, index (variant, other): what `equivalence` gives, and both p after Holm; InputError
+    where two have fewer than two seeds in common, so that nothing is paired."""
     seeds = {str(run.path): run.seed for variant in variants for run in variant.runs}
-    means = comparison.last().mean(axis=1)
-    scores = {name: {seeds[run]: score for run, score in means[name].items()} for name in comparison.variants}
-    rows = {}
+    scores = comparison.last().mean(axis=1).rename(index=seeds, level="run").groupby(level=["run", "variant"]).last()
+    scores, rows = scores.unstack().reindex(columns=comparison.variants), {}
     for pair in itertools.combinations(comparison.variants, 2):
-        x, y = (scores[name] for name in pair)
-        common = sorted(x.keys() & y.keys() - {None})
-        if len(common) < 2:
+        gaps = (scores[pair[0]] - scores[pair[1]]).dropna()  # of the seeds that both have
+        if len(gaps) < 2:
             raise InputError(
                 f"--margin compares runs of the same seeds, and {pair[0]} and {pair[1]} share fewer than 2"
             )
-        rows[pair] = equivalence([x[seed] - y[seed] for seed in common], margin)
+        rows[pair] = equivalence(gaps, margin)
     found = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
     return found.assign(holm=holm(found["p"]), holm_different=holm(found["p_different"])) if rows else found

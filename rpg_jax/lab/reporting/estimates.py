@@ -17,9 +17,7 @@ MOST_SPLITS = 20000  # of a permutation test; where there are more, so many are 
 def over_runs(scores: pd.Series, by: str) -> pd.DataFrame:
     """The mean over runs with its 95 % t interval, NaN for a single run: columns runs, value, low, high.
 
-    Args:
-      scores: a number of each run, or of several steps of each.
-      by: the level of its index, such as "variant" or "step", whose entries are averaged apart; the result's index.
+    Entries of the index's level `by`, such as "variant" or "step", are averaged apart and are the result's index.
     """
     groups = scores.groupby(level=by, sort=False)
     runs, mean = groups.size(), groups.mean()
@@ -66,5 +64,4 @@ def least_p(runs_x: int, runs_y: int) -> float:
     """The smallest p that `permutation_p` can give for so many runs."""
     if min(runs_x, runs_y) < 2:
         return 1.0
-    both_ways = 2 if runs_x == runs_y else 1
-    return both_ways / math.comb(runs_x + runs_y, runs_x)
+    return (1 + (runs_x == runs_y)) / math.comb(runs_x + runs_y, runs_x)  # of equal numbers both ways are as far

@@ -1,6 +1,5 @@
 """A report's figures as SVG: told apart by panel, line style and marker, not by color alone."""
 
-import functools
 import io
 import itertools
 import math
@@ -40,33 +39,32 @@ def curves(comparison) -> str:
     Dashed where not all of its runs were evaluated; a dotted vertical line at the step of comparison. Axes reach as far
     as single runs; the band of two runs may go beyond.
     """
+    step, scores = comparison.step, comparison.scores.mean(axis=1)
     names = [*comparison.variants, *comparison.behind]
-    tables, scores = {name: comparison.curve(name) for name in names}, comparison.scores.mean(axis=1)
-    limits = scores.min(), scores.max()
-    draw = functools.partial(_draw_curves, step=comparison.step, tables=tables, limits=limits)
+    tables = {name: over_runs(scores.loc[name], "step").sort_index() for name in names}
+    low, high, last = scores.min(), scores.max(), max(table.index[-1] for table in tables.values())
+    margin = 0.05 * (high - low) or 0.02
+
+    def draw(axes):
+        for axis, (name, table) in zip(axes, tables.items(), strict=True):
+            for other, behind in tables.items():
+                if other != name:
+                    axis.plot(behind.index, behind["value"], color=CONTEXT, linewidth=0.8)
+            most = int(table["runs"].max())
+            axis.fill_between(table.index, table["low"], table["high"], color=BAND, edgecolor=INK, linewidth=0.6)
+            for start, end in itertools.pairwise(table.itertuples()):
+                style = "-" if start.runs == end.runs == most else "--"
+                segment = [start.Index, end.Index], [start.value, end.value]
+                axis.plot(*segment, color=INK, linewidth=1.8, linestyle=style)
+            axis.plot(table.index, table["value"], color=INK, marker="o", markersize=3.5, linestyle="none")
+            axis.set_ylim(low - margin, high + margin)
+            axis.set_xlim(-0.03 * last - 0.1, 1.03 * last + 0.1)
+            if step < last:
+                axis.axvline(step, color=INK, linewidth=0.8, linestyle=":")
+            title = textwrap.fill(f"{name} ({most} run{'s' * (most > 1)})", MOST_LETTERS)
+            frame(axis, title, "RL step", "held-out mean@k" if axis.get_subplotspec().is_first_col() else "")
+
     return svg_figure("curves", len(tables), draw, height=2.5)
-
-
-def _draw_curves(axes, step, tables, limits):
-    low, high = limits
-    margin, last = 0.05 * (high - low) or 0.02, max(table.index[-1] for table in tables.values())
-    for axis, (name, table) in zip(axes, tables.items(), strict=True):
-        for other, behind in tables.items():
-            if other != name:
-                axis.plot(behind.index, behind["value"], color=CONTEXT, linewidth=0.8)
-        most = int(table["runs"].max())
-        axis.fill_between(table.index, table["low"], table["high"], color=BAND, edgecolor=INK, linewidth=0.6)
-        for start, end in itertools.pairwise(table.itertuples()):
-            style = "-" if start.runs == end.runs == most else "--"
-            segment = [start.Index, end.Index], [start.value, end.value]
-            axis.plot(*segment, color=INK, linewidth=1.8, linestyle=style)
-        axis.plot(table.index, table["value"], color=INK, marker="o", markersize=3.5, linestyle="none")
-        axis.set_ylim(low - margin, high + margin)
-        axis.set_xlim(-0.03 * last - 0.1, 1.03 * last + 0.1)
-        if step < last:
-            axis.axvline(step, color=INK, linewidth=0.8, linestyle=":")
-        title = textwrap.fill(f"{name} ({most} run{'s' * (most > 1)})", MOST_LETTERS)
-        frame(axis, title, "RL step", "held-out mean@k" if axis.get_subplotspec().is_first_col() else "")
 
 
 def intervals(means: pd.DataFrame) -> str:
@@ -93,17 +91,16 @@ def _short(name) -> str:
 
 def dynamics(variants) -> str | None:
     """The mean over runs of what training logs, a panel a quantity; None where nothing is logged."""
-    series = {(key, variant.name): _series(variant.runs, key) for key in DYNAMICS for variant in variants}
-    logged = [key for key in DYNAMICS if any(series[key, variant.name] is not None for variant in variants)]
-    if not logged:
+    series = {key: [(variant.name, _series(variant.runs, key)) for variant in variants] for key in DYNAMICS}
+    series = {key: tables for key, tables in series.items() if any(table is not None for _, table in tables)}
+    if not series:
         return None
 
     def draw(axes):
-        for axis, key in zip(axes, logged, strict=True):
-            for number, variant in enumerate(variants):
-                if series[key, variant.name] is not None:
-                    bands = len(variants) <= MOST_BANDS
-                    _draw_series(axis, number, variant.name, series[key, variant.name], bands)
+        for axis, (key, tables) in zip(axes, series.items(), strict=True):
+            for number, (name, table) in enumerate(tables):
+                if table is not None:
+                    _draw_series(axis, number, name, table, bands=len(variants) <= MOST_BANDS)
             frame(axis, DYNAMICS[key], "RL step", "")
             heights = np.concatenate([line.get_ydata() for line in axis.lines])
             if 0 < heights.min() < heights.max() / FAR:
@@ -118,7 +115,7 @@ def dynamics(variants) -> str | None:
                 lines.values(), lines, loc="outside lower center", ncols=columns, frameon=False, handlelength=5
             )
 
-    return svg_figure("dynamics", len(logged), draw, height=2.8 + 0.1 * len(variants), columns=3)
+    return svg_figure("dynamics", len(series), draw, height=2.8 + 0.1 * len(variants), columns=3)
 
 
 def _series(runs, key) -> pd.DataFrame | None:
@@ -141,13 +138,10 @@ def _draw_series(axis, number, name, table, bands):
 
 
 def line_panels(name, points: pd.DataFrame, x: str, y: str, columns: int, looks: dict[str, dict] | None = None) -> str:
-    """A panel for each value of `panel` and in it a line for each `label`, on logarithmic axes.
+    """A panel for each value of `panel` and in it a line for each `label`, on logarithmic axes labelled `x` and `y`.
 
-    A dotted line at 1 is the error of estimating zero.
-
-    Args:
-      points: columns panel, label, x, y, and low and high if the lines have bands; in the order of panels and lines.
-      x, y: labels of the axes; looks: label -> Matplotlib's style of its line, unset: one after the other.
+    `points` has the columns panel, label, x, y, and low and high if the lines have bands, in the order of panels and
+    lines; `looks` the style of each label's line. A dotted line at 1 is the error of estimating zero.
     """
     panels = list(points.groupby("panel", sort=False, observed=True))
 

@@ -29,6 +29,11 @@ class Run:
     summary: dict | None
 
     @property
+    def relevant(self) -> dict:
+        """Settings without the seed and the sections that do not matter."""
+        return {key: value for key, value in (self.settings or {}).items() if key != "seed" and matters(key)}
+
+    @property
     def seed(self):
         return (self.settings or {}).get("seed")
 
@@ -85,11 +90,7 @@ class Run:
 
 
 def find(folders) -> list[pathlib.Path]:
-    """The folders of runs at or beneath each of `folders`, in order, each once.
-
-    Raises:
-      ValueError: a folder does not exist, or has no run.
-    """
+    """The folders of runs at or beneath each of `folders`, in order, each once; InputError for one without a run."""
     paths = {}
     for folder in map(pathlib.Path, folders):
         if not folder.is_dir():
@@ -120,10 +121,7 @@ def _natural(name) -> list:
 
 def read(path) -> Run:
     """A run from its folder, as far as it has come. Of two rows of a step, as after a stop in its evaluation, the later
-    one counts where it says something.
-
-    Raises ValueError, with file and line, for a line of the log that is no row, but for a last one that is cut short.
-    """
+    one counts where it says something. InputError for a line of the log that is no row, unless a kill cut it short."""
     config, (lines, _) = read_json(path / "config.json"), read_jsonl(path / LOG, {"step": int})
     rows = {}
     for row in sorted(lines, key=lambda row: row["step"]):
@@ -144,25 +142,18 @@ class Variant:
 
     @property
     def settings(self) -> dict:
-        """Flat, without the seed and what does not matter."""
-        return relevant(self.runs[0].settings or {})
-
-
-def relevant(settings) -> dict:
-    """Settings without the seed and the sections that do not matter."""
-    return {key: value for key, value in settings.items() if key != "seed" and matters(key)}
+        return self.runs[0].relevant
 
 
 def variants(runs) -> list[Variant]:
-    """Groups runs of the same settings.
+    """Groups runs of the same settings, named by their folder, or by the one above where folders are named `seedN`.
 
-    A variant is named by the folder of its runs, or by the folder above where folders are named `seedN`, as seen from
-    the folder that holds all of them. Runs of one such folder that differ only in their number of steps belong to one
-    variant. Runs without a config.json stand alone.
+    Runs of one such folder that differ only in their number of steps belong to one variant. Runs without a config.json
+    stand alone.
     """
     groups, lengths = {}, {}
     for run in runs:
-        settings = {"path": str(run.path)} if run.settings is None else relevant(run.settings)
+        settings = {"path": str(run.path)} if run.settings is None else run.relevant
         steps = settings.pop("steps", None)
         key = json.dumps(settings, sort_keys=True)
         groups.setdefault((key, lengths.setdefault((key, _above_seeds(run.path)), steps)), []).append(run)

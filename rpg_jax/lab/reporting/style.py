@@ -26,10 +26,10 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 def logarithmic(axis, y: bool = True) -> None:
     """Logarithmic axes whose labels are plain numbers: formulas are not drawn in these figures."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator
 
-    for name, dimension in {"x": axis.xaxis, **({"y": axis.yaxis} if y else {})}.items():
-        getattr(axis, f"set_{name}scale")("log")
+    axis.set(xscale="log", **({"yscale": "log"} if y else {}))
+    for dimension in (axis.xaxis, axis.yaxis) if y else (axis.xaxis,):
         dimension.set_major_locator(LogLocator(numticks=6))
-        dimension.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        dimension.set_minor_formatter(NullFormatter())
+        dimension.set_major_formatter("{x:g}")
+        dimension.set_minor_formatter("")

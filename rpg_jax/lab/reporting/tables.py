@@ -9,29 +9,21 @@ from rpg_jax.lab.reporting.comparison import SIGNIFICANT, equal_pairs, spelled
 from rpg_jax.storage.settings import CODE
 
 MOST_PAIRS = 60  # in a table
-CURVES = (
-    "Held-out mean@k: mean over runs with its 95 % t interval; gray: the other variants. Dashed: not all runs of the "
-    "variant; dotted: the step of comparison."
-)
+# Texts of the page, whose lines `plain` joins.
+CURVES = """Held-out mean@k: mean over runs with its 95 % t interval; gray: the other variants. Dashed: not all runs of
+the variant; dotted: the step of comparison."""
 INTERVALS = "Mean over runs and tasks at the step of comparison, with its 95 % t interval over runs."
-DYNAMICS = (
-    "Training: mean over the runs of a variant, smoothed over a tenth of a run; 95 % t bands of at most four variants."
-)
-LAST_AND_BEST = (
-    "Mean over runs of held-out mean@k: at the step of comparison, and the best of the evaluations until then for each "
-    "task on its own. 95 %: t interval over runs of the mean of tasks. Bold: best; underlined: second best. Without a "
-    "number of runs: a run that ended earlier."
-)
-PAIRS = (
-    "Differences with Welch's 95 % t interval. p: of the permutation test, alone and after Holm's correction for all "
-    "pairs. Alone, one pair in twenty is below 0.05 by chance: only what stays below it after the correction is a "
-    "finding."
-)
-COSTS = (
-    "Means over finished runs. Seconds: rollouts, rewards, log-probs, updates, evaluations. Wall seconds in all "
-    "include compilation and the warm start, also a shared one. Where some devices only sample: the mean seconds of a "
-    "step that they waited for those that learn, and these for them."
-)
+DYNAMICS = """Training: mean over the runs of a variant, smoothed over a tenth of a run; 95 % t bands of at most four
+variants."""
+LAST_AND_BEST = """Mean over runs of held-out mean@k: at the step of comparison, and the best of the evaluations until
+then for each task on its own. 95 %: t interval over runs of the mean of tasks. Bold: best; underlined: second best.
+Without a number of runs: a run that ended earlier."""
+PAIRS = """Differences with Welch's 95 % t interval. p: of the permutation test, alone and after Holm's correction for
+all pairs. Alone, one pair in twenty is below 0.05 by chance: only what stays below it after the correction is a
+finding."""
+COSTS = """Means over finished runs. Seconds: rollouts, rewards, log-probs, updates, evaluations. Wall seconds in all
+include compilation and the warm start, also a shared one. Where some devices only sample: the mean seconds of a step
+that they waited for those that learn, and these for them."""
 
 
 def plain(text: str) -> str:
@@ -55,7 +47,7 @@ def summary(comparison, variants) -> str:
     runs = [run for variant in variants for run in variant.runs]
     return (
         f"{_count(len(variants), 'variant')}, {_count(len(runs), 'run')}, {sum(run.is_finished for run in runs)} "
-        f"finished; held-out tasks: {', '.join(comparison.tasks)}; compared at step {comparison.step}."
+        f"finished; held-out tasks: {', '.join(comparison.scores)}; compared at step {comparison.step}."
     )
 
 
@@ -86,19 +78,21 @@ def _marked(column: pd.Series) -> list[str]:
 def last_and_best(comparison) -> str:
     """The paper's table: a row a variant, two columns a task and two of their mean, whose interval is the last column;
     then runs that ended earlier."""
-    means = _interleaved(comparison.last(), comparison.best()).groupby(level="variant", sort=False).mean()
+    reached, ended = (_interleaved(comparison.until_step(which)) for which in (True, False))
+    means = reached.groupby(level="variant", sort=False).mean()
     cells = zip(*(_marked(means[column]) for column in means), strict=True)
     named = zip(comparison.means.itertuples(), cells, strict=True)
     rows = [[plain(mean.Index), str(mean.runs), *row, _interval(mean)] for mean, row in named]
-    for (name, run), values in _interleaved(comparison.last(False), comparison.best(False)).iterrows():
+    for (name, run), values in ended.iterrows():
         rows.append(
             [plain(f"{name}, step {comparison.horizon[name, run]}"), "-", *(f"{value:.4f}" for value in values), "-"]
         )
     return table(["variant", "runs", *means.columns, "95 %"], rows)
 
 
-def _interleaved(last, best) -> pd.DataFrame:
-    """Columns "TASK last", "TASK best" of each task and, of more than one, of their mean."""
+def _interleaved(scores) -> pd.DataFrame:
+    """Columns "TASK last", "TASK best" of each task and, of more than one, of their mean; of scores by run."""
+    last, best = scores.last(), scores.max()
     if last.shape[1] > 1:
         last, best = (scores.assign(**{"mean of tasks": scores.mean(axis=1)}) for scores in (last, best))
     return pd.DataFrame({f"{t} {kind}": scores[t] for t in last for kind, scores in (("last", last), ("best", best))})

@@ -37,10 +37,13 @@ def main(options) -> int:
         raise InputError("name one sweep, such as configs/sweeps/objectives.py; see --help")
     if options.slurm and options.tpu:
         raise InputError("--slurm and --tpu exclude each other; give one")
-    sweep = variants.read(options.arguments[0], options.seeds and [_seed(word, options) for word in options.seeds])
-    out = writable("out", options.out or f"runs/{sweep.name}")
+    seeds = [int(word) if word.strip().isdecimal() else word for word in options.seeds or ()]
+    sweep = variants.read(options.arguments[0], seeds or None)
+    out = writable("out", options.out or f"runs/{pathlib.Path(sweep.file).stem}")
     outdated = variants.check_begun(out, sweep.runs)
-    to_prepare = _run_named(sweep, options.prepare) if options.prepare else None
+    to_prepare = {run.name: run for run in sweep.runs}.get(options.prepare)
+    if options.prepare and not to_prepare:
+        raise InputError(f"--prepare={options.prepare}: {sweep.file} has no such run; one is {sweep.runs[0].name}")
     left = [run for run in sweep.runs if not variants.is_done(out, run)]
     if options.slurm or options.tpu:
         write_script(options, out, sweep, left)
@@ -76,19 +79,6 @@ def stopped() -> int:
     return cli.PREEMPTED
 
 
-def _seed(word: str, options) -> int:
-    if not word.strip().isdecimal():
-        raise InputError(f"--seeds={','.join(options.seeds)}: {word!r} is no whole number of at least 0, as in 0,1,2")
-    return int(word)
-
-
-def _run_named(sweep: Sweep, name: str) -> Run:
-    for run in sweep.runs:
-        if run.name == name:
-            return run
-    raise InputError(f"--prepare={name}: {sweep.file} has no such run; one is {sweep.runs[0].name}")
-
-
 def train_command(out: pathlib.Path, run: Run) -> list[str]:
     return [sys.executable, "-m", "rpg_jax.train", *run.flags, f"--workdir={out / run.name}"]
 
@@ -111,30 +101,28 @@ def write_script(options, out: pathlib.Path, sweep: Sweep, left: list[Run]) -> N
     kind = "slurm" if options.slurm else "tpu"
     if kind == "tpu" and out.is_absolute():
         raise InputError(f"--out={out} with --tpu: name a folder relative to the repository, which pods have as well")
-    script = out / f"{kind}.sh"
     own_command = [".venv/bin/python", "-m", "rpg_jax.sweep", options.arguments[0], f"--out={out}"]
     own_command += [f"--seeds={','.join(options.seeds)}"] if options.seeds else []
     runs = [(run.name, [*run.flags, f"--workdir={out / run.name}"]) for run in left]
     prepare = own_command if warm_starts.shared_folder(out, left[0]) else []
-    text = cluster_script(kind, runs, sweep=sweep.file, path=script, out=out, prepare=prepare)
+    text = cluster_script(kind, runs, sweep.file, out, prepare)
     if options.dry_run:
         print(text, end="")
     else:
-        workdir.write(out, script.name, text)
-        print(f"wrote {script} with {len(left)} runs; its first lines say how to start it")
+        workdir.write(out, f"{kind}.sh", text)
+        print(f"wrote {out / kind}.sh with {len(left)} runs; its first lines say how to start it")
 
 
 def cluster_script(
-    kind: str, runs: Sequence[tuple[str, Sequence[str]]], *, sweep: str, path: pathlib.Path, out: pathlib.Path,
-    prepare: Sequence[str],
-) -> str:  # fmt: skip
-    """The text of a script: "slurm", an array job, or "tpu", a pod for each run.
+    kind: str, runs: Sequence[tuple[str, Sequence[str]]], sweep: str, out: pathlib.Path, prepare: Sequence[str]
+) -> str:
+    """The text of a script in the folder `out`: "slurm", an array job, or "tpu", a pod for each run.
 
-    `runs` are (name, flags of rpg_jax.train), `path` is where the script will lie, and `prepare` the command that, with
-    --prepare=NAME, gives a run its warm start; empty if runs have none.
+    `runs` are (name, flags of rpg_jax.train), and `prepare` is the command that, with --prepare=NAME, gives a run its
+    warm start; empty if runs have none.
     """
     return SCRIPTS.get_template(f"{kind}.sh.jinja").render(
-        count=len(runs), sweep=sweep, script=path, out=shlex.quote(str(out)), prepare=shlex.join(prepare),
+        count=len(runs), sweep=sweep, script=out / f"{kind}.sh", out=shlex.quote(str(out)), prepare=shlex.join(prepare),
         name=re.sub("[^a-z0-9]+", "-", f"rpg-{out.name}".lower()).strip("-")[:50],  # as pods may be named
         runs=[shlex.quote(shlex.join([name, *flags])) for name, flags in runs],
     )  # fmt: skip

@@ -32,12 +32,8 @@ class Task:
 
 
 class Pool:
-    """Runs tasks, a thread for each that runs, until all have ended or it is asked to stop.
-
-    Args:
-      at_once: the most that run at once; each gets its share of the cores.
-      should_stop: once true, commands are sent SIGTERM and waited for.
-    """
+    """Runs tasks, a thread for each of at most `at_once`, which get equal shares of the cores, until all have ended or
+    `should_stop()` is true: then commands are sent SIGTERM and waited for."""
 
     def __init__(self, tasks: Sequence[Task], at_once: int, should_stop: Callable[[], bool]):
         self.tasks, self.at_once, self.should_stop = tasks, min(at_once, len(tasks)), should_stop
@@ -118,7 +114,9 @@ class Pool:
             self.report(f"{task.name} stopped {'after saving' if status == PREEMPTED else 'while it started'}")
         else:
             how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"failed with status {status}"
-            self.fail(task.name, max(status, 1), f"{how}: {last_line(task.folder / 'log.txt')}")
+            log = task.folder / "log.txt"
+            last = log.read_text(errors="replace").strip().rpartition("\n")[2].strip()
+            self.fail(task.name, max(status, 1), f"{how}: {last} (see {log})")
 
     def fail(self, name: str, status: int, how: str) -> None:
         self.failed[name] = status
@@ -132,12 +130,6 @@ class Pool:
             minutes = sum(self.seconds) / len(self.seconds) * (total - self.ended) / self.at_once / 60
             estimate = f" | about {minutes:.0f} min left"
         print(f"[{self.ended}/{total}] {text}{estimate}", file=file or sys.stdout, flush=True)
-
-
-def last_line(path: pathlib.Path) -> str:
-    """The last line of a log that is not blank, and where to read on."""
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{lines[-1]} (see {path})" if lines else f"see {path}"
 
 
 def cores() -> list[int]:

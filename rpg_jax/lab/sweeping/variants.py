@@ -24,7 +24,6 @@ from rpg_jax.run import build, cli
 from rpg_jax.storage.settings import changes, completed, edited, flatten, matters, of_config
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-DEFINITIONS = ("CONFIG", "SEEDS", "VARIANTS")
 # What a warm start depends on: sections, and keys with a point at their end.
 OF_WARM_START = (
     "data.", "warm_start.", "rollout.max_prompt.", "rollout.max_new.", "seed.", "model.", "optimizer.name.",
@@ -55,27 +54,17 @@ class Sweep(NamedTuple):
     file: str
     runs: list[Run]  # seed by seed, so that every variant has a run early
 
-    @property
-    def name(self) -> str:
-        return pathlib.Path(self.file).stem
-
 
 def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
-    """Reads FILE.py, or FILE.py:VARIANT to take that variant of its base config.
+    """Reads FILE.py, or FILE.py:VARIANT to take that variant of its base config; `seeds` take the place of the file's.
 
-    Args:
-      seeds: take the place of the file's.
-
-    Raises:
-      ValueError: the file lacks a definition or one has the wrong type; variants share a name or all settings; a key
-        does not exist in the base config; training refuses the settings; variants differ in their warm start, which all
-        share.
+    Raises InputError: the file lacks a definition or one has the wrong type; variants share a name or all settings; a
+    key does not exist in the base config; training refuses the settings; variants differ in their warm start.
     """
     file, _, variant = spec.partition(":")
     names = cli.names_of(file, f"sweep {spec}")
-    missing = [name for name in DEFINITIONS if name not in names]
-    if missing:
-        raise InputError(f"{file} lacks {' and '.join(missing)}; a sweep has {', '.join(DEFINITIONS)}")
+    if missing := [name for name in ("CONFIG", "SEEDS", "VARIANTS") if name not in names]:
+        raise InputError(f"{file} lacks {' and '.join(missing)}; a sweep has CONFIG, SEEDS, VARIANTS")
     base = names["CONFIG"]
     if not isinstance(base, str):
         raise InputError(f"CONFIG of {file} is {base!r}; expected FILE.py or FILE.py:VARIANT")
@@ -85,13 +74,9 @@ def read(spec: str, seeds: Sequence[int] | None = None) -> Sweep:
     config = cli.read_config(base, f"CONFIG of {file}, {base}").lock()
     seeds = _seeds(names["SEEDS"] if seeds is None else seeds, file)
     changes_of = _named(names["VARIANTS"], file)
-    configs = {
-        name: _config(f"variant {name!r} of {file}", base, config, settings) for name, settings in changes_of.items()
-    }
+    configs = {name: _config(f"variant {name!r} of {file}", base, config, of) for name, of in changes_of.items()}
     _check_together(file, {name: of_config(variant_config) for name, variant_config in configs.items()})
-    flags = {
-        name: [f"--config.{key}={value}" for key, value in settings.items()] for name, settings in changes_of.items()
-    }
+    flags = {name: [f"--config.{key}={value}" for key, value in of.items()] for name, of in changes_of.items()}
     return Sweep(file, [
         Run(name, seed, (f"--config={base}", f"--config.seed={seed}", *flags[name]), config)
         for seed in seeds for name, config in configs.items()
@@ -104,10 +89,10 @@ def is_done(out: pathlib.Path, run: Run) -> bool:
 
 
 def check_begun(out: pathlib.Path, runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Raises ValueError if a run in `out` was begun with other settings than the sweep now has.
+    """Raises InputError if a run in `out` was begun with other settings than the sweep now has.
 
-    An edited file of one's own (an objective, a reward) counts as such a change for a run that is not done. For runs
-    that are done it is only reported: the result maps what was edited to the names of those runs.
+    So is an edited file of one's own (an objective, a reward), but of a run that is done it is only reported: the
+    result maps what was edited to the names of those runs.
     """
     outdated = {}
     for run in runs:
@@ -129,10 +114,9 @@ def check_begun(out: pathlib.Path, runs: Sequence[Run]) -> dict[str, list[str]]:
 def _seeds(seeds: Any, file: str) -> list[int]:
     seeds = list(seeds) if isinstance(seeds, (list, tuple, range)) else [seeds]
     if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):  # PRNG keys are of 32 bits
-        raise InputError(f"the seeds of {file} are {seeds}; expected whole numbers in 0..2**32 - 1, such as 0,1,2")
-    for seed in seeds:
-        if seeds.count(seed) > 1:
-            raise InputError(f"the seeds of {file} hold {seed} more than once: those runs would be the same; drop one")
+        raise InputError(f"SEEDS of {file}, or --seeds: {seeds}; expected whole numbers in 0..2**32 - 1, such as 0,1,2")
+    if len({*seeds}) < len(seeds):
+        raise InputError(f"SEEDS of {file}, or --seeds: {seeds} has a seed more than once, for the same run")
     return seeds
 
 

@@ -17,10 +17,8 @@ from rpg_jax.storage.settings import of_config
 
 
 def shared_folder(out: pathlib.Path, run: Run) -> pathlib.Path | None:
-    """The folder of the warm start that `run` shares with all runs of the same settings; None if it has none.
-
-    `warm_start/` in it holds the checkpoints, and a file `done` says that they are complete.
-    """
+    """The folder of the warm start that `run` shares with all runs of the same settings; None if it has none. Its
+    `warm_start/` holds the checkpoints, and a file `done` says that they are complete."""
     settings = warm_start_settings(of_config(run.config))
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     return out.parent / "warm_starts" / name if settings else None
@@ -62,19 +60,15 @@ def prepare(out: pathlib.Path, run: Run, stop: threading.Event) -> bool:
         held, _ = workdir.lock(lock_file)
     with held:
         if is_missing(out, run):
-            if not _train(run, folder):
+            with job.joined() as should_stop:
+                built = build.build_run(run.config, log=job.say)
+                with built.scorer:
+                    params, _ = warm_start.warm_started(run.config, built, folder / "warm_start", should_stop)
+            if params is None:
                 return False
             workdir.write(folder, "done", "")
         place(out, run)  # under the lock, because several processes may prepare the same run
     return True
-
-
-def _train(run: Run, folder: pathlib.Path) -> bool:
-    with job.joined() as should_stop:
-        built = build.build_run(run.config, log=job.say)
-        with built.scorer:
-            params, _ = warm_start.warm_started(run.config, built, folder / "warm_start", should_stop)
-    return params is not None
 
 
 def place(out: pathlib.Path, run: Run) -> None:

@@ -5,13 +5,11 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.exact.verification import Case
 from rpg_jax.lab import verification
-from rpg_jax.lab.tradeoff import figures, measure, tables
-from rpg_jax.lab.tradeoff.settings import Grid, parsed
+from rpg_jax.lab.tradeoff import measure, tables
+from rpg_jax.lab.tradeoff.settings import parsed
 from rpg_jax.run.target import json_file, writable
 from rpg_jax.storage.logs import jsonable, write_text_atomic
 
@@ -22,14 +20,20 @@ def main(options: SimpleNamespace) -> None:
     """Measures the built-in forms, or --objective; writes into --out and --json, and prints the clips."""
     started, output = time.monotonic(), json_file(options.json)
     grid, folder, case = parsed(options), writable("out", options.out), verification.chosen_case(options)
-    table = measure.measure(grid) if case is None else measured(grid, case, options.given)
+    for name in _OF_FORMS if case else ():
+        if name in options.given:
+            raise InputError(f"--{name} cannot matter: an objective of your own is measured as it is")
+    table = measure.measure(grid, case)
+    own = table[table["clip"] == measure.OWN]
+    if broken := (~np.isfinite(own.variance + own.bias_squared)).sum():
+        raise InputError(f"the gradient of {case.name} is not finite in {broken} of {len(own)} situations")
     medians = tables.tradeoff(table, grid.samples)
     print("Squared bias and variance of one sample over |∇J|², and N*: with fewer samples the clip lowers the error.")
     at = tables.like_first(tables.shown(medians), ["samples"])  # none of the three depends on N
     columns = ["level", "label", "direction", "kl", "bias_squared", "variance", "n_star"]
     print(at[columns].to_string(index=False, float_format="{:.3g}".format, na_rep="-"))
     files = {"tradeoff.csv": medians.to_csv(index=False, float_format="%.8g")}
-    files |= {f"{name}.svg": svg + "\n" for name, svg in figures.draw(table, medians, grid.samples).items()}
+    files |= {f"{name}.svg": svg + "\n" for name, svg in tables.draw(table, medians, grid.samples).items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_text_atomic(folder / name, text)
@@ -38,15 +42,3 @@ def main(options: SimpleNamespace) -> None:
         output.write_text(json.dumps(jsonable(rows)))
     forms = len(table[tables.FORM].drop_duplicates())
     print(f"\nIn {folder}: {', '.join(files)}\nForms: {forms}, in {time.monotonic() - started:.0f} s.")
-
-
-def measured(grid: Grid, case: Case, given: set[str]) -> pd.DataFrame:
-    """The moments of an objective of the user's; `InputError` for flags that do not matter to it."""
-    for name in _OF_FORMS:
-        if name in given:
-            raise InputError(f"--{name} cannot matter: an objective of your own is measured as it is")
-    table = measure.measure_objective(grid, case.name, *case.members[0])
-    gradients = table[table.objective == case.name]
-    if broken := (~np.isfinite(gradients.variance + gradients.bias_squared)).sum():
-        raise InputError(f"the gradient of {case.name} is not finite in {broken} of {len(gradients)} situations")
-    return table

@@ -99,20 +99,18 @@ def in_chunks(function: Callable, arguments: Any, size: int) -> Any:
 
 def measurer(
     situations: Situations, build: Callable, level: str, divergence: str, z: float = 1.0
-) -> Callable[[Mapping[str, float], float], Moments]:
-    """(settings, beta) -> `Moments`, compiled once for every value of the settings.
+) -> Callable[[Mapping[str, float]], Moments]:
+    """settings -> `Moments`, compiled once for every value of the settings, a dict of numbers with `beta`.
 
-    Args:
-      build: settings (a dict of numbers, traced) -> an objective with the contract of `rpg_jax.objectives`.
-      level, divergence, z: of the objective J that it is held against; its beta is an argument of the result.
+    `build` makes an objective of them, traced; `level`, `divergence` and `z` are of the J that it is held against.
     """
     space, problem = situations.space, situations.problem
     own = exact_gradients(space, problem, level, divergence, z)
     sequence = exact_gradients(space, problem, "sequence", divergence, z)
 
     @jax.jit
-    def run(settings, beta, problem, own, sequence):
-        objective = build(settings)
+    def run(settings, problem, own, sequence):
+        objective, beta = build(settings), settings["beta"]
 
         def of_problem(arguments):
             problem, own, sequence = arguments
@@ -121,8 +119,8 @@ def measurer(
 
         return in_chunks(of_problem, (problem, own, sequence), space.mask.size)
 
-    def measure(settings, beta) -> Moments:
-        moments = jax.device_get(run(settings, beta, problem, own, sequence))
+    def measure(settings) -> Moments:
+        moments = jax.device_get(run(settings, problem, own, sequence))
         return Moments(*(x.reshape(situations.shape) for x in moments))
 
     return measure
@@ -147,23 +145,15 @@ def coefficients(objective: Callable, space: Space, problem: Problem) -> jax.Arr
     return jax.vmap(jax.grad(loss))(*logps, problem.advantage, jnp.asarray(space.mask))
 
 
-def score_norms_squared(space: Space, policy: jax.Array) -> jax.Array:
-    """|∇log p(token)|², f64[N, T], for logits f64[H, V].
-
-    The tokens of a sequence follow different histories, hence move different rows of the table: the squared norm of
-    a sum over them is the sum of theirs.
-    """
-    p = jax.nn.softmax(policy)
-    return (1 - 2 * p + jnp.sum(p**2, axis=1, keepdims=True))[space.history, space.token]
-
-
 def _moments(space: Space, level: str, problem: Problem, coefficient, own, sequence) -> Moments:
     """Of one problem; coefficient [N, T], own and sequence [H, V] the exact gradients of the two levels."""
     behavior = token_logprobs(space, problem.behavior)  # [N, T]
     logp, pull_back = jax.vjp(functools.partial(token_logprobs, space), problem.policy)
     probability = jnp.exp(jnp.sum(behavior, axis=1, keepdims=True))  # [N, 1]
     (mean,) = pull_back(probability * coefficient)  # [H, V]
-    norms = score_norms_squared(space, problem.policy)
+    p = jax.nn.softmax(problem.policy)
+    norms = (1 - 2 * p + jnp.sum(p**2, axis=1, keepdims=True))[space.history, space.token]  # |∇log p(token)|², [N, T]
+    # The tokens of a sequence move different rows of the table, so that their squared norms add up.
     second = jnp.sum(probability * jnp.where(space.mask, coefficient**2 * norms, 0))
     tokens = probability * space.mask  # [N, T]
     if level == "token":

@@ -1,4 +1,4 @@
-"""What the moments of a grid say: medians over problems with intervals, the error of N samples, N*.
+"""What the moments of a grid say: medians over problems with intervals, the error of N samples, N*; and figures of it.
 
 Everything is relative to ∇J: a squared bias, variance or mean squared error of 1 is that of estimating zero.
 """
@@ -9,17 +9,14 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from rpg_jax.lab.tradeoff.measure import Form
+from rpg_jax.lab.reporting.figures import line_panels
+from rpg_jax.lab.tradeoff.measure import OWN, Form
 
+ERROR = "error, over |∇J|²"  # 1 is that of estimating zero
 TINY = 1e-20  # relative squared bias of what is exact in float64; exact forms come out near 1e-30
 FORM = list(Form._fields)
 WHERE = ["direction", "kl"]
 TARGET = ["divergence", "level", "beta", *WHERE]  # which J, held at which policies
-
-
-def grouped(table: pd.DataFrame, keys: list[str]):
-    """`table.groupby(keys)` in order of appearance; a NaN among the keys (a bound that a clip lacks) is a value."""
-    return table.groupby(keys, sort=False, dropna=False, observed=True)
 
 
 def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -29,7 +26,7 @@ def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     lie below the median is binomial. A value that is undefined in one problem, as the cosine of a gradient that is 0,
     is NaN.
     """
-    groups = grouped(table, keys)
+    groups = table.groupby(keys, sort=False, dropna=False, observed=True)  # NaN, a bound that a clip lacks, is a value
     values = [name for name in table if name not in keys]
     shares = [name for name in values if table[name].dtype == bool]
     medians = groups[[name for name in values if name not in shares]]
@@ -46,10 +43,8 @@ def summary(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def error(moments, samples, sequence: bool = False):
-    """Relative mean squared error of the mean of N samples, of `Moments` or a table with their columns.
-
-    Against the J of the loss's own level, or with `sequence` against the sequence-level one.
-    """
+    """Relative mean squared error of the mean of N samples, of `Moments` or a table with their columns; against the J
+    of the loss's own level, or with `sequence` against the sequence-level one."""
     bias, gradient = moments.bias_squared, moments.gradient_squared
     if sequence:
         bias, gradient = moments.sequence_bias_squared, moments.sequence_gradient_squared
@@ -68,11 +63,7 @@ def crossing(biased, exact):
 
 
 def tradeoff(table: pd.DataFrame, samples: Sequence[int]) -> pd.DataFrame:
-    """A row for each form, direction, distance and N: medians over problems, with `_low`, `_high` of an interval.
-
-    Args:
-      table: of `measure.measure`.
-    """
+    """A row for each form, direction, distance and N of `measure.measure`: medians over problems, with intervals."""
     keys, on = [*FORM, *WHERE], [*TARGET, "problem"]
     exact = table[on].merge(table[table["clip"] == "none"].drop_duplicates(on), on=on, how="left")
     single = ["kl_back", "effective_sample_size", "dead_mass", "cosine", "best_scale"]
@@ -108,9 +99,7 @@ def like_first(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
 
 def shown(table: pd.DataFrame, levels: Sequence[str] = ("token", "sequence")) -> pd.DataFrame:
     """The rows that are printed and drawn, named by a `label`: every clip at the first divergence, beta, epsilon and c.
-
-    Unclipped, the two estimators have one gradient and share a line.
-    """
+    Unclipped, the two estimators have one gradient and share a line."""
     at = table[(table.divergence == table.divergence.iloc[0]) & table.level.isin(levels)]
     forms = at[FORM].drop_duplicates(["objective", "clip", "level"])
     return at.merge(forms.assign(label=[_label(form) for form in forms.itertuples()]), on=FORM)
@@ -118,9 +107,41 @@ def shown(table: pd.DataFrame, levels: Sequence[str] = ("token", "sequence")) ->
 
 def _label(form) -> str:
     """A form in a few words, without level and beta."""
-    if form.clip == "-":
+    if form.clip == OWN:
         return form.objective
     if np.isnan(form.clip_low):
         return "no clip"
     low, high, ceiling = form.clip_low, form.clip_high, "" if np.isnan(form.clip_c) else f", c {form.clip_c:g}"
     return f"{form.clip} {f'{high:g}' if low == high else f'{low:g}/{high:g}'}{ceiling}"
+
+
+def draw(table: pd.DataFrame, medians: pd.DataFrame, samples: Sequence[int]) -> dict[str, str]:
+    """{name: SVG} of what there is data for; `table` is of `measure.measure`, `medians` of `tradeoff`."""
+    figures = {}
+    for level in ("token", "sequence"):
+        if len(of_level := shown(table, (level,))):
+            figures[f"error_{level}"] = _errors(of_level, samples, f"error_{level}")
+    unclipped = medians[(medians["clip"] == "none") & (medians.estimator == "reinforce") & (medians.kl > 0)]
+    if unclipped.level.nunique() == 2:
+        figures["levels"] = _levels(like_first(unclipped, ["divergence", "beta"]))
+    return figures
+
+
+def _errors(table: pd.DataFrame, samples: Sequence[int], name: str) -> str:
+    """Mean squared error of N samples' mean gradient: medians with their intervals, a row for each direction."""
+    counts = np.geomspace(1, max(1000, 10 * max(samples)), 41)
+    points = table.merge(pd.DataFrame({"x": counts}), how="cross")
+    points["y"] = error(points, points.x)
+    curves = summary(points[["label", *WHERE, "x", "y"]], ["label", *WHERE, "x"])
+    curves["panel"] = curves.direction.astype(str) + curves.kl.map(", KL(old‖new) = {:g}".format)
+    curves = curves.rename(columns={"y_low": "low", "y_high": "high"})
+    return line_panels(name, curves, "N, samples", ERROR, curves.kl.nunique())
+
+
+def _levels(unclipped: pd.DataFrame) -> str:
+    """Errors of both levels, against the sequence-level J, by the distance, at a few N; a panel a direction."""
+    samples = list(unclipped.samples.unique())
+    chosen = unclipped[unclipped.samples.isin([samples[0], samples[len(samples) // 2], samples[-1]])]
+    label = chosen.level.astype(str) + chosen.samples.map(" level, N = {:,}".format)
+    points = chosen.assign(x=chosen.kl, y=chosen.sequence_mse, label=label, panel=chosen.direction)
+    return line_panels("levels", points, "KL(old‖new), nats", ERROR, points.panel.nunique())
