@@ -15,7 +15,7 @@ from processes import execute, metrics, succeed
 
 from configs import distill
 from rpg_jax import data
-from rpg_jax.exact.targets import integrands
+from rpg_jax.exact.targets import integrand
 from rpg_jax.models import Model, ModelConfig, huggingface, quantization, token_logprobs, unstack_layers
 from rpg_jax.models.logprobs import token_logprobs_and_divergence, token_logprobs_of_two
 from rpg_jax.objectives import make
@@ -48,7 +48,7 @@ def test_gradients_of_two_models_of_different_sizes_are_slopes_of_the_objective(
         rows, of_teacher = (jnp.exp(picked(x).sum(1)) for x in (log_p, log_q))
         visits = jnp.exp(picked(log_mu).sum(1))[:, None, None]
         p, q = jnp.exp(log_p), jnp.exp(log_q)
-        of = integrands(DIVERGENCES)
+        of = {name: integrand(name) for name in DIVERGENCES}
         whole = {name: jnp.sum(f(rows, of_teacher)) for name, f in of.items()}
         return {"sequence": whole, "token": {name: jnp.sum(visits * f(p, q)) for name, f in of.items()}}
 

@@ -122,7 +122,7 @@ def test_a_wrong_gradient_is_caught():
 def test_a_divergence_is_added_by_one_function(monkeypatch):
     monkeypatch.setitem(DIVERGENCES, "mine", Divergence(lambda log_u, w, r: 0.5 * (w * jnp.exp(log_u) - 2 * w + r)))
     with jax.enable_x64():
-        parts = jax.jit(targets.integrands(["mine"])["mine"])(np.array([0.2, 0.8]), np.array([0.5, 0.5]))
+        parts = jax.jit(targets.integrand("mine"))(np.array([0.2, 0.8]), np.array([0.5, 0.5]))
         assert np.sum(parts) == pytest.approx(0.5 * 0.09 / 0.5 * 2)
     for clip in ("none", "rpg"):
         objective = constant(divergence="mine", clip=clip, beta=0.3)

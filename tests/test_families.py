@@ -127,12 +127,12 @@ def test_layers_are_scanned_in_periods_and_give_their_auxiliary_numbers():
 
 def test_the_sampler_asks_for_each_layers_kind():
     model, params = Model(CONFIG), parameters(dtype=np.float32)
-    assert [model.attention_kind(layer).window for layer in range(6)] == [4, 4, None] * 2
+    assert [kind.window for kind in model.kinds] == [4, 4, None] * 2
     assert len(model.turns(np.arange(17)[None])) == 2, "two bases of rotary positions"
 
     @jax.jit
     def both(params):
-        attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=model.attention_kind(layer)), None)  # noqa: E731
+        attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=model.kinds[layer]), None)  # noqa: E731
         hidden, *_ = model.cached(unstack_layers(params), TOKENS, model.turns(np.arange(17)[None]), attend)
         return hidden, model.hidden(params, TOKENS)
 

@@ -73,7 +73,7 @@ def test_decoding_looks_back_as_far_as_training_does():
     def step(pools, t):
         def attend(layer, q, k, v):
             pool = BLOCKS.write(pools[layer], k[:, 0], v[:, 0], table[0, t // 4][None], t[None] % 4)
-            return BLOCKS.attend(q, pool, table, t[None], 4, model.attention_kind(layer)), pool
+            return BLOCKS.attend(q, pool, table, t[None], 4, model.kinds[layer]), pool
 
         own = jax.tree.map(lambda x: x[:, t][:, None], turns)
         hidden, pools, _ = model.cached(unstack_layers(params), jnp.asarray(TOKENS)[:1, t][:, None], own, attend)

@@ -17,7 +17,7 @@ from rpg_jax import models, parallel
 from rpg_jax.models import cudnn
 from rpg_jax.models.attention import AttentionKind
 from rpg_jax.sampling import Decoding, Sampling, decode, generate, make_sampler, pages, prompts_to_answer
-from rpg_jax.sampling.paged_attention import BLOCKS, CUDNN, RAGGED
+from rpg_jax.sampling.paged_attention import BLOCKS, CUDNN, RAGGED, copy_page
 from rpg_jax.sampling.running_softmax import SHORT, capped, sees, table_width
 
 CONFIG = models.ModelConfig(53, 32, 48, 1, 4, 2, 8, qk_norm=True, max_length=512)
@@ -143,7 +143,7 @@ def test_the_gpu_kernel_is_called_for_single_queries_in_16_bits(count, kind, dty
 def test_copying_a_page_and_writing_beyond_the_pool(kernel):
     pool, *_ = filled(kernel, CONFIG, 2, 2, 4)
     row, page = np.full((1, 2, 8), 9.0, np.float32), np.array([7])
-    copied, beyond = jax.jit(kernel.copy)(pool, 5, 2), jax.jit(kernel.write)(pool, row, row, page, np.array([0]))
+    copied, beyond = jax.jit(copy_page)(pool, 5, 2), jax.jit(kernel.write)(pool, row, row, page, np.array([0]))
     pool, copied, beyond = ([np.asarray(x) for x in arrays] for arrays in (pool, copied, beyond))
     for array, same in zip(beyond, pool, strict=True):
         np.testing.assert_array_equal(array, same, "7 pages: there is no page 7")

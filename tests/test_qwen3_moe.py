@@ -16,10 +16,9 @@ from rpg_jax.models import Model, huggingface, layers, quantization, unstack_lay
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.families import qwen3_moe
 from rpg_jax.objectives import metrics
-from rpg_jax.training import routing
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.packing import Plan
-from rpg_jax.training.update import init_state, make_update
+from rpg_jax.training.update import init_state, make_update, of_routers
 from rpg_jax.types import TrainBatch
 
 CONFIG = qwen3_moe.Config(
@@ -104,7 +103,7 @@ def test_auxiliary_numbers_are_sums_over_the_counted_tokens(params):
 
 
 def test_decoding_computes_the_same_also_with_8_bits(params):
-    attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=MODEL.attention_kind(layer)), None)  # noqa: E731
+    attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=MODEL.kinds[layer]), None)  # noqa: E731
     quantized = quantization.quantize_params(unstack_layers(params), "int8")
     rounded = [quantization.dequantized(layer, jnp.float32) for layer in quantized["layers"]]
     assert isinstance(quantized["layers"][0]["experts"]["up"]["kernel"], quantization.Quantized)
@@ -175,7 +174,7 @@ def test_a_mesh_divides_experts_only_where_there_are_some():
 def test_the_balance_of_loads_by_hand():
     load, probability = np.float32([[6, 2, 0, 0], [2, 2, 2, 2]]), np.float32([[2, 1, 0.5, 0.5], [1, 1, 1, 1]])
     sums = dict(router_load=load, router_probability=probability, router_entropy=np.float32([4, 8]))
-    balance, measured = routing.measure(sums, jnp.float32(4))  # of two experts a token
+    balance, measured = of_routers(sums, jnp.float32(4))  # of two experts a token
     found = metrics.values(measured)
     by_hand = np.mean([4 * (6 / 4 * 2 / 4 + 2 / 4 * 1 / 4), 2])
     np.testing.assert_allclose([balance, found["router_balance"]], by_hand)

@@ -100,7 +100,7 @@ def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
     # Rewards are +-1 and the overlong punishment of that very row.
     lengths = np.asarray(collected.sequences.loss_mask).sum(-1).reshape(4, 2)
     expected = np.tile([-1.0, 1.0], (4, 1)) - np.clip((lengths - 4) / 2, 0, 1)
-    np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
+    np.testing.assert_allclose(collected.rewards[0], expected, rtol=1e-6)
 
 
 class SeveralScorer(FakeScorer):
@@ -121,7 +121,7 @@ def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_thei
     assert kept.tolist() == [p.id for p in seen if p.id % 4 != 2][:4] and stream.get_state() == 6
     lengths = np.asarray(collected.sequences.loss_mask).sum(-1).reshape(4, 2)
     expected = np.where(kept % 2, 1.0, -0.5)[:, None] * [1, 0] - np.clip((lengths - 4) / 2, 0, 1)
-    np.testing.assert_allclose(collected.reward, expected, rtol=1e-6)
+    np.testing.assert_allclose(collected.rewards[0], expected, rtol=1e-6)
     right, brief = (np.mean([p.id % 4 in ids for p in seen]) / 2 for ids in ((1, 3), (0,)))
     assert collected.metrics["reward/right"] == collected.metrics["accuracy"] == pytest.approx(right)
     assert collected.metrics["reward/brief"] == pytest.approx(brief)

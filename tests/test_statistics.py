@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rpg_jax.training.statistics import bootstrap_interval, majority_at_k
+from rpg_jax.training.evaluation import bootstrap_interval, majority_at_k
 
 
 def test_bootstrap_interval_of_two_problems_is_exact():

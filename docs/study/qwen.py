@@ -17,7 +17,7 @@ from launch import real_model_scores
 from rpg_jax.lab.reporting import runs
 from rpg_jax.lab.reporting.figures import MARKERS, svg_figure
 from rpg_jax.lab.reporting.style import COLORS, frame, smoothed
-from rpg_jax.training.statistics import bootstrap_interval
+from rpg_jax.training.evaluation import bootstrap_interval
 
 HERE = pathlib.Path(__file__).parent
 RESPONSES, STEPS = HERE / "qwen.parquet", HERE / "qwen_steps.parquet"

@@ -5,15 +5,4 @@ Reading order: enumeration, generators, targets, certify, batches, verification.
 """
 
 from rpg_jax.exact.certify import VERDICTS, Gap, Target, examine, level_gap, worst
-from rpg_jax.exact.enumeration import (
-    CONDITIONS,
-    FAR,
-    LARGE,
-    MOVED,
-    SPACES,
-    Condition,
-    Problem,
-    Space,
-    every_sequence,
-    random_problems,
-)
+from rpg_jax.exact.enumeration import CONDITIONS, MOVED, SPACES, Condition, every_sequence

@@ -234,12 +234,7 @@ def _expected(space: Space, problem: Problem, actual: jax.Array) -> tuple[jax.Ar
 
 
 def examine(
-    objective: Callable,
-    target: Target,
-    count: int = 6,
-    seed: int = 0,
-    mixture: str | None = None,
-    companion: int = 0,
+    objective: Callable, target: Target, count: int = 6, seed: int = 0, mixture: str | None = None, companion: int = 0
 ) -> dict[tuple[str, Condition], list[Gap]]:
     """Gaps of `count` random problems in every space and condition of `NEAR`, and of half as many in those of
     `EXTREME`, in float64.

@@ -13,16 +13,10 @@ from rpg_jax.exact.generators import generator
 from rpg_jax.objectives.divergences import ALPHA
 
 
-def integrands(
-    names: Iterable[str], alpha: float | jax.Array = ALPHA
-) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
-    """By name, (p, q) -> an outcome's contribution to D(p, q), with q = Z · reference a measure of any mass."""
-
-    def of(name):
-        f = generator(name, alpha)
-        return lambda p, q: q * f(p / q)
-
-    return {name: of(name) for name in names}
+def integrand(name: str, alpha: float | jax.Array = ALPHA) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """(p, q) -> an outcome's contribution to D(p, q), with q = Z · reference a measure of any mass."""
+    f = generator(name, alpha)
+    return lambda p, q: q * f(p / q)
 
 
 def sequence_parts(
@@ -34,7 +28,7 @@ def sequence_parts(
     """
     p = jnp.exp(jnp.sum(token_logprobs(space, policy), axis=1))
     q = z * jnp.exp(jnp.sum(token_logprobs(space, problem.reference), axis=1))
-    divergences = {name: jnp.sum(f(p, q)) for name, f in integrands(names, alpha).items()}
+    divergences = {name: jnp.sum(integrand(name, alpha)(p, q)) for name in names}
     return {"reward": jnp.sum(p * row_means(space, problem.advantage)[:, 0]), **divergences}
 
 
@@ -54,7 +48,7 @@ def token_parts(
     quality = zeros.at[at].add(probability * problem.advantage)
     quality = jnp.where(drawn > 0, quality / drawn, 0)  # Q, [H, V]; an observation's history has none
     visits = jnp.sum(drawn, axis=1, keepdims=True)  # [H, 1]
-    divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names, alpha).items()}
+    divergences = {name: jnp.sum(visits * integrand(name, alpha)(p, q)) for name in names}
     return {"reward": jnp.sum(visits * p * quality), **divergences}
 
 
@@ -69,7 +63,7 @@ def path_parts(
     prefix = jnp.exp(before) * space.mask  # [N, T], of the history
     visits, rows = (jnp.zeros(space.histories).at[space.history].add(x) for x in (prefix, 1.0 * space.mask))
     visits = (visits / jnp.maximum(rows, 1))[:, None]
-    divergences = {name: jnp.sum(visits * f(p, q)) for name, f in integrands(names, alpha).items()}
+    divergences = {name: jnp.sum(visits * integrand(name, alpha)(p, q)) for name in names}
     return sequence_parts(space, policy, problem, z, (), alpha) | divergences
 
 
@@ -90,6 +84,7 @@ def sample_parts(
         advantage = row_means(space, advantage)
     p, mu, q = jnp.exp(logs[0]), jnp.exp(logs[1]), z * jnp.exp(logs[2])
     parts = {"reward": p / mu * advantage, "ratios": (p + q) / mu}
-    for name, f in integrands(names, alpha).items():
+    for name in names:
+        f = integrand(name, alpha)
         parts[name] = jax.jvp(lambda p, f=f: f(p, q), (p,), (p,))[1] / mu  # d/d log p of D's summand, over mu
     return {name: jnp.where(space.mask, part, 0) for name, part in parts.items()}

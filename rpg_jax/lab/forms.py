@@ -1,5 +1,6 @@
 """The forms that `python -m rpg_jax.verify` examines: every objective of ours, each with the target that it claims."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -35,34 +36,37 @@ def built_in_cases() -> list[Case]:
                     continue  # the same as "dual"
                 settings = dict(divergence=divergence, estimator=estimator, clip=clip, level=level, beta=BETA)
                 masses = MASSES if clip == "none" else (1.0,)
-                cases.append(
-                    _case("rpg", *(objectives.make("rpg", reduction="constant", z_old=z, **settings) for z in masses))
-                )
+                cases.append(_case("rpg", *(_make("rpg", z_old=z, **settings) for z in masses)))
     cases += _controlled_cases()
     for alpha in (-1.0, 1.5):
-        loss = objectives.make("rpg", divergence="alpha", alpha=alpha, beta=BETA, reduction="constant")
+        loss = _make("rpg", divergence="alpha", alpha=alpha, beta=BETA)
         cases.append(_case(f"rpg, alpha {alpha:g}", loss))
     for divergence in ("rkl", "urkl"):  # Algorithm 1 unclipped
         bounds = dict(clip_low=1.0, clip_high=1e30, clip_c=1e30)
-        loss = objectives.make("rpg", divergence=divergence, clip="dual", beta=BETA, reduction="constant", **bounds)
+        loss = _make("rpg", divergence=divergence, clip="dual", beta=BETA, **bounds)
         cases.append(_case("rpg", loss)._replace(clip="dual, out of reach", declares=IN_EXPECTATION))
     for name, recipe in objectives.RECIPES.items():
         if name != "rpg":
             required = NO_DEFAULT.get(name, {}) | (dict(beta=BETA) if recipe.defaults.get("beta") else {})
             clips = [dict(clip=clip) for clip in recipe.clips] if "clip" in recipe.defaults else [{}]
-            losses = [objectives.make(name, reduction="constant", **required, **clip) for clip in clips]
+            losses = [_make(name, **required, **clip) for clip in clips]
             cases += [_case(name, loss) for loss in losses]
             if losses[0].reward_beta:
                 cases.append(_kl_in_reward(losses[-1]))
     for reduction in ("token_mean", "sequence_mean", "sequence_mean_token_mean"):
-        cases.append(_case(f"rpg, {reduction}", objectives.make("rpg", beta=BETA, reduction=reduction)))
+        cases.append(_case(f"rpg, {reduction}", _make("rpg", beta=BETA, reduction=reduction)))
     for mixture, claim in zip(MIXTURES, (ALWAYS, NEVER), strict=True):
         for level in ("token", "sequence"):
-            loss = objectives.make("rpg", beta=BETA, level=level, reduction="constant")
+            loss = _make("rpg", beta=BETA, level=level)
             cases.append(_case(f"rpg, two policies, {mixture}", loss)._replace(declares=claim, mixture=mixture))
     for level in ("token", "sequence"):
-        cases.append(_observations_trained(objectives.make("rpg", beta=BETA, level=level, reduction="constant")))
+        cases.append(_observations_trained(_make("rpg", beta=BETA, level=level)))
     return cases
+
+
+def _make(name: str, **settings: Any) -> Objective:
+    """An objective, reduced by a constant unless they say otherwise, without the metrics that nobody reads here."""
+    return dataclasses.replace(objectives.make(name, **dict(reduction="constant") | settings), measured=False)
 
 
 def _observations_trained(objective: Objective) -> Case:
@@ -82,15 +86,12 @@ def _controlled_cases() -> list[Case]:
     cases = []
     for level in ("token", "sequence"):
         for control in (-0.5, "optimal"):
-            loss = objectives.make(
-                "rpg", divergence="rkl", control=control, level=level, beta=BETA, reduction="constant"
-            )
+            loss = _make("rpg", divergence="rkl", control=control, level=level, beta=BETA)
             cases.append(_case(f"rpg, control {control}", loss)._replace(companion=int(control == "optimal")))
-    to_go: dict[str, Any] = dict(kl="to_go", beta=BETA, reduction="constant")
-    cases += [_case("rpg, to go", objectives.make("rpg", divergence=name, **to_go)) for name in DIVERGENCES]
-    controlled = objectives.make("rpg", divergence="urkl", control=0.5, **to_go)
-    cases.append(_case("rpg, to go, control 0.5", controlled))
-    loss = objectives.make("rpg", divergence="urkl", **to_go)
+    to_go: dict[str, Any] = dict(kl="to_go", beta=BETA)
+    cases += [_case("rpg, to go", _make("rpg", divergence=name, **to_go)) for name in DIVERGENCES]
+    cases.append(_case("rpg, to go, control 0.5", _make("rpg", divergence="urkl", control=0.5, **to_go)))
+    loss = _make("rpg", divergence="urkl", **to_go)
     of_tokens = ((loss, Target("token", "urkl", BETA)),)
     cases.append(_case("rpg, to go", loss)._replace(level="token", members=of_tokens, declares=NEVER))
     return cases

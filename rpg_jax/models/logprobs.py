@@ -45,7 +45,10 @@ def token_logprobs_and_divergence(
     """As `token_logprobs`, and `divergence(logits, reference_logits)`, [...] from [..., V], of each token's two
     distributions. `reference` is a model of any size, with the same tokens, and its tree, which takes a forward pass of
     its own and gets no gradient."""
-    measure = partial(_logprob_and_divergence, divergence)
+
+    def measure(logits, targets):
+        return *_logprob(logits, targets), divergence(*logits)
+
     return _chunked(((model, params), reference), measure, tokens, mask, **settings)
 
 
@@ -59,10 +62,6 @@ def token_logprobs_of_two(
 
 
 # What is measured: from the logits [..., V] of each policy and targets i32[...] to a tuple of [...].
-
-
-def _logprob_and_divergence(divergence, logits, targets):
-    return *_logprob(logits, targets), divergence(*logits)
 
 
 def _logprob(logits, targets):
@@ -137,10 +136,6 @@ def _by_chunks(models, measure, chunk, head, hidden, constants):
     return models[0].per_shard(on_shard, _narrow(models, [head, *fixed]), shared, rows)[1]
 
 
-def _forward(models, measure, chunk, head, hidden, constants):
-    return _by_chunks(models, measure, chunk, head, hidden, constants), (head, hidden, constants)
-
-
 def _backward(models, measure, chunk, saved, d_values):
     head, hidden, ((fixed, others), tokens, mask, temperature) = saved
 
@@ -170,7 +165,7 @@ def _backward(models, measure, chunk, saved, d_values):
     return jax.tree.map(jnp.zeros_like, head) | d_head, d_hidden, None
 
 
-_by_chunks.defvjp(_forward, _backward)
+_by_chunks.defvjp(lambda *given: (_by_chunks(*given), given[3:]), _backward)
 
 
 def _narrow(models, heads):

@@ -68,8 +68,5 @@ def dequantized(params: Any, dtype: Any) -> Any:
 
 def table_rows(table: jax.Array | Quantized, rows: jax.Array) -> jax.Array:
     """Rows i32[...] of a table [V, hidden], quantized or not: [..., hidden]."""
-    if isinstance(table, Quantized):
-        return dequantize(
-            Quantized(*(jnp.take(x, rows, axis=0) for x in (table.values, table.scales))), -1, jnp.float32
-        )
-    return jnp.take(table, rows, axis=0)
+    taken = jax.tree.map(lambda x: jnp.take(x, rows, axis=0), table)
+    return dequantize(taken, -1, jnp.float32) if isinstance(taken, Quantized) else taken

@@ -98,10 +98,6 @@ class Model:
         """How each layer attends."""
         return self.family.attention_kinds(self.config)
 
-    def attention_kind(self, layer: int) -> AttentionKind:
-        """How a layer attends."""
-        return self.kinds[layer]
-
     def turns(self, positions: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
         """`rope.turns` of positions i32[B, T], for each kind of attention that the model's layers have."""
         kinds = dict.fromkeys(self.kinds)
@@ -117,10 +113,6 @@ class Model:
         """[B, T] token ids to [B, T, hidden] in the compute dtype."""
         x = self.family.embed(self.config, table_rows(params["embed"]["embedding"], tokens).astype(self.dtype))
         return self.constrain(self.constrain(x, "lookup"), "residual")
-
-    def normalize(self, params: dict, x: jax.Array) -> jax.Array:
-        """The final norm of [B, T, hidden], before the vocabulary projection."""
-        return self.family.norm(self.config, x, params["final_norm"])
 
     def hidden(self, params: dict, tokens: jax.Array, positions=None, segment_ids=None) -> jax.Array:
         """The hidden states of `hidden_and_auxiliary`."""
@@ -173,7 +165,7 @@ class Model:
             auxiliary = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), auxiliary)
         else:
             x, auxiliary = jax.lax.scan(layer(0), x, own) if scan else unrolled(x, own)
-        return self.normalize(params, x), auxiliary
+        return self.family.norm(self.config, x, params["final_norm"]), auxiliary
 
     def cached(self, params: dict, tokens, turns, attend: Callable) -> tuple[jax.Array, list, jax.Array | None]:
         """One pass for sampling, unrolled over the layers of an unstacked tree.
@@ -192,17 +184,15 @@ class Model:
             x, keep, auxiliary = self.layer(layer_params, x, index, turns, partial(attend, index))
             kept.append(keep)
             chosen.append(auxiliary.get("routes"))
-        return self.normalize(params, x), kept, recorded(chosen) if self.config.experts else None
+        x = self.family.norm(self.config, x, params["final_norm"])
+        return x, kept, recorded(chosen) if self.config.experts else None
 
     def logits(self, params: dict, hidden: jax.Array) -> jax.Array:
         """Vocabulary projection: [..., hidden] -> [..., vocab], at least float32."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
-        if "head" not in params:  # tied embeddings
-            table = dequantized(params["embed"], self.dtype)["embedding"].astype(self.dtype)
-            logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=wide)
-        else:
-            kernel = dequantized(params["head"], self.dtype)["kernel"].astype(self.dtype)
-            logits = jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=wide)
+        module, product = ("head", "...d,dv->...v") if "head" in params else ("embed", "...d,vd->...v")  # if tied
+        [matrix] = dequantized(params[module], self.dtype).values()
+        logits = jnp.einsum(product, hidden, matrix.astype(self.dtype), preferred_element_type=wide)
         return logits if self.ids is None else logits[..., : self.ids]
 
 

@@ -29,18 +29,15 @@ def _rewards(rewards: ArrayLike, least: int) -> jax.Array:
     return rewards.astype(jnp.promote_types(rewards.dtype, jnp.float32))
 
 
-def _centered(rewards: jax.Array) -> jax.Array:
-    shifted = rewards - rewards[:, :1]
-    return shifted - jnp.mean(shifted, axis=1, keepdims=True)
-
-
 def group_mean(rewards: ArrayLike) -> jax.Array:
     """R − mean of the group. Not exact: the mean contains the sample itself.
 
     That scales the reward part of the gradient by (G − 1) / G and keeps its direction, so that the effective beta is
     beta·G / (G − 1).
     """
-    return _centered(_rewards(rewards, 2))
+    checked = _rewards(rewards, 2)
+    shifted = checked - checked[:, :1]
+    return shifted - jnp.mean(shifted, axis=1, keepdims=True)
 
 
 def group_mean_std(rewards: ArrayLike, epsilon: float = 1e-6) -> jax.Array:
@@ -48,14 +45,14 @@ def group_mean_std(rewards: ArrayLike, epsilon: float = 1e-6) -> jax.Array:
 
     Not exact: dividing by the group's own deviation changes the objective.
     """
-    centered = _centered(_rewards(rewards, 2))
+    centered = group_mean(rewards)
     variance = jnp.sum(centered**2, axis=1, keepdims=True) / (centered.shape[1] - 1)
     return centered / (jnp.sqrt(variance) + epsilon)
 
 
 def leave_one_out(rewards: ArrayLike) -> jax.Array:
     """R − mean of the group's other rewards (RLOO, arXiv 2402.14740). Exact: it does not depend on the sample."""
-    centered = _centered(_rewards(rewards, 2))
+    centered = group_mean(rewards)
     return centered * (centered.shape[1] / (centered.shape[1] - 1))
 
 
@@ -166,13 +163,6 @@ def _of_responses(function: Callable[[jax.Array], jax.Array]) -> Advantage:
     return advantage
 
 
-ADVANTAGES: dict[str, Advantage] = {
-    "group_mean": _of_responses(group_mean),
-    "group_mean_std": _of_responses(group_mean_std),
-    "leave_one_out": _of_responses(leave_one_out),
-    "batch_mean": _of_responses(batch_mean),
-    "rescaled_group_mean": _of_responses(rescaled_group_mean),
-    "turn_return": turn_return,
-    "whitened_group_mean": whitened_group_mean,
-    "whitened_return": whitened_return,
-}
+OF_REWARDS = (group_mean, group_mean_std, leave_one_out, batch_mean, rescaled_group_mean)
+ADVANTAGES: dict[str, Advantage] = {function.__name__: _of_responses(function) for function in OF_REWARDS}
+ADVANTAGES |= {function.__name__: function for function in (turn_return, whitened_group_mean, whitened_return)}

@@ -49,11 +49,6 @@ def prepare(
     return Batch(logp=clean(logp), mask=mask, **constants)
 
 
-def as_tokens(tokens: Batch) -> Batch:
-    """Tokens as units."""
-    return tokens
-
-
 def as_mean_tokens(tokens: Batch) -> Batch:
     """Rows as units, [B, 1], everything a masked row mean: w is the geometric mean of the tokens' ratios."""
     length = jnp.maximum(jnp.sum(tokens.mask, axis=1, keepdims=True), 1).astype(tokens.logp.dtype)
@@ -67,4 +62,4 @@ def as_sequences(tokens: Batch) -> Batch:
     return as_mean_tokens(tokens)._replace(**sums)
 
 
-UNITS = {"token": as_tokens, "sequence": as_sequences}  # by level
+UNITS = {"token": lambda tokens: tokens, "sequence": as_sequences}  # by level

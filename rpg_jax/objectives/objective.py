@@ -18,7 +18,6 @@ from rpg_jax.objectives.baselines import k3
 from rpg_jax.objectives.batch import Batch, prepare
 from rpg_jax.objectives.clips import Clipped
 from rpg_jax.objectives.controls import OF_TOKEN
-from rpg_jax.objectives.corrections import truncated_importance_weight
 from rpg_jax.objectives.divergences import Divergence
 
 EXACT = "exact per sample"
@@ -42,14 +41,15 @@ class Objective:
     """A loss of an entry with its settings resolved, and all that is done around it once; made by `make`.
 
     loss: a function as in `baselines`: what it names of `INPUTS` -> the loss of every entry, alone or with where it was
-    clipped, or with a dict of arrays to be logged. units: Batch of tokens -> Batch of the entries (`as_tokens`,
-    `as_sequences`, `as_mean_tokens`). settings: all of them by name, `advantage` and `sampler_correction` among them.
+    clipped, or with a dict of arrays to be logged. units: Batch of tokens -> Batch of the entries (`batch.UNITS`,
+    `as_mean_tokens`). settings: all of them by name, `advantage` and `sampler_correction` among them.
     level, divergence, beta, z_old: those of the objective whose gradient it estimates (divergence None: reward only).
     reward_beta: coefficient of the KL to the reference that `advantages` takes out of the reward. declares: None if
     nothing is. full_kl: the divergence over the whole vocabulary that a call wants for each token, None if it wants
     none. control: (tokens, units) -> advantage of the units, where a control variate or KL-to-go is part of it.
     region: (units, tokens) -> the weights of units and which are dead, where the clip is a `TrustRegion`.
-    own_advantage: what `own.advantage` makes of a user's function, where `advantage` names one.
+    own_advantage: what `own.advantage` makes of a user's function, where `advantage` names one. measured: whether a
+    call gives metrics.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Objective:
     control: Callable[[Batch, Batch], jax.Array] | None = None
     region: Callable[[Batch, Batch], tuple[jax.Array, Clipped]] | None = None
     own_advantage: Callable[..., jax.Array] | None = None
+    measured: bool = True
 
     def __post_init__(self):
         if self.level == "sequence" and self.reduction not in ("sequence_mean", "constant"):  # one entry a row
@@ -105,7 +106,9 @@ class Objective:
         tokens = prepare(logp, behavior_logp, advantage, mask, reference_logp, weight)
         losses, units, logged = self.entries(tokens)
         loss = reductions.reduce(self.reduction, losses * units.weight, units.mask, denominator)
-        metrics = of_logged(logged, units) | measure(tokens, units)  # ours win: the reference schedule reads one
+        metrics: metric.Metrics = {}
+        if self.measured:  # ours win: the reference schedule reads one
+            metrics = of_logged(logged, units) | measure(tokens, units)
         if self.full_kl is None:
             return loss, metrics
         if full_kl is None or full_kl.shape != tokens.logp.shape:
@@ -186,14 +189,20 @@ class Objective:
     def corrections(
         self, behavior_logp: jax.Array, sampler_logp: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, metric.Metrics]:
-        """(weight [B, T], metrics): truncated importance sampling for the gap between the sampler and the trainer.
+        """(weight, metrics): truncated importance sampling, min(behavior / sampler, cap) (Ionides 2008; "TIS" in verl).
 
-        All [B, T]; per response at level "sequence". Ones and no metrics where `sampler_correction` is unset.
+        The trainer and the sampler compute the probabilities of the same parameters differently (precision, kernels,
+        batching); samples come from the sampler, and objectives are written for the behavior policy. All [B, T], ratios
+        those of tokens, at level "sequence" of responses. Ones and no metrics where `sampler_correction` is unset.
         """
         cap = self.sampler_correction
         if cap is None:
             return jnp.ones_like(behavior_logp), {}
-        weight, cut = truncated_importance_weight(behavior_logp, sampler_logp, mask, cap, self.level)
+        log_ratio = jnp.where(mask, behavior_logp - sampler_logp, 0)
+        if self.level == "sequence":
+            log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True), log_ratio.shape)
+        cut = log_ratio > jnp.log(cap)
+        weight = jnp.where(cut, cap, jnp.exp(log_ratio)).astype(log_ratio.dtype)
         return weight, {
             "sampler_correction": metric.mean_of(weight, mask),
             "sampler_correction_clip_fraction": metric.mean_of(cut.astype(weight.dtype), mask),

@@ -36,9 +36,9 @@ class Recipe(NamedTuple):
     loss: Callable[..., Any]
     unclipped: Claim
     defaults: Mapping[str, Any]
-    clips: tuple[str, ...]
-    level: str
-    units: Callable[[Batch], Batch] | None
+    clips: tuple[str, ...] = ("ppo", "none")
+    level: str = "token"
+    units: Callable[[Batch], Batch] | None = None
 
 
 def make(name: str, **settings: Any) -> Objective:
@@ -163,8 +163,9 @@ def _rpg(recipe: Recipe, settings: dict, clip: Clip | TrustRegion) -> tuple[Call
         target = target if settings["control"] is None else DIVERGENCES["urkl"]  # whose own c is 0
         unclipped = IN_EXPECTATION if kl == "token" else Claim(EXACT_MEAN, BIASED)
     if isinstance(clip, TrustRegion):
-        fields |= {"region": functools.partial(surrogates.kept_units, region=clip, divergence=target, beta=in_loss)}
-        clip = UNCLIPPED
+        shaped = functools.partial(surrogates.regularized_advantage, divergence=target, beta=in_loss)
+        region, clip = clip, UNCLIPPED
+        fields["region"] = lambda x, tokens: region(x, tokens, shaped(x.logp, x.reference_logp, x.advantage))
     return functools.partial(loss, divergence=target, beta=in_loss, clip=clip, z_old=z_old), unclipped, fields
 
 
@@ -199,15 +200,6 @@ def _check_rpg(settings: Mapping[str, Any], clip: Clip | TrustRegion) -> None:
             raise InputError(text)
 
 
-def _recipe(
-    loss: Callable[..., Any], unclipped: Claim, own: dict[str, Any], clips: tuple[str, ...] = ("ppo", "none"),
-    level: str = "token", units: Callable[[Batch], Batch] | None = None,
-) -> Recipe:  # fmt: skip
-    """A recipe whose defaults are its own and those that every objective has."""
-    every = dict(advantage="group_mean", sampler_correction=None)
-    return Recipe(loss, unclipped, {**own, **every, **own}, clips, level, units)
-
-
 RPG_FORMS = tuple((name, estimator) for name, clip in CLIPS.items() for estimator in clip.estimators)
 _RPG = dict(divergence="urkl", alpha=None, estimator=None, beta=1e-4, control=None, kl="token", clip="none")
 _RPG |= dict(**dict.fromkeys(BOUNDS), level="token", reduction=None, z_old=1.0)
@@ -221,21 +213,23 @@ _REINFORCE_PP = dict(beta=0.01, **_PPO, **_TOKENS, advantage="whitened_return")
 _GSPO = dict(clip="ppo", clip_low=3e-4, clip_high=4e-4, reduction="sequence_mean", **_BY_STD)
 
 RECIPES = {
-    "rpg": _recipe(surrogates.reinforce, ALWAYS, _RPG, tuple(dict(RPG_FORMS))),
-    "grpo": _recipe(baselines.grpo, NEVER, _GRPO),
-    "grpo_corrected": _recipe(baselines.grpo_corrected, ALWAYS, _GRPO),
-    "dapo": _recipe(baselines.grpo, NEVER, _GRPO | _TOKENS | dict(beta=0.0, clip_high=0.28)),
-    "sapo": _recipe(baselines.grpo, NEVER, _SAPO, ("sapo",)),
-    "dr_grpo": _recipe(baselines.grpo, NEVER, dict(beta=0.0, **_PPO, reduction="constant")),
-    "ppo_clip": _recipe(baselines.ppo_clip, ALWAYS, _PPO | _TOKENS),
-    "reinforce": _recipe(baselines.policy_gradient, ON_POLICY, _TOKENS, ("none",)),
-    "rloo": _recipe(baselines.weighted_policy_gradient, ALWAYS, _RLOO, ("none",), "sequence"),
-    "reinforce_pp": _recipe(baselines.ppo_clip, ALWAYS, _REINFORCE_PP),
-    "reinforce_pp_baseline": _recipe(
+    "rpg": Recipe(surrogates.reinforce, ALWAYS, _RPG, tuple(dict(RPG_FORMS))),
+    "grpo": Recipe(baselines.grpo, NEVER, _GRPO),
+    "grpo_corrected": Recipe(baselines.grpo_corrected, ALWAYS, _GRPO),
+    "dapo": Recipe(baselines.grpo, NEVER, _GRPO | _TOKENS | dict(beta=0.0, clip_high=0.28)),
+    "sapo": Recipe(baselines.grpo, NEVER, _SAPO, ("sapo",)),
+    "dr_grpo": Recipe(baselines.grpo, NEVER, dict(beta=0.0, **_PPO, reduction="constant")),
+    "ppo_clip": Recipe(baselines.ppo_clip, ALWAYS, _PPO | _TOKENS),
+    "reinforce": Recipe(baselines.policy_gradient, ON_POLICY, _TOKENS, ("none",)),
+    "rloo": Recipe(baselines.weighted_policy_gradient, ALWAYS, _RLOO, ("none",), "sequence"),
+    "reinforce_pp": Recipe(baselines.ppo_clip, ALWAYS, _REINFORCE_PP),
+    "reinforce_pp_baseline": Recipe(
         baselines.reinforce_pp_baseline, ON_POLICY, _REINFORCE_PP | dict(beta=1e-5, advantage="whitened_group_mean")
     ),
     # Never exact: the geometric mean of a response's ratios divides by its length.
-    "gspo": _recipe(baselines.ppo_clip, NEVER, _GSPO, level="sequence", units=as_mean_tokens),
-    "gpg": _recipe(baselines.policy_gradient, ON_POLICY, _TOKENS | dict(advantage="rescaled_group_mean"), ("none",)),
-    "cispo": _recipe(baselines.weighted_policy_gradient, ALWAYS, dict(clip_high=None, **_TOKENS, **_BY_STD), ("cap",)),
+    "gspo": Recipe(baselines.ppo_clip, NEVER, _GSPO, level="sequence", units=as_mean_tokens),
+    "gpg": Recipe(baselines.policy_gradient, ON_POLICY, _TOKENS | dict(advantage="rescaled_group_mean"), ("none",)),
+    "cispo": Recipe(baselines.weighted_policy_gradient, ALWAYS, dict(clip_high=None, **_TOKENS, **_BY_STD), ("cap",)),
 }
+_EVERY = dict(advantage="group_mean", sampler_correction=None)  # settings of all, last where a recipe has them not
+RECIPES = {name: x._replace(defaults={**x.defaults, **_EVERY, **x.defaults}) for name, x in RECIPES.items()}

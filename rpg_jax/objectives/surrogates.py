@@ -16,8 +16,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array
 
-from rpg_jax.objectives.batch import Batch
-from rpg_jax.objectives.clips import UNCLIPPED, Clip, Clipped, TrustRegion, stop
+from rpg_jax.objectives.clips import UNCLIPPED, Clip, Clipped, stop
 from rpg_jax.objectives.divergences import Divergence, kappa_over_u, weighted_kappa
 
 Losses = tuple[Array, Clipped]
@@ -113,14 +112,6 @@ def clipped_coefficient(
     shaped = regularized_advantage(logp, reference_logp, advantage, divergence=divergence, beta=beta)
     bounded, clipped = clip(logp - behavior_logp, shaped)
     return -stop(bounded * shaped) * logp, clipped
-
-
-def kept_units(
-    units: Batch, tokens: Batch, *, region: TrustRegion, divergence: Divergence, beta: float
-) -> tuple[Array, Clipped]:
-    """The weights that a trust region gives to units, and which it removes, given A'; Z = 1."""
-    log_probs = units.logp, units.reference_logp
-    return region(units, tokens, regularized_advantage(*log_probs, units.advantage, divergence=divergence, beta=beta))
 
 
 ESTIMATORS: dict[str, Callable[..., Losses]] = {"reinforce": reinforce, "differentiable": differentiable}

@@ -23,6 +23,7 @@ from rpg_jax.sampling.decode import (
     extend,
     prepared,
 )
+from rpg_jax.sampling.paged_attention import copy_page
 from rpg_jax.sampling.pages import NOWHERE
 from rpg_jax.types import pytree
 
@@ -151,7 +152,7 @@ def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.
     def copy(n, pools):
         slot = order[n]
         pair = source[slot, full[slot]], state.table[at[slot], full[slot]]
-        return [sampler.kernel.copy(pool, *pair) for pool in pools]
+        return [copy_page(pool, *pair) for pool in pools]
 
     return dataclasses.replace(state, pools=jax.lax.fori_loop(0, copied.sum(), copy, state.pools))
 

@@ -186,8 +186,7 @@ def extend(
     def write_and_attend(layer, q, k, v):  # each [R, C, heads, head_dim]
         k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
         pool = sampler.kernel.write(pools[layer], k, v, page, offset)
-        kind = sampler.model.attention_kind(layer)
-        return sampler.kernel.attend(q, pool, table, start, sampler.page_size, kind), pool
+        return sampler.kernel.attend(q, pool, table, start, sampler.page_size, sampler.model.kinds[layer]), pool
 
     turns = jax.tree.map(lambda x: jnp.take(x, position, axis=0, mode="clip"), inputs.turns)  # [R, C, head_dim / 2]
     return sampler.model.cached(inputs.params, tokens, turns, write_and_attend)

@@ -7,7 +7,7 @@ and values are written there, and the attention of C consecutive queries a row t
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,6 @@ class Kernel(NamedTuple):
     empty: Callable[..., Pool]  # (config, dtype, pages, page_size)
     # (pool, k, v [N, kv_heads, head_dim], page, offset i32[N]); what goes to a page out of range is dropped
     write: Callable[..., Pool]
-    copy: Callable[[Pool, jax.Array, jax.Array], Pool]  # (pool, source page i32[], target page i32[])
     # (q [R, C, heads, head_dim], pool, table i32[R, W], first i32[R], page_size, AttentionKind)
     attend: Callable[..., jax.Array]
 
@@ -71,7 +70,8 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
     return kernel
 
 
-def _copy(pool, source, target):
+def copy_page(pool: Pool, source: jax.Array, target: jax.Array) -> Pool:
+    """The pool with page i32[] `source` in place of page i32[] `target`, whatever its layout."""
     page = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, source, 1), pool)
     return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, target, 0), pool, page)
 
@@ -108,7 +108,7 @@ def _blocks_attend(q, pool, table, first, page_size, kind):
     return running_softmax(q, fetch, table, first, page_size, kind)
 
 
-BLOCKS = Kernel("blocks", PartitionSpec(ROW_AXES, "tensor"), _blocks_empty, _blocks_write, _copy, _blocks_attend)
+BLOCKS = Kernel("blocks", PartitionSpec(ROW_AXES, "tensor"), _blocks_empty, _blocks_write, _blocks_attend)
 
 # ragged: [pages, page_size, 2 kv_heads, head_dim], a head's key and value beside each other.
 
@@ -142,16 +142,13 @@ def ragged(
             num_queries_per_block=min(rows * count, KERNEL_QUERIES), vmem_limit_bytes=KERNEL_VMEM,
         )  # fmt: skip
 
-    heads_of = PartitionSpec(None, "tensor")
-    by_head = over_tensor(
-        attention, (heads_of, PartitionSpec(None, None, "tensor"), PartitionSpec(), PartitionSpec()), heads_of
-    )
+    by_head = over_heads(attention, PartitionSpec(None, None, "tensor"))
     lengths = jnp.maximum(first, 0) + count
     table = jnp.pad(table, ((0, 0), (0, -(-(count - 1) // page_size))))  # queries that are not meant reach beyond it
     return by_head(q.reshape(rows * count, heads, dim), pool[0], lengths, table).reshape(q.shape)
 
 
-RAGGED = Kernel("ragged", PartitionSpec(ROW_AXES, None, "tensor"), _ragged_empty, _ragged_write, _copy, ragged)
+RAGGED = Kernel("ragged", PartitionSpec(ROW_AXES, None, "tensor"), _ragged_empty, _ragged_write, ragged)
 
 # cudnn: [pages, 2, page_size, kv_heads, head_dim], keys of a page and then its values.
 
@@ -180,22 +177,22 @@ def cudnn_pages(
             return k.swapaxes(2, 3), v
 
         return running_softmax(q, fetch, table, first, page_size, kind)
-    heads_of = PartitionSpec(None, "tensor")
-    specs = heads_of, PartitionSpec(None, None, None, "tensor"), PartitionSpec(), PartitionSpec()
-    by_head = over_tensor(partial(cudnn.paged_attention, scale=kind.scale_of(q.shape[-1])), specs, heads_of)
+    kernel = partial(cudnn.paged_attention, scale=kind.scale_of(q.shape[-1]))
+    by_head = over_heads(kernel, PartitionSpec(None, None, None, "tensor"))
     return by_head(q[:, 0], pool[0], table, jnp.maximum(first, 0) + 1)[:, None]
 
 
-CUDNN = Kernel("cudnn", PartitionSpec(ROW_AXES, None, None, "tensor"), _cudnn_empty, _cudnn_write, _copy, cudnn_pages)
+CUDNN = Kernel("cudnn", PartitionSpec(ROW_AXES, None, None, "tensor"), _cudnn_empty, _cudnn_write, cudnn_pages)
 
 
-def over_tensor(function: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """A shard_map over the tensor axis inside `parallel.over_rows`, for kernels that the compiler cannot partition.
+def over_heads(function: Callable, pool: PartitionSpec) -> Callable:
+    """A shard_map of function(q [N, heads, head_dim], pool, ..., ...) over the tensor axis inside `parallel.over_rows`,
+    for kernels that the compiler cannot partition.
 
     It is over all axes that are left, for a kernel of Mosaic refuses a mesh of which one is the compiler's.
     """
-    mesh = jax.sharding.get_abstract_mesh()
+    mesh, heads, whole = jax.sharding.get_abstract_mesh(), PartitionSpec(None, "tensor"), PartitionSpec()
     if "tensor" not in mesh.axis_names or "tensor" in mesh.manual_axes:  # outside of any mesh; one device's heads
         return function
-    left = set(mesh.axis_names) - set(mesh.manual_axes)
-    return partial(jax.shard_map, axis_names=left, check_vma=False)(function, in_specs=in_specs, out_specs=out_specs)
+    left, specs = set(mesh.axis_names) - set(mesh.manual_axes), (heads, pool, whole, whole)
+    return jax.shard_map(function, in_specs=specs, out_specs=heads, axis_names=left, check_vma=False)

@@ -57,8 +57,8 @@ class Collected:
 
     sequences: Sequences
     lengths: np.ndarray  # i32[B], of the sequences
-    reward: np.ndarray  # f32[P, G], shaped
-    turn_reward: np.ndarray | None  # f32[P, G, K], what of it an episode's turns have; None without an environment
+    # f32[P, G], shaped; f32[P, G, K], what of them an episode's turns have, None without an environment
+    rewards: tuple[np.ndarray, np.ndarray | None]
     graded: list[tuple[int, dict[str, np.ndarray]]]  # of each group: its problem's position, and scores f32[G] by name
     metrics: dict[str, float]
     examples: list[dict]  # rows of samples.jsonl
@@ -68,11 +68,6 @@ class Collected:
     trained: int  # tokens of the sequences that are trained
     pending: Pending | None  # with carry_over, what the next step goes on with
     cursor: int  # of the problem stream, after them
-
-    @property
-    def rewards(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Those of responses and of turns."""
-        return self.reward, self.turn_reward
 
 
 Collect = Callable[[Params, int, Pending | None, int], Collected]
@@ -274,8 +269,8 @@ def make_collect(
         if np.any(failed):
             kept = without_rows(mesh, kept, np.concatenate(failed))
         lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
-        of_turns = np.stack(turn_rewards) if turn_rewards else None
+        of_both = np.stack(rewards), np.stack(turn_rewards) if turn_rewards else None
         spent = clock.seconds, tokens, trained
-        return Collected(kept, lengths, np.stack(rewards), of_turns, graded, *said, *spent, pending, stream.get_state())
+        return Collected(kept, lengths, of_both, graded, *said, *spent, pending, stream.get_state())
 
     return collect

@@ -43,7 +43,7 @@ class Episodes:
         """`problems` and `names` are those of this process's groups: what tells a group from every other one, such as
         the step and the position. `prompt_length` is i32[rows]."""
         self.stops, self.waited = environment.stops, 0.0  # seconds that decoding waited for environments
-        self._environment, self._tokenizer = environment, tokenizer
+        self._environment, self._text = environment, tokenizer.decode
         self._problems, self._names, self._prompts = problems, names, prompt_length
         self._samples, self._max_new = samples, max_new
         self._episodes = dict[int, Episode]()  # by row
@@ -52,8 +52,9 @@ class Episodes:
 
     def __call__(self, rows: Sequence[Row], seconds: float | None) -> list[Answer]:
         for row in rows:
-            if row.number in self._episodes:
-                self._ends_turn(row)
+            if episode := self._episodes.get(row.number):
+                episode.actions.append(self._text(row.tokens[episode.begin :]))
+                self._ask(episode, row)
             else:
                 self._begins(row)
         begin, futures = time.monotonic(), [e.asked for e in self._episodes.values() if e.asked]
@@ -74,9 +75,6 @@ class Episodes:
             future = self._environment.submit(episode.name, episode.problem, episode.seed, actions)
             self._outcomes[row.number] = Outcome(future)
         return self._outcomes[row.number]
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens)
 
     def _of(self, row: Row) -> Episode:
         group, sample = divmod(row.number, self._samples)
@@ -99,11 +97,6 @@ class Episodes:
         episode.begin = turns[-1][0] if under_way else length
         state = 0 if self.stops is None else matched(self.stops, row.tokens[episode.begin :])
         self._ready.append(self._goes_on(row.number, episode, matched=state))
-
-    def _ends_turn(self, row: Row) -> None:
-        episode = self._episodes[row.number]
-        episode.actions.append(self._text(row.tokens[episode.begin :]))
-        self._ask(episode, row)
 
     def _goes_on(self, index: int, episode: Episode, observation: Sequence[int] = (), matched: int = 0) -> Answer:
         limit = self._max_new

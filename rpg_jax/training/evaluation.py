@@ -1,13 +1,14 @@
 """Accuracy on problems: mean@k, unbiased pass@k and maj@k of each task, with bootstrap intervals over problems."""
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import ArrayLike
 
 from rpg_jax import parallel
 from rpg_jax.data import Problem, Tokenizer
@@ -17,7 +18,6 @@ from rpg_jax.rewards import Scorer
 from rpg_jax.sampling import Decoding, Sampling, generate
 from rpg_jax.training.collect import episodes_of, limits_of, prompts_of
 from rpg_jax.training.grading import Response, verdicts, watcher
-from rpg_jax.training.statistics import bootstrap_interval, majority_at_k
 
 ALL = "all"  # the name of all tasks together
 EXAMPLES = 4  # held-out problems whose responses are logged
@@ -35,6 +35,36 @@ class Answered:
     finished: np.ndarray  # bool[k], ended by a stop token
     failures: list[str]  # one line for each response that could not be scored, or whose episode is to be told of
     turns: list[list[dict] | None]  # [k], of an episode: its actions, observations and rewards
+
+
+def majority_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
+    """The chance that a majority vote over a problem's k responses is right: f64[P] (Wang et al., arXiv 2203.11171).
+
+    Equal answers vote together; the most common one wins and a tie is drawn by lot. An answer is as right as its
+    responses are on average.
+
+    Args:
+      answers: [P][k], the normalized final answer of each response; None has no vote.
+      correct: bool or float [P, k], scores in 0..1.
+    """
+    chances = []
+    for row, scores in zip(answers, np.asarray(correct, np.float64), strict=True):
+        votes = Counter(answer for answer in row if answer is not None)
+        winners = [answer for answer, count in votes.items() if count == max(votes.values())]
+        means = [np.mean([score for vote, score in zip(row, scores, strict=True) if vote == x]) for x in winners]
+        chances.append(float(np.mean(means)) if means else 0.0)
+    return np.array(chances)
+
+
+def bootstrap_interval(
+    values: ArrayLike, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """A percentile bootstrap interval of the mean of `values` f[P]: problems are redrawn, not responses."""
+    values = np.asarray(values, np.float64)
+    random = np.random.default_rng(seed)
+    means = values[random.integers(values.size, size=(resamples, values.size))].mean(axis=1)
+    low, high = np.quantile(means, [(1.0 - level) / 2, (1.0 + level) / 2])
+    return float(low), float(high)
 
 
 def metrics(answered: list[Answered], vote: Callable[[Problem, str], str | None]) -> dict[str, float]:

@@ -34,34 +34,25 @@ class Response(NamedTuple):
     outcome: Outcome | None = None  # of an episode
 
     @property
-    def turn_rewards(self) -> list[float]:
-        """Of each turn of an episode; none where its environment failed."""
+    def turn_rewards(self) -> list[float] | None:
+        """Of each turn of an episode; None where its environment failed."""
         try:
             return [] if self.outcome is None else self.outcome.rewards
         except Failure:
-            return []
-
-    @property
-    def failed(self) -> bool:
-        """Whether it is an episode whose environment failed, which has not even a reward for each turn."""
-        try:
-            return self.outcome is not None and self.outcome.rewards is None
-        except Failure:
-            return True
+            return None
 
     @property
     def rewarded_turns(self) -> list[dict] | None:
         """`turns` with the reward of each action; waits for the episode."""
-        rewards = iter(self.turn_rewards)
+        rewards = iter(self.turn_rewards or ())
         scored = [turn | (dict(reward=next(rewards, None)) if "action" in turn else {}) for turn in self.turns or ()]
         return None if self.turns is None else scored
 
 
 class Graded(NamedTuple):
-    """P groups of G responses that were scored; problems and texts are this process's share only."""
+    """P groups of G responses that were scored; `responses` are this process's share only."""
 
     rows: np.ndarray  # i64[N], which of the P are this process's
-    problems: list[Problem]  # [N]
     responses: list[Sequence[Response]]  # [N][G]
     correct: np.ndarray  # f32[P, G], accuracy
     rewards: dict[str, np.ndarray]  # f32[P, G] of each named reward, before scale and weight
@@ -120,8 +111,8 @@ def verdicts(scorer: Scorer, groups: Sequence[Sequence[Response]], rewards: bool
     """Waits for this process's N groups of G responses. An error on one process is raised on all of them.
 
     For each group its accuracies [G], its named rewards [G] (none if `rewards` is false), its lengths [G], the rewards
-    of its episodes' turns [G] and which of these failed, and, with the first, what could not be scored: lines, notes,
-    and the number of episodes whose environment failed.
+    of its episodes' turns [G] (None where one failed), and, with the first, what could not be scored: lines, notes, and
+    the number of episodes whose environment failed.
     """
     with multihost.together():
         begun = [response.verdict for group in groups for response in group]
@@ -133,7 +124,7 @@ def verdicts(scorer: Scorer, groups: Sequence[Sequence[Response]], rewards: bool
     named = {name: values.reshape(shape).tolist() for name, values in scores.rewards.items()} if groups else {}
     return [
         (correct, {name: values[row] for name, values in named.items()}, [r.length for r in groups[row]],
-         ([r.turn_rewards for r in groups[row]], [r.failed for r in groups[row]]),
+         [r.turn_rewards for r in groups[row]],
          ([], [], 0) if row else (scores.failures, scores.notes, scores.environment_failures))
         for row, correct in enumerate(scores.correct.reshape(shape).tolist() if groups else [])
     ]  # fmt: skip
@@ -151,9 +142,9 @@ def make_grade(
     def grade(rows: np.ndarray, groups: Sequence[Sequence[Response]]) -> Graded:
         # From here on every process knows all verdicts, and so decides as the others do.
         known = multihost.gather_rows(rows, verdicts(scorer, groups))
-        accuracies, named, counts, episodes, said = zip(*known, strict=True)
-        of_turns, broken = zip(*episodes, strict=True)
-        left_out = np.array(broken, bool) & (settings.environment_failures == "mask")
+        accuracies, named, counts, of_turns, said = zip(*known, strict=True)
+        failed = np.array([[values is None for values in group] for group in of_turns])
+        left_out = failed & (settings.environment_failures == "mask")
         correct, lengths = np.array(accuracies, np.float32), np.array(counts, np.int32)  # [P, G]
         rewards = {name: np.array([row[name] for row in named], np.float32) for name in named[0]}
         unpunished = reward = weighted_sum(rewards or {ONE: correct}, weights, scale, unscaled=[ENVIRONMENT])
@@ -162,18 +153,17 @@ def make_grade(
             turn_reward = np.zeros((*correct.shape, scorer.environment.max_turns), np.float32)
             for group, responses in enumerate(of_turns):
                 for sample, values in enumerate(responses):
-                    turn_reward[group, sample, : len(values)] = values
+                    turn_reward[group, sample, : len(values or ())] = values or ()
             turn_reward *= weights.get(ENVIRONMENT, 1.0)
         if settings.overlong_buffer:
             penalty = overlong_penalty(lengths, settings.max_new, settings.overlong_buffer, settings.overlong_factor)
             reward = reward + penalty
         if left_out.any():
             unpunished, reward = without(unpunished, left_out), without(reward, left_out)
-        problems = [group[0].problem for group in groups]
-        failures, notes, failed = zip(*said, strict=True)
+        failures, notes, broken = zip(*said, strict=True)
         return Graded(
-            rows, problems, list(groups), correct, rewards, unpunished, reward, left_out, sum(failures, []),
-            sum(notes, []), sum(failed), turn_reward,
+            rows, list(groups), correct, rewards, unpunished, reward, left_out, sum(failures, []), sum(notes, []),
+            sum(broken), turn_reward,
         )  # fmt: skip
 
     return grade
@@ -210,11 +200,12 @@ def logged(settings: RolloutSettings, seen: list[Graded]) -> tuple[dict[str, flo
 
 def examples(batch: Graded) -> list[dict]:
     """The first response to each of this process's first few problems, for the log."""
-    rows = zip(batch.rows.tolist(), batch.problems[:EXAMPLES], batch.responses, strict=False)
+    firsts = [group[0] for group in batch.responses[:EXAMPLES]]
     return [
-        dict(problem=p.id, task=p.task, prompt=p.prompt, response=responses[0].text, answer=p.answer)
-        | ({} if responses[0].turns is None else dict(turns=responses[0].rewarded_turns))
+        dict(problem=first.problem.id, task=first.problem.task, prompt=first.problem.prompt)
+        | dict(response=first.text, answer=first.problem.answer)
+        | ({} if first.turns is None else dict(turns=first.rewarded_turns))
         | dict(correct=float(batch.correct[row, 0]), reward=float(batch.reward[row, 0]))
         | {f"reward/{name}": float(values[row, 0]) for name, values in batch.rewards.items()}
-        for row, p, responses in rows
+        for row, first in zip(batch.rows.tolist(), firsts, strict=False)
     ]

@@ -15,20 +15,12 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import InputError, parallel
-from rpg_jax.models import (
-    Model,
-    join,
-    stack_layers,
-    token_logprobs,
-    token_logprobs_and_divergence,
-    unstack_layers,
-)
+from rpg_jax.models import Model, join, stack_layers, token_logprobs, token_logprobs_and_divergence, unstack_layers
 from rpg_jax.objectives import Objective
 from rpg_jax.objectives import metrics as metric
 from rpg_jax.objectives.batch import prepare
 from rpg_jax.objectives.divergences import full_vocabulary
 from rpg_jax.objectives.objective import measure
-from rpg_jax.training import routing
 from rpg_jax.training.optimizer import Optimizer, fetched, layout
 from rpg_jax.training.packing import Plan, microbatches
 from rpg_jax.training.policies import REFERENCE, frozen_params, joined
@@ -104,6 +96,34 @@ def of_both(measured: metric.Metrics, objective: Objective, logp: jax.Array, bat
     return {f"{name}_proximal" if name in apart else name: value for name, value in measured.items()} | drawn
 
 
+def of_routers(auxiliary: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, metric.Metrics]:
+    """How evenly routers spread tokens over experts: the balance loss of a microbatch, and metrics.
+
+    The loss of a layer is that of Switch Transformers in transformers' scale: experts * sum over experts of (choices a
+    token) * (mean probability), which is the number of experts a token when all have the same load, and up to `experts`
+    times as much when few have all. It is a mean over layers; its gradient passes through the probabilities.
+
+    Args:
+      auxiliary: sums over a microbatch's trained tokens, by `Model.hidden_and_auxiliary`: router_load and
+        router_probability f32[layers, experts], router_entropy f32[layers].
+      count: f32[], those tokens.
+
+    Returns f32[], and metrics whose means are over tokens.
+    """
+    load, probability, entropy = (auxiliary[f"router_{name}"] for name in ("load", "probability", "entropy"))
+    layers, experts = load.shape
+    tokens = jnp.maximum(count, 1)
+    balance = experts * jnp.vdot(load / tokens, probability / tokens) / layers
+    of_even = load * experts / jnp.maximum(load.sum(-1, keepdims=True), 1)  # of an even load
+    value, spread = jax.lax.stop_gradient((balance, entropy.mean()))
+    return balance, {
+        "router_balance": metric.Mean(value * count, count),
+        "router_entropy": metric.Mean(spread, count),
+        "router_load_max": metric.max_of(of_even, jnp.broadcast_to(count > 0, of_even.shape)),
+        "router_unused": metric.Mean(jnp.sum(load == 0).astype(count.dtype) * count, layers * experts * count),
+    }
+
+
 def make_update(
     model: Model, objective: Objective, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, *,
     rows: int, temperature: float, clip_norm: float, logprob_chunk: int, denominator: float | None = None,
@@ -121,7 +141,7 @@ def make_update(
       clip_norm: largest norm of the gradient; logprob_chunk: columns whose logits are computed at a time.
       denominator: the number that reduction="constant" divides by.
       packed_columns: W, of a packed row, at least T; None is T.
-      router_balance: factor of `routing.measure`, whose mean over microbatches is weighted by their trained tokens.
+      router_balance: factor of `of_routers`, whose mean over microbatches is weighted by their trained tokens.
     """
     state_shardings = layout(optimizer, mesh, shapes)
 
@@ -163,7 +183,7 @@ def make_update(
             metrics |= finiteness(logp, sequences)
             if auxiliary:  # of routers; {} without experts
                 count = model_rows["mask"].sum(dtype=jnp.float32)
-                balance, routed = routing.measure(auxiliary, count)
+                balance, routed = of_routers(auxiliary, count)
                 value, metrics = value + router_balance * balance * count / trained, metrics | routed
             return value, metrics
 
