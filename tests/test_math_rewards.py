@@ -59,12 +59,12 @@ def test_math_verify_on_the_tables():
     boxes += [(answer, answer, True) for answer in sorted(answers_of_sets())]
     pairs = PAIRS + [dict(response=rf"It is $\boxed{{{text}}}$.", answer=a, math_verify=is_) for a, text, is_ in boxes]
     items = [(problem(pair["answer"], i), pair["response"]) for i, pair in enumerate(pairs)]
-    with Scorer("math_verify", workers=2, timeout_seconds=20, memory_mb=1024) as scorer:
+    with Scorer("math_verify", workers=1, timeout_seconds=20, memory_mb=1024) as scorer:
         scores = scorer.score(items)
         assert scores.failures == []
         wrong = [p for p, correct in zip(pairs, scores.correct, strict=True) if correct != p["math_verify"]]
         assert not wrong
-        assert scorer.score(items[::-3]).correct.tolist() == scores.correct[::-3].tolist(), "depends on the order"
+        assert scorer.score(items[::-9]).correct.tolist() == scores.correct[::-9].tolist(), "depends on the order"
 
 
 @sympy
