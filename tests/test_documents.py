@@ -84,15 +84,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        command
-        for command in COMMANDS
-        if command and not command.startswith((SUITE, REAL_MODEL, PEERS, SESSION))
-        if command not in [f"python -m rpg_jax.{name}" for name in AS_THEY_ARE]
-    ],
-)
+@pytest.mark.parametrize("command", [
+    command for command in COMMANDS if command and not command.startswith((SUITE, REAL_MODEL, PEERS, SESSION))
+    if command not in [f"python -m rpg_jax.{name}" for name in AS_THEY_ARE]
+])  # fmt: skip
 def test_command(command, folder, monkeypatch):
     if "gym" in command:
         pytest.importorskip("reasoning_gym")  # which draws in a process of its own in test_gym

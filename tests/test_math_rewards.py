@@ -13,16 +13,12 @@ from hypothesis import strategies as st
 from rpg_jax.data import Problem
 from rpg_jax.rewards import RULES, Scorer, boxed_answer, stated_answer, voted_answer
 
-PAIRS = [
-    json.loads(line) for line in (pathlib.Path(__file__).parent / "data/answer_pairs.jsonl").open(encoding="utf-8")
-]
+DATA = pathlib.Path(__file__).parent / "data"
+PAIRS = [json.loads(line) for line in (DATA / "answer_pairs.jsonl").open(encoding="utf-8")]
 # Truth -> kind -> what stands in the box. The kind "computed" is right by math-verify alone.
-SPELLINGS = json.loads((pathlib.Path(__file__).parent / "data/answer_spellings.json").read_text(encoding="utf-8"))
+SPELLINGS = json.loads((DATA / "answer_spellings.json").read_text(encoding="utf-8"))
 SPELLED = [
-    (truth, kind, written)
-    for truth, kinds in SPELLINGS.items()
-    for kind, spellings in kinds.items()
-    for written in spellings
+    (truth, kind, written) for truth, kinds in SPELLINGS.items() for kind, some in kinds.items() for written in some
 ]
 SETS = pathlib.Path(__file__).parents[2] / "shared/data"
 dapo, boxed = RULES["dapo"], RULES["boxed"]

@@ -9,12 +9,8 @@ import processes
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SCRIPTS = sorted(
-    path.relative_to(ROOT).as_posix()
-    for pattern in ("*benchmark.py", "parity.py")
-    for path in (ROOT / "third_party").glob(f"*/{pattern}")
-    if path.parent.name != "common"
-)
+FOUND = [path for name in ("*benchmark.py", "parity.py") for path in (ROOT / "third_party").glob(f"*/{name}")]
+SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in FOUND if path.parent.name != "common")
 
 
 def run(script, *arguments):
