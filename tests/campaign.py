@@ -12,10 +12,10 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections import Counter
-from functools import partial
 
 from environment import environment
 
@@ -23,44 +23,14 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))  # rpg_jax
 os.environ.update(dict(JAX_PLATFORMS="cpu") | environment() | dict(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0"))
 
 import numpy as np  # noqa: E402
-from faults import rewards, signals  # noqa: E402
-from faults.bench import LOST, OUTCOMES, Bench, Trial  # noqa: E402
+from faults import kinds  # noqa: E402
+from faults.bench import LOST  # noqa: E402
 
 # The faults, each with the share of the time that it may take.
 FAULTS = (
-    (32, partial(signals.interrupted, which="SIGKILL")), (8, partial(signals.interrupted, which="SIGTERM")),
-    (6, rewards.misbehaving), (2, rewards.worker_lost),
+    (32, lambda *of: kinds.interrupted(*of, signal.SIGKILL)), (8, lambda *of: kinds.interrupted(*of, signal.SIGTERM)),
+    (8, kinds.misbehaving),
 )  # fmt: skip
-
-
-def table(trials: list[Trial]) -> str:
-    """A row a kind, in Markdown, and their sum."""
-    lines = ["fault | tried | " + " | ".join(OUTCOMES), " | ".join(["---"] + ["---:"] * (1 + len(OUTCOMES)))]
-    for kind in [*sorted({trial.kind for trial in trials}), "all"]:
-        outcomes = Counter(trial.outcome for trial in trials if kind in (trial.kind, "all"))
-        lines.append(" | ".join(map(str, (kind, outcomes.total(), *(outcomes[name] for name in OUTCOMES)))))
-    return "".join(f"| {line} |\n" for line in lines)
-
-
-def campaign(folder: pathlib.Path, minutes: float, seed: int) -> list[Trial]:
-    """Tries the fault that is furthest behind its share of the time, again and again."""
-    folder.mkdir(parents=True)
-    bench, rng, begin, trials = Bench(folder), np.random.default_rng(seed), time.monotonic(), []
-    faults = rng.permutation(np.array(FAULTS, object))
-    spent = [0.0] * len(FAULTS)
-    try:
-        while time.monotonic() - begin < 60 * minutes:
-            which = min(range(len(faults)), key=lambda one: spent[one] / faults[one][0])
-            start, new = time.monotonic(), faults[which][1](bench, rng)
-            spent[which] += time.monotonic() - start
-            trials += new
-            with (folder / "trials.jsonl").open("a") as log:
-                log.writelines(json.dumps(trial._asdict()) + "\n" for trial in new)
-            lost = [trial for trial in trials if trial.outcome == LOST]
-            print(f"{len(trials)} faults, {len(lost)} lost", *new[-1:], file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-    return trials
 
 
 def main() -> int:
@@ -69,9 +39,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which files, moments and bits the faults choose")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the campaign, which is made")
     options = parser.parse_args()
-    trials = campaign(options.out.absolute(), options.minutes, options.seed)
-    print(table(trials))
-    lost = [trial for trial in trials if trial.outcome == LOST]
+    folder, rng = options.out.absolute(), np.random.default_rng(options.seed)
+    folder.mkdir(parents=True)
+    spent, trials, lost, begin = [0.0] * len(FAULTS), [], [], time.monotonic()
+    order = rng.permutation(len(FAULTS)).tolist()
+    while time.monotonic() - begin < 60 * options.minutes:  # the fault that is furthest behind its share of the time
+        which = min(order, key=lambda one: spent[one] / FAULTS[one][0])
+        start, new = time.monotonic(), FAULTS[which][1](folder, rng)
+        spent[which] += time.monotonic() - start
+        trials += new
+        with (folder / "trials.jsonl").open("a") as log:
+            log.writelines(json.dumps(trial._asdict()) + "\n" for trial in new)
+        lost = [trial for trial in trials if trial.outcome == LOST]
+        print(f"{len(trials)} faults, {len(lost)} lost", *new[-1:], file=sys.stderr, flush=True)
+    for (kind, outcome), count in sorted(Counter((trial.kind, trial.outcome) for trial in trials).items()):
+        print(f"{kind}: {count} times {outcome}")
     print(*lost, sep="\n")
     return int(bool(lost))
 

@@ -146,19 +146,13 @@ def damaged_bytes(draw, data: bytes):
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(len(data) - 1, 0)))
         kind = draw(st.sampled_from(["cut", "flip", "huge", "insert", "remove", "repeat"]))
-        if kind == "cut":
-            data = data[:at]
-        elif kind == "flip":
-            data = data[:at] + bytes([draw(st.integers(0, 255))]) + data[at + 1 :]
-        elif kind == "huge":
-            number = draw(st.sampled_from([2**31 - 1, 2**32 - 1, 2**62, 2**63, 2**64 - 1, 2**40]))
-            data = data[:at] + number.to_bytes(8, "little") + data[at + 8 :]
-        elif kind == "insert":
-            data = data[:at] + draw(st.binary(max_size=9)) + data[at:]
-        elif kind == "remove":
-            data = data[:at] + data[at + draw(st.integers(1, 64)) :]
-        else:
-            data = data[:at] + data[at // 2 : at] * draw(st.integers(1, 3)) + data[at:]
+        huge = draw(st.sampled_from([2**31 - 1, 2**32 - 1, 2**62, 2**63, 2**64 - 1, 2**40]))
+        new, skipped = {
+            "cut": (b"", len(data)), "flip": (draw(st.binary(min_size=1, max_size=1)), 1), "remove": (b"", 32),
+            "huge": (huge.to_bytes(8, "little"), 8), "insert": (draw(st.binary(max_size=9)), 0),
+            "repeat": (data[at // 2 : at], 0),
+        }[kind]  # fmt: skip
+        data = data[:at] + new + data[at + skipped :]
     return data
 
 

@@ -17,8 +17,8 @@ import jax
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT = 1800  # seconds, for what hangs: beside much other work a short training has taken more than 400
 AS_USERS = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="0", XLA_FLAGS="")  # the compiler without what environment.py sets
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["rpg_jax.run.train", "pandas", "tensorboardX", "matplotlib.figure", "matplotlib.ticker"])
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["rpg_jax.run.train", "pandas", "tensorboardX", "matplotlib.figure", "matplotlib.ticker"])
 
 
 def _become(command, environment, output, errors):
@@ -56,7 +56,7 @@ def fork(*command, **environment):
     """
     files = [tempfile.NamedTemporaryFile(mode="r", prefix="stream-") for _ in range(2)]
     paths = [file.name for file in files]
-    process = _forks.Process(target=_become, args=(list(map(str, command)), os.environ | environment, *paths))
+    process = forks.Process(target=_become, args=(list(map(str, command)), os.environ | environment, *paths))
     process.start()
     atexit.register(lambda: process.is_alive() and process.kill())  # of a test that failed; else pytest would wait
     return process, files

@@ -35,10 +35,14 @@ def naive(query, key, value, segment_ids, kind=PLAIN):
     return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
 
 
-KERNELS = {"splash": partial(splash, interpret=True), "cudnn": cudnn.attention}
-CASES = [("splash", False, PLAIN), ("splash", True, AttentionKind(0.4, 1.5, 30))]
-CASES += [("cudnn", False, AttentionKind(0.4, None, 5))]
-CASES += [("cudnn", True, kind) for kind in (PLAIN, AttentionKind(0.4, None, 30))]
+KERNELS = {"splash": partial(splash, interpret=True), "cudnn": cudnn.attention, "blocks": causal_attention}
+# 150 tokens, which the first two kernels pad, in grouped heads; the blocks of the third have other ends.
+CASES = [("splash", 150, 1, False, PLAIN), ("splash", 150, 1, True, AttentionKind(0.4, 1.5, 30))]
+CASES += [("cudnn", 150, 1, False, AttentionKind(0.4, None, 5))]
+CASES += [("cudnn", 150, 1, True, kind) for kind in (PLAIN, AttentionKind(0.4, None, 30))]
+CASES += [("blocks", length, kv, True, AttentionKind(0.3, 2.0, 5)) for length, kv in ((79, 1), (130, 2))]
+CASES += [("blocks", 1, 1, False, PLAIN), ("blocks", 80, 2, False, AttentionKind(3.0, None, 64))]
+CASES += [("blocks", 200, 1, True, AttentionKind(window=1)), ("blocks", 515, 1, False, AttentionKind(soft_cap=50.0))]
 
 
 @pytest.fixture(autouse=True)
@@ -49,27 +53,28 @@ def without_cudnn(monkeypatch):
     monkeypatch.setattr(cudnn.wrapper, "dot_product_attention", emulated_cudnn.dot_product_attention)
 
 
-@pytest.mark.parametrize(("name", "segments", "kind"), CASES)
-def test_a_kernel_computes_the_definition_with_its_gradient(name, segments, kind):
-    """150 tokens, which the kernels pad, in grouped heads. The gradient, along a random direction, by differences."""
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(1, 150, heads, 16)) for heads in (2, 1, 1)]
-    direction, weight = [rng.normal(size=x.shape) for x in arrays], rng.normal(size=(1, 150, 2, 16))
-    ids = np.searchsorted(ENDS, np.arange(150), side="right")[None].astype(np.int32) * segments
+@pytest.mark.parametrize(("name", "length", "kv_heads", "segments", "kind"), CASES)
+def test_a_kernel_computes_the_definition_with_its_gradient(name, length, kv_heads, segments, kind):
+    """The gradient, along a random direction, by differences. In blocks, in float64."""
+    rng, wide = np.random.default_rng(0), name == "blocks"
+    arrays = [rng.normal(size=(1, length, heads, 16)) for heads in (4, kv_heads, kv_heads)]
+    direction, weight = [rng.normal(size=x.shape) for x in arrays], rng.normal(size=(1, length, 4, 16))
+    ids = np.searchsorted(ENDS, np.arange(length), side="right")[None].astype(np.int32) * segments
 
     @jax.jit
     def value_and_gradient(weight, *qkv):
         out, back = jax.vjp(lambda *qkv: KERNELS[name](*qkv, *[ids] * segments, kind=kind), *qkv)
         return out, back(weight)
 
-    out, gradient = value_and_gradient(*(x.astype(np.float32) for x in (weight, *arrays)))
-    np.testing.assert_allclose(out, naive(*arrays, ids, kind), atol=1e-5)
+    with jax.enable_x64(wide):
+        out, gradient = value_and_gradient(*(x.astype(float if wide else np.float32) for x in (weight, *arrays)))
+    np.testing.assert_allclose(out, naive(*arrays, ids, kind), rtol=1e-7, atol=1e-9 if wide else 1e-5)
     slope = sum((np.asarray(g, np.float64) * d).sum() for g, d in zip(gradient, direction, strict=True))
     ahead, behind = (
         (naive(*(x + e * d for x, d in zip(arrays, direction, strict=True)), ids, kind) * weight).sum()
         for e in (1e-5, -1e-5)
     )
-    np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-4)
+    np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-6 if wide else 1e-4, atol=1e-7 * wide)
 
 
 def test_rows_of_as_many_segments_as_cudnn_has_places_for():

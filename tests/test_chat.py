@@ -65,12 +65,9 @@ def test_a_prompt_is_the_same_at_any_time_and_place(monkeypatch):
     assert len(texts) == 1 and min(texts).startswith("Fri Jul 26 00:00:00 2024 ")
 
 
-def test_contents_are_data_and_not_a_template():
+def test_contents_are_data_and_plain_is_what_the_messages_say():
     text = "{{ 7 * 7 }}{% for %} \u2581\U0001f600 <b>&amp;\r\n"
     assert text in THINKING.render([{"role": "user", "content": text}])
-
-
-def test_plain_is_what_the_messages_say():
     plain = ChatTemplate(PLAIN, "plain")
     assert plain.render([SYSTEM, USER]) == " Solve. \nWhat is 2 + 2?\n"
     with pytest.raises(ValueError, match="plain.*can only concatenate"):

@@ -161,14 +161,11 @@ def test_a_config_that_is_none_is_one_line_and_a_bug_in_one_stays_a_bug(tmp_path
     (tmp_path / "none.py").write_text("def get_config():\n    pass\n")
     (tmp_path / "other.py").write_text("x = 1")
     (tmp_path / "bug.py").write_text("def get_config():\n    return 1 / 0\n")
-    for name, says in (
-        (f"{ROOT}/configs/quickstar.py", f"did you mean {ROOT}/configs/quickstart.py?"),
-        (f"{ROOT}/configs/quickstart.py:smokee", "unknown variant 'smokee'"),
-        ("syntax.py", "syntax.py, line 1"),
-        ("none.py", "returns a NoneType"),
-        ("none.py:smoke", "does not take 'smoke'"),
-        ("other.py", "other.py: the file has no get_config"),
-    ):
+    for name, says in {
+        f"{ROOT}/configs/quickstar.py": f"did you mean {ROOT}/configs/quickstart.py?",
+        f"{ROOT}/configs/quickstart.py:smokee": "unknown variant 'smokee'", "syntax.py": "syntax.py, line 1",
+        "none.py": "returns a NoneType", "none.py:smoke": "does not take 'smoke'", "other.py": "has no get_config",
+    }.items():  # fmt: skip
         status, said = call("train", f"--config={name}")
         assert status == 2 and says in said, said
     with pytest.raises(ZeroDivisionError):  # Python then prints where

@@ -2,9 +2,9 @@
 
 import functools
 import json
-import multiprocessing
 
 import numpy as np
+import processes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,7 +81,7 @@ def test_a_failed_preparation_leaves_nothing(tmp_path):
 
 
 def test_processes_that_prepare_at_once_agree(tmp_path):
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with processes.forks.Pool(2) as pool:
         made = pool.map(functools.partial(prepare, **TINY), [tmp_path] * 4, chunksize=1)
     assert [one.path for one in made] == list(tmp_path.iterdir()) * 4
 
@@ -108,17 +108,17 @@ def test_resume_on_another_number_of_processes(batches, before, after):
     expected = [[p.id for p in whole.next(12 * n)] for n in batches]
     half, got, state = len(batches) // 2, [], 0
     for count, part in ((before, batches[:half]), (after, batches[half:])):
-        processes = [stream(1000) for _ in range(count)]
-        for process in processes:
+        job = [stream(1000) for _ in range(count)]
+        for process in job:
             process.set_state(state)
         for n in part:
             batch = np.zeros(12 * n, int)
-            for i, process in enumerate(processes):
+            for i, process in enumerate(job):
                 rows = np.arange(12 * n)[i::count]
                 batch[rows] = [problem.id for problem in process.next(12 * n, rows)]
             got.append(batch.tolist())
-        assert len({process.get_state() for process in processes}) == 1
-        state = json.loads(json.dumps(processes[0].get_state()))
+        assert len({process.get_state() for process in job}) == 1
+        state = json.loads(json.dumps(job[0].get_state()))
     assert got == expected and state == whole.get_state()
 
 

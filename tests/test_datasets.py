@@ -45,16 +45,12 @@ def prepared(path, file):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no shared evaluation sets here")
-@pytest.mark.parametrize("file", FILES)
-def test_the_papers_template_makes_the_papers_prompts(file):
-    rows = pq.read_table(SHARED / f"{file}.parquet").to_pylist()
-    assert len(rows) in (960, 1280)
-    for row in rows:
-        assert [paper(row["extra_info"]["raw_problem"])] == [message["content"] for message in row["prompt"]]
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="no shared evaluation sets here")
-def test_evaluation_sets_are_read_as_they_are_or_prepared():
+def test_evaluation_sets_have_the_papers_template_and_are_read_as_they_are():
+    for file in FILES:
+        rows = pq.read_table(SHARED / f"{file}.parquet").to_pylist()
+        assert len(rows) in (960, 1280)
+        for row in rows:
+            assert [paper(row["extra_info"]["raw_problem"])] == [message["content"] for message in row["prompt"]]
     sets, lines = load(heldout=[SHARED / f"{file}.parquet" for file in FILES])
     heldout = list(sets.problems("heldout"))
     assert [sum(p.task == file for p in heldout) for file in FILES] == [30, 30, 40] and not lines

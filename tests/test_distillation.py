@@ -16,11 +16,10 @@ from processes import execute, metrics, succeed
 from configs import distill
 from rpg_jax import data
 from rpg_jax.exact.targets import integrand
-from rpg_jax.models import Model, ModelConfig, huggingface, quantization, token_logprobs, unstack_layers
+from rpg_jax.models import Model, ModelConfig, huggingface, quantization, token_logprobs
 from rpg_jax.models.logprobs import token_logprobs_and_divergence, token_logprobs_of_two
 from rpg_jax.objectives import make
 from rpg_jax.objectives.divergences import full_vocabulary
-from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.storage import weights
 
 KEY = jax.random.key(0, impl="threefry2x32")
@@ -147,21 +146,6 @@ def test_a_teacher_in_8_bits_scores_as_the_weights_that_it_is_rounded_to():
     was, is_now, should_be = (np.asarray(score(tree)) for tree in (params, held, rounded))
     np.testing.assert_allclose(is_now, should_be, rtol=0, atol=1e-5)
     assert 1e-4 < np.abs(is_now - was).mean() < 0.03
-
-
-def test_an_end_of_text_that_is_the_padding_token_too_is_trained():
-    model, new = Model(SHAPES[1]), 12
-    params = unstack_layers(jax.jit(model.init)(KEY))
-    rows = prompts_to_answer(np.array([[1, 2], [3, 0]]), np.array([2, 1]), np.arange(2), samples=8, max_new=new)
-    drawn = generate(
-        model, params, rows, key=KEY, step=0, samples=8, max_new=new, sampling=Sampling.make(stop_ids=(0,)),
-        decoding=Decoding(4),
-    )  # fmt: skip
-    tokens, mask, length = (np.asarray(x) for x in (drawn.tokens, drawn.loss_mask, drawn.length))
-    ended = np.asarray(drawn.finished)
-    last = np.arange(len(tokens)), length - 1
-    assert 0 < ended.sum() and (tokens[last][ended] == 0).all() and mask[last].all()
-    assert (mask.sum(1) == length - np.repeat([2, 1], 8)).all() and not mask[np.arange(14) >= length[:, None]].any()
 
 
 ON_TWO_DEVICES = """

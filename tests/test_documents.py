@@ -13,6 +13,7 @@ import pytest
 import real_path
 from fuzzing import begin, outcome
 
+from rpg_jax import gym
 from rpg_jax.lab.tradeoff import measure
 from rpg_jax.run import evaluate, train
 
@@ -82,18 +83,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        command
-        for command in COMMANDS
-        if command and not command.startswith((SUITE, REAL_MODEL, PEERS, SESSION))
-        if command not in [f"python -m rpg_jax.{name}" for name in AS_THEY_ARE]
-    ],
-)
+@pytest.mark.parametrize("command", [
+    command for command in COMMANDS if command and not command.startswith((SUITE, REAL_MODEL, PEERS, SESSION))
+    if command not in [f"python -m rpg_jax.{name}" for name in AS_THEY_ARE]
+])  # fmt: skip
 def test_command(command, folder, monkeypatch):
     if "gym" in command:
-        pytest.importorskip("reasoning_gym")
+        pytest.importorskip("reasoning_gym")  # which draws in a process of its own in test_gym
+        monkeypatch.setattr(gym, "_replies", lambda request, title: gym.problems(**request))
     monkeypatch.chdir(ROOT)
     printed, begun = PRINTED.get(command, ""), [of for pattern, of in BEGUN.items() if re.search(pattern, command)]
     for run, other in READ.items() if ".train " not in command else ():

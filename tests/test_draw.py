@@ -71,35 +71,11 @@ def test_large_vocabulary_is_drawn_evenly_between_and_inside_lanes_to_its_tail()
     assert len(np.unique(tokens[stretches[tokens] < 40])) > 0.9 * (stretches[tokens] < 40).sum()
 
 
-def test_filtered_set_is_renormalized_and_nothing_else_is_drawn():
-    logits = np.random.default_rng(3).normal(size=512)
-    threshold = np.sort(logits.astype(np.float32))[-20]
-    tokens, logp = draw_many(logits, 100_000, threshold, batch=4096)
-    kept = np.where(logits.astype(np.float32) >= threshold, logits, -np.inf)
-    assert chi_square(tokens, softmax64(kept), np.arange(512)) > 1e-3
-    np.testing.assert_allclose(logp, np.log(softmax64(kept)[tokens]), rtol=0, atol=3e-6)
-
-
 def test_a_single_token_left_is_drawn_for_certain():
     logits = np.full(151_936, -5.0)
     logits[151_935] = 4.0
     tokens, logp = draw_many(logits, 512, threshold=4.0)
     assert (tokens == 151_935).all() and (logp == 0).all()
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    mass=hnp.arrays(np.float32, (37, 1), elements=st.sampled_from([0.0, 1e-30, 1e-8, 1e-3, 0.1, 1.0])),
-    uniform=st.sampled_from([2.0**-24, 1 - 2.0**-24]) | st.floats(2.0**-24, 1 - 2.0**-24, width=32),
-)
-def test_inverse_cdf_brackets_its_uniform_number(mass, uniform):
-    mass[-1 if uniform < 0.5 else 0] = 1.0
-    index = np.asarray(inverse_cdf_of(mass, np.float32([uniform])))[0]
-    wide = mass[:, 0].astype(np.float64)
-    cumulative = wide.cumsum() / wide.sum()
-    assert wide[index] > 0
-    assert cumulative[index] >= uniform - 1e-6
-    assert cumulative[index] - wide[index] / wide.sum() <= uniform + 1e-6
 
 
 def test_extreme_uniform_numbers_draw_entries_with_mass_however_sums_round():
@@ -108,6 +84,7 @@ def test_extreme_uniform_numbers_draw_entries_with_mass_however_sums_round():
     mass = generator.exponential(size=(1187, 4096)).astype(np.float32) ** 4
     mass[generator.random(mass.shape) < 0.7] = 0
     mass[generator.integers(600, 1187) :, ::2] = 0
+    mass[:, ::8] *= 10.0 ** -generator.choice([0, 3, 8, 30], size=mass[:, ::8].shape)
     share = mass / mass.sum(axis=0, dtype=np.float64)
     cumulative = share.cumsum(axis=0)
     for uniform in (2.0**-24, 0.5, 1 - 2.0**-24):

@@ -137,7 +137,7 @@ def test_rows_keep_their_pages_between_turns_while_pages_suffice(monkeypatch):
         assert (np.concatenate(held) > 0).all() == kept and (preemptions[-1] == 0) == kept
 
 
-def test_a_row_that_was_cut_between_segments_goes_on_and_until_waits_for_every_answer():
+def test_a_row_that_was_cut_between_segments_goes_on_until_waits_for_every_answer_and_a_stop_for_none():
     some = run(Talk(random.Random(3)), until=2)
     again = run(Talk(random.Random(4)), until=2)
     for name, value in dataclasses.asdict(some).items():
@@ -145,8 +145,6 @@ def test_a_row_that_was_cut_between_segments_goes_on_and_until_waits_for_every_a
     groups = some.complete.reshape(-1, SAMPLES).all(1)
     assert groups.sum() >= 2 and not groups.all()
 
-
-def test_a_run_that_is_told_to_stop_waits_for_no_answer():
     class Never(Talk):
         def __call__(self, rows, seconds):
             assert seconds is not None  # any time
@@ -466,9 +464,7 @@ def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
     assert talk([row(0, "abcd", "one", "ok", "tST")], None) == [Answer(0, ended=True, finished=True)]
     assert said == [["one", "tST"]] and talk.outcome(row(0)).result() == 1.0
     assert talk.outcome(row(2, "abcd", "one", "ok", "two")).result() == 1.0 and said[-1] == ["one", "two"]
-
-
-def test_an_opening_of_no_tokens_is_none_and_a_later_observation_of_none_fails():
+    # An opening of no tokens is none, and a later observation of none fails.
     talk = episodes(Scripted(lambda actions: ("", [0.0] * len(actions))), prompts=(4,))
     assert talk([row(0, "abcd")], None) == [Answer(0, [], limit=6)]
     assert talk([row(0, "abcd", "one")], None) == [Answer(0, ended=True)]
@@ -620,7 +616,7 @@ def test_a_run_is_the_same_however_late_answers_come_and_after_a_resume(call_com
     flags += ["--config.steps=3", "--config.checkpoint.keep_last=3", "--config.model.size=micro"]
     flags += ["--config.objective.advantage=turn_return", "--config.evaluation.every=3"]
     flags += ["--config.rollout.carry_over=True", "--config.rollout.oversample=2.0"]
-    flags += ["--config.behavior.source=sampler"]
+    flags += ["--config.behavior.source=sampler", "--config.warm_start.steps=0"]
 
     def trained(folder):
         status, _, err = call_command("train", *flags, f"--workdir={folder}")

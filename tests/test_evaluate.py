@@ -59,10 +59,10 @@ def found(tmp_path_factory):
     found = {"last": evaluated(run, "--which=2", f"--out={out}"), "whole": files()}
     (out / "responses.jsonl").write_text(found["whole"][0][: int(0.6 * len(found["whole"][0]))])
     found |= {"again": evaluated(run, "--which=2", f"--out={out}"), "cut": files()}
-    found["on its way"] = evaluated(run, "--which=last", f"--out={root / 'newest'}")
+    by_place = f"--workdir={new}", f"--checkpoint_dir={place}"
+    found["on its way"] = evaluated(*by_place, "--which=last", f"--out={root / 'newest'}")
     save(place, states.read_run(place)[1], 5, scale=jnp.nan)
     for name, flags in {
-        "elsewhere": (f"--workdir={new}", f"--checkpoint_dir={place}", "--which=1", f"--out={new}"),
         "temperature": (run, "--which=2", f"--out={out}", "--temperature=0.5"),
         "template": (run, "--template=plain"), "wording": (run, "--wording=none"), "data": (run, "--data=mine.jsonl"),
         "other place": (run, f"--checkpoint_dir={root}"), "no run": (f"--workdir={root / 'nowhere'}",),
@@ -75,15 +75,11 @@ def found(tmp_path_factory):
     return found
 
 
-def test_a_run_is_found_by_its_workdir_or_by_its_place(found):
+def test_responses_are_written_and_those_that_are_missing_are_drawn_again(found):
+    """Cut in the middle of a problem, an evaluation ends with the same responses."""
     assert found["last"]["code"] == 0 and "step-2" in found["last"]["out"], found["last"]
     assert [found[name]["progress"][-1].split(" | ")[0] for name in ("last", "again")] == ["responses 48/48"] * 2
     assert " | accuracy " in found["last"]["progress"][-1]
-    assert found["elsewhere"]["code"] == 0, found["elsewhere"]
-
-
-def test_responses_are_written_and_those_that_are_missing_are_drawn_again(found):
-    """Cut in the middle of a problem, an evaluation ends with the same responses."""
     assert found["again"]["code"] == 0 and found["cut"] == found["whole"]
     responses, scores = [json.loads(line) for line in found["whole"][0].splitlines()], json.loads(found["whole"][1])
     assert len(responses) == 4 * 12 and "mean@4" in found["last"]["out"] and "sorting" in found["last"]["out"]
@@ -91,6 +87,7 @@ def test_responses_are_written_and_those_that_are_missing_are_drawn_again(found)
 
 
 def test_a_checkpoint_that_is_not_whole_yet_is_passed_over(found):
+    """Also in a place that no workdir names."""
     newest = found["on its way"]
     assert newest["code"] == 0 and "step-2" in newest["out"], newest
     assert len(newest["lines"]) == 1 and "checkpoint 3" in newest["lines"][0], "one warning"

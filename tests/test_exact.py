@@ -39,7 +39,7 @@ def logs_in_numpy(space, logits):
     return np.where(space.mask, logs[:, space.history, space.token], 0)
 
 
-def test_sequences_are_all_there():
+def test_sequences_are_all_there_and_problems_off_policy_reach_every_bound():
     assert [len(space.mask) for space in SPACES] == [8, 27, 15, 16]
     stopped = every_sequence("", 3, 3, stop=0)
     assert sorted(stopped.mask.sum(1)) == [1] + [2] * 2 + [3] * 12
@@ -49,10 +49,6 @@ def test_sequences_are_all_there():
             logp = np.asarray(jax.jit(token_logprobs, static_argnums=0)(space, policy[0]))
         assert np.exp(logp.sum(1)).sum() == pytest.approx(1, rel=1e-13)
         np.testing.assert_allclose(logp, logs_in_numpy(space, policy)[0], rtol=1e-13)
-
-
-def test_problems_off_policy_reach_every_bound():
-    for space in SPACES:
         logp, mu = (logs_in_numpy(space, x) for x in problems_in_numpy(space, CONDITIONS[-1], 6)[:2])
         w = np.exp(logp - mu)
         assert (w > 3).any() and (w < 0.8).any() and ((w > 1.28) & (w < 3)).any() and ((w > 0.8) & (w < 1.28)).any()

@@ -60,13 +60,3 @@ def test_a_config_file_is_refused_by_the_name_of_a_key_or_begins(folder, changes
     config.write_text(FILE.format(directory=str(folder / "data"), changes=changes))
     status, line = call("train", f"--config={config}", "--workdir=run", "--watchdog_seconds=0")
     assert status == 2 and (line == "error: accepted" or is_named(changes, line)), f"{changes}: {line}"
-
-
-@budget(25)
-@hypothesis.given(
-    key=st.sampled_from(KEYS), value=st.one_of(NUMBERS.map(str), st.sampled_from([*NAMES, "", "[]", "x"]))
-)
-def test_a_flag_of_a_config_is_refused_by_the_name_of_its_key_or_begins(folder, key, value):
-    flags = [f"--config.{key}={value}", "--workdir=run", "--watchdog_seconds=0"]
-    status, line = call("train", f"--config={quickstart.__file__}:smoke", *flags)
-    assert status == 2 and (line == "error: accepted" or is_named([key], line)), f"{key}={value}: {line}"

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import shutil
-import sys
 
 import hypothesis
 import pyarrow as pa
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from rpg_jax import InputError
 from rpg_jax.data import datasets, tokenizer
-from rpg_jax.data.chat import ChatTemplate
 
 ROWS = [
     {"prompt": [{"role": "user", "content": "1 + 1"}], "reward_model": {"ground_truth": "2"}, "solution": "2"},
@@ -116,41 +114,3 @@ def test_tokenizers(folder, kind, data):
 def test_safetensors(folder, data):
     damaged_copy(data, folder / "model", data.draw(st.sampled_from(["config.json", "model.safetensors"])))
     refused_or_read("fuzzed", "convert", "--source=fuzzed")
-
-
-@budget(20)
-@hypothesis.given(data=st.data())
-def test_gguf(folder, data):
-    pytest.importorskip("gguf")
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "third_party/common"))
-    import gguf_models
-
-    if not (folder / "whole.gguf").exists():
-        gguf_models.write(folder / "whole.gguf", "qwen3", tied=True)
-    whole = (folder / "whole.gguf").read_bytes()
-    header = whole.index(b"blk.1.ffn_down.weight") + 100  # what follows is numbers, and zeros to align them
-    (folder / "fuzzed.gguf").write_bytes(data.draw(damaged_bytes(whole[:header])) + whole[header:])
-    refused_or_read("fuzzed.gguf", "convert", "--source=fuzzed.gguf")
-
-
-PARTS = [
-    "{{ messages }}", "{{ x.y.z }}", "{% for m in messages %}", "{% endfor %}", "{% if x %}", "{% else %}",
-    "{% endif %}", "{% set x = ", " %}", "{{ ", " }}", "messages[0]", ".content", "['role']", " | ", "tojson",
-    "length", "join", " ~ ", "{% macro f() %}", "{% endmacro %}", "f()", "self", "__class__", "namespace(a=1)",
-    "range(10**9)", "{% generation %}", "{% endgeneration %}",
-    "raise_exception('x')", "strftime_now('%Y')", "dict()", "{% include 'x' %}", "loop.index", "{% break %}", "\0",
-    "é\ud83d\ude00", "{#", "#}", "lipsum(9999)", "cycler('a')",
-]  # fmt: skip
-
-
-@budget(12)
-@hypothesis.given(parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=8))
-def test_chat_templates(parts, monkeypatch):
-    source = "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16")
-    try:
-        text = ChatTemplate(source, "some/file").render([{"role": "user", "content": "1 + 1"}])
-        hypothesis.event("accepted")
-        assert isinstance(text, str)
-    except ValueError as error:
-        hypothesis.event("refused")
-        assert str(error).startswith("some/file: ") and "\n" not in str(error)

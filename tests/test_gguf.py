@@ -87,7 +87,7 @@ def test_each_quantization_is_read_as_the_package_reads_it(kind, folder):
         assert np.abs(theirs[name]).max() > 0.01
 
 
-def test_the_scaling_of_llama_31_is_found_by_its_divisors(folder):
+def test_scalings_of_rotary_positions_and_that_of_llama_31_by_its_divisors(folder):
     scaling = rope.Llama3(8.0, 1.0, 4.0, 8192)
     plain, scaled = (rope.frequencies(64, 5e5, kind)[0] for kind in (None, scaling))
     more = {"llama.rope.freq_base": 5e5}
@@ -97,14 +97,11 @@ def test_the_scaling_of_llama_31_is_found_by_its_divisors(folder):
     file = written(folder, "longrope", more=more, tensors=other)
     with pytest.raises(ValueError, match="longrope.gguf: rope_freqs.weight does not hold the scaling of Llama 3.1"):
         gguf_files.read_config(gguf_files.read_header(file))
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("linear", rope.Linear(4.0)), ("yarn", rope.Yarn(4.0, 128))])
-def test_other_scalings(kind, expected, folder):
-    more = {"qwen2.rope.scaling.type": kind, "qwen2.rope.scaling.factor": 4.0}
-    more |= {"qwen2.rope.scaling.original_context_length": 128} if kind == "yarn" else {}
-    file = written(folder, kind, "qwen2", more=more)
-    assert gguf_files.read_config(gguf_files.read_header(file)).rope_scaling == expected
+    for kind, expected in (("linear", rope.Linear(4.0)), ("yarn", rope.Yarn(4.0, 128))):
+        values = dict(type=kind, factor=4.0) | (dict(original_context_length=128) if kind == "yarn" else {})
+        more = {f"qwen2.rope.scaling.{key}": value for key, value in values.items()}
+        file = written(folder, kind, "qwen2", more=more)
+        assert gguf_files.read_config(gguf_files.read_header(file)).rope_scaling == expected
 
 
 _ZEROS = np.zeros(256, np.float32)
@@ -150,11 +147,16 @@ def refused(file, data):
     assert not (file.parent / "damaged").exists()
 
 
-def test_a_truncated_file_and_another_format_are_one_line(whole, folder):
+def test_a_truncated_file_another_format_and_sizes_that_cannot_be_are_one_line(whole, folder, monkeypatch):
     for share in (0.0, 1e-5, 0.02, 0.999):
         refused(folder / "cut.gguf", whole[: int(share * len(whole))])
     for data in (b"GGML" + bytes(64), b"GGUF" + struct.pack("<IQQ", 1, 0, 0), b"GGUF\0\0\0\3" + bytes(64)):
         refused(folder / "other.gguf", data)
+    # Shapes whose product is 0 modulo 2**64, and more values than a header has.
+    at = whole.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4
+    refused(folder / "product.gguf", whole[:at] + struct.pack("<QQ", 2**32, 2**32) + whole[at + 16 :])
+    monkeypatch.setattr(gguf_files, "_MOST_VALUES", 1000)
+    refused(folder / "many.gguf", whole)
 
 
 @pytest.mark.parametrize("size", [2**64 - 1, 2**40])
@@ -175,14 +177,6 @@ def test_declared_sizes_take_no_memory(place, size, whole, folder):
         key = struct.pack("<Q1s", 1, b"k") + struct.pack(f"<{len(kind)}I", *kind) if kind else b""
         data = begin + key + struct.pack("<Q", size) + bytes(4096)
     refused(folder / "huge.gguf", data)
-
-
-def test_sizes_that_are_there_and_too_many(whole, folder, monkeypatch):
-    """Shapes whose product is 0 modulo 2**64, and more values than a header has."""
-    at = whole.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4
-    refused(folder / "product.gguf", whole[:at] + struct.pack("<QQ", 2**32, 2**32) + whole[at + 16 :])
-    monkeypatch.setattr(gguf_files, "_MOST_VALUES", 1000)
-    refused(folder / "many.gguf", whole)
 
 
 # Tokenizers.

@@ -113,17 +113,14 @@ def test_plain_prompts_get_bos_where_the_tokenizer_adds_one(folder):
     assert load_tokenizer(folder, template="plain").encode_prompt("1") == plain.encode("1")
 
 
-def test_without_a_template(folder):
+def test_where_templates_are_found(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
     write(folder, "tokenizer_config", {"bos_token": "<|begin|>", "eos_token": "<|end|>"})
     bare = load_tokenizer(folder)
     with pytest.raises(ValueError, match=f"{folder}: no chat template there; choose template=plain, or a Jinja file"):
         bare.render(MESSAGES)
     assert bare.encode_prompt("1") == [0, *bare.encode("1")]
-
-
-def test_where_templates_are_found(folder):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "of the list"}]
-    config = json.loads((folder / "tokenizer_config.json").read_text())
     write(folder, "tokenizer_config", config | {"chat_template": named})
     assert load_tokenizer(folder).render(MESSAGES) == "of the list"
     write(folder, "chat_template", {"chat_template": "of the JSON file"})
@@ -246,15 +243,12 @@ def llama(tmp_path_factory):
     return folder
 
 
-def test_tags_of_a_sentencepiece_folder(llama, tmp_path):
+def test_tags_and_tokens_beside_those_of_a_sentencepiece_folder(llama, tmp_path):
     folder = shutil.copytree(llama, tmp_path / "tags")
     write(folder, "tokenizer_config", {"additional_special_tokens": TAGS})
     found = load_tokenizer(folder)
     ids = [1, *found.encode("<turn>so <answer>5</answer>"), 2]
     assert found.decode(ids).strip() == "so <answer>5</answer>"
-
-
-def test_tokens_beside_those_of_a_sentencepiece_folder(llama, tmp_path):
     folder, size = shutil.copytree(llama, tmp_path / "beside"), load_tokenizer(llama).vocab_size
     placeholder = load_tokenizer(llama).encode("<turn>")[-1]
     tokens = {0: im(content="<unk>"), placeholder: im(), size: im(content="<|end|>", lstrip=True)}

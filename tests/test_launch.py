@@ -104,28 +104,20 @@ def test_requirements_are_installed_once_for_each_change(clone, tmp_path):
 MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\nGCC version: gcc 12.3.0"
 
 
-@pytest.mark.parametrize(
-    ("driver", "environment", "expected", "said"),
-    [  # what nvidia-smi prints, or the version of the kernel's module
-        ("580.159.04, 9.0", {}, "cuda13", ""),
-        ("610.2, 12.0\n610.2, 7.5", {}, "cuda13", ""),
-        ("579.99.01, 9.0", {}, "cuda12", ""),
-        ("580.65.06, 9.0\n580.65.06, 7.0", {}, "cuda12", ""),  # a Volta, which CUDA 13 has left behind
-        ("580.65.06, [N/A]", {}, "cuda13", ""),
-        ("525.60.13, 8.0", {}, "cuda12", ""),
-        ("470.82.01, 8.0", {}, "cpu", "the NVIDIA driver is 470"),
-        (MODULE.format("580.65.06"), {}, "cuda13", ""),
-        (MODULE.format("535.54.03"), {}, "cuda12", ""),
-        ("Failed to initialize NVML: Driver/library version mismatch", {}, "cpu", ""),
-        (None, {}, "cpu", ""),
-        (None, {"RPG_JAX": "cuda12"}, "cuda12", ""),
-        ("580.159.04, 9.0", {"RPG_JAX": "cuda12"}, "cuda12", ""),
-        ("580.159.04, 9.0", {"RPG_JAX": "cpu"}, "cpu", ""),
-        ("580.159.04, 9.0", {"JAX_PLATFORMS": "cpu"}, "cpu", ""),
-        ("580.159.04, 9.0", {"JAX_PLATFORMS": "cuda,cpu"}, "cuda13", ""),
-        ("580.159.04, 9.0", {"RPG_JAX": "cuda"}, None, "RPG_JAX is 'cuda'; known: cpu, cuda12, cuda13"),
-    ],
-)
+# What nvidia-smi prints, or the version of the kernel's module. A Volta, 7.0, is one that CUDA 13 has left behind.
+NEW, WRONG = "580.159.04, 9.0", "RPG_JAX is 'cuda'; known: cpu, cuda12, cuda13"
+
+
+@pytest.mark.parametrize(("driver", "environment", "expected", "said"), [
+    (NEW, {}, "cuda13", ""), ("610.2, 12.0\n610.2, 7.5", {}, "cuda13", ""), ("579.99.01, 9.0", {}, "cuda12", ""),
+    ("580.65.06, 9.0\n580.65.06, 7.0", {}, "cuda12", ""), ("580.65.06, [N/A]", {}, "cuda13", ""),
+    ("525.60.13, 8.0", {}, "cuda12", ""), ("470.82.01, 8.0", {}, "cpu", "the NVIDIA driver is 470"),
+    (MODULE.format("580.65.06"), {}, "cuda13", ""), (MODULE.format("535.54.03"), {}, "cuda12", ""),
+    ("Failed to initialize NVML: Driver/library version mismatch", {}, "cpu", ""), (None, {}, "cpu", ""),
+    (None, {"RPG_JAX": "cuda12"}, "cuda12", ""), (NEW, {"RPG_JAX": "cuda12"}, "cuda12", ""),
+    (NEW, {"RPG_JAX": "cpu"}, "cpu", ""), (NEW, {"JAX_PLATFORMS": "cpu"}, "cpu", ""),
+    (NEW, {"JAX_PLATFORMS": "cuda,cpu"}, "cuda13", ""), (NEW, {"RPG_JAX": "cuda"}, None, WRONG),
+])  # fmt: skip
 def test_the_driver_decides_which_jax(tmp_path, driver, environment, expected, said):
     for file in ("dev/nvidia0", "proc/driver/nvidia/version") if "NVRM" in (driver or "") else ():
         (tmp_path / file).parent.mkdir(parents=True)

@@ -13,16 +13,12 @@ from hypothesis import strategies as st
 from rpg_jax.data import Problem
 from rpg_jax.rewards import RULES, Scorer, boxed_answer, stated_answer, voted_answer
 
-PAIRS = [
-    json.loads(line) for line in (pathlib.Path(__file__).parent / "data/answer_pairs.jsonl").open(encoding="utf-8")
-]
+DATA = pathlib.Path(__file__).parent / "data"
+PAIRS = [json.loads(line) for line in (DATA / "answer_pairs.jsonl").open(encoding="utf-8")]
 # Truth -> kind -> what stands in the box. The kind "computed" is right by math-verify alone.
-SPELLINGS = json.loads((pathlib.Path(__file__).parent / "data/answer_spellings.json").read_text(encoding="utf-8"))
+SPELLINGS = json.loads((DATA / "answer_spellings.json").read_text(encoding="utf-8"))
 SPELLED = [
-    (truth, kind, written)
-    for truth, kinds in SPELLINGS.items()
-    for kind, spellings in kinds.items()
-    for written in spellings
+    (truth, kind, written) for truth, kinds in SPELLINGS.items() for kind, some in kinds.items() for written in some
 ]
 SETS = pathlib.Path(__file__).parents[2] / "shared/data"
 dapo, boxed = RULES["dapo"], RULES["boxed"]
@@ -59,12 +55,12 @@ def test_math_verify_on_the_tables():
     boxes += [(answer, answer, True) for answer in sorted(answers_of_sets())]
     pairs = PAIRS + [dict(response=rf"It is $\boxed{{{text}}}$.", answer=a, math_verify=is_) for a, text, is_ in boxes]
     items = [(problem(pair["answer"], i), pair["response"]) for i, pair in enumerate(pairs)]
-    with Scorer("math_verify", workers=2, timeout_seconds=20, memory_mb=1024) as scorer:
+    with Scorer("math_verify", workers=1, timeout_seconds=20, memory_mb=1024) as scorer:
         scores = scorer.score(items)
         assert scores.failures == []
         wrong = [p for p, correct in zip(pairs, scores.correct, strict=True) if correct != p["math_verify"]]
         assert not wrong
-        assert scorer.score(items[::-3]).correct.tolist() == scores.correct[::-3].tolist(), "depends on the order"
+        assert scorer.score(items[::-9]).correct.tolist() == scores.correct[::-9].tolist(), "depends on the order"
 
 
 @sympy

@@ -44,16 +44,11 @@ def test_values_at_token_level():
     high, low, ceiling = (shaped >= 0) & (w >= 1.2), (shaped < 0) & (w <= 0.9), (shaped < 0) & (w >= 1.5)
     assert high.any() and low.any() and ceiling.any()
     expected = {
-        "clip_fraction": (high | low | ceiling).mean(),
-        "clip_fraction_high": high.mean(),
-        "clip_fraction_low": low.mean(),
-        "clip_fraction_ceiling": ceiling.mean(),
-        "ratio_mean": w.mean(),
-        "ratio_max": w.max(),
-        "off_policy_gap": np.abs(lb).mean(),
-        "effective_sample_size": w.sum() ** 2 / (w**2).sum() / len(w),
+        "clip_fraction": (high | low | ceiling).mean(), "clip_fraction_high": high.mean(), "ratio_max": w.max(),
+        "clip_fraction_low": low.mean(), "clip_fraction_ceiling": ceiling.mean(), "ratio_mean": w.mean(),
+        "off_policy_gap": np.abs(lb).mean(), "effective_sample_size": w.sum() ** 2 / (w**2).sum() / len(w),
         "kl_reference_weighted": (w * (np.exp(ly) - 1 - ly)).mean(),
-    }
+    }  # fmt: skip
     for to, x in (("behavior", lb), ("reference", ly)):
         for i, k in ((1, -x), (2, x**2 / 2), (3, np.exp(x) - 1 - x)):
             expected[f"kl_{to}_k{i}"] = k.mean()

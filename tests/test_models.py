@@ -1,6 +1,7 @@
-"""The transformer against published parameter counts, and itself cut in other ways; attention against its definition.
+"""The transformer against published parameter counts, and itself cut in other ways.
 
-Its logits are held against numpy in float64 in test_huggingface, and those of a made-up family in test_families.
+Its logits are held against numpy in float64 in test_huggingface, and those of a made-up family in test_families;
+attention in test_attention.
 """
 
 import dataclasses
@@ -10,10 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from rpg_jax.models import AttentionKind, Model, ModelConfig, named, parameter_count, unstack_layers, with_head
+from rpg_jax.models import Model, ModelConfig, named, parameter_count, unstack_layers, with_head
 from rpg_jax.models.attention import causal_attention, softmax_mix
 
 FAMILIES = {
@@ -111,9 +110,7 @@ def test_unknown_remat_size_and_shapes_are_named(make, words):
 
 def test_a_model_is_a_static_argument():
     """Equal models are equal and hash alike, so that jit does not compile again for a rebuilt one."""
-    assert Model(named("m1")) == Model(named("m1"))
-    assert hash(Model(named("m1"))) == hash(Model(named("m1")))
-    assert Model(named("m1")) != Model(named("m2"))
+    assert len({Model(named("m1")), Model(named("m1")), Model(named("m2"))}) == 2
 
 
 def test_bfloat16_compute_keeps_logits_in_float32():
@@ -129,47 +126,10 @@ def test_bfloat16_compute_keeps_logits_in_float32():
     assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
-def naive_attention(query, key, value, segment_ids, kind):
-    """Softmax over the whole masked square, keys and values repeated for each query head, by autodiff."""
-    group, length = query.shape[2] // key.shape[2], query.shape[1]
-    key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
-    scores = jnp.einsum("bthd,bshd->bhts", query, key) * (kind.scale or 1 / jnp.sqrt(query.shape[-1]))
-    scores = kind.soft_cap * jnp.tanh(scores / kind.soft_cap) if kind.soft_cap else scores
-    back = jnp.arange(length)[:, None] - jnp.arange(length)
-    visible = (back >= 0) & (back < (kind.window or length))
-    if segment_ids is not None:
-        visible &= (segment_ids[:, :, None] == segment_ids[:, None])[:, None]
-    scores = jnp.where(visible, scores, -jnp.inf)
-    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, -1), value)
-
-
 @partial(jax.jit, static_argnums=0)
 def value_and_gradients(attention, cotangent, *qkv):
     out, back = jax.vjp(attention, *qkv)
     return out, back(cotangent)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    length=st.sampled_from([1, 2, 79, 80, 130, 200, 515]),
-    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (4, 4)]),
-    size=st.sampled_from([0.1, 1.0, 30.0]),
-    kind=st.builds(AttentionKind, *(st.sampled_from([None, *some]) for some in ([0.3], [2.0, 50.0], [1, 5, 64]))),
-    segments=st.booleans(),
-    seed=st.integers(0, 100),
-)
-def test_attention_in_blocks_equals_naive_with_its_gradient(length, heads, size, kind, segments, seed):
-    """For every scale, soft cap and window, of one or several sequences in a row."""
-    with jax.enable_x64():
-        rng = np.random.default_rng(seed)
-        q, k, v, cotangent = (rng.normal(size=(1, length, h, 4)) for h in (heads[0], heads[1], heads[1], heads[0]))
-        ids = np.sort(rng.integers(0, 4, (1, length))) if segments else None
-        both = [partial(f, segment_ids=ids, kind=kind) for f in (causal_attention, naive_attention)]
-        (ours, gradients), (naive, naive_gradients) = (value_and_gradients(f, cotangent, size * q, k, v) for f in both)
-        np.testing.assert_allclose(ours, naive, rtol=1e-9, atol=1e-9)
-        for a, b in zip(gradients, naive_gradients, strict=True):
-            assert a.dtype == jnp.float64
-            np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8 * size)
 
 
 def test_attention_survives_scores_that_overflow_exp():

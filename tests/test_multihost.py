@@ -189,28 +189,19 @@ def told():
     return [json.loads(out.splitlines()[-1]) for _, out, _ in found]
 
 
-def test_flags_and_values_of_all_processes(told):
+def test_what_processes_tell_each_other(told):
+    """What is raised on one is raised on all; every difference is named with its process."""
     for one in told:
         assert one["any"] == [False, True, True]
         assert one["gather"] == [[0, 0], [1, 70_000]]  # more than is exchanged at a time
-
-
-def test_what_is_raised_on_one_process_is_raised_on_all(told):
-    first, second = told[0]["together"], told[1]["together"]
-    assert first == [None, "RuntimeError: process 1: empty", "InputError: process 1: mend it"]
-    assert second == [None, "IndexError: empty", "InputError: mend it"]
-
-
-def test_every_difference_is_named_with_its_process(told):
-    for one in told:
         assert one["same"][0] is one["data"][0] is None
         assert "process 1 has b=1, process 0 0;" in one["same"][1] and " a=" not in one["same"][1]
         assert "process 1 has code of x.py='ff', process 0 None;" in one["same"][2]
         for number, difference in zip((251, 2), one["data"][1:], strict=True):
             assert f"process 1 has problems of train='{number}, " in difference and "heldout" not in difference
-
-
-def test_rows_of_a_process_and_of_all(told):
+    first, second = told[0]["together"], told[1]["together"]
+    assert first == [None, "RuntimeError: process 1: empty", "InputError: process 1: mend it"]
+    assert second == [None, "IndexError: empty", "InputError: mend it"]
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
     every = [list(range(8))] * 2  # one row shard over both processes: each holds every row
     for mesh, shares in dict(rows=halves, both=halves, tensor=every, mixed=halves).items():

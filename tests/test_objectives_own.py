@@ -44,17 +44,11 @@ many = functools.partial(said)
 def old(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
     return jnp.sum(logp), {}
 
-def listed(*args):
-    return -jnp.exp(args[0]) * args[1]
-
-
 def half_listed(log_ratio, *rest):
     return -jnp.exp(log_ratio) * rest[0]
 
-
 def by_place(log_ratio, advantage, /):
     return -jnp.exp(log_ratio) * advantage
-
 
 def scalar(logp):
     return jnp.sum(logp)
@@ -219,7 +213,6 @@ def test_what_is_said_of_a_function(mine):
     ("plain", {"scal": 1.0}, "no setting 'scal' .did you mean 'scale'.*it has: scale, bound, advantage"),
     ("plain", {"advantage": "best"}, "advantage='best'"),
     ("old", {}, r"old takes .logp, .*; expected of log_ratio, advantage, .*: def loss.log_ratio, advantage.: ret"),
-    ("listed", {}, r"listed takes .\*args., and nothing is passed but by name, so \*args gets nothing; expected of"),
     ("half_listed", {}, r"takes .log_ratio, \*rest., .* so \*rest gets nothing"),
     ("by_place", {}, r"takes .log_ratio, advantage, /., .* so log_ratio gets nothing; .*: def loss"),
     ("scalar", {}, r"scalar returns float32\[\]; expected the loss of every entry, floats \[2, 3\], alone or"),
@@ -321,17 +314,14 @@ def test_settings_that_are_not_ours_may_be_anything_and_booleans_are_shares(mine
     assert (row["train/entropy"], row["train/reward"], row["train/mine"]) == (1.0, 0.5, 7.0)
 
 
-def test_a_config_may_name_it(mine):
+def test_a_config_may_name_it_and_hosts_must_have_the_same_file(mine, monkeypatch):
     config = small.get_config("smoke")
     config.objective.name, config.objective.sampler_correction = mine("plain"), 2.0
     assert build.build_objective(config).settings["sampler_correction"] == 2.0
     config.objective.name = mine("short")
     with pytest.raises(ValueError, match=r"Incompatible shapes .*\(8,\)"):
         build.build_objective(config)
-
-
-def test_hosts_must_have_the_same_file(mine, monkeypatch):
-    config, compared = small.get_config("smoke"), []
+    compared = []
     config.objective.name = mine("plain")
     monkeypatch.setattr(job.multihost, "check_same", compared.append)
     job.check_same(config)

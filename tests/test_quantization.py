@@ -88,6 +88,7 @@ def test_quantized_weights_draw_from_the_policy_of_the_dequantized_ones(dtype, t
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_quantized_cache_is_attention_to_rounded_keys_and_values(dtype):
+    """And its pages may be others."""
     tree = params(MODEL)
 
     def attention(q, k, v, kind):

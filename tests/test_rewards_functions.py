@@ -111,9 +111,7 @@ def test_several_rewards_are_scored_by_name_and_accuracy_is_the_first_without_it
     assert total.dtype == np.float32 and total.tolist() == [1.25, 0.5, 1.25]
     signed = weighted_sum(scores.rewards, scorer.weights, scale_named("signed"))
     assert signed.tolist() == [0.5 + 0.25 + 0.5, -0.5 - 0.25 + 0.5, 0.5 - 0.25 + 1]
-
-
-def test_sums_that_are_equal_but_for_rounding_are_equal():
+    # Sums that are equal but for rounding are equal.
     values = {"a": np.float32([1, 0]), "b": np.float32([1, 0]), "c": np.float32([0, 1])}
     first, second = weighted_sum(values, {"a": 0.1, "b": 0.2, "c": 0.3}, scale_named("unit"))
     assert first == second and 0.1 + 0.2 != 0.3

@@ -130,7 +130,7 @@ def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_thei
     assert example["correct"] == example["reward/right"] == seen[0].id % 2
 
 
-def test_starved_dynamic_sampling_says_what_to_change(setup):
+def test_starved_dynamic_sampling_says_what_to_change_and_preemption_is_noticed_inside_a_rollout(setup):
     even = [p for p in PROBLEMS if p.id % 2 == 0]
     with pytest.raises(ValueError, match=r"kept 0 of the 4 groups.*3 generation.*rollout.max_batches"):
         collector(setup, settings())(ProblemStream(even, 0))
@@ -150,9 +150,6 @@ def test_every_response_of_a_stream_is_drawn_with_noise_of_its_own(setup):
     drawn = [row for _ in range(3) for row in responses(stream, 0)]
     assert len(set(drawn)) > 30, "of 36; a few may end at once, all of them alike"
     assert responses(ProblemStream(PROBLEMS[:1], 0), 0) == drawn[:12] != responses(ProblemStream(PROBLEMS[:1], 0), 1)
-
-
-def test_preemption_is_noticed_inside_a_rollout(setup):
     with pytest.raises(Preempted):
         collector(setup, settings(), should_stop=lambda: True)(ProblemStream(PROBLEMS, 0))
 

@@ -13,6 +13,7 @@ import processes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_parallel import Chip
 from test_rollout import loop_settings
 
 from configs import quickstart
@@ -23,17 +24,9 @@ from rpg_jax.training.rollouts import Rollouts, check_overlap
 from rpg_jax.types import Checkpoint, Policy
 
 
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    id: int
-    process_index: int
-    platform: str = "cpu"
-    device_kind: str = "cpu"
-
-
 def chips(hosts, each):
     """Devices that are not there, by process."""
-    return [Chip(host * each + chip, host) for host in range(hosts) for chip in range(each)]
+    return [Chip(host * each + chip, 0, host) for host in range(hosts) for chip in range(each)]
 
 
 @given(hosts=st.integers(1, 4), each=st.integers(2, 8), sampler=st.integers(1, 7))

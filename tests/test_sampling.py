@@ -141,7 +141,7 @@ def test_logprobs_of_a_filtered_and_tempered_distribution():
         np.testing.assert_allclose(found[mask], expected[mask], rtol=0, atol=5e-5)
 
 
-@pytest.mark.parametrize("slots, segment", [(4, 1), (1, 100), (100, 4)])
+@pytest.mark.parametrize("slots, segment", [(4, 1), (100, 4)])
 def test_responses_depend_on_slots_by_rounding_alone_and_on_segments_not_at_all(slots, segment):
     other = run(slots=slots, segment=segment)
     assert responses(other) == responses(reference())
@@ -150,16 +150,13 @@ def test_responses_depend_on_slots_by_rounding_alone_and_on_segments_not_at_all(
     np.testing.assert_allclose(other.model_logp, reference().model_logp, rtol=0, atol=tolerance)
 
 
-def test_responses_do_not_depend_on_the_order_of_requests():
-    order = np.array([3, 0, 4, 2, 1])
-    permuted = responses(run([x[order] for x in make_prompts()]))
-    assert permuted == [responses(reference())[p * 3 + s] for p in order for s in range(3)]
-
-
-def test_noise_depends_on_key_step_problem_and_sample():
+def test_noise_depends_on_key_step_problem_and_sample_and_not_on_the_order_of_requests():
     tokens, lengths, problem = make_prompts()
     for changed in (run(key=jax.random.key(1, impl="threefry2x32")), run(step=4), run((tokens, lengths, problem + 1))):
         assert all(a != b for a, b in zip(responses(changed), responses(reference()), strict=True))
+    order = np.array([3, 0, 4, 2, 1])
+    permuted = responses(run([x[order] for x in make_prompts()]))
+    assert permuted == [responses(reference())[p * 3 + s] for p in order for s in range(3)]
     alike = np.full(5, 1)
     drawn = responses(run((tokens[alike], lengths[alike], problem)))
     assert len({tuple(response) for response in drawn}) == 15
@@ -169,13 +166,13 @@ def test_noise_depends_on_key_step_problem_and_sample():
 def test_stop_tokens_cut_what_would_have_been_drawn_without_them():
     free = without_stops()
     assert (free.loss_mask.sum(-1) == NEW).all() and not free.finished.any(), "capacity reached by every response"
-    stop_ids = (5, 6, 7, 8, 9)
+    stop_ids = (0, 5)  # 0 pads rows, too
     stopped = run(sampling=Sampling.make(stop_ids=stop_ids))
     for cut, whole, finished in zip(responses(stopped), responses(free), stopped.finished, strict=True):
         ends = [index for index, token in enumerate(whole) if token in stop_ids]
         assert cut == (whole[: ends[0] + 1] if ends else whole)
         assert finished == bool(ends)
-    assert 0 < stopped.finished.sum() < 15
+    assert 0 < stopped.finished.sum() < 15 and 0 in stopped.tokens[np.arange(15), stopped.length - 1]
 
 
 def test_limits_cut_and_padding_requests_are_not_run():
@@ -202,10 +199,9 @@ def test_greedy_is_the_argmax_of_the_full_forward_pass():
     np.testing.assert_allclose(rollout.model_logp[mask], expected[mask], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("sampling", [Sampling.make(temperature=0.6), Sampling.make(top_k=9, top_p=0.7)])
-def test_drawn_tokens_have_the_models_distribution(sampling):
+def test_drawn_tokens_have_the_models_distribution():
     """First and second tokens of 4,096 responses to one prompt against exact probabilities (chi-square)."""
-    prompts = make_prompts([4])
+    prompts, sampling = make_prompts([4]), Sampling.make(temperature=1.4, top_k=9, top_p=0.8)
     rollout = run(prompts, samples=4096, max_new=2, slots=256, segment=64, sampling=sampling)
     pairs = rollout.tokens[:, 4:6]
     rows = np.repeat(prompts[0][:, :6], VOCAB, axis=0)
@@ -264,8 +260,9 @@ def test_bfloat16():
     model, params, unstacked = make_model(dtype=jnp.bfloat16)
     sizes = dict(samples=2, max_new=NEW, slots=3)
     rollout = answer(model, unstacked, make_prompts(), key=KEY, step=0, sampling=Sampling.make(), **sizes)
-    assert rollout.model_logp.dtype == jnp.float32
     expected = np.asarray(token_logprobs(model, params, rollout.tokens, rollout.loss_mask))
+    assert rollout.model_logp.dtype == expected.dtype == np.float32
+    assert (expected != expected.astype(jnp.bfloat16)).any(), "not a bfloat16 number cast afterwards"
     assert np.abs(np.asarray(rollout.model_logp) - expected).mean() < 0.02
     assert expected.std() > 0.5
 

@@ -9,12 +9,8 @@ import processes
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SCRIPTS = sorted(
-    path.relative_to(ROOT).as_posix()
-    for pattern in ("*benchmark.py", "parity.py")
-    for path in (ROOT / "third_party").glob(f"*/{pattern}")
-    if path.parent.name != "common"
-)
+FOUND = [path for name in ("*benchmark.py", "parity.py") for path in (ROOT / "third_party").glob(f"*/{name}")]
+SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in FOUND if path.parent.name != "common")
 
 
 def run(script, *arguments):
@@ -44,11 +40,9 @@ def test_the_gpu_benchmark_runs_in_small(tmp_path):
     peer.write_text(f"#!/bin/sh\nwhile read step; do case $step in {cases} esac; done\n")
     peer.chmod(0o755)
     works = ["update:plain", "update:packed"]
-    flags = (
-        f"--works={','.join(works)} --rounds=2 --limit=600 --peer_python={peer} --json={file} --trace --smoke".split()
-    )
-    script = ROOT / "third_party/transformers/gpu_benchmark.py"
-    done = processes.execute(script, *flags, timeout=1800, JAX_PLATFORMS="cpu")
+    script, flags = ROOT / "third_party/transformers/gpu_benchmark.py", f"--peer_python={peer} --json={file} --trace"
+    flags += f" --works={','.join(works)} --rounds=2 --limit=600 --smoke"
+    done = processes.execute(script, *flags.split(), timeout=1800, JAX_PLATFORMS="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert [*found["works"]] == works and found["device"] == "cpu" and found["versions"]["jax"] == jax.__version__
@@ -78,11 +72,8 @@ def test_kernels_of_a_trace_are_those_of_streams(monkeypatch):
     proto = jax.profiler.ProfileData.text_proto_to_serialized_xspace(text)
     found = gpu_ours.kernels(jax.profiler.ProfileData.from_serialized_xspace(proto).planes)
     assert (found["busy"], found["span"], found["launches"]) == (pytest.approx(5.5e-6), pytest.approx(10e-6), 4)
-    assert found["top"] == [
-        ["k1", pytest.approx(3e-6), 2],
-        ["k3", pytest.approx(2e-6), 1],
-        ["k2", pytest.approx(5e-7), 1],
-    ]
+    top = ("k1", 3e-6, 2), ("k3", 2e-6, 1), ("k2", 5e-7, 1)
+    assert found["top"] == [[name, pytest.approx(seconds), count] for name, seconds, count in top]
 
 
 def test_our_side_takes_a_step_of_every_case():

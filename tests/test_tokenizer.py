@@ -54,12 +54,9 @@ def test_prompt_and_solution_encode_as_their_concatenation(tokenizer, texts):
         assert tokenizer.encode(prompt) + tokenizer.encode(solution) == tokenizer.encode(prompt + solution)
 
 
-def test_same_texts_same_bytes(texts):
+def test_same_texts_same_bytes_within_a_limit(texts, tmp_path):
     assert train_tokenizer(texts, 512) == train_tokenizer(iter(texts), 512)
     assert train_tokenizer(texts, 512) != train_tokenizer(texts[:60], 512)
-
-
-def test_vocabulary_limit(texts, tmp_path):
     path = tmp_path / "small.model"
     path.write_bytes(train_tokenizer(texts, 330))
     small = load_tokenizer(path)

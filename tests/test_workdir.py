@@ -237,14 +237,11 @@ def test_a_program_that_runs_out_of_memory_after_it_was_dispatched_and_other_err
         raise jax.errors.JaxRuntimeError("INTERNAL: a failure that is nobody's mistake")
 
 
-def test_the_window_of_a_profile():
+def test_only_the_window_of_a_profile_is_traced(monkeypatch):
     assert profile.window("2:4", 10) == range(2, 4) and not profile.window(None, 10)
     for text in ("4:2", "3:3", "-1:2", "1", "a:b", "1:2:3", "9:11", ""):
         with pytest.raises(ValueError, match=r"START:STOP.*STOP <= 10"):
             profile.window(text, 10)
-
-
-def test_only_the_window_is_traced(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **_: calls.append(folder))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))

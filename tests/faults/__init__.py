@@ -1,1 +1,1 @@
-"""Faults that tests/campaign.py tries on small trainings: `bench` has these, other modules the faults."""
+"""Faults that tests/campaign.py tries on small trainings: `bench` has these, `kinds` the faults."""
