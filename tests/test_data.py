@@ -40,7 +40,7 @@ def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
         Problem(6, "t", "p", "", "", {"level": [1.5, None, "é"]}),
         Problem(2**31 - 1, "tâche", "é\n😀\x00", "", '{"a": 1}'),
     ]
-    problems.write({"train": odd, "heldout": odd[:1]}, tmp_path)
+    problems.publish({"train": odd, "heldout": odd[:1]}, {}, tmp_path)
     source = problems.Records(tmp_path, "train")
     assert [problems.to_problem(source[i]) for i in range(len(source))] == odd
     columns = {name: value for name, value in source[0].items() if name != "columns"}
@@ -49,7 +49,7 @@ def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
 
 @pytest.mark.parametrize("name", ["*.array_record*", "dataset_info.json", "features.json"])
 def test_a_damaged_folder_is_named(tmp_path, name):
-    problems.write({"train": [Problem(i, "t", "p", "s", "a") for i in range(9)]}, tmp_path)
+    problems.publish({"train": [Problem(i, "t", "p", "s", "a") for i in range(9)]}, {}, tmp_path)
     file = next(tmp_path.rglob(name))
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=f"{tmp_path}: the prepared problems cannot be read .*; prepare them again"):
