@@ -98,7 +98,7 @@ def test_items_are_drawn_again_where_they_are_scored():
     items = [(problem, f"<answer>{answer_of(problem)}</answer>") for problem in drawn]
     items += [(problem, "<answer>?</answer>") for problem in drawn[:4]] + [(drawn[4], "<answer>999983</answer>")]
     with Scorer(workers=1, timeout_seconds=60.0, extraction="tags", partial_credit=True) as scorer:
-        scores = scorer.score(items)
+        scores = scorer.submit(items).result()
     assert (scores.correct[:65] == 1).all() and (scores.correct[65:] < 1).all() and not scores.failures
     assert scores.correct[-1] > 0, "gcd gives half a point for any number"
 
@@ -133,7 +133,7 @@ def test_scores_votes_and_failures():
     items += [(sums[1], f"it is {right[1]}"), (letters, "Answer: 999983")]
     items += [(factors, "Answer: two times three"), (other, "Answer: 1")]
     with Scorer("dapo", workers=1) as scorer:
-        scores = scorer.score(items)
+        scores = scorer.submit(items).result()
         assert [scorer.vote(*item) for item in items[:4]] == [right[0], right[0], "77", None]
     assert scores.correct.tolist() == [1, 1, 0, 0, 0, 0, 0]
     failed, changed = scores.failures

@@ -33,7 +33,7 @@ NO_REWARD = "none"  # in place of a function: that sum is 0, and the accuracy is
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What `Scorer.score` finds of N responses."""
+    """What is found of N responses."""
 
     correct: np.ndarray  # f32[N], accuracy: 1 right, 0 wrong, partial credit between; 0 where the function failed
     failures: list[str]  # one line for each call that failed, naming the problem
@@ -139,10 +139,6 @@ class Scorer(contextlib.AbstractContextManager):
             self.close()
             raise
 
-    def score(self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True) -> Scores:
-        """`submit(items, lengths, rewards).result()`."""
-        return self.submit(items, lengths, rewards).result()
-
     def submit(
         self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True, outcomes: Sequence = ()
     ) -> "Submitted":
@@ -215,11 +211,7 @@ class Scorer(contextlib.AbstractContextManager):
         """What a function is called in a line of text."""
         if function == ENVIRONMENT:
             return f"environment {self.environment.name}"
-        return (
-            f"reward function {function!r}"
-            if task is None
-            else f"reward function {_name(self.function_of(function, task))}"
-        )
+        return f"reward function {repr(function) if task is None else _name(self.function_of(function, task))}"
 
     def most_failures(self, function: str) -> float:
         """The largest share of responses on which it may fail."""
