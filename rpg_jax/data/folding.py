@@ -41,9 +41,6 @@ class Folded:
     read: int  # number of rows
     contradicted: int  # problems left out because their rows disagree on the answer
 
-    def repeats(self) -> int:
-        return self.read - len(self.problems) - self.contradicted
-
 
 def fold(
     sources: Iterable[Source],

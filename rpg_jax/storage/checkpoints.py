@@ -74,7 +74,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             # If a folder that is made in the background cannot be made, threads wait five minutes for it.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
-        handlers = {"state": orbax_io.writer(), "record": ocp.JsonCheckpointHandler()}
+        arrays = ocp.PyTreeCheckpointHandler(save_concurrent_gb=96)  # the files and the limit of StandardSave
+        handlers = {"state": arrays, "record": ocp.JsonCheckpointHandler()}
         self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options, item_handlers=handlers)
         self._unranked: dict[int, str] = {}  # step -> why its metric cannot be read
         self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
