@@ -30,8 +30,9 @@ def test_written_and_read_back_exactly(prepared):
     alone = problems.generate({"sorting": {}}, 40, 10, 0)["train"]
     prompts = [problem.prompt for problem in splits["train"] if problem.task == "sorting"]
     assert prompts == [problem.prompt for problem in alone], "whatever other tasks there are"
-    assert {path.name for path in prepared.path.iterdir()} == {"problems", "settings.json", "tokenizer.model"}
-    assert json.loads((prepared.path / "settings.json").read_text())["tasks"]["arithmetic"]["steps"] == 2
+    folder = prepared.tokenizer.folder
+    assert {path.name for path in folder.iterdir()} == {"problems", "settings.json", "tokenizer.model"}
+    assert json.loads((folder / "settings.json").read_text())["tasks"]["arithmetic"]["steps"] == 2
 
 
 def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
@@ -58,15 +59,16 @@ def test_a_damaged_folder_is_named(tmp_path, name):
 
 
 def test_prepare_is_cached_by_content(prepared):
-    lines, folder, model = [], prepared.path.parent, prepared.path / "tokenizer.model"
+    lines, made = [], prepared.tokenizer.folder
+    folder, model = made.parent, made / "tokenizer.model"
     stamp = model.stat().st_mtime_ns
     for tasks in (TASKS, {"sorting": {}, "arithmetic": dict(operand=9, steps=2)}):  # 9 is the default
-        assert prepare(folder, **TINY | dict(tasks=tasks), log=lines.append).path == prepared.path
+        assert prepare(folder, **TINY | dict(tasks=tasks), log=lines.append).tokenizer.folder == made
     assert model.stat().st_mtime_ns == stamp and lines == []
     other = prepare(folder, **TINY | dict(seed=1), log=lines.append)
     assert len(lines) == 1 and "80 train, 20 heldout problems" in lines[0]
-    assert other.path != prepared.path and other.problems("train")[0] != prepared.problems("train")[0]
-    assert {path.name for path in folder.iterdir()} == {prepared.path.name, other.path.name}, "one is half built"
+    assert other.problems("train")[0] != prepared.problems("train")[0]
+    assert {path.name for path in folder.iterdir()} == {made.name, other.tokenizer.folder.name}, "one is half built"
 
 
 def test_a_failed_preparation_leaves_nothing(tmp_path):

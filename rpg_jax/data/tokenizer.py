@@ -23,6 +23,7 @@ _TAG = re.compile(r"</?(\w+)>")
 class Tokenizer:
     """The interface of both kinds, and what they share: ids by name from the files of the folder, its chat template."""
 
+    folder: pathlib.Path  # of its file
     vocab_size: int  # largest id + 1
     bos_id: int | None
     eos_id: int
@@ -66,7 +67,7 @@ class Tokenizer:
     def render(self, messages: list[dict], **options) -> str:
         """The messages by the chat template of the folder; see `chat.ChatTemplate.render`."""
         if self._chat is None:
-            raise InputError(f"{self._folder}: no chat template there; choose template=plain, or a Jinja file")
+            raise InputError(f"{self.folder}: no chat template there; choose template=plain, or a Jinja file")
         return self._chat.render(messages, **options)
 
     def _read_folder(self, path: pathlib.Path, named: dict[str, str], template: str | None, marked=frozenset()):
@@ -75,7 +76,7 @@ class Tokenizer:
         Args:
           named, marked: the special tokens of the vocabulary file, by name and without.
         """
-        folder = self._folder = path.parent
+        folder = self.folder = path.parent
         of_folder, special = tokenizer_files.special_tokens(folder, self._id)
         named = named | of_folder
         special = {*named.values(), *special}

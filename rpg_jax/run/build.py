@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError, data, objectives, parallel
-from rpg_jax.data.datasets import Sets
 from rpg_jax.environments import Environment, Observations
 from rpg_jax.models import Model, cudnn
 from rpg_jax.rewards import Scorer, scale_named
@@ -54,7 +53,7 @@ class Run:
 
     mesh: jax.sharding.Mesh
     sampler_mesh: jax.sharding.Mesh  # that samples; the same one without mesh.sampler
-    data: data.Prepared | Sets
+    data: data.Sets
     model: Model
     sampler_model: Model  # the same on that mesh
     teacher: Model | None  # the reference's, where `reference.checkpoint` names one
@@ -130,7 +129,7 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     teacher = build_teacher(config, model, problems.tokenizer, longest, mesh)
     check_pages(samples, sampler, rollout)
     rollout.recorded(model.config)  # refuses routes of a model without experts
-    known = dict(generated="tasks" in config.data, tasks=() if "tasks" in config.data else problems.tasks)
+    known = dict(generated="tasks" in config.data, tasks=problems.tasks)
     environment = build_environment(config, problems.tokenizer, model)
     judge = dict(evaluation=config.evaluation.function, environment=environment)
     scorer = Scorer(**set_keys(config.reward, "scale"), **known, **judge)
@@ -242,7 +241,7 @@ def build_objective(config: ConfigDict) -> objectives.Objective:
     return objective
 
 
-def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared | Sets:
+def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Sets:
     """Generated problems if the config has `data.tasks`, else prepared sets, read with the checkpoint's tokenizer."""
     if "tasks" in config.data:
         return data.prepare(**set_keys(config.data), log=log)

@@ -119,14 +119,12 @@ def of_run(options) -> Source:
     check_finite(params, f"{folder}, step {step}", "they are not exported; name another checkpoint with --which")
     if options.to == PEFT:
         return Source(place, params, {"adapter_config.json": huggingface.adapter_config(lora, source)}, {})
-    tokenizer_folder = run.data.path if "tasks" in config.data else config.data.tokenizer or source
-    texts = {"config.json": described(run.model.config, params, source)}
+    texts, tokenizer = {"config.json": described(run.model.config, params, source)}, run.data.tokenizer
     if source is None:
-        tokenizer = run.data.tokenizer
         ids = dict(bos_token_id=tokenizer.bos_id, pad_token_id=tokenizer.pad_id, eos_token_id=list(tokenizer.stop_ids))
         texts["config.json"] |= ids
         texts[GENERATION] = ids
-    return Source(place, params, texts, companions(source, tokenizer_folder))
+    return Source(place, params, texts, companions(source, tokenizer.folder))
 
 
 def described(config: ModelConfig, params: dict, source) -> dict:
@@ -136,10 +134,8 @@ def described(config: ModelConfig, params: dict, source) -> dict:
     return before | huggingface.config_json(config) | {"torch_dtype": str(params["embed"]["embedding"].dtype)}
 
 
-def companions(source, tokenizer) -> dict[str, pathlib.Path]:
+def companions(source, tokenizer: pathlib.Path) -> dict[str, pathlib.Path]:
     """The files to copy beside the weights, from the folders of the source weights, if any, and of the tokenizer."""
-    tokenizer = pathlib.Path(tokenizer)
-    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     files = {} if source is None else {GENERATION: pathlib.Path(source) / GENERATION}
-    files |= {name: folder / name for name in TOKENIZER_FILES}
+    files |= {name: tokenizer / name for name in TOKENIZER_FILES}
     return {name: file for name, file in files.items() if file.is_file()}
