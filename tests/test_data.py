@@ -112,16 +112,16 @@ def test_resume_on_another_number_of_processes(batches, before, after):
     for count, part in ((before, batches[:half]), (after, batches[half:])):
         processes = [stream(1000) for _ in range(count)]
         for process in processes:
-            process.set_state(state)
+            process.cursor = state
         for n in part:
             batch = np.zeros(12 * n, int)
             for i, process in enumerate(processes):
                 rows = np.arange(12 * n)[i::count]
                 batch[rows] = [problem.id for problem in process.next(12 * n, rows)]
             got.append(batch.tolist())
-        assert len({process.get_state() for process in processes}) == 1
-        state = json.loads(json.dumps(processes[0].get_state()))
-    assert got == expected and state == whole.get_state()
+        assert len({process.cursor for process in processes}) == 1
+        state = json.loads(json.dumps(processes[0].cursor))
+    assert got == expected and state == whole.cursor
 
 
 def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):

@@ -1,14 +1,13 @@
 """Episodes with an environment, each in one of several worker processes, under their limits."""
 
 import contextlib
-import pathlib
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from rpg_jax import InputError, gym
-from rpg_jax.rewards.pool import Failure, Pool
+from rpg_jax.rewards.pool import Failure, Pool, file_and_name
 
 # Our own environments, by module and class.
 NAMED = {
@@ -117,10 +116,4 @@ def place(name: str) -> tuple[str, str]:
     file, _, title = name.rpartition(":")
     if file == TEXTARENA and re.fullmatch(r"[\w.-]+", title):
         return "rpg_jax.environments.textarena_games", title
-    if not file.endswith(".py") or not title.isidentifier():
-        raise InputError(
-            f"environment {name!r} must be one of {', '.join(NAMED)}, {TEXTARENA}:NAME, or of the form FILE.py:CLASS"
-        )
-    if not pathlib.Path(file).is_file():
-        raise InputError(f"environment {name!r}: there is no file {file!r}")
-    return file, title
+    return file_and_name("environment", name, f"{', '.join(NAMED)}, {TEXTARENA}:NAME", "FILE.py:CLASS")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import pathlib
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -11,7 +10,7 @@ import numpy as np
 
 from rpg_jax import InputError
 from rpg_jax.answer import EXTRACTIONS, final_answer
-from rpg_jax.rewards.pool import Failure, Pool
+from rpg_jax.rewards.pool import Failure, Pool, file_and_name
 from rpg_jax.rewards.rules import JUDGED, RULES, voted_answer
 from rpg_jax.rewards.shaping import check_weights
 from rpg_jax.rewards.verifiers import VERIFIERS
@@ -67,7 +66,8 @@ class Submitted:
                 except Failure as failure:
                     title = self.scorer.title_of(function, problem.task)
                     failed.append((index, f"problem {problem.id} ({problem.task}): {title}: {failure}"))
-            most = self.scorer.most_failures(function)
+            most = self.scorer.max_failures if ".py:" in function else 1.0
+            most = self.scorer.environment.max_failures if function == ENVIRONMENT else most
             if len(failed) > most * len(verdicts):
                 raise InputError(
                     f"{self.scorer.title_of(function)} failed on {len(failed)} of {len(verdicts)} responses, more than "
@@ -213,12 +213,6 @@ class Scorer(contextlib.AbstractContextManager):
             return f"environment {self.environment.name}"
         return f"reward function {repr(function) if task is None else _name(self.function_of(function, task))}"
 
-    def most_failures(self, function: str) -> float:
-        """The largest share of responses on which it may fail."""
-        if function == ENVIRONMENT:
-            return self.environment.max_failures
-        return self.max_failures if ".py:" in function else 1.0
-
     def function_of(self, function: str, task: str) -> str:
         """The name of the rule, verifier or function that scores a task's problems where `function` is set."""
         is_ours = function == OWN or function in RULES or function in _MODULES
@@ -231,7 +225,8 @@ class Scorer(contextlib.AbstractContextManager):
     def _pool(self, function: str) -> Pool:
         """The workers of a function, started when they are first asked for."""
         if function not in self._pools:
-            where, name = _WORKERS[function] if function in _WORKERS else _parse(function)
+            known = ", ".join([OWN, *RULES, *_MODULES])
+            where, name = _WORKERS.get(function) or file_and_name("reward function", function, known)
             if function == _GYM and self._partial_credit:
                 name = "credit"
             try:
@@ -294,13 +289,3 @@ def named_rewards(
 
 def _name(function: str) -> str:
     return function.rpartition(":")[2]
-
-
-def _parse(function: str) -> tuple[str, str]:
-    file, _, name = function.rpartition(":")
-    if not file.endswith(".py") or not name.isidentifier():
-        known = ", ".join([OWN, *RULES, *_MODULES])
-        raise InputError(f"reward function {function!r} must be one of {known}, or of the form FILE.py:NAME")
-    if not pathlib.Path(file).is_file():
-        raise InputError(f"reward function {function!r}: there is no file {file!r}")
-    return file, name

@@ -49,7 +49,9 @@ def main(options) -> None:
     loaded = time.perf_counter()
     with staged(target) as folder:
         most = math.inf if options.to == PEFT else (options.max_shard_gb or 5.0) * 1e9
-        weights.save_safetensors(folder, source.params, most, name="adapter_model" if options.to == PEFT else "model")
+        tensors = weights.save_safetensors(
+            folder, source.params, most, name="adapter_model" if options.to == PEFT else "model"
+        )
         for name, file in source.copies.items():
             shutil.copyfile(file, folder / name)
         for name, values in source.texts.items():
@@ -57,7 +59,7 @@ def main(options) -> None:
             (folder / name).write_text(text, encoding="utf-8")
     leaves = jax.tree.leaves(source.params)
     rows = {
-        "tensors": weights.tensor_count(source.params),
+        "tensors": tensors,
         "parameters": sum(leaf.size for leaf in leaves),
         "dtype": ", ".join(sorted({str(leaf.dtype) for leaf in leaves})),
         "seconds": f"{loaded - start:.1f} to read, {time.perf_counter() - loaded:.1f} to write",

@@ -192,15 +192,6 @@ def load_frozen(config: ConfigDict, run: Run) -> dict:
     return dict(frozen=frozen, checksums=checksums)
 
 
-def check_teacher(config: ConfigDict, run: Run) -> None:
-    """Raises ValueError for a teacher whose folder lacks weights, or has others than its config says.
-
-    They are read after the warm start, which would have been for nothing.
-    """
-    if run.teacher is not None:
-        weights.with_stored_dtypes(config.reference.checkpoint, run.teacher.shapes)
-
-
 def load_held(folder: str, shapes: Policy) -> Params:
     """The weights in a folder, laid out and held as those of `shapes`."""
     model, shardings = shapes.model, jax.tree.map(lambda leaf: leaf.sharding, shapes.params)

@@ -60,13 +60,9 @@ def with_stored_dtypes(directory, shapes: Any) -> Any:
     return jax.tree.structure(shapes).unflatten(kept)
 
 
-def tensor_count(params: Any) -> int:
-    """The number of tensors of a training tree in Hugging Face's format."""
-    return len(_places(_named(params)))
-
-
-def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str = "model") -> None:
+def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str = "model") -> int:
     """Writes a training tree as `NAME.safetensors`, or, when it needs several files, as numbered ones with an index.
+    Returns the number of tensors.
 
     `params` are fully addressable arrays, float32, float16 or bfloat16. A file has at most `max_shard_bytes` of
     tensors, which are in the host's memory at once; a larger tensor gets one of its own.
@@ -82,9 +78,8 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
         filled += size
     with Progress("writing tensors", 0, len(sizes)) as progress:
         for number, group in enumerate(groups, 1):
-            file = (
-                f"{name}.safetensors" if len(groups) == 1 else f"{name}-{number:05d}-of-{len(groups):05d}.safetensors"
-            )
+            which = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+            file = f"{name}{which}.safetensors"
             taken = {n: _taken(leaves[placed[n].leaf], placed[n].index, placed[n].transposed) for n in group}
             arrays = {tensor: np.ascontiguousarray(array) for tensor, array in taken.items()}
             (directory / file).touch()
@@ -96,6 +91,7 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
     if len(groups) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
         (directory / tensor_files.INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return len(sizes)
 
 
 def _named(tree: Any) -> dict[str, Any]:
