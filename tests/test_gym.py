@@ -35,7 +35,7 @@ here = mock.patch.object(gym, "_replies", lambda request, title: gym.problems(**
 
 @here
 def draw(title, split="train"):
-    return fold(open_gym([title], split), TEMPLATES["none"]).problems
+    return fold(open_gym([title], split), TEMPLATES["none"].format).problems
 
 
 def questions(problems):
@@ -90,7 +90,7 @@ def test_items_are_drawn_again_where_they_are_scored():
     """
     same = "gym:list_functions(size=60)"
     title = "gym:isomorphic_strings(size=1) + ransom_note(size=1) + word_ladder(size=1) + rearc(size=1) + gcd(size=1)"
-    drawn = fold(open_gym([title, same], "train"), TEMPLATES["none"]).problems
+    drawn = fold(open_gym([title, same], "train"), TEMPLATES["none"].format).problems
     random.seed(7)
     state = random.getstate(), np.random.get_state()[1].tolist()
     assert draw(same) == drawn[5:]

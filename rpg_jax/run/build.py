@@ -186,15 +186,11 @@ def check_pages(model: Model, mesh: Mesh, rollout: RolloutSettings) -> None:
 def check_rows(config: ConfigDict, run: Run) -> None:
     """Raises ValueError when the mesh does not divide the rows of a batch. Only training has such batches: evaluation
     and export may use another mesh than the run."""
-    rollout, learner, warm = run.rollout, config.learner, config.warm_start
+    rollout, warm = run.rollout, config.warm_start
     fresh = "rollout.prompts" if rollout.fresh_prompts == rollout.prompts else "rollout.oversample x rollout.prompts"
     both = {"rollout.prompts x rollout.samples": rollout.prompts * rollout.samples}
     parallel.check_rows(run.sampler_mesh, {fresh: rollout.fresh_prompts, **both, "rollout.slots": rollout.slots})
-    counts = {
-        **both,
-        "learner.microbatch_rows": learner.microbatch_rows,
-        "learner.scoring_rows": learner.scoring_rows or learner.microbatch_rows,
-    }
+    counts = both | {f"learner.{name}": getattr(run.loop, name) for name in ("microbatch_rows", "scoring_rows")}
     parallel.check_rows(run.mesh, counts | ({"warm_start.microbatch_rows": warm.microbatch_rows} if warm.steps else {}))
 
 

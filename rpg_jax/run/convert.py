@@ -28,6 +28,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 TOKENIZER_FILES += ("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
 GENERATION = "generation_config.json"
 PEFT = "peft"  # the format of adapters of Hugging Face's package of that name
+FILES = {"huggingface": "model", PEFT: "adapter_model"}  # by format
 
 
 class Source(NamedTuple):
@@ -49,9 +50,7 @@ def main(options) -> None:
     loaded = time.perf_counter()
     with staged(target) as folder:
         most = math.inf if options.to == PEFT else (options.max_shard_gb or 5.0) * 1e9
-        tensors = weights.save_safetensors(
-            folder, source.params, most, name="adapter_model" if options.to == PEFT else "model"
-        )
+        tensors = weights.save_safetensors(folder, source.params, most, FILES[options.to])
         for name, file in source.copies.items():
             shutil.copyfile(file, folder / name)
         for name, values in source.texts.items():

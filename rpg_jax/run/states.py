@@ -141,7 +141,7 @@ def restore(
         before, now = np.asarray(saved[name]), np.asarray(loaded["checksums"][name])
         changed = np.flatnonzero(before != now) if before.shape == now.shape else range(len(now))
         if len(changed):
-            names = [parallel.leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(policy.params)]
+            names = list(parallel.named_leaves(policy.params))
             holds, key = OF_FROZEN[name]
             raise InputError(
                 f"checkpoint {step} in {checkpoints.directory} {holds} of other weights than {key} has now: "

@@ -97,11 +97,8 @@ def train(
             if params is None:
                 return None
             with phase("state"):
-                restored = (
-                    0,
-                    jax.block_until_ready(states.build_state(run, params, **states.load_frozen(config, run))),
-                    {"cursor": 0, "totals": loop.new_totals(seconds)},
-                )
+                frozen, extra = states.load_frozen(config, run), {"cursor": 0, "totals": loop.new_totals(seconds)}
+                restored = 0, jax.block_until_ready(states.build_state(run, params, **frozen)), extra
         start, *begins, extra = restored
         del restored  # the loop alone holds what it begins with, of which an update donates a part
         if start >= config.steps and extra["totals"]["evaluated"] == start:
