@@ -36,7 +36,7 @@ class Outcome:
         return sum(self.rewards)
 
 
-class Environment(contextlib.AbstractContextManager):
+class Environment(contextlib.ExitStack):
     """Plays episodes. `close`, or the end of a `with`, ends the workers and what they have started in their sessions.
 
     An episode keeps to one worker, which keeps its object. A worker that dies or hangs is replaced, the episode whose
@@ -60,13 +60,15 @@ class Environment(contextlib.AbstractContextManager):
 
         Raises InputError: there is no such environment, or its class cannot be loaded or lacks a method.
         """
+        super().__init__()
         self.name, self.observations, self.stops, self.seed = name, observations, stops, seed
         self.max_turns, self.turn_tokens, self.max_failures = max_turns, turn_tokens, max_failures
-        self._pools = list[Pool]()
+        self._pools = []
         limits = dict(timeout_seconds=timeout_seconds, memory_mb=memory_mb, network=network and ".py:" in name)
         try:
             for _ in range(workers):
-                self._pools.append(Pool(*place(name), workers=1, kind="environment", **limits))
+                pool = Pool(*place(name), workers=1, kind="environment", **limits)
+                self._pools.append(self.enter_context(contextlib.closing(pool)))
         except BaseException as error:
             self.close()
             if isinstance(error, Failure):
@@ -95,13 +97,6 @@ class Environment(contextlib.AbstractContextManager):
                 f"environment {self.name!r}, tried on problem {problem.id} ({problem.task}) with its answer "
                 f"{told(problem)!r:.60} as the first action: {failure}"
             ) from None
-
-    def close(self) -> None:
-        for pool in self._pools:
-            pool.close()
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def told(problem) -> str:

@@ -83,7 +83,7 @@ class Submitted:
         return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards, of_environment, notes)
 
 
-class Scorer(contextlib.AbstractContextManager):
+class Scorer(contextlib.ExitStack):
     """Scores responses by rules and functions.
 
     A user's function, `math_verify` and the families of reasoning-gym run in `workers` processes. A function is given
@@ -119,7 +119,8 @@ class Scorer(contextlib.AbstractContextManager):
         """
         if extraction not in EXTRACTIONS:
             raise InputError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
-        self.environment = environment
+        super().__init__()
+        self.environment = environment and self.enter_context(environment)
         self._rewards = named_rewards(function, functions, environment is not None)
         self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
         self.weights = self.weights or {ONE: 0.0, ENVIRONMENT: 0.0}  # reward.function=none
@@ -231,22 +232,14 @@ class Scorer(contextlib.AbstractContextManager):
                 name = "credit"
             try:
                 network = self._network and function not in _WORKERS
-                self._pools[function] = Pool(where, name, network=network, **self._limits)
+                pool = Pool(where, name, network=network, **self._limits)
+                self._pools[function] = self.enter_context(contextlib.closing(pool))
             except Failure as failure:
                 raise InputError(
                     f"reward function {function!r} cannot be loaded in a worker of "
                     f"memory_mb={self._limits['memory_mb']}: {failure}"
                 ) from None
         return self._pools[function]
-
-    def close(self) -> None:
-        for pool in self._pools.values():
-            pool.close()
-        if self.environment is not None:
-            self.environment.close()
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def _question(problem, response: str, tokens) -> dict:

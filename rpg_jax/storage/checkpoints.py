@@ -54,15 +54,16 @@ def checksum(x: jax.Array) -> jax.Array:
     return jnp.sum(_mix(words.astype(jnp.uint32) ^ _mix(index)), dtype=jnp.uint32)
 
 
-class Checkpoints(contextlib.AbstractContextManager):
+class Checkpoints(contextlib.ExitStack):
     """The checkpoints of one run, one folder per step: the newest `keep_last` and the one with the highest metric.
 
-    `directory` is a local path or a bucket's URL. Every process of a job makes the same calls. Usable as a context
-    manager; leaving it waits for the running save. Raises OSError, in `save` and `close`, too, when the disk is full or
-    read-only; earlier checkpoints stay as they were.
+    `directory` is a local path or a bucket's URL. Every process of a job makes the same calls. `close`, or the end of a
+    `with`, waits for the running save and ends Orbax's threads. Raises OSError, in `save` and `close`, too, when the
+    disk is full or read-only; earlier checkpoints stay as they were.
     """
 
     def __init__(self, directory, keep_last: int = 2):
+        super().__init__()
         self.directory = epath.Path(directory).expanduser()
         if "://" not in str(directory):
             self.directory = epath.Path(os.path.abspath(self.directory))
@@ -76,6 +77,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         arrays = ocp.PyTreeCheckpointHandler(save_concurrent_gb=96)  # the files and the limit of StandardSave
         handlers = {"state": arrays, "record": ocp.JsonCheckpointHandler()}
         self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options, item_handlers=handlers)
+        self.callback(self._storage, self._manager.close)
         self._unranked: dict[int, str] = {}  # step -> why its metric cannot be read
         self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
 
@@ -150,13 +152,6 @@ class Checkpoints(contextlib.AbstractContextManager):
                 file=sys.stderr,
             )
         return self._best(self._steps())
-
-    def close(self) -> None:
-        """Waits for the running save and ends Orbax's threads."""
-        self._storage(self._manager.close)
-
-    def __exit__(self, *_):
-        self.close()
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
         """Orbax's preservation policy: which checkpoints stay once the newest one is on disk."""

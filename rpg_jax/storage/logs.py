@@ -69,7 +69,7 @@ def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None)
     return rows, int(bool(unfinished))
 
 
-class RunLog(contextlib.AbstractContextManager):
+class RunLog(contextlib.ExitStack):
     """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, `look.parquet`, TensorBoard, wandb.
 
     Opening it cuts each log back to the rows that it had when the restored checkpoint was saved, because what came
@@ -86,24 +86,25 @@ class RunLog(contextlib.AbstractContextManager):
     """
 
     def __init__(self, workdir, resume_step: int, config: dict, tensorboard=True, wandb=None, rows=None):
-        self._sinks, self._process = contextlib.ExitStack(), jax.process_index()
+        super().__init__()
+        self._process = jax.process_index()
         self._files, self._rows, self._events, self._wandb = {}, {}, None, None
         if self._process:
             return
         workdir = pathlib.Path(workdir)
         if wandb is not None:
-            self._wandb = self._sinks.enter_context(_wandb_run(workdir, wandb, config))
+            self._wandb = self.enter_context(_wandb_run(workdir, wandb, config))
         for name in ("metrics", "samples", "heldout"):
             path = workdir / f"{name}.jsonl"
             self._rows[name] = _cut_back(path, resume_step, (rows or {}).get(name, 0))
-            self._files[name] = self._sinks.enter_context(path.open("a"))
+            self._files[name] = self.enter_context(path.open("a"))
         self._look = workdir / LOOK
         self._rows["look"] = _cut_table_back(self._look, resume_step, (rows or {}).get("look", 0))
         if tensorboard:
             from tensorboardX import SummaryWriter
 
             folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step or rows else 0
-            self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge, max_queue=QUEUE))
+            self._events = self.enter_context(SummaryWriter(str(folder), purge_step=purge, max_queue=QUEUE))
 
     def write(self, row: dict, samples=(), heldout=(), look=()) -> None:
         """Appends one row, a dict with an integer `step`, and the step's responses, and flushes the files.
@@ -132,12 +133,6 @@ class RunLog(contextlib.AbstractContextManager):
 
     def progress(self, label: str, start: int, total: int) -> "Progress":
         return Progress(label, start, total)
-
-    def close(self) -> None:
-        self._sinks.close()
-
-    def __exit__(self, *_):
-        self.close()
 
     def _append(self, name, rows):
         self._files[name].writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
