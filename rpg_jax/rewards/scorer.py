@@ -120,7 +120,7 @@ class Scorer(contextlib.ExitStack):
         if extraction not in EXTRACTIONS:
             raise InputError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
         super().__init__()
-        self.environment = environment and self.enter_context(environment)
+        self.environment = environment and self.enter_context(contextlib.closing(environment))
         self._rewards = named_rewards(function, functions, environment is not None)
         self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
         self.weights = self.weights or {ONE: 0.0, ENVIRONMENT: 0.0}  # reward.function=none

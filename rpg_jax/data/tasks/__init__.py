@@ -16,7 +16,7 @@ from rpg_jax.data.tasks import arithmetic, countdown, guess, sorting
 
 SPLITS = ("train", "heldout")
 LARGEST = 10**9  # number in a problem, which NumPy draws as int64
-MOST = dict.fromkeys(("steps", "numbers", "used", "attempts", "word", "depth"), 1000)  # lengths: they take time
+MOST = dict.fromkeys(("steps", "numbers", "used", "attempts"), 1000)  # lengths: they take time
 HELDOUT_SHARE = 8  # one problem in eight is held out
 TASKS = {"arithmetic": arithmetic, "countdown": countdown, "guess": guess, "sorting": sorting}
 
