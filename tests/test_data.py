@@ -85,7 +85,7 @@ def test_a_failed_preparation_leaves_nothing(tmp_path):
 def test_processes_that_prepare_at_once_agree(tmp_path):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         made = pool.map(functools.partial(prepare, **TINY), [tmp_path] * 4, chunksize=1)
-    assert [one.path for one in made] == list(tmp_path.iterdir()) * 4
+    assert [one.tokenizer.folder for one in made] == list(tmp_path.iterdir()) * 4
 
 
 def stream(size=10, seed=3):
