@@ -18,9 +18,7 @@ from rpg_jax.run import cli
 flags.DEFINE_string("workdir", None, "Folder of a run to evaluate.")
 flags.DEFINE_string("checkpoint_dir", None, "Where a run's checkpoints are; the workdir knows.")
 flags.DEFINE_string("which", None, "Which of a run's checkpoints: best by held-out accuracy (default), last, a step.")
-flags.DEFINE_string(
-    "checkpoint", None, "Folder of weights to evaluate, in Hugging Face's format or of rpg_jax.convert."
-)
+flags.DEFINE_string("checkpoint", None, "Folder of weights to evaluate, in Hugging Face's format.")
 flags.DEFINE_string("data", None, "Problem sets, comma separated; the run's held-out problems if unset.")
 flags.DEFINE_string("out", None, "Folder to write; if unset, under WORKDIR/evaluation or runs/evaluation.")
 flags.DEFINE_integer("k", None, "Responses to each problem; the run's evaluation.k, or 32.", lower_bound=1)
@@ -41,9 +39,7 @@ flags.DEFINE_string("template", None, "In place of a --checkpoint's chat templat
 flags.DEFINE_string("template_options", "{}", 'Variables of the chat template, as JSON: {"enable_thinking": false}.')
 flags.DEFINE_enum("overlong", "refuse", ["refuse", "drop"], "What to do with prompts over --max_prompt.")
 flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of a --checkpoint's weights and activations.")
-flags.DEFINE_integer(
-    "tensor", 1, "Devices that share one copy of a --checkpoint's weights; copies answer other problems.", lower_bound=1
-)
+flags.DEFINE_integer("tensor", 1, "Devices that share one copy of a --checkpoint's weights.", lower_bound=1)
 
 
 def check_flags(options) -> None:

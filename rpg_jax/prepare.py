@@ -21,18 +21,12 @@ flags.DEFINE_bool("list_gym", False, "Show the families of reasoning-gym and the
 flags.DEFINE_string("target", None, "Folder to make; it must not exist, or be empty.")
 flags.DEFINE_string("name", None, "Name of the set, under which scores are reported; each source's own if unset.")
 flags.DEFINE_string("template", "paper", "What makes a user message of a problem's text, as data.wording of a config.")
-flags.DEFINE_enum(
-    "conflicts", "refuse", ["refuse", "drop"], "What to do with a problem that comes with different answers."
-)
+flags.DEFINE_enum("conflicts", "refuse", ["refuse", "drop"], "What to do with a problem of different answers.")
 flags.DEFINE_string("problem_field", None, "Column of messages or text; unset: prompt, problem, question, messages.")
 flags.DEFINE_string(
-    "answer_field",
-    None,
-    "Column of the answer, or a path such as answer.0; unset: reward_model.ground_truth, answer, ground_truth.",
+    "answer_field", None, "Column or path (answer.0) of it; unset: reward_model.ground_truth, answer, ground_truth."
 )
-flags.DEFINE_string(
-    "solution_field", None, "Column of worked solutions, for a warm start; unset: solution, extra_info.solution."
-)
+flags.DEFINE_string("solution_field", None, "Column of worked solutions; unset: solution, extra_info.solution.")
 flags.DEFINE_integer("limit", None, "Most problems to write, the first ones.", lower_bound=1)
 
 

@@ -11,11 +11,10 @@ from absl import flags
 
 from rpg_jax.lab.tradeoff.settings import GRID
 from rpg_jax.run import cli
-from rpg_jax.run.flags import define_objective
 
 flags.DEFINE_string("out", "runs/tradeoff", "folder of CSV files and figures")
 flags.DEFINE_string("json", None, "file to write every table to")
-define_objective()
+cli.define_objective()
 for name, (_, default, meaning) in GRID.items():
     (flags.DEFINE_integer if isinstance(default, int) else flags.DEFINE_list)(name, default, meaning)
 

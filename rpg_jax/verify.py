@@ -25,9 +25,8 @@ if a gradient is not finite; 2 for a mistake in the call.
 from absl import flags
 
 from rpg_jax.run import cli
-from rpg_jax.run.flags import define_objective
 
-define_objective()
+cli.define_objective()
 flags.DEFINE_string("json", None, "file to write every measurement to")
 
 

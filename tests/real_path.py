@@ -7,7 +7,7 @@ import sys
 import jax
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rpg_jax.data.templates import paper
+from rpg_jax.data.templates import named
 from rpg_jax.models import Model, ModelConfig, huggingface
 from rpg_jax.storage import weights
 
@@ -25,8 +25,10 @@ def write_sets(folder, names=("dapo-math-17k", "aime-2024", "aime25"), size=8):
     """`NAME.parquet` of `size` word problems each, every row twice; no problem is in two sets."""
     rows = word_problems.distinct(size * len(names))
     for index, name in enumerate(names):
-        word_problems.write(folder / f"{name}.parquet", rows[index * size : (index + 1) * size], paper, repeats=2)
-    return [paper(text) + solution for text, solution, _ in rows]
+        word_problems.write(
+            folder / f"{name}.parquet", rows[index * size : (index + 1) * size], named("paper"), repeats=2
+        )
+    return [named("paper")(text) + solution for text, solution, _ in rows]
 
 
 def byte_level(texts, size, special):

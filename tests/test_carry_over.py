@@ -108,8 +108,8 @@ def test_every_group_is_trained_once_and_in_time(monkeypatch, prompts, oversampl
         oldest = max(oldest, ((step + 1) * updates - 1 - rollout.version[mask]).max())
     waiting = np.asarray(pending.position)
     assert len(waiting) == chosen.fresh_prompts - prompts and (np.diff(waiting) > 0).all()
-    dropped = [n for n in range(stream.get_state()) if order[n] % 3 == 0 and dynamic and n not in waiting]
-    assert sorted([*trained, *waiting, *dropped]) == list(range(stream.get_state()))
+    dropped = [n for n in range(stream.cursor) if order[n] % 3 == 0 and dynamic and n not in waiting]
+    assert sorted([*trained, *waiting, *dropped]) == list(range(stream.cursor))
     assert oldest > updates - 1 + delay, "nothing was carried over"
     assert max_age is None or oldest <= max_age
     assert max_age is not None or np.asarray(pending.begun).min() < 3, "nothing else makes a step wait for old groups"

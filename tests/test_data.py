@@ -30,8 +30,9 @@ def test_written_and_read_back_exactly(prepared):
     alone = problems.generate({"sorting": {}}, 40, 10, 0)["train"]
     prompts = [problem.prompt for problem in splits["train"] if problem.task == "sorting"]
     assert prompts == [problem.prompt for problem in alone], "whatever other tasks there are"
-    assert {path.name for path in prepared.path.iterdir()} == {"problems", "settings.json", "tokenizer.model"}
-    assert json.loads((prepared.path / "settings.json").read_text())["tasks"]["arithmetic"]["steps"] == 2
+    folder = prepared.tokenizer.folder
+    assert {path.name for path in folder.iterdir()} == {"problems", "settings.json", "tokenizer.model"}
+    assert json.loads((folder / "settings.json").read_text())["tasks"]["arithmetic"]["steps"] == 2
 
 
 def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
@@ -40,7 +41,7 @@ def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
         Problem(6, "t", "p", "", "", {"level": [1.5, None, "é"]}),
         Problem(2**31 - 1, "tâche", "é\n😀\x00", "", '{"a": 1}'),
     ]
-    problems.write({"train": odd, "heldout": odd[:1]}, tmp_path)
+    problems.publish({"train": odd, "heldout": odd[:1]}, {}, tmp_path)
     source = problems.Records(tmp_path, "train")
     assert [problems.to_problem(source[i]) for i in range(len(source))] == odd
     columns = {name: value for name, value in source[0].items() if name != "columns"}
@@ -49,7 +50,7 @@ def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
 
 @pytest.mark.parametrize("name", ["*.array_record*", "dataset_info.json", "features.json"])
 def test_a_damaged_folder_is_named(tmp_path, name):
-    problems.write({"train": [Problem(i, "t", "p", "s", "a") for i in range(9)]}, tmp_path)
+    problems.publish({"train": [Problem(i, "t", "p", "s", "a") for i in range(9)]}, {}, tmp_path)
     file = next(tmp_path.rglob(name))
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=f"{tmp_path}: the prepared problems cannot be read .*; prepare them again"):
@@ -58,15 +59,16 @@ def test_a_damaged_folder_is_named(tmp_path, name):
 
 
 def test_prepare_is_cached_by_content(prepared):
-    lines, folder, model = [], prepared.path.parent, prepared.path / "tokenizer.model"
+    lines, made = [], prepared.tokenizer.folder
+    folder, model = made.parent, made / "tokenizer.model"
     stamp = model.stat().st_mtime_ns
     for tasks in (TASKS, {"sorting": {}, "arithmetic": dict(operand=9, steps=2)}):  # 9 is the default
-        assert prepare(folder, **TINY | dict(tasks=tasks), log=lines.append).path == prepared.path
+        assert prepare(folder, **TINY | dict(tasks=tasks), log=lines.append).tokenizer.folder == made
     assert model.stat().st_mtime_ns == stamp and lines == []
     other = prepare(folder, **TINY | dict(seed=1), log=lines.append)
     assert len(lines) == 1 and "80 train, 20 heldout problems" in lines[0]
-    assert other.path != prepared.path and other.problems("train")[0] != prepared.problems("train")[0]
-    assert {path.name for path in folder.iterdir()} == {prepared.path.name, other.path.name}, "one is half built"
+    assert other.problems("train")[0] != prepared.problems("train")[0]
+    assert {path.name for path in folder.iterdir()} == {made.name, other.tokenizer.folder.name}, "one is half built"
 
 
 def test_a_failed_preparation_leaves_nothing(tmp_path):
@@ -83,7 +85,7 @@ def test_a_failed_preparation_leaves_nothing(tmp_path):
 def test_processes_that_prepare_at_once_agree(tmp_path):
     with processes.forks.Pool(2) as pool:
         made = pool.map(functools.partial(prepare, **TINY), [tmp_path] * 4, chunksize=1)
-    assert [one.path for one in made] == list(tmp_path.iterdir()) * 4
+    assert [one.tokenizer.folder for one in made] == list(tmp_path.iterdir()) * 4
 
 
 def stream(size=10, seed=3):
@@ -110,16 +112,16 @@ def test_resume_on_another_number_of_processes(batches, before, after):
     for count, part in ((before, batches[:half]), (after, batches[half:])):
         job = [stream(1000) for _ in range(count)]
         for process in job:
-            process.set_state(state)
+            process.cursor = state
         for n in part:
             batch = np.zeros(12 * n, int)
             for i, process in enumerate(job):
                 rows = np.arange(12 * n)[i::count]
                 batch[rows] = [problem.id for problem in process.next(12 * n, rows)]
             got.append(batch.tolist())
-        assert len({process.get_state() for process in job}) == 1
-        state = json.loads(json.dumps(job[0].get_state()))
-    assert got == expected and state == whole.get_state()
+        assert len({process.cursor for process in job}) == 1
+        state = json.loads(json.dumps(job[0].cursor))
+    assert got == expected and state == whole.cursor
 
 
 def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):

@@ -12,9 +12,10 @@ from rpg_jax import data
 from rpg_jax.data import folding, problems
 from rpg_jax.data.folding import fold
 from rpg_jax.data.sources import open_source
-from rpg_jax.data.templates import paper
+from rpg_jax.data.templates import named
 
 SHARED = pathlib.Path(__file__).parents[2] / "shared/data"
+paper = named("paper")
 FILES = ["aime-2024", "aime25", "amc-23"]
 
 

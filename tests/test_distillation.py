@@ -98,7 +98,7 @@ def folder(tmp_path_factory):
     shape = ModelConfig(prepared.tokenizer.vocab_size + 8, 48, 64, 2, 4, 2, 8, qk_norm=True, max_length=64)
     (folder / "teacher" / "config.json").write_text(json.dumps(huggingface.config_json(shape)))
     weights.save_safetensors(folder / "teacher", jax.jit(Model(shape).init)(KEY), 1e9)
-    shutil.copyfile(prepared.path / "tokenizer.model", folder / "teacher" / "tokenizer.model")
+    shutil.copyfile(prepared.tokenizer.folder / "tokenizer.model", folder / "teacher" / "tokenizer.model")
     return folder
 
 

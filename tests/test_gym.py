@@ -35,7 +35,7 @@ here = mock.patch.object(gym, "_replies", lambda request, title: gym.problems(**
 
 @here
 def draw(title, split="train"):
-    return fold(open_gym([title], split), TEMPLATES["none"]).problems
+    return fold(open_gym([title], split), TEMPLATES["none"].format).problems
 
 
 def questions(problems):
@@ -90,7 +90,7 @@ def test_items_are_drawn_again_where_they_are_scored():
     """
     same = "gym:list_functions(size=60)"
     title = "gym:isomorphic_strings(size=1) + rearc(size=1) + gcd(size=1)"
-    drawn = fold(open_gym([title, same], "train"), TEMPLATES["none"]).problems
+    drawn = fold(open_gym([title, same], "train"), TEMPLATES["none"].format).problems
     random.seed(7)
     state = random.getstate(), np.random.get_state()[1].tolist()
     assert draw(same) == drawn[3:]
@@ -98,7 +98,7 @@ def test_items_are_drawn_again_where_they_are_scored():
     items = [(problem, f"<answer>{answer_of(problem)}</answer>") for problem in drawn]
     items += [(problem, "<answer>?</answer>") for problem in drawn[:2]] + [(drawn[2], "<answer>999983</answer>")]
     with Scorer(workers=1, timeout_seconds=60.0, extraction="tags", partial_credit=True) as scorer:
-        scores = scorer.score(items)
+        scores = scorer.submit(items).result()
     assert (scores.correct[:63] == 1).all() and (scores.correct[63:] < 1).all() and not scores.failures
     assert scores.correct[-1] > 0, "gcd gives half a point for any number"
 
@@ -133,7 +133,7 @@ def test_scores_votes_and_failures():
     items += [(sums[1], f"it is {right[1]}"), (letters, "Answer: 999983")]
     items += [(factors, "Answer: two times three"), (other, "Answer: 1")]
     with Scorer("dapo", workers=1) as scorer:
-        scores = scorer.score(items)
+        scores = scorer.submit(items).result()
         assert [scorer.vote(*item) for item in items[:4]] == [right[0], right[0], "77", None]
     assert scores.correct.tolist() == [1, 1, 0, 0, 0, 0, 0]
     failed, changed = scores.failures

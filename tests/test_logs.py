@@ -134,8 +134,9 @@ def test_write_json_atomic_keeps_the_old_file_on_failure(tmp_path):
     assert os.listdir(tmp_path) == ["summary.json"]
 
 
-def test_only_the_first_process_writes(tmp_path, capfd):
-    with open_log(tmp_path, process_index=1, tensorboard=True) as log, log.progress("RL", 0, 1) as progress:
+def test_only_the_first_process_writes(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    with open_log(tmp_path, tensorboard=True) as log, log.progress("RL", 0, 1) as progress:
         log.write({"step": 1}, samples=[{"response": ""}])
         progress(1)
     assert not os.listdir(tmp_path) and capfd.readouterr().err == ""

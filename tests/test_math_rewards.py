@@ -56,18 +56,19 @@ def test_math_verify_on_the_tables():
     pairs = PAIRS + [dict(response=rf"It is $\boxed{{{text}}}$.", answer=a, math_verify=is_) for a, text, is_ in boxes]
     items = [(problem(pair["answer"], i), pair["response"]) for i, pair in enumerate(pairs)]
     with Scorer("math_verify", workers=1, timeout_seconds=20, memory_mb=1024) as scorer:
-        scores = scorer.score(items)
+        scores = scorer.submit(items).result()
         assert scores.failures == []
         wrong = [p for p, correct in zip(pairs, scores.correct, strict=True) if correct != p["math_verify"]]
         assert not wrong
-        assert scorer.score(items[::-9]).correct.tolist() == scores.correct[::-9].tolist(), "depends on the order"
+        again = scorer.submit(items[::-9]).result()
+        assert again.correct.tolist() == scores.correct[::-9].tolist(), "depends on the order"
 
 
 @sympy
 def test_what_sympy_cannot_decide_is_wrong_and_stops_nothing():
     items = [(problem("0.5"), "Answer: 1/2"), (problem("5", 7), r"Answer: \binom{99999999}{50000000}")]
     with Scorer("math_verify", workers=1, timeout_seconds=1, memory_mb=1024, max_failures=0) as scorer:
-        scores = scorer.score(items)
+        scores = scorer.submit(items).result()
     assert scores.correct.tolist() == [1, 0]
     assert len(scores.failures) == 1 and "problem 7 (math): reward function" in scores.failures[0]
 

@@ -101,8 +101,8 @@ def test_several_rewards_are_scored_by_name_and_accuracy_is_the_first_without_it
     functions = f"{file}:right, short={file}:brief,{file}:level"
     weights = {"right": 0.5, "short": -0.25}
     with Scorer(functions=functions, weights=weights, workers=1) as scorer:
-        scores = scorer.score(ITEMS, [5, 4, 3])
-        alone = scorer.score(ITEMS, [5, 4, 3], rewards=False)
+        scores = scorer.submit(ITEMS, [5, 4, 3]).result()
+        alone = scorer.submit(ITEMS, [5, 4, 3], rewards=False).result()
     found = {name: values.tolist() for name, values in scores.rewards.items()}
     assert found == {"right": [1, 0, 1], "short": [0, 1, 1], "level": [0.75, 0.75, 1]}
     assert scores.correct.tolist() == alone.correct.tolist() == [1, 0, 1] and alone.rewards == {}
@@ -122,7 +122,7 @@ def test_accuracy_is_a_score_of_its_own(file, evaluation):
     expected = [1, 0, 0] if evaluation else [0, 1, 1]
     items = [(PROBLEM, "Answer: 2"), (PROBLEM, "Answer: 3"), (PROBLEM, "2")]
     with Scorer(functions=[f"{file}:brief", "good=dapo"], evaluation=evaluation, workers=1) as scorer:
-        scores = scorer.score(items, [5, 4, 3])
+        scores = scorer.submit(items, [5, 4, 3]).result()
         votes = [scorer.vote(*item) for item in items]
     assert scores.correct.tolist() == expected and scores.rewards["brief"].tolist() == [0, 1, 1]
     assert votes == (["Answer: 2", "Answer: 3", "2"] if evaluation is None else ["2", "3", None])
@@ -132,7 +132,7 @@ def test_a_prepared_set_may_have_the_name_of_a_task_with_a_verifier():
     items = [(Problem(0, "arithmetic", "", "", "12"), "Answer: 12.0")]
     for generated, expected in ((True, 0), (False, 1)):
         with Scorer(functions=["verifier"], generated=generated) as scorer:
-            assert scorer.score(items).correct.tolist() == [expected]
+            assert scorer.submit(items).result().correct.tolist() == [expected]
 
 
 @pytest.mark.parametrize(("settings", "says"), [
@@ -159,7 +159,8 @@ def test_each_function_is_tried_on_a_problem_with_its_own_answer(file, name, say
         tried = f"mine.py:{name}', tried on problem 7 (set) with its answer '2' as the response: {says}"
         with pytest.raises(ValueError, match=re.escape(tried)):
             scorer.try_out(PROBLEM)
-        assert scorer.score(ITEMS[:1], [1]).failures[0].startswith(f"problem 7 (set): reward function {name}: {says}")
+        failures = scorer.submit(ITEMS[:1], [1]).result().failures
+        assert failures[0].startswith(f"problem 7 (set): reward function {name}: {says}")
 
 
 @pytest.mark.parametrize("answer", ["first\nlast", "word " * 99])

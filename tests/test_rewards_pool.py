@@ -104,7 +104,7 @@ def test_survives_everything_and_names_the_problem(file, capfd, seconds, names, 
     for i, name in enumerate(names):
         items += [(problem(100 + i), name), (problem(i), "yes"), (problem(i), "no"), (problem(i, task="u"), "yes")]
     with Scorer(f"{file}:reward", workers=2, timeout_seconds=seconds, memory_mb=256, max_failures=0.3) as scorer:
-        scores = scorer.score(items)
+        scores = scorer.submit(items).result()
     assert scores.correct.dtype == np.float32
     assert scores.correct.tolist() == [0.0, 1.0, 0.0, 0.5] * len(names)
     for i, (line, says) in enumerate(zip(scores.failures, names.values(), strict=True)):
@@ -132,11 +132,11 @@ def test_nothing_of_a_session_outlives_its_worker(file, tmp_path, then):
     with Scorer(
         f"{file}:reward", workers=2, timeout_seconds=2 if then == ", and hangs" else 60, max_failures=1
     ) as scorer:
-        scores = scorer.score([(problem(3, str(pids)), f"children{then}"), (problem(4), "yes")])
+        scores = scorer.submit([(problem(3, str(pids)), f"children{then}"), (problem(4), "yes")]).result()
         assert scores.correct.tolist() == [0, 1]
         if then in (", and dies", ", and hangs"):
             assert ("exit status 3" if then == ", and dies" else "longer than 2 s") in scores.failures[0]
-            assert left(pids) == [] and scorer.score([(problem(4), "yes")]).correct.tolist() == [1]
+            assert left(pids) == [] and scorer.submit([(problem(4), "yes")]).result().correct.tolist() == [1]
         else:
             assert scores.failures == [] and len(running := left(pids, 0)) == 3
             if then:
@@ -152,7 +152,7 @@ def test_nothing_outlives_a_run_that_is_killed(file, tmp_path):
         "row = lambda file: Row(id=0, task='t', prompt='', answer=file, columns={}); "
         f"items = [(row({str(pids[0])!r}), 'children, and hangs'), "
         f"(row({str(pids[1])!r}), 'children, and a call of C')]; "
-        f"Scorer({str(file) + ':reward'!r}, workers=2, timeout_seconds=100).score(items)"
+        f"Scorer({str(file) + ':reward'!r}, workers=2, timeout_seconds=100).submit(items).result()"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     while not all(map(pathlib.Path.exists, pids)) and run.poll() is None:
@@ -167,7 +167,7 @@ def test_forks_that_return_reading_input_and_questions_larger_than_a_pipe_distur
     items = [(problem(i), ("fork", "yes", "stdin", "no")[i % 4]) for i in range(40)]
     items += [(problem(40, long), long), (problem(41), long), *items[:4]]
     with Scorer(f"{file}:reward", workers=2) as scorer:
-        scores = scorer.score(items)
+        scores = scorer.submit(items).result()
     assert scores.failures == [] and scores.correct.tolist() == [0, 1, 0, 0] * 10 + [1, 0] + [0, 1, 0, 0]
 
 
@@ -176,9 +176,9 @@ def test_the_network_is_off_unless_it_is_asked_for_or_a_warning_says_why_not(fil
     with socket.create_server(("127.0.0.1", 0)) as server:
         item = problem(0, answer=str(server.getsockname()[1])), "connect"
         with Scorer(f"{file}:reward", workers=1, network=True) as scorer:
-            assert scorer.score([item]).correct.tolist() == [1]
+            assert scorer.submit([item]).result().correct.tolist() == [1]
         with Scorer(f"{file}:reward", workers=1, max_failures=1) as scorer:
-            scores = scorer.score([item])
+            scores = scorer.submit([item]).result()
     warned = f"warning: {file}:reward has the network, although it should not (" in capfd.readouterr().err
     assert scores.correct.tolist() == [warned]
     assert warned or "Network is unreachable" in scores.failures[0]
@@ -193,7 +193,7 @@ def test_an_edit_of_the_same_size_within_a_second_is_seen(tmp_path, monkeypatch)
         path.write_text(f"def reward(prompt, response, answer, task): return {score}")
         os.utime(path, (1e9, 1e9))
         with Scorer(f"{path}:reward", workers=1) as scorer:
-            seen += scorer.score([(problem(1), "yes")]).correct.tolist()
+            seen += scorer.submit([(problem(1), "yes")]).result().correct.tolist()
     assert seen == [0.25, 0.75]
 
 

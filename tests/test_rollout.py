@@ -93,7 +93,7 @@ def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
     assert kept[:, 0].tolist() == odd[:4]
     assert np.asarray(collected.sequences.sample).tolist() == [0, 1] * 4
     batches = next(n for n in (1, 2) if sum(p.id % 2 for p in order[: 6 * n]) >= 4)
-    assert stream.get_state() == 6 * batches
+    assert stream.cursor == 6 * batches
     seen = order[: 6 * batches]
     assert collected.metrics["kept_fraction"] == pytest.approx(np.mean([p.id % 2 for p in seen]))
     assert collected.metrics["accuracy"] == pytest.approx(np.mean([p.id % 2 for p in seen]) / 2)
@@ -118,7 +118,7 @@ def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_thei
     collected = collector(setup, settings(), scorer=SeveralScorer(), **options)(stream)
     seen = ProblemStream(PROBLEMS, 0).next(12)[:6]
     kept = np.array([seen[position].id for position in np.asarray(collected.sequences.problem)[::2]])
-    assert kept.tolist() == [p.id for p in seen if p.id % 4 != 2][:4] and stream.get_state() == 6
+    assert kept.tolist() == [p.id for p in seen if p.id % 4 != 2][:4] and stream.cursor == 6
     lengths = np.asarray(collected.sequences.loss_mask).sum(-1).reshape(4, 2)
     expected = np.where(kept % 2, 1.0, -0.5)[:, None] * [1, 0] - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.rewards[0], expected, rtol=1e-6)
@@ -141,9 +141,9 @@ def test_every_response_of_a_stream_is_drawn_with_noise_of_its_own(setup):
     collect = collector(setup, settings(dynamic_sampling=False, oversample=1.0, prompts=6))
 
     def responses(stream, step):
-        first, rows = stream.get_state(), collect(stream, step).sequences
+        first, rows = stream.cursor, collect(stream, step).sequences
         assert np.asarray(rows.problem)[::2].tolist() == list(range(first, first + 6))
-        assert stream.get_state() == first + 6
+        assert stream.cursor == first + 6
         return [bytes(row) for row in np.asarray(rows.model_logp)]
 
     stream = ProblemStream(PROBLEMS[:1], 0)
@@ -219,7 +219,7 @@ def test_what_is_not_a_number_is_not_saved_and_a_collapse_is_said(monkeypatch, c
         should_stop=lambda: False, traced=lambda steps: (i for i in steps),
         policies=types.SimpleNamespace(current=lambda state: None, sampling_params=lambda policy, frozen: None),
         rollouts=types.SimpleNamespace(settle=lambda: None, call=lambda function: function()),
-        evaluate=lambda params, should_stop, progress: [], stream=types.SimpleNamespace(get_state=lambda: 0),
+        evaluate=lambda params, should_stop, progress: [], stream=types.SimpleNamespace(cursor=0),
         checkpoints=types.SimpleNamespace(save=lambda step, *_, **__: saved.append(step)),
         log=types.SimpleNamespace(
             write=lambda *_, **__: None, progress=lambda *_: contextlib.nullcontext(lambda *_, **__: None), rows=dict

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from rpg_jax.storage.logs import replacing
+
 
 def save(kept: pd.DataFrame, file: pathlib.Path) -> None:
     """Writes rows, whole or not at all."""
-    draft = file.with_name(f".{file.name}.draft")
-    kept.to_parquet(draft, compression="zstd")
-    draft.replace(file)
+    with replacing(file) as draft:
+        kept.to_parquet(draft, compression="zstd")
 
 
 def best(tried: pd.DataFrame, most: int) -> float:

@@ -21,11 +21,11 @@ from rpg_jax.gym import PREFIX, line_about
 
 @dataclasses.dataclass(frozen=True)
 class Sets:
-    """A tokenizer and the splits "train" and "heldout", with the same interface as `Prepared`."""
+    """A tokenizer and the splits "train" and "heldout"."""
 
     tokenizer: Tokenizer
     splits: dict[str, grain.MapDataset]
-    tasks: frozenset[str]  # of all problems
+    tasks: frozenset[str] = frozenset()  # of all problems, unless they are generated
 
     def problems(self, split: str) -> grain.MapDataset:
         """The `Problem`s of a split, each rendered when it is indexed; empty if the split has no set."""

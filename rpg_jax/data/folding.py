@@ -18,7 +18,7 @@ from rpg_jax import InputError
 from rpg_jax.answer import BOX, box_at
 from rpg_jax.data.problems import Problem
 from rpg_jax.data.sources import Source, lacking, pick
-from rpg_jax.data.templates import paper
+from rpg_jax.data.templates import TEMPLATES
 from rpg_jax.gym import PREFIX
 
 _SHOWN = 40  # characters of an answer in an error
@@ -41,13 +41,10 @@ class Folded:
     read: int  # number of rows
     contradicted: int  # problems left out because their rows disagree on the answer
 
-    def repeats(self) -> int:
-        return self.read - len(self.problems) - self.contradicted
-
 
 def fold(
     sources: Iterable[Source],
-    template: Callable[[str], str] = paper,
+    template: Callable[[str], str] = TEMPLATES["paper"].format,
     name: str | None = None,
     conflicts: str = "refuse",
     progress: Callable[[int], None] = lambda done: None,

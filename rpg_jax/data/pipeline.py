@@ -25,24 +25,17 @@ class ProblemStream:
         if not len(dataset):
             raise InputError("the problem source is empty")
         self._order = dataset.shuffle(seed).repeat()
-        self._cursor = 0
+        self.cursor = 0  # the number of problems read so far, over all processes
 
     def next(self, n: int, rows: Iterable[int] | None = None) -> list[Problem]:
         """Those of the next `n` problems of the global order at `rows`, a process's share of 0..n-1; all if None."""
-        start = self._cursor
-        self._cursor += n
+        start = self.cursor
+        self.cursor += n
         return [self._order[start + int(row)] for row in (range(n) if rows is None else rows)]
 
     def at(self, positions: Iterable[int]) -> list[Problem]:
         """The problems at these positions of the global order, which were read before; the cursor stays."""
         return [self._order[int(position)] for position in positions]
-
-    def get_state(self) -> int:
-        """The cursor: the number of problems read so far, over all processes."""
-        return self._cursor
-
-    def set_state(self, cursor: int) -> None:
-        self._cursor = int(cursor)
 
 
 def prompt_rows(problems: Sequence[Problem], positions: Iterable[int], tokenizer: Tokenizer, length: int) -> tuple:

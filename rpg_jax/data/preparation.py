@@ -1,7 +1,5 @@
 """Preparation: problems and tokenizer, made once and cached in a folder named by a hash of settings and source."""
 
-import dataclasses
-import functools
 import hashlib
 import json
 import pathlib
@@ -10,26 +8,12 @@ import time
 import grain
 
 from rpg_jax.data import problems
-from rpg_jax.data.tasks import check_difficulty
+from rpg_jax.data.datasets import Sets
+from rpg_jax.data.tasks import SPLITS, check_difficulty
 from rpg_jax.data.tokenizer import SentencePieceTokenizer, train_tokenizer
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A prepared directory: `settings.json`, `tokenizer.model`, and the TFDS dataset `problems/`."""
-
-    path: pathlib.Path
-
-    @functools.cached_property
-    def tokenizer(self) -> SentencePieceTokenizer:
-        return SentencePieceTokenizer(self.path / "tokenizer.model")
-
-    def problems(self, split: str) -> grain.MapDataset:
-        """The `Problem`s of "train" or "heldout" in the order of generation, read from disk when they are indexed."""
-        return grain.MapDataset.source(problems.Records(self.path, split)).map(problems.to_problem)
-
-
-def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, vocab_size, log=print) -> Prepared:
+def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, vocab_size, log=print) -> Sets:
     """Generates problems and trains the tokenizer, or opens the folder in which an earlier call stored both.
 
     Args:
@@ -46,7 +30,7 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
     directory = pathlib.Path(directory)
     path = directory / hashlib.blake2b((text + _source()).encode(), digest_size=8).hexdigest()
     if path.exists():
-        return Prepared(path)
+        return _opened(path)
 
     start = time.monotonic()
     splits = problems.generate(tasks, train_size, heldout_size, seed)
@@ -57,11 +41,18 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
     except OSError:
         if not path.exists():  # otherwise another process was first, with an equal result
             raise
-    prepared = Prepared(path)
+    prepared = _opened(path)
     counts = ", ".join(f"{len(rows)} {split}" for split, rows in splits.items())
     vocabulary = prepared.tokenizer.vocab_size
     log(f"prepared {counts} problems, {vocabulary} tokens in {time.monotonic() - start:.1f} s: {path}")
     return prepared
+
+
+def _opened(path: pathlib.Path) -> Sets:
+    """A folder of `settings.json`, `tokenizer.model`, and the TFDS dataset `problems/`, read as it is indexed."""
+    records = {split: grain.MapDataset.source(problems.Records(path, split)) for split in SPLITS}
+    splits = {split: records.map(problems.to_problem) for split, records in records.items()}
+    return Sets(SentencePieceTokenizer(path / "tokenizer.model"), splits)
 
 
 def _source() -> str:

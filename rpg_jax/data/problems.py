@@ -80,19 +80,13 @@ class Problems(tfds.core.GeneratorBasedBuilder):
             yield index, dataclasses.asdict(problem) | {"columns": json.dumps(problem.columns)}
 
 
-def write(splits: dict[str, list[Problem]], directory) -> None:
-    """Writes the splits as a TFDS dataset `problems` under `directory`, quietly."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
-        tfds.display_progress_bar(False)
-        stack.callback(tfds.display_progress_bar, True)
-        Problems(splits, data_dir=str(directory), file_format="array_record").download_and_prepare()
-    shutil.rmtree(pathlib.Path(directory) / "downloads", ignore_errors=True)  # TFDS makes it, empty
-
-
 def publish(splits: dict[str, list[Problem]], files: dict[str, bytes], path) -> None:
     """Makes the folder `path` of a dataset and other files, completely or not at all; it may exist if it is empty."""
-    with staged(path) as folder:
-        write(splits, folder)
+    with staged(path) as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
+        tfds.display_progress_bar(False)
+        stack.callback(tfds.display_progress_bar, True)
+        Problems(splits, data_dir=str(folder), file_format="array_record").download_and_prepare()
+        shutil.rmtree(folder / "downloads", ignore_errors=True)  # TFDS makes it, empty
         for name, content in files.items():
             (folder / name).write_bytes(content)
 

@@ -143,9 +143,8 @@ def _open_parquet(path, title, fields):
 
     broken = (pa.ArrowException, OSError, UnicodeDecodeError)
     try:
-        file = pq.ParquetFile(
-            path, pre_buffer=False, buffer_size=1 << 20
-        )  # the default keeps all that was read in memory
+        # The default keeps all that was read in memory.
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
     except broken as error:
         raise InputError(f"{title}: not a whole parquet file ({error})") from error
     names = file.schema_arrow.names

@@ -23,6 +23,7 @@ _TAG = re.compile(r"</?(\w+)>")
 class Tokenizer:
     """The interface of both kinds, and what they share: ids by name from the files of the folder, its chat template."""
 
+    folder: pathlib.Path  # of its file
     vocab_size: int  # largest id + 1
     bos_id: int | None
     eos_id: int
@@ -40,7 +41,7 @@ class Tokenizer:
         Special tokens in a rendered chat template are recognized, and none is added. Other text gets BOS in front if
         the tokenizer asks for one.
         """
-        raise NotImplementedError
+        return self._before + self.encode_rendered(text)
 
     def encode_rendered(self, text: str) -> list[int]:
         """The ids of a part of a rendered chat: special tokens are recognized, and none is added."""
@@ -66,7 +67,7 @@ class Tokenizer:
     def render(self, messages: list[dict], **options) -> str:
         """The messages by the chat template of the folder; see `chat.ChatTemplate.render`."""
         if self._chat is None:
-            raise InputError(f"{self._folder}: no chat template there; choose template=plain, or a Jinja file")
+            raise InputError(f"{self.folder}: no chat template there; choose template=plain, or a Jinja file")
         return self._chat.render(messages, **options)
 
     def _read_folder(self, path: pathlib.Path, named: dict[str, str], template: str | None, marked=frozenset()):
@@ -75,7 +76,7 @@ class Tokenizer:
         Args:
           named, marked: the special tokens of the vocabulary file, by name and without.
         """
-        folder = self._folder = path.parent
+        folder = self.folder = path.parent
         of_folder, special = tokenizer_files.special_tokens(folder, self._id)
         named = named | of_folder
         special = {*named.values(), *special}
@@ -86,6 +87,7 @@ class Tokenizer:
         self._chat = tokenizer_files.chat_template(folder, named, template)
         self.has_template = self._chat is not None
         self._complete = self.has_template and template != "plain"  # rendered text contains BOS
+        self._before = [] if self._complete or bos is None else [bos]
         control = {self._id(token) for token in named.values()} | set(self.stop_ids)
         self._unsaid = {self._id(token) for token in special | marked} - self._tags(special | marked, control)
         return sorted(special)
@@ -197,10 +199,6 @@ class SentencePieceTokenizer(Tokenizer):
             ids += self._space_as_bytes + self._model.encode(part)
         return ids
 
-    def encode_prompt(self, text: str) -> list[int]:
-        before = [] if self._complete or self.bos_id is None else [self.bos_id]
-        return before + self.encode_rendered(text)
-
     def encode_rendered(self, text: str) -> list[int]:
         if not self._complete:
             return self.encode(text)
@@ -253,9 +251,11 @@ class HuggingFaceTokenizer(Tokenizer):
         path = pathlib.Path(path)
         text, added = tokenizer_files.read_text(path), tokenizer_files.added_tokens(path.parent)
         try:
+            import tokenizers
+
             self._model = _parse(text)
             new = {id: token for id, token in added.items() if self._id(token["content"]) is None}
-            _add(self._model, added.values())
+            self._model.add_tokens([tokenizers.AddedToken(**token) for token in added.values()])
             self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
             begin = self._model.encode("").ids  # the tokens that the file's post-processor adds to every text
         except KeyboardInterrupt:
@@ -268,7 +268,7 @@ class HuggingFaceTokenizer(Tokenizer):
         marked = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
         special = self._read_folder(path, {}, template, marked)
         self._model.add_special_tokens([token for token in special if token not in marked])
-        self._before = [] if self._complete else [id for id in begin if id == self.bos_id]
+        self._before = [id for id in begin if id in self._before]
 
     @functools.cached_property
     def _literal(self):
@@ -279,9 +279,6 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         return self._literal.encode(text, add_special_tokens=False).ids
-
-    def encode_prompt(self, text: str) -> list[int]:
-        return self._before + self.encode_rendered(text)
 
     def encode_rendered(self, text: str) -> list[int]:
         return self._model.encode(text, add_special_tokens=False).ids
@@ -303,9 +300,3 @@ def _parse(text: str):
     model.no_truncation()  # the file keeps the settings of the last training run
     model.no_padding()
     return model
-
-
-def _add(model, tokens: Iterable[dict]) -> None:
-    import tokenizers
-
-    model.add_tokens([tokenizers.AddedToken(**token) for token in tokens])

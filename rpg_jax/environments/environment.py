@@ -1,14 +1,13 @@
 """Episodes with an environment, each in one of several worker processes, under their limits."""
 
 import contextlib
-import pathlib
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from rpg_jax import InputError, gym
-from rpg_jax.rewards.pool import Failure, Pool
+from rpg_jax.rewards.pool import Failure, Pool, file_and_name
 
 # Our own environments, by module and class.
 NAMED = {
@@ -37,7 +36,7 @@ class Outcome:
         return sum(self.rewards)
 
 
-class Environment(contextlib.AbstractContextManager):
+class Environment(contextlib.ExitStack):
     """Plays episodes. `close`, or the end of a `with`, ends the workers and what they have started in their sessions.
 
     An episode keeps to one worker, which keeps its object. A worker that dies or hangs is replaced, the episode whose
@@ -61,13 +60,15 @@ class Environment(contextlib.AbstractContextManager):
 
         Raises InputError: there is no such environment, or its class cannot be loaded or lacks a method.
         """
+        super().__init__()
         self.name, self.observations, self.stops, self.seed = name, observations, stops, seed
         self.max_turns, self.turn_tokens, self.max_failures = max_turns, turn_tokens, max_failures
-        self._pools = list[Pool]()
+        self._pools = []
         limits = dict(timeout_seconds=timeout_seconds, memory_mb=memory_mb, network=network and ".py:" in name)
         try:
             for _ in range(workers):
-                self._pools.append(Pool(*place(name), workers=1, kind="environment", **limits))
+                pool = Pool(*place(name), workers=1, kind="environment", **limits)
+                self._pools.append(self.enter_context(contextlib.closing(pool)))
         except BaseException as error:
             self.close()
             if isinstance(error, Failure):
@@ -97,13 +98,6 @@ class Environment(contextlib.AbstractContextManager):
                 f"{told(problem)!r:.60} as the first action: {failure}"
             ) from None
 
-    def close(self) -> None:
-        for pool in self._pools:
-            pool.close()
-
-    def __exit__(self, *_):
-        self.close()
-
 
 def told(problem) -> str:
     """The answer of a problem as an environment gets it: of reasoning-gym, the family's own in place of our record."""
@@ -117,10 +111,4 @@ def place(name: str) -> tuple[str, str]:
     file, _, title = name.rpartition(":")
     if file == TEXTARENA and re.fullmatch(r"[\w.-]+", title):
         return "rpg_jax.environments.textarena_games", title
-    if not file.endswith(".py") or not title.isidentifier():
-        raise InputError(
-            f"environment {name!r} must be one of {', '.join(NAMED)}, {TEXTARENA}:NAME, or of the form FILE.py:CLASS"
-        )
-    if not pathlib.Path(file).is_file():
-        raise InputError(f"environment {name!r}: there is no file {file!r}")
-    return file, title
+    return file_and_name("environment", name, f"{', '.join(NAMED)}, {TEXTARENA}:NAME", "FILE.py:CLASS")

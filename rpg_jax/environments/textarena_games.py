@@ -18,10 +18,8 @@ class Game:
         import textarena
 
         # Without the wrappers, which would repeat at every turn what has been said before.
-        self.game, self.numbers = (
-            textarena.make(f"{self.name}-raw"),
-            random.Random(problem.get("seed", seed)).getstate(),
-        )
+        self.game = textarena.make(f"{self.name}-raw")
+        self.numbers = random.Random(problem.get("seed", seed)).getstate()
 
     def reset(self):
         with self.own_numbers():

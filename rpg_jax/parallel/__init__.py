@@ -25,6 +25,7 @@ from rpg_jax.parallel.sharding import (
     make_constrain,
     make_per_expert,
     make_per_shard,
+    named_leaves,
     over_rows,
     shardings,
 )

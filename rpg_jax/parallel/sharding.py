@@ -69,6 +69,11 @@ def leaf_name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """{`leaf_name`: leaf}, in the tree's order."""
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def spec_of(path: tuple, table: Table) -> PartitionSpec:
     """The table's spec of a leaf; leaves that it does not name are replicated."""
     name = leaf_name(path)

@@ -27,9 +27,8 @@ _LONGEST = 1000  # characters of an answer that sympy is asked about
 _HUGE = re.compile(r"\^[{(][^{}()]*[})]?\^|\^\{?-?[0-9]{5}|[0-9]{4} ?!|!!")  # integers too large to compute
 # A word, not a product of variables: `cat` may be a product, `taco` is a word.
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{4,}")
-_PRODUCT = re.compile(
-    r"[0-9)}] ?[A-Za-z](?: ?[A-Za-z]){1,2}(?![A-Za-z])"
-)  # 5 ab, which math-verify takes for five of a unit
+# 5 ab, which math-verify takes for five of a unit.
+_PRODUCT = re.compile(r"[0-9)}] ?[A-Za-z](?: ?[A-Za-z]){1,2}(?![A-Za-z])")
 _RELATION = re.compile(r" ?(?:[<>]|\\(?:n(?:e|eq|ot)|[gl](?:e|t|eq|eqslant))(?![A-Za-z]))")
 _EXPONENT = re.compile(r"\^ ?(?:-?[0-9]|\{ ?-?[0-9] ?\})")
 _CLOCK = re.compile(r"[0-9]{1,2} ?: ?[0-5][0-9]")  # a time is no ratio

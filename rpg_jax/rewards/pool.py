@@ -17,12 +17,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
+from rpg_jax import InputError
+
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 _START_SECONDS = 300.0  # to import the function's file, which takes 5 s of CPU time for some packages
 
 
 class Failure(Exception):
     """The reason why a response has no score."""
+
+
+def file_and_name(kind: str, spec: str, others: str, form: str = "FILE.py:NAME") -> tuple[str, str]:
+    """The two parts of FILE.py:NAME. Raises InputError for another form, of which `others` are known, or no file."""
+    file, _, name = spec.rpartition(":")
+    if not file.endswith(".py") or not name.isidentifier():
+        raise InputError(f"{kind} {spec!r} must be one of {others}, or of the form {form}")
+    if not os.path.isfile(file):
+        raise InputError(f"{kind} {spec!r}: there is no file {file!r}")
+    return file, name
 
 
 class Pool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import pathlib
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -11,7 +10,7 @@ import numpy as np
 
 from rpg_jax import InputError
 from rpg_jax.answer import EXTRACTIONS, final_answer
-from rpg_jax.rewards.pool import Failure, Pool
+from rpg_jax.rewards.pool import Failure, Pool, file_and_name
 from rpg_jax.rewards.rules import JUDGED, RULES, voted_answer
 from rpg_jax.rewards.shaping import check_weights
 from rpg_jax.rewards.verifiers import VERIFIERS
@@ -33,7 +32,7 @@ NO_REWARD = "none"  # in place of a function: that sum is 0, and the accuracy is
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What `Scorer.score` finds of N responses."""
+    """What is found of N responses."""
 
     correct: np.ndarray  # f32[N], accuracy: 1 right, 0 wrong, partial credit between; 0 where the function failed
     failures: list[str]  # one line for each call that failed, naming the problem
@@ -67,7 +66,8 @@ class Submitted:
                 except Failure as failure:
                     title = self.scorer.title_of(function, problem.task)
                     failed.append((index, f"problem {problem.id} ({problem.task}): {title}: {failure}"))
-            most = self.scorer.most_failures(function)
+            most = self.scorer.max_failures if ".py:" in function else 1.0
+            most = self.scorer.environment.max_failures if function == ENVIRONMENT else most
             if len(failed) > most * len(verdicts):
                 raise InputError(
                     f"{self.scorer.title_of(function)} failed on {len(failed)} of {len(verdicts)} responses, more than "
@@ -83,7 +83,7 @@ class Submitted:
         return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards, of_environment, notes)
 
 
-class Scorer(contextlib.AbstractContextManager):
+class Scorer(contextlib.ExitStack):
     """Scores responses by rules and functions.
 
     A user's function, `math_verify` and the families of reasoning-gym run in `workers` processes. A function is given
@@ -119,7 +119,8 @@ class Scorer(contextlib.AbstractContextManager):
         """
         if extraction not in EXTRACTIONS:
             raise InputError(f"reward {extraction=} is unknown; known: {', '.join(EXTRACTIONS)}")
-        self.environment = environment
+        super().__init__()
+        self.environment = environment and self.enter_context(contextlib.closing(environment))
         self._rewards = named_rewards(function, functions, environment is not None)
         self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
         self.weights = self.weights or {ONE: 0.0, ENVIRONMENT: 0.0}  # reward.function=none
@@ -138,10 +139,6 @@ class Scorer(contextlib.AbstractContextManager):
         except BaseException:
             self.close()
             raise
-
-    def score(self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True) -> Scores:
-        """`submit(items, lengths, rewards).result()`."""
-        return self.submit(items, lengths, rewards).result()
 
     def submit(
         self, items: Sequence, lengths: Sequence[int] | None = None, rewards: bool = True, outcomes: Sequence = ()
@@ -215,17 +212,7 @@ class Scorer(contextlib.AbstractContextManager):
         """What a function is called in a line of text."""
         if function == ENVIRONMENT:
             return f"environment {self.environment.name}"
-        return (
-            f"reward function {function!r}"
-            if task is None
-            else f"reward function {_name(self.function_of(function, task))}"
-        )
-
-    def most_failures(self, function: str) -> float:
-        """The largest share of responses on which it may fail."""
-        if function == ENVIRONMENT:
-            return self.environment.max_failures
-        return self.max_failures if ".py:" in function else 1.0
+        return f"reward function {repr(function) if task is None else _name(self.function_of(function, task))}"
 
     def function_of(self, function: str, task: str) -> str:
         """The name of the rule, verifier or function that scores a task's problems where `function` is set."""
@@ -239,27 +226,20 @@ class Scorer(contextlib.AbstractContextManager):
     def _pool(self, function: str) -> Pool:
         """The workers of a function, started when they are first asked for."""
         if function not in self._pools:
-            where, name = _WORKERS[function] if function in _WORKERS else _parse(function)
+            known = ", ".join([OWN, *RULES, *_MODULES])
+            where, name = _WORKERS.get(function) or file_and_name("reward function", function, known)
             if function == _GYM and self._partial_credit:
                 name = "credit"
             try:
                 network = self._network and function not in _WORKERS
-                self._pools[function] = Pool(where, name, network=network, **self._limits)
+                pool = Pool(where, name, network=network, **self._limits)
+                self._pools[function] = self.enter_context(contextlib.closing(pool))
             except Failure as failure:
                 raise InputError(
                     f"reward function {function!r} cannot be loaded in a worker of "
                     f"memory_mb={self._limits['memory_mb']}: {failure}"
                 ) from None
         return self._pools[function]
-
-    def close(self) -> None:
-        for pool in self._pools.values():
-            pool.close()
-        if self.environment is not None:
-            self.environment.close()
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def _question(problem, response: str, tokens) -> dict:
@@ -302,13 +282,3 @@ def named_rewards(
 
 def _name(function: str) -> str:
     return function.rpartition(":")[2]
-
-
-def _parse(function: str) -> tuple[str, str]:
-    file, _, name = function.rpartition(":")
-    if not file.endswith(".py") or not name.isidentifier():
-        known = ", ".join([OWN, *RULES, *_MODULES])
-        raise InputError(f"reward function {function!r} must be one of {known}, or of the form FILE.py:NAME")
-    if not pathlib.Path(file).is_file():
-        raise InputError(f"reward function {function!r}: there is no file {file!r}")
-    return file, name

@@ -3,6 +3,7 @@
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,12 +16,7 @@ def signed_reward(correct: ArrayLike) -> np.ndarray:
     return 2.0 * np.asarray(correct, np.float32) - 1.0
 
 
-def unit_reward(correct: ArrayLike) -> np.ndarray:
-    """f32[N] from correct [N] in 0..1: 1 for right, 0 for wrong."""
-    return np.asarray(correct, np.float32)
-
-
-SCALES = {"signed": signed_reward, "unit": unit_reward}
+SCALES = {"signed": signed_reward, "unit": partial(np.asarray, dtype=np.float32)}
 
 
 def scale_named(name: str) -> Callable[[ArrayLike], np.ndarray]:

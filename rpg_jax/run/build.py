@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError, data, objectives, parallel
-from rpg_jax.data.datasets import Sets
 from rpg_jax.environments import Environment, Observations
 from rpg_jax.models import Model, cudnn
 from rpg_jax.rewards import Scorer, scale_named
@@ -54,7 +53,7 @@ class Run:
 
     mesh: jax.sharding.Mesh
     sampler_mesh: jax.sharding.Mesh  # that samples; the same one without mesh.sampler
-    data: data.Prepared | Sets
+    data: data.Sets
     model: Model
     sampler_model: Model  # the same on that mesh
     teacher: Model | None  # the reference's, where `reference.checkpoint` names one
@@ -130,7 +129,7 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     teacher = build_teacher(config, model, problems.tokenizer, longest, mesh)
     check_pages(samples, sampler, rollout)
     rollout.recorded(model.config)  # refuses routes of a model without experts
-    known = dict(generated="tasks" in config.data, tasks=() if "tasks" in config.data else problems.tasks)
+    known = dict(generated="tasks" in config.data, tasks=problems.tasks)
     environment = build_environment(config, problems.tokenizer, model)
     judge = dict(evaluation=config.evaluation.function, environment=environment)
     scorer = Scorer(**set_keys(config.reward, "scale"), **known, **judge)
@@ -187,15 +186,11 @@ def check_pages(model: Model, mesh: Mesh, rollout: RolloutSettings) -> None:
 def check_rows(config: ConfigDict, run: Run) -> None:
     """Raises ValueError when the mesh does not divide the rows of a batch. Only training has such batches: evaluation
     and export may use another mesh than the run."""
-    rollout, learner, warm = run.rollout, config.learner, config.warm_start
+    rollout, warm = run.rollout, config.warm_start
     fresh = "rollout.prompts" if rollout.fresh_prompts == rollout.prompts else "rollout.oversample x rollout.prompts"
     both = {"rollout.prompts x rollout.samples": rollout.prompts * rollout.samples}
     parallel.check_rows(run.sampler_mesh, {fresh: rollout.fresh_prompts, **both, "rollout.slots": rollout.slots})
-    counts = {
-        **both,
-        "learner.microbatch_rows": learner.microbatch_rows,
-        "learner.scoring_rows": learner.scoring_rows or learner.microbatch_rows,
-    }
+    counts = both | {f"learner.{name}": getattr(run.loop, name) for name in ("microbatch_rows", "scoring_rows")}
     parallel.check_rows(run.mesh, counts | ({"warm_start.microbatch_rows": warm.microbatch_rows} if warm.steps else {}))
 
 
@@ -242,7 +237,7 @@ def build_objective(config: ConfigDict) -> objectives.Objective:
     return objective
 
 
-def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Prepared | Sets:
+def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Sets:
     """Generated problems if the config has `data.tasks`, else prepared sets, read with the checkpoint's tokenizer."""
     if "tasks" in config.data:
         return data.prepare(**set_keys(config.data), log=log)

@@ -31,6 +31,16 @@ from rpg_jax.storage.disk import storage_errno
 from rpg_jax.storage.settings import flatten
 
 PREEMPTED = 75
+flags.disclaim_key_flags()  # what is defined here belongs to the module that calls
+
+
+def define_objective() -> None:
+    """The flags that name a function of the user's own, and what it is held against."""
+    flags.DEFINE_string("objective", None, "FILE.py:NAME of a function to examine instead of the built-in ones")
+    flags.DEFINE_string("divergence", None, "with --objective: the divergence of its target; default none")
+    flags.DEFINE_float("beta", None, "with --objective: its coefficient; default 0")
+    flags.DEFINE_string("level", None, "with --objective: token or sequence; default token")
+    flags.DEFINE_string("declares", None, "with --objective: what it claims to be; with a comma, on and off policy")
 
 
 def stop_event() -> threading.Event:
@@ -164,9 +174,6 @@ def _status(main, argv: list[str], arguments: bool) -> int:
         return 0
     try:
         options = _parsed(argv, module, arguments)
-    except (InputError, SyntaxError) as error:
-        return _refused(error)
-    try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of rpg_jax/__init__.py
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return main(options) or 0

@@ -28,6 +28,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 TOKENIZER_FILES += ("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
 GENERATION = "generation_config.json"
 PEFT = "peft"  # the format of adapters of Hugging Face's package of that name
+FILES = {"huggingface": "model", PEFT: "adapter_model"}  # by format
 
 
 class Source(NamedTuple):
@@ -49,7 +50,7 @@ def main(options) -> None:
     loaded = time.perf_counter()
     with staged(target) as folder:
         most = math.inf if options.to == PEFT else (options.max_shard_gb or 5.0) * 1e9
-        weights.save_safetensors(folder, source.params, most, name="adapter_model" if options.to == PEFT else "model")
+        tensors = weights.save_safetensors(folder, source.params, most, FILES[options.to])
         for name, file in source.copies.items():
             shutil.copyfile(file, folder / name)
         for name, values in source.texts.items():
@@ -57,7 +58,7 @@ def main(options) -> None:
             (folder / name).write_text(text, encoding="utf-8")
     leaves = jax.tree.leaves(source.params)
     rows = {
-        "tensors": weights.tensor_count(source.params),
+        "tensors": tensors,
         "parameters": sum(leaf.size for leaf in leaves),
         "dtype": ", ".join(sorted({str(leaf.dtype) for leaf in leaves})),
         "seconds": f"{loaded - start:.1f} to read, {time.perf_counter() - loaded:.1f} to write",
@@ -119,14 +120,12 @@ def of_run(options) -> Source:
     check_finite(params, f"{folder}, step {step}", "they are not exported; name another checkpoint with --which")
     if options.to == PEFT:
         return Source(place, params, {"adapter_config.json": huggingface.adapter_config(lora, source)}, {})
-    tokenizer_folder = run.data.path if "tasks" in config.data else config.data.tokenizer or source
-    texts = {"config.json": described(run.model.config, params, source)}
+    texts, tokenizer = {"config.json": described(run.model.config, params, source)}, run.data.tokenizer
     if source is None:
-        tokenizer = run.data.tokenizer
         ids = dict(bos_token_id=tokenizer.bos_id, pad_token_id=tokenizer.pad_id, eos_token_id=list(tokenizer.stop_ids))
         texts["config.json"] |= ids
         texts[GENERATION] = ids
-    return Source(place, params, texts, companions(source, tokenizer_folder))
+    return Source(place, params, texts, companions(source, tokenizer.folder))
 
 
 def described(config: ModelConfig, params: dict, source) -> dict:
@@ -136,10 +135,8 @@ def described(config: ModelConfig, params: dict, source) -> dict:
     return before | huggingface.config_json(config) | {"torch_dtype": str(params["embed"]["embedding"].dtype)}
 
 
-def companions(source, tokenizer) -> dict[str, pathlib.Path]:
+def companions(source, tokenizer: pathlib.Path) -> dict[str, pathlib.Path]:
     """The files to copy beside the weights, from the folders of the source weights, if any, and of the tokenizer."""
-    tokenizer = pathlib.Path(tokenizer)
-    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     files = {} if source is None else {GENERATION: pathlib.Path(source) / GENERATION}
-    files |= {name: folder / name for name in TOKENIZER_FILES}
+    files |= {name: tokenizer / name for name in TOKENIZER_FILES}
     return {name: file for name, file in files.items() if file.is_file()}

@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from rich.table import Table
 
 from rpg_jax import InputError, data, parallel
-from rpg_jax.data.datasets import Sets
 from rpg_jax.data.sources import listed
 from rpg_jax.models import Model
 from rpg_jax.rewards import Scorer
@@ -111,7 +110,7 @@ def sampling_settings(options, **defaults) -> dict:
     return {**defaults, **flags, "top_k": options.top_k, "top_p": options.top_p}
 
 
-def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording="paper") -> Sets:
+def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording="paper") -> data.Sets:
     """The sets of `--data`, rendered with the tokenizer's chat template.
 
     `--wording` stands in place of `wording`.

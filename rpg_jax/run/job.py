@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 import jax
 from ml_collections import ConfigDict
 
-from rpg_jax.data import Prepared
-from rpg_jax.data.datasets import Sets
+from rpg_jax.data import Sets
 from rpg_jax.parallel import multihost
 from rpg_jax.run import cli
 from rpg_jax.run.watchdog import Watchdog
@@ -59,7 +58,7 @@ def check_same(config: ConfigDict) -> None:
     multihost.check_same({**settings, **code, "jax": jax.__version__, "python": platform.python_version()})
 
 
-def check_same_data(data: Prepared | Sets) -> None:
+def check_same_data(data: Sets) -> None:
     """Raises ValueError on every process unless all read as many problems and the same sample of each split."""
 
     def digest(problems):

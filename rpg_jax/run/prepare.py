@@ -31,7 +31,7 @@ def main(options) -> None:
         print(line, file=sys.stderr)
     counts = {
         "rows read": folded.read,
-        "repeats folded": folded.repeats(),
+        "repeats folded": folded.read - len(folded.problems) - folded.contradicted,
         "contradictory answers": folded.contradicted,
         "over the limit": len(folded.problems) - len(written),
         "problems written": len(written),

@@ -141,7 +141,7 @@ def restore(
         before, now = np.asarray(saved[name]), np.asarray(loaded["checksums"][name])
         changed = np.flatnonzero(before != now) if before.shape == now.shape else range(len(now))
         if len(changed):
-            names = [parallel.leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(policy.params)]
+            names = list(parallel.named_leaves(policy.params))
             holds, key = OF_FROZEN[name]
             raise InputError(
                 f"checkpoint {step} in {checkpoints.directory} {holds} of other weights than {key} has now: "
@@ -190,15 +190,6 @@ def load_frozen(config: ConfigDict, run: Run) -> dict:
         version, checksums[name] = parallel.to_global(run.mesh, parallel.REPLICATED, (np.int32(0), sums))
         frozen[name] = Policy(shapes.model, params, version)
     return dict(frozen=frozen, checksums=checksums)
-
-
-def check_teacher(config: ConfigDict, run: Run) -> None:
-    """Raises ValueError for a teacher whose folder lacks weights, or has others than its config says.
-
-    They are read after the warm start, which would have been for nothing.
-    """
-    if run.teacher is not None:
-        weights.with_stored_dtypes(config.reference.checkpoint, run.teacher.shapes)
 
 
 def load_held(folder: str, shapes: Policy) -> Params:

@@ -14,7 +14,7 @@ from rpg_jax.data import ProblemStream
 from rpg_jax.parallel import multihost
 from rpg_jax.run import build, cli, job, models, profile, states, warm_start
 from rpg_jax.run.summary import write_summary
-from rpg_jax.storage import workdir
+from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import RunLog
 from rpg_jax.training import loop
@@ -38,7 +38,8 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None], look: Callab
             run = build.build_run(config, log=job.say)
             build.check_rows(config, run)
             build.try_rewards(run)
-            states.check_teacher(config, run)
+            if run.teacher is not None:  # whose weights are read after the warm start, which would be for nothing
+                weights.with_stored_dtypes(config.reference.checkpoint, run.teacher.shapes)
             window = profile.window(options.profile, config.steps)
         job.check_same_data(run.data)
         path, folder = open_workdir(options, config, locks)
@@ -96,18 +97,15 @@ def train(
             if params is None:
                 return None
             with phase("state"):
-                restored = (
-                    0,
-                    jax.block_until_ready(states.build_state(run, params, **states.load_frozen(config, run))),
-                    {"cursor": 0, "totals": loop.new_totals(seconds)},
-                )
+                frozen, extra = states.load_frozen(config, run), {"cursor": 0, "totals": loop.new_totals(seconds)}
+                restored = 0, jax.block_until_ready(states.build_state(run, params, **frozen)), extra
         start, *begins, extra = restored
         del restored  # the loop alone holds what it begins with, of which an update donates a part
         if start >= config.steps and extra["totals"]["evaluated"] == start:
             say("finished before; nothing to do")
         elif start:
             say(f"goes on at step {start}")
-        stream.set_state(extra["cursor"])
+        stream.cursor = extra["cursor"]
         sinks = dict(tensorboard=config.log.tensorboard, wandb=config.log.wandb)
         with RunLog(path, start, config=config.to_dict(), rows=extra.get("rows"), **sinks) as log:
             parts = build.build_parts(

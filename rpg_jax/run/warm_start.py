@@ -63,14 +63,14 @@ def warm_started(
         start, checkpoint, extra = restored
         if start:
             say(f"goes on at update {start} of the warm start")
-        stream.set_state(extra["cursor"])
+        stream.cursor = extra["cursor"]
 
         def seconds():
             return extra["seconds"] + time.perf_counter() - begin
 
         def save(step, state, wait):
             if checkpoints.latest_step() != step:  # else told to stop just after it was saved
-                extra = {"cursor": stream.get_state(), "seconds": seconds()}
+                extra = {"cursor": stream.cursor, "seconds": seconds()}
                 checkpoints.save(step, Checkpoint(state, checksums=checkpoint.checksums), extra, wait=wait)
 
         def next_batch():

@@ -20,11 +20,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from rpg_jax import InputError
-from rpg_jax.parallel import multihost
+from rpg_jax.parallel import multihost, named_leaves
 from rpg_jax.storage import orbax_io
 from rpg_jax.storage.disk import storage_errno
 
-_KEEP_BEST = 1  # checkpoints with the highest metric that stay beside the newest ones
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
 
 
@@ -55,15 +54,16 @@ def checksum(x: jax.Array) -> jax.Array:
     return jnp.sum(_mix(words.astype(jnp.uint32) ^ _mix(index)), dtype=jnp.uint32)
 
 
-class Checkpoints(contextlib.AbstractContextManager):
+class Checkpoints(contextlib.ExitStack):
     """The checkpoints of one run, one folder per step: the newest `keep_last` and the one with the highest metric.
 
-    `directory` is a local path or a bucket's URL. Every process of a job makes the same calls. Usable as a context
-    manager; leaving it waits for the running save. Raises OSError, in `save` and `close`, too, when the disk is full or
-    read-only; earlier checkpoints stay as they were.
+    `directory` is a local path or a bucket's URL. Every process of a job makes the same calls. `close`, or the end of a
+    `with`, waits for the running save and ends Orbax's threads. Raises OSError, in `save` and `close`, too, when the
+    disk is full or read-only; earlier checkpoints stay as they were.
     """
 
     def __init__(self, directory, keep_last: int = 2):
+        super().__init__()
         self.directory = epath.Path(directory).expanduser()
         if "://" not in str(directory):
             self.directory = epath.Path(os.path.abspath(self.directory))
@@ -74,8 +74,10 @@ class Checkpoints(contextlib.AbstractContextManager):
             # If a folder that is made in the background cannot be made, threads wait five minutes for it.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
-        handlers = {"state": orbax_io.writer(), "record": ocp.JsonCheckpointHandler()}
+        arrays = ocp.PyTreeCheckpointHandler(save_concurrent_gb=96)  # the files and the limit of StandardSave
+        handlers = {"state": arrays, "record": ocp.JsonCheckpointHandler()}
         self._manager = self._storage(ocp.CheckpointManager, self.directory, options=options, item_handlers=handlers)
+        self.callback(self._storage, self._manager.close)
         self._unranked: dict[int, str] = {}  # step -> why its metric cannot be read
         self._metrics = {step: self._metric_of(step) for step in self._manager.all_steps()}
 
@@ -86,7 +88,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         The arrays of `state` may be donated as soon as this returns. `extra` are JSON values that `restore` gives back.
         The highest `metric` is the best; None or NaN never is.
         """
-        arrays = {name: jnp.asarray(x) for name, x in _named(state).items()}
+        arrays = {name: jnp.asarray(x) for name, x in named_leaves(state).items()}
         sums = _checksums(arrays)
         metric = None if metric is None or math.isnan(metric) else float(metric)
         leaves = {name: [_describe(x), sums[name]] for name, x in arrays.items()}
@@ -110,7 +112,7 @@ class Checkpoints(contextlib.AbstractContextManager):
           DamagedCheckpoint: `step`, or every step there is, is damaged.
         """
         self._storage(self._manager.wait_until_finished)
-        wanted, structure = _named(like), jax.tree.structure(like)
+        wanted, structure = named_leaves(like), jax.tree.structure(like)
         steps = sorted(self._manager.all_steps(), reverse=True)
         if step is not None and step not in steps:
             raise InputError(f"{self.directory} has no checkpoint of step {step}; it has {steps[::-1]}")
@@ -149,29 +151,20 @@ class Checkpoints(contextlib.AbstractContextManager):
                 f"warning: checkpoint {step} in {self.directory} is damaged: {damage}; it may have been the best one",
                 file=sys.stderr,
             )
-        return max(self._ranked(self._steps()), key=self._rank, default=None)
-
-    def close(self) -> None:
-        """Waits for the running save and ends Orbax's threads."""
-        self._storage(self._manager.close)
-
-    def __exit__(self, *_):
-        self.close()
+        return self._best(self._steps())
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
         """Orbax's preservation policy: which checkpoints stay once the newest one is on disk."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        best = sorted(self._ranked(steps), key=self._rank, reverse=True)[:_KEEP_BEST]
-        return [step in best or step in steps[-self._keep_last :] for step in steps]
+        best = self._best(steps)
+        return [step == best or step in steps[-self._keep_last :] for step in steps]
 
     def _steps(self):
         return [s for s in self._manager.all_steps() if self._resumed_from is None or s <= self._resumed_from]
 
-    def _ranked(self, steps):
-        return [step for step in steps if self._metrics.get(step) is not None]
-
-    def _rank(self, step):
-        return self._metrics[step], step
+    def _best(self, steps):
+        ranked = [(self._metrics[step], step) for step in steps if self._metrics.get(step) is not None]
+        return max(ranked, default=(None, None))[1]
 
     def _metric_of(self, step):
         try:
@@ -247,12 +240,6 @@ class Checkpoints(contextlib.AbstractContextManager):
 def saved_steps(directory) -> list[int]:
     """The completely written steps of a folder, in order, which another process may be saving into."""
     return sorted(ocp.utils.checkpoint_steps(directory))
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """{"path/of/leaf": leaf}, in the tree's order."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _checksums(arrays: dict) -> dict[str, int]:

@@ -69,7 +69,7 @@ def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None)
     return rows, int(bool(unfinished))
 
 
-class RunLog(contextlib.AbstractContextManager):
+class RunLog(contextlib.ExitStack):
     """The logs of one run: `metrics.jsonl`, `samples.jsonl`, `heldout.jsonl`, `look.parquet`, TensorBoard, wandb.
 
     Opening it cuts each log back to the rows that it had when the restored checkpoint was saved, because what came
@@ -77,38 +77,34 @@ class RunLog(contextlib.AbstractContextManager):
 
     Args:
       resume_step: the restored step, 0 for a new run.
-      rows: what `rows()` returned when the restored checkpoint was saved, which stay; a log that has lost some since is
-        reported in one line on stderr. None: no rows stay.
+      rows: {log: count}, what `rows()` returned when the restored checkpoint was saved, which stay; a log that has lost
+        some since is reported in one line on stderr. None: no rows stay.
       config: settings that wandb records.
       wandb: project name, or None for no wandb. The id in `workdir/wandb_id` makes a resumed run the same wandb run.
-      process_index: index of this process in the job; only process 0 writes.
 
     Raises ValueError for a log that holds a broken line.
     """
 
-    def __init__(
-        self, workdir, resume_step: int, config: dict, tensorboard=True, wandb=None, process_index=None,
-        rows: Mapping[str, int] | None = None,
-    ):  # fmt: skip
-        self._sinks = contextlib.ExitStack()
-        self._process = jax.process_index() if process_index is None else process_index
+    def __init__(self, workdir, resume_step: int, config: dict, tensorboard=True, wandb=None, rows=None):
+        super().__init__()
+        self._process = jax.process_index()
         self._files, self._rows, self._events, self._wandb = {}, {}, None, None
         if self._process:
             return
         workdir = pathlib.Path(workdir)
         if wandb is not None:
-            self._wandb = self._sinks.enter_context(_wandb_run(workdir, wandb, config))
+            self._wandb = self.enter_context(_wandb_run(workdir, wandb, config))
         for name in ("metrics", "samples", "heldout"):
             path = workdir / f"{name}.jsonl"
             self._rows[name] = _cut_back(path, resume_step, (rows or {}).get(name, 0))
-            self._files[name] = self._sinks.enter_context(path.open("a"))
+            self._files[name] = self.enter_context(path.open("a"))
         self._look = workdir / LOOK
         self._rows["look"] = _cut_table_back(self._look, resume_step, (rows or {}).get("look", 0))
         if tensorboard:
             from tensorboardX import SummaryWriter
 
             folder, purge = workdir / "tensorboard", resume_step + 1 if resume_step or rows else 0
-            self._events = self._sinks.enter_context(SummaryWriter(str(folder), purge_step=purge, max_queue=QUEUE))
+            self._events = self.enter_context(SummaryWriter(str(folder), purge_step=purge, max_queue=QUEUE))
 
     def write(self, row: dict, samples=(), heldout=(), look=()) -> None:
         """Appends one row, a dict with an integer `step`, and the step's responses, and flushes the files.
@@ -136,14 +132,7 @@ class RunLog(contextlib.AbstractContextManager):
         return dict(self._rows)
 
     def progress(self, label: str, start: int, total: int) -> "Progress":
-        """A `Progress` that is silent on processes that write no logs."""
-        return Progress(label, start, total, process_index=self._process)
-
-    def close(self) -> None:
-        self._sinks.close()
-
-    def __exit__(self, *_):
-        self.close()
+        return Progress(label, start, total)
 
     def _append(self, name, rows):
         self._files[name].writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
@@ -161,7 +150,8 @@ class RunLog(contextlib.AbstractContextManager):
 class Progress:
     """Progress on stderr, as a context manager: a bar on a terminal, else a plain line at most every two seconds.
 
-    Call it with the number of steps done and the numbers to show: `progress(done, reward=0.3)`.
+    Call it with the number of steps done and the numbers to show: `progress(done, reward=0.3)`. Only the first process
+    of a job says anything; a command that must not look for devices gives its `process_index`, 0.
     """
 
     def __init__(self, label: str, start: int, total: int, process_index=None):
@@ -200,12 +190,12 @@ class Progress:
 
 def write_text_atomic(path, text: str) -> None:
     """Replaces a file's contents durably; readers, and a kill, see the old file or the new one, never a part."""
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(text.encode())
 
 
 @contextlib.contextmanager
-def _replacing(path):
+def replacing(path):
     """A file to write, which takes the place of the one at `path` once it is whole and on the disk."""
     path = pathlib.Path(path)
     draft = path.with_name(f".{path.name}.draft")
@@ -232,7 +222,7 @@ def read_table(path):
 def _write_table(path, table):
     import pyarrow.parquet as parquet
 
-    with _replacing(path) as file:
+    with replacing(path) as file:
         parquet.write_table(table, file, compression="zstd")
 
 

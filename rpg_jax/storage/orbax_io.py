@@ -1,4 +1,4 @@
-"""How `checkpoints` has Orbax read and write, and what it makes of Orbax's failures."""
+"""How `checkpoints` has Orbax read, and what it makes of Orbax's failures."""
 
 import asyncio
 import logging
@@ -26,11 +26,6 @@ class _PatientHandler(ocp.type_handlers.ArrayHandler):
         finally:
             while unfinished := asyncio.all_tasks() - earlier:
                 await asyncio.gather(*unfinished, return_exceptions=True)
-
-
-def writer() -> ocp.PyTreeCheckpointHandler:
-    """Orbax's writer of {leaf name: array}; the files are those of `ocp.args.StandardSave`."""
-    return ocp.PyTreeCheckpointHandler(save_concurrent_gb=96)  # 96 as StandardSave
 
 
 def reader(like: dict) -> ocp.Checkpointer:

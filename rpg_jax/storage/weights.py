@@ -20,8 +20,9 @@ import numpy as np
 import safetensors.numpy
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from rpg_jax import InputError, parallel
+from rpg_jax import InputError
 from rpg_jax.models.huggingface import places
+from rpg_jax.parallel import named_leaves
 from rpg_jax.storage import gguf_files, tensor_files
 from rpg_jax.storage.logs import Progress
 from rpg_jax.storage.tensor_files import few
@@ -43,7 +44,7 @@ def load(directory, shapes: Any) -> Any:
       ValueError, OSError: the folder or a file cannot be read; tensors are missing, unexpected, of another shape or of
         an unsupported dtype (one error has all of these kinds); a tensor holds NaN or infinity.
     """
-    leaves = _named(shapes)
+    leaves = named_leaves(shapes)
     say(f"loading weights of {directory}")
     arrays = _load(pathlib.Path(directory), leaves)
     return jax.tree.structure(shapes).unflatten(arrays[name] for name in leaves)
@@ -51,7 +52,7 @@ def load(directory, shapes: Any) -> Any:
 
 def with_stored_dtypes(directory, shapes: Any) -> Any:
     """`shapes` with the dtypes of the weights in a folder. Checks names and shapes, and raises as `load` does."""
-    leaves, dtypes = _named(shapes), {}
+    leaves, dtypes = named_leaves(shapes), {}
     stored = _check(pathlib.Path(directory), leaves)
     for name, place in _places(leaves).items():
         dtype = tensor_files.DTYPES[stored[name].code]
@@ -60,18 +61,14 @@ def with_stored_dtypes(directory, shapes: Any) -> Any:
     return jax.tree.structure(shapes).unflatten(kept)
 
 
-def tensor_count(params: Any) -> int:
-    """The number of tensors of a training tree in Hugging Face's format."""
-    return len(_places(_named(params)))
-
-
-def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str = "model") -> None:
+def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str = "model") -> int:
     """Writes a training tree as `NAME.safetensors`, or, when it needs several files, as numbered ones with an index.
+    Returns the number of tensors.
 
     `params` are fully addressable arrays, float32, float16 or bfloat16. A file has at most `max_shard_bytes` of
     tensors, which are in the host's memory at once; a larger tensor gets one of its own.
     """
-    directory, leaves, weight_map = pathlib.Path(directory), _named(params), {}
+    directory, leaves, weight_map = pathlib.Path(directory), named_leaves(params), {}
     placed = _places(leaves)
     sizes = {n: math.prod(place.shape) * leaves[place.leaf].dtype.itemsize for n, place in placed.items()}
     groups, filled = [[]], 0  # tensors of each file, bytes in the last file
@@ -82,9 +79,8 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
         filled += size
     with Progress("writing tensors", 0, len(sizes)) as progress:
         for number, group in enumerate(groups, 1):
-            file = (
-                f"{name}.safetensors" if len(groups) == 1 else f"{name}-{number:05d}-of-{len(groups):05d}.safetensors"
-            )
+            which = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+            file = f"{name}{which}.safetensors"
             taken = {n: _taken(leaves[placed[n].leaf], placed[n].index, placed[n].transposed) for n in group}
             arrays = {tensor: np.ascontiguousarray(array) for tensor, array in taken.items()}
             (directory / file).touch()
@@ -96,10 +92,7 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
     if len(groups) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
         (directory / tensor_files.INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    return {parallel.leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return len(sizes)
 
 
 def _places(leaves):

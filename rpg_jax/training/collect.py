@@ -185,7 +185,7 @@ def make_collect(
     begun: dict[tuple[int, int], Response] = {}  # what is being scored, by position and sample
 
     def begin(step: int, count: int) -> list[Group]:
-        first = stream.get_state()
+        first = stream.cursor
         stream.next(count, ())
         return [Group(position, step, NONE) for position in range(first, first + count)]
 
@@ -271,6 +271,6 @@ def make_collect(
         lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
         of_both = np.stack(rewards), np.stack(turn_rewards) if turn_rewards else None
         spent = clock.seconds, tokens, trained
-        return Collected(kept, lengths, of_both, graded, *said, *spent, pending, stream.get_state())
+        return Collected(kept, lengths, of_both, graded, *said, *spent, pending, stream.cursor)
 
     return collect

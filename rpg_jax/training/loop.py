@@ -111,7 +111,7 @@ def run(
     for params in (checkpoint.state.params, *(policy.params for policy in checkpoint.frozen.values())):
         check_finite(params, f"step {start}", "training cannot begin with them; start from other weights")
     collapsed, has_skipped = False, False
-    cursor = parts.stream.get_state()  # of the problem stream, after the groups that were trained
+    cursor = parts.stream.cursor  # of the problem stream, after the groups that were trained
 
     def save(step: int, checkpoint: Checkpoint, score: float | None = None, wait: bool = False) -> None:
         mend = "it is not saved, and earlier checkpoints stay as they are"

@@ -1,43 +1,24 @@
 """Task families: procedurally generated problems with difficulty settings and worked solutions.
 
-A family is one entry of `TASKS`: a function that generates a problem, and one that gives its canonical form. To add a
-family, write both in a new file, list it here, and add a verifier of the same name to `rpg_jax/rewards/verifiers.py`.
+A family is a module here with two functions. `generate(rng, **difficulty)` gives three strings, prompt, solution and
+answer: the solution is worked step by step and ends with the line `Answer: ...`, the answer is JSON for the verifier.
+Difficulty is keyword-only, with defaults. `canonical(prompt)` is equal text for two prompts exactly when they pose the
+same problem. To add a family, list it in `TASKS` and add a verifier of its name to `rpg_jax/rewards/verifiers.py`.
 """
 
-import dataclasses
 import difflib
 import hashlib
 import inspect
-from collections.abc import Callable
+from types import ModuleType
 
 from rpg_jax import InputError
 from rpg_jax.data.tasks import arithmetic, countdown, guess, sorting
 
 SPLITS = ("train", "heldout")
 LARGEST = 10**9  # number in a problem, which NumPy draws as int64
-MOST = dict.fromkeys(("steps", "numbers", "used", "attempts", "word", "depth"), 1000)  # lengths: they take time
+MOST = dict.fromkeys(("steps", "numbers", "used", "attempts"), 1000)  # lengths: they take time
 HELDOUT_SHARE = 8  # one problem in eight is held out
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A family of problems.
-
-    `generate(rng, **difficulty) -> (prompt, solution, answer)`: three strings. The solution is worked step by step and
-    ends with the line `Answer: ...`; `answer` is JSON for the verifier. Difficulty is keyword-only, with defaults.
-    `canonical(prompt) -> str` is equal for two prompts exactly when they pose the same problem.
-    """
-
-    generate: Callable[..., tuple[str, str, str]]
-    canonical: Callable[[str], str]
-
-
-TASKS = {
-    "arithmetic": Task(arithmetic.generate, arithmetic.canonical),
-    "countdown": Task(countdown.generate, countdown.canonical),
-    "guess": Task(guess.generate, guess.canonical),
-    "sorting": Task(sorting.generate, sorting.canonical),
-}
+TASKS = {"arithmetic": arithmetic, "countdown": countdown, "guess": guess, "sorting": sorting}
 
 
 def defaults(name: str) -> dict:
@@ -92,7 +73,7 @@ def draw(name: str, split: str, count: int, rng, **difficulty) -> list[tuple[str
     return list(drawn.values())
 
 
-def _task(name: str) -> Task:
+def _task(name: str) -> ModuleType:
     if name not in TASKS:
         raise InputError(f"unknown task {name!r}; known: {', '.join(TASKS)}")
     return TASKS[name]

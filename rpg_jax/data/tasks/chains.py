@@ -1,15 +1,11 @@
 """Chains: an integer and a sequence of (operator, operand) applied to it from left to right."""
 
 from fractions import Fraction
+from operator import add, mul, sub
 
 from rpg_jax import InputError
 
-OPERATORS = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: Fraction(a) / b,
-}
+OPERATORS = {"+": add, "-": sub, "*": mul, "/": Fraction}  # of a quotient's two parts
 
 
 def check_operators(task: str, operators: str) -> None:
