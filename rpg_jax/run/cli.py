@@ -174,6 +174,9 @@ def _status(main, argv: list[str], arguments: bool) -> int:
         return 0
     try:
         options = _parsed(argv, module, arguments)
+    except (InputError, SyntaxError) as error:
+        return _refused(error)
+    try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of rpg_jax/__init__.py
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return main(options) or 0
