@@ -276,6 +276,9 @@ def test_clips_with_tuned_bounds():
     for name, arms in printed.items():
         for arm in arms:
             assert f"{abs(stale[arm][0]):.1f} ± {stale[arm][1]:.1f}" in page(name), (name, arm)
+    for regime, arm in (((64, "whole"), tight), ((64, "whole"), wide), ((16, "share"), "decoupled, 0.2, 0.28")):
+        mean, half, *_ = of_regime[regime][arm]
+        assert f"{abs(mean):.1f} ± {half:.1f}" in text and f"{abs(mean):.1f} ± {half:.1f}" in page("docs/findings.md")
 
 
 def test_the_pilot_of_a_real_model():
