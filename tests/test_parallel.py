@@ -105,7 +105,8 @@ def test_rows_of_a_config_that_a_mesh_does_not_divide_are_refused(changes, said)
     def check(settings):
         config.update_from_flattened_dict(settings)
         rollout = RolloutSettings(**build.set_keys(config.rollout, "delay", "overlap"))
-        build.check_rows(config, SimpleNamespace(mesh=mesh, sampler_mesh=mesh, rollout=rollout))
+        loop = SimpleNamespace(**dict.fromkeys(("microbatch_rows", "scoring_rows"), config.learner.microbatch_rows))
+        build.check_rows(config, SimpleNamespace(mesh=mesh, sampler_mesh=mesh, rollout=rollout, loop=loop))
 
     check({"rollout.prompts": 8, "rollout.slots": 16, "learner.microbatch_rows": 8, "warm_start.microbatch_rows": 8})
     with pytest.raises(ValueError, match=said):
