@@ -174,6 +174,9 @@ def test_distillation():
     for arm, names in {"before": measures, "teacher": measures[:3], "constant": measures[:1]}.items():
         cells = " | ".join(f"{alone[name][arm]:.3f}" for name in names)
         assert f"| {arm} | {cells} |" in text, arm
+    for row in pd.read_parquet(STUDY / "distillation_full.parquet").itertuples(index=False):
+        name = {"rkl-control": "`rkl`, `control=kl`"}.get(row.arm, f"`{row.arm.removesuffix('-full')}`, full")
+        assert f"| {name} | {row.score:.3f} | {row[3]:.3f} |" in text, row.arm
 
 
 def test_policies_that_the_clip_itself_made():
