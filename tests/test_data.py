@@ -43,7 +43,7 @@ def test_unicode_and_empty_strings_survive_the_disk(tmp_path):
     ]
     problems.publish({"train": odd, "heldout": odd[:1]}, {}, tmp_path)
     source = problems.Records(tmp_path, "train")
-    assert [problems.to_problem(source[i]) for i in range(len(source))] == odd
+    assert list(map(problems.to_problem, source)) == odd
     columns = {name: value for name, value in source[0].items() if name != "columns"}
     assert problems.to_problem(columns) == odd[0], "folders of earlier versions have no columns"
 
@@ -54,8 +54,7 @@ def test_a_damaged_folder_is_named(tmp_path, name):
     file = next(tmp_path.rglob(name))
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=f"{tmp_path}: the prepared problems cannot be read .*; prepare them again"):
-        source = problems.Records(tmp_path, "train")
-        [source[index] for index in range(len(source))]
+        list(problems.Records(tmp_path, "train"))
 
 
 def test_prepare_is_cached_by_content(prepared):

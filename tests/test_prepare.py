@@ -43,8 +43,7 @@ def refused(call):
 
 
 def written(folder="out"):
-    source = problems.Records(folder, "train")
-    return [problems.to_problem(source[i]) for i in range(len(source))]
+    return list(map(problems.to_problem, problems.Records(folder, "train")))
 
 
 def row(problem, answer, **more):

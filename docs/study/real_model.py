@@ -158,8 +158,7 @@ def families(final: pd.DataFrame, folder: pathlib.Path) -> pd.DataFrame:
     tables = {}
     for at, of in final.groupby(figures.AT, sort=False):
         heldout = prepared(folder, f"{MACHINES[at[0]][0]}-{at[1]}")["data.heldout"]
-        sets = [Records(title, "train") for title in heldout]
-        asked = [to_problem(records[number]) for records in sets for number in range(len(records))]
+        asked = [to_problem(record) for title in heldout for record in Records(title, "train")]
         answers = pd.DataFrame([(problem.task, gym.own_answer(problem.answer)) for problem in asked])
         table = answers.groupby(0, sort=False)[1].agg(
             problems="size", constant=lambda own: own.value_counts(normalize=True).iloc[0]

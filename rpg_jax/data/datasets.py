@@ -134,7 +134,7 @@ def _open(title, template, split):
         raise InputError(f"{path} holds no prepared problems; name a folder made by rpg_jax.prepare, or a file")
     records = problems.Records(path, "train")
     source = grain.MapDataset.source(records).map(problems.to_problem)
-    rows = [problems.to_problem(records[i]) for i in range(len(records))]
+    rows = list(map(problems.to_problem, records))
     return rows, source, lambda i: f"{path}, problem {rows[i].id}"
 
 

@@ -119,6 +119,8 @@ class Records(Sequence):
         return self._read(lambda: len(self._source))
 
     def __getitem__(self, index):
+        if index >= len(self):
+            raise IndexError(index)  # the data source gives nothing there; a loop over a sequence ends by this
         return self._read(lambda: self._source[index])
 
     def _read(self, call):
