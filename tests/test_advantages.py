@@ -14,7 +14,7 @@ def compute(function, *arrays):
     return np.asarray(jax.jit(function)(*arrays))
 
 
-def test_formulas():
+def test_formulas_and_dtypes():
     r, mean = REWARDS.astype(np.float64), REWARDS.mean(1, keepdims=True, dtype=np.float64)
     others = (r.sum(1, keepdims=True) - r) / 3
     close = dict(rtol=1e-5, atol=1e-6)
@@ -26,6 +26,10 @@ def test_formulas():
     uniform = np.array([[1, 1], [1, -1], [-1, -1], [0.5, 0.5]], np.float32)  # one of four groups tells
     expected = [[0, 0], [4, -4], [0, 0], [0, 0]]
     np.testing.assert_allclose(compute(advantages.rescaled_group_mean, uniform), expected, **close)
+    assert compute(advantages.group_mean, np.ones((2, 2), int)).dtype == np.float32
+    assert compute(advantages.leave_one_out, np.ones((2, 2), jax.numpy.bfloat16)).dtype == np.float32
+    with jax.enable_x64():
+        assert compute(advantages.group_mean_std, np.ones((2, 2))).dtype == np.float64
 
 
 def test_whitening_is_over_valid_tokens_with_bessels_variance():
@@ -52,10 +56,3 @@ def test_equal_rewards_get_exactly_zero_and_a_group_of_one_has_no_baseline(funct
     for shape in ((4, 1), (4,), (2, 2, 2)):
         with pytest.raises(ValueError, match=r"\[P, G\]"):
             jax.eval_shape(function, np.ones(shape))
-
-
-def test_dtypes():
-    assert compute(advantages.group_mean, np.ones((2, 2), int)).dtype == np.float32
-    assert compute(advantages.leave_one_out, np.ones((2, 2), jax.numpy.bfloat16)).dtype == np.float32
-    with jax.enable_x64():
-        assert compute(advantages.group_mean_std, np.ones((2, 2))).dtype == np.float64

@@ -25,21 +25,12 @@ ASKED = "<|turn|>user\nWhat is 2 + 2?<|end|>\n"
 @pytest.mark.parametrize(("messages", "options", "text"), [
     ([USER], {}, ASKED + "<|turn|>assistant\n"),
     ([USER], {"enable_thinking": False}, ASKED + "<|turn|>assistant\n<think>\n\n</think>\n\n"),
-    (
-        [USER, THOUGHT, USER],
-        {"add_generation_prompt": False},
-        ASKED + "<|turn|>assistant\n4<|end|>\n" + ASKED,  # thoughts before the last question are forgotten
-    ),
-    (
-        [USER, {"role": "assistant", "content": "4", "reasoning": "Easy.", "tool_calls": None}],
-        {"add_generation_prompt": False},
-        ASKED + "<|turn|>assistant\n<think>\nEasy.\n</think>\n\n4<|end|>\n",
-    ),
-    (
-        [SYSTEM, USER],
-        {"tools": [{"name": "a<b>&'é"}], "add_generation_prompt": False},
-        '<|turn|>system\nSolve.\nTools:\n{"name": "a<b>&\'é"}<|end|>\n' + ASKED,
-    ),
+    ([USER, THOUGHT, USER], {"add_generation_prompt": False},
+     ASKED + "<|turn|>assistant\n4<|end|>\n" + ASKED),  # thoughts before the last question are forgotten
+    ([USER, {"role": "assistant", "content": "4", "reasoning": "Easy.", "tool_calls": None}],
+     {"add_generation_prompt": False}, ASKED + "<|turn|>assistant\n<think>\nEasy.\n</think>\n\n4<|end|>\n"),
+    ([SYSTEM, USER], {"tools": [{"name": "a<b>&'é"}], "add_generation_prompt": False},
+     '<|turn|>system\nSolve.\nTools:\n{"name": "a<b>&\'é"}<|end|>\n' + ASKED),
 ])  # fmt: skip
 def test_a_template_of_a_thinking_model(messages, options, text):
     assert THINKING.render(messages, **options) == text

@@ -39,13 +39,13 @@ def make_run(path):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convert")
-    raw = checkpoint.raw_config("qwen3-yarn") | dict(bos_token_id=3, torch_dtype="bfloat16", custom="kept")
+    raw = checkpoint.CONFIGS["qwen3-yarn"] | dict(bos_token_id=3, torch_dtype="bfloat16", custom="kept")
     tensors = checkpoint.random_tensors(raw, ml_dtypes.bfloat16)
     checkpoint.save(folder / "source", raw, tensors, files=2)
     for name in EXTRAS:
         (folder / "source" / name).write_text(f'"{name}"')
     (folder / "source" / "README.md").write_text("not ours to copy")
-    raw = checkpoint.raw_config("llama")
+    raw = checkpoint.CONFIGS["llama"]
     tensors = checkpoint.random_tensors(raw)
     checkpoint.save(folder / "truncated", raw, tensors)
     file = folder / "truncated" / "model.safetensors"

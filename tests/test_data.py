@@ -71,11 +71,8 @@ def test_prepare_is_cached_by_content(prepared):
 
 
 def test_a_failed_preparation_leaves_nothing(tmp_path):
-    for bad, says in [
-        (dict(tasks={"arithmetic": dict(stpes=2)}), "stpes"),
-        (dict(tasks={}), "no tasks"),
-        (dict(vocab_size=100), "vocab_size=100"),
-    ]:
+    mistakes = {"stpes": dict(tasks={"arithmetic": dict(stpes=2)}), "no tasks": dict(tasks={})}
+    for says, bad in (mistakes | {"vocab_size=100": dict(vocab_size=100)}).items():
         with pytest.raises(ValueError, match=says):
             prepare(tmp_path / "new", **TINY | bad)
     assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())
@@ -123,7 +120,7 @@ def test_resume_on_another_number_of_processes(batches, before, after):
     assert got == expected and state == whole.cursor
 
 
-def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):
+def test_rows_hold_bos_prompt_solution_eos_and_padding_and_those_that_do_not_fit_are_named(prepared):
     rows, tokenizer = list(prepared.problems("train"))[:6], prepared.tokenizer
     tokens, lengths, positions = prompt_rows(rows, range(7, 13), tokenizer, 40)
     assert tokens.shape == (6, 40) and tokens.dtype == lengths.dtype == positions.dtype == np.int32
@@ -140,13 +137,9 @@ def test_rows_hold_bos_prompt_solution_eos_and_padding(prepared):
         end = n + len(answer)
         assert ends[i] == end and (np.flatnonzero(response[i]) == np.arange(n, end)).all()
         assert (full[i, end:] == tokenizer.pad_id).all()
-
-
-def test_rows_that_do_not_fit_name_problem_length_and_key(prepared):
-    rows, tokenizer = list(prepared.problems("train"))[:4], prepared.tokenizer
     longest = max(rows, key=lambda row: len(tokenizer.encode(row.prompt)))
     need = len(tokenizer.encode(longest.prompt)) + 1
-    prompt_rows(rows, range(4), tokenizer, need)
+    prompt_rows(rows, range(6), tokenizer, need)
     with pytest.raises(ValueError, match=rf"problem \d+ \(\w+\).* than rollout.max_prompt={need - 1}"):
         prompt_rows([longest], [0], tokenizer, need - 1)
     with pytest.raises(ValueError, match=r"more than rollout.max_prompt \+ rollout.max_new=20; raise"):

@@ -93,10 +93,9 @@ def test_folders_that_are_no_sets(tmp_path):
     (tmp_path / "empty").mkdir()
     problems.publish({"train": [data.Problem(7, "t", "1 + 1 =", "", "2")]}, {}, tmp_path / "plain")
     for name, says in {
-        "empty": " holds no prepared problems",
-        "no.jsonl": ": there is no such file",
+        "empty": " holds no prepared problems", "no.jsonl": ": there is no such file",
         "plain": ", problem 7: its prompt is not JSON",
-    }.items():
+    }.items():  # fmt: skip
         with pytest.raises(ValueError, match=f"{name}{says}"):
             load(tmp_path / name)
 

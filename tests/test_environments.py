@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from processes import metrics
 from sequences import sequences as sequences_of
+from test_rollout import settings as rollout_settings
 
 from configs import environments
 from rpg_jax import InputError, models, parallel
@@ -36,7 +37,6 @@ from rpg_jax.sampling.turns import Answer, Row, matched, spans, stop_table
 from rpg_jax.training.collect import without_rows
 from rpg_jax.training.episodes import Episodes
 from rpg_jax.training.grading import make_grade, watcher
-from rpg_jax.training.settings import RolloutSettings
 
 module = importlib.import_module("rpg_jax.sampling.generate")  # the package has a function of that name
 CONFIG = models.ModelConfig(40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_length=128)
@@ -361,16 +361,6 @@ def test_an_environment_that_cannot_be_is_refused(tmp_path, monkeypatch, name, c
     assert line in str(refused.value)
 
 
-def test_the_environment_of_the_documents():
-    file = ROOT / "docs/examples/my_environment.py"
-    assert file.read_text() in (ROOT / "docs/environments.md").read_text()
-    with Environment(f"{file}:Hot", Observations(Characters()), workers=1) as environment:
-        problem = dataclasses.replace(PROBLEM, answer="[7, 7]")
-        assert environment.submit("a", problem, 0, ["It is 5", "no"]).result() == ["cold\n", [0.0, 0.0]]
-        assert environment.submit("a", problem, 0, ["It is 5", "no", "7"]).result() == [None, [0.0, 0.0, 1.0]]
-        environment.try_out(problem)
-
-
 def test_guess():
     game = Guess({"answer": "[3, 14]"}, seed=5)
     assert 3 <= game.number <= 14 and game.reset() is None
@@ -392,12 +382,21 @@ def test_calculator(action, expected):
     assert (observation, reward) == expected if isinstance(expected, tuple) else observation.startswith(expected)
 
 
-def test_the_answer_of_a_family_of_reasoning_gym_reaches_an_environment():
-    record = json.dumps(dict(answer="1234", family="chain_sum", parameters={}, seed=7, index=0, digest="a2c99"))
-    problem = Problem(1, "gym:chain_sum", "State the final answer: 1200 + 34 =", "", record)
-    with Environment("calculator", Observations(Characters()), workers=1) as environment:
+SUM = json.dumps(dict(answer="1234", family="chain_sum", parameters={}, seed=7, index=0, digest="a2c99"))
+
+
+@pytest.mark.parametrize("name, changes, said, before, expected", [
+    (f"{ROOT}/docs/examples/my_environment.py:Hot", dict(answer="[7, 7]"), ["It is 5", "no", "7"],
+     ["cold\n", [0.0, 0.0]], [None, [0.0, 0.0, 1.0]]),
+    ("calculator", dict(task="gym:chain_sum", answer=SUM), ["It is 1234"], [None, []], [None, [1.0]]),
+])  # fmt: skip
+def test_that_of_the_documents_and_the_answer_of_a_family_of_reasoning_gym(name, changes, said, before, expected):
+    assert (ROOT / "docs/examples/my_environment.py").read_text() in (ROOT / "docs/environments.md").read_text()
+    problem = dataclasses.replace(PROBLEM, **changes)
+    with Environment(name, Observations(Characters()), workers=1) as environment:
         environment.try_out(problem)
-        assert environment.submit("a", problem, 0, ["It is 1234"]).result() == [None, [1.0]]
+        assert environment.submit("a", problem, 0, said[:-1]).result() == before
+        assert environment.submit("a", problem, 0, said).result() == expected
 
 
 def test_a_game_of_textarena_draws_its_own_random_numbers():
@@ -544,9 +543,8 @@ def test_a_failed_episode_counts_or_is_left_out_and_observations_are_no_length(f
     rows = [row(n, "abcd", drawn, "said by others", "x") for n, drawn in enumerate(("five", "a", "b"))]
     begun, talk = {}, SimpleNamespace(outcome=lambda row: outcomes[row.number])
     sequences = SimpleNamespace(prompt_length=jax.numpy.full(3, 4))
-    sizes = dict(prompts=1, samples=3, max_prompt=4, max_new=6, slots=3, temperature=1.0, oversample=1.0)
-    sizes |= dict(dynamic_sampling=False, max_batches=1, overlong_buffer=2, overlong_factor=1.0)
-    settings = RolloutSettings(**sizes, environment_failures=failures)
+    sizes = dict(prompts=1, samples=3, max_prompt=4, slots=3, oversample=1.0, dynamic_sampling=False)
+    settings = rollout_settings(**sizes, environment_failures=failures)
     environment = Scripted(None)
     environment.close = lambda: None
     with Scorer(environment=environment) as scorer:

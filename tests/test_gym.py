@@ -174,7 +174,7 @@ def test_sets_are_loaded_by_title():
         datasets.load(**titles, tokenizer=tokenizer, max_prompt=200, wording="mine")
 
 
-def test_prepare_writes_them(call):
+def test_prepare_writes_and_lists_them(call):
     source = f"--source=gym:{SUMS}, size=20) + gcd(size=4)"
     assert call(source, "--target=out", "--template=none")[0] == 0
     with here:
@@ -191,9 +191,6 @@ def test_prepare_writes_them(call):
     ]:
         status, _, err = call(*arguments, "--target=refused")
         assert status == 2 and len(err) == 1 and says in err[0], err
-
-
-def test_families_are_listed(call):
     status, out, _ = call("--list_gym")
     lines = out.splitlines()
     assert status == 0 and len(lines) > 90 and not any(line.startswith("composite") for line in lines)

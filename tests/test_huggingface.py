@@ -45,10 +45,7 @@ CONFIGS = {
         rope_scaling={"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.5, **YARN}, tie_word_embeddings=True,
     ),
 }  # fmt: skip
-
-
-def raw_config(name):
-    return {**COMMON, **CONFIGS[name]}
+CONFIGS = {name: COMMON | config for name, config in CONFIGS.items()}
 
 
 def random_tensors(raw, dtype=np.float32, seed=0):
@@ -188,7 +185,7 @@ def numpy_logits(raw, tensors, tokens):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_numpy(name, tmp_path):
-    raw, tokens = raw_config(name), np.random.default_rng(1).integers(0, 37, 40)
+    raw, tokens = CONFIGS[name], np.random.default_rng(1).integers(0, 37, 40)
     tensors = random_tensors(raw)
     config, params = load(save(tmp_path, raw, tensors, files=1 + 2 * (name == "llama")))
     model = Model(config)
@@ -201,7 +198,7 @@ def test_logits_equal_numpy(name, tmp_path):
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_every_dtype_is_read_to_the_bit(kind, tmp_path):
-    raw = raw_config("qwen3")
+    raw = CONFIGS["qwen3"]
     tensors = random_tensors(raw, kind)
     config, wide = load(save(tmp_path, raw, tensors, files=3))
     kept = weights.with_stored_dtypes(tmp_path, shapes_of(config))
@@ -229,13 +226,13 @@ for axes in (dict(data=1, fsdp=2, tensor=2), dict(data=1, fsdp=4), dict(data=4))
 
 
 def test_every_device_of_a_mesh_gets_its_shards(tmp_path):
-    raw = {**raw_config("qwen3"), "vocab_size": 40, "tie_word_embeddings": False}
+    raw = CONFIGS["qwen3"] | {"vocab_size": 40, "tie_word_embeddings": False}
     save(tmp_path, raw, random_tensors(raw, ml_dtypes.bfloat16), files=2)
     processes.execute("-c", SHARDED, tmp_path, JAX_NUM_CPU_DEVICES="4").check_returncode()
 
 
 def test_all_that_is_wrong_is_one_error(tmp_path):
-    raw = raw_config("qwen3")
+    raw = CONFIGS["qwen3"]
     tensors = random_tensors(raw)
     gone = ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"]
     for name in gone:
@@ -253,7 +250,7 @@ def test_all_that_is_wrong_is_one_error(tmp_path):
 
 @pytest.mark.parametrize("prefix, tied", [("_orig_mod.", True), ("module._orig_mod.", False)])
 def test_names_of_a_wrapped_model_are_one_short_line_with_the_mend(tmp_path, prefix, tied):
-    raw = raw_config("qwen2") | {"tie_word_embeddings": tied}
+    raw = CONFIGS["qwen2"] | {"tie_word_embeddings": tied}
     tensors = {f"{prefix}{name}": tensor for name, tensor in random_tensors(raw).items()}
     with pytest.raises(ValueError) as error:
         load(save(tmp_path, raw, tensors))
@@ -267,7 +264,7 @@ def test_names_of_a_wrapped_model_are_one_short_line_with_the_mend(tmp_path, pre
 
 
 def test_a_tensor_that_is_not_finite_is_named(tmp_path):
-    raw = raw_config("qwen3")
+    raw = CONFIGS["qwen3"]
     first, one, last = "model.embed_tokens.weight", "model.layers.1.self_attn.k_norm.weight", "lm_head.weight"
     for name, value in ((first, np.nan), (one, np.inf), (last, -np.inf)):
         tensors = random_tensors(raw, ml_dtypes.bfloat16)
@@ -277,7 +274,7 @@ def test_a_tensor_that_is_not_finite_is_named(tmp_path):
 
 
 def test_tied_heads_and_constants_that_were_saved_too(tmp_path):
-    raw = raw_config("qwen2")
+    raw = CONFIGS["qwen2"]
     tensors = random_tensors(raw)
     _, params = load(save(tmp_path, raw, tensors))
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
@@ -288,8 +285,8 @@ def test_tied_heads_and_constants_that_were_saved_too(tmp_path):
         load(save(tmp_path, raw, tensors))
 
 
-def test_a_damaged_file_is_named(tmp_path):
-    raw = raw_config("qwen3")
+def test_a_damaged_file_and_a_wrong_index_are_named(tmp_path):
+    raw = CONFIGS["qwen3"]
     save(tmp_path, raw, random_tensors(raw), files=2)
     file = tmp_path / "model-1.safetensors"
     content = file.read_bytes()
@@ -303,11 +300,7 @@ def test_a_damaged_file_is_named(tmp_path):
         with pytest.raises(ValueError, match="model-1.safetensors is not a whole safetensors file") as error:
             load(tmp_path)
         assert "\n" not in str(error.value)
-
-
-def test_a_wrong_index_is_named(tmp_path):
-    raw = raw_config("qwen3")
-    save(tmp_path, raw, random_tensors(raw), files=2)
+    file.write_bytes(content)
     file = tmp_path / "model.safetensors.index.json"
     right = json.loads(file.read_text())["weight_map"]
     for file_of_norm, match in (
@@ -340,7 +333,7 @@ def test_a_wrong_index_is_named(tmp_path):
     ("qwen2", dict(num_hidden_layers="2"), "num_hidden_layers is '2'"),
 ])  # fmt: skip
 def test_a_config_beyond_us_is_refused(name, change, match, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**raw_config(name), **change}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name] | change))
     with pytest.raises(ValueError, match=match) as error:
         huggingface.read_config(tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'config.json'}: ") and "\n" not in str(error.value)
@@ -357,7 +350,7 @@ def test_what_transformers_assumes_is_assumed(tmp_path):
     windowed = dict(model_type="qwen2", hidden_size=128, use_sliding_window=True, sliding_window=8)
     assert read(**windowed).qkv_bias, "no layer reaches max_window_layers"
     for name in CONFIGS:
-        assert read(**raw_config(name), rope_unknown=1).norm_epsilon in (1e-5, 1e-6)
+        assert read(**CONFIGS[name], rope_unknown=1).norm_epsilon in (1e-5, 1e-6)
     yarn = read(model_type="llama", hidden_size=128, rope_scaling={**YARN, "rope_type": "yarn", "factor": None})
     assert yarn.rope_scaling == rope.Yarn(4.0, 16)
 
@@ -366,7 +359,6 @@ QWEN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768
 
 
 @pytest.mark.parametrize(("change", "scaling", "longest"), [
-    (dict(max_position_embeddings=32768, rope_scaling=QWEN), rope.Yarn(4.0, 32768), 131072),  # Qwen2.5's instructions
     (dict(max_position_embeddings=40960, rope_scaling=QWEN), rope.Yarn(4.0, 32768), 131072),  # Qwen3's
     (dict(max_position_embeddings=262144, rope_scaling=QWEN), rope.Yarn(4.0, 32768), 262144),
     (dict(max_position_embeddings=131072, rope_parameters=QWEN | dict(factor=None)), rope.Yarn(4.0, 32768), 131072),
@@ -377,9 +369,9 @@ QWEN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768
      rope.Llama3(**LLAMA3 | dict(factor=32.0)), 131072),
 ])  # fmt: skip
 def test_yarn_extends_the_longest_sequence(change, scaling, longest):
-    config = huggingface.parse_config(raw_config("qwen3") | dict(rope_theta=None, rope_scaling=None) | change)
+    config = huggingface.parse_config(CONFIGS["qwen3"] | dict(rope_theta=None, rope_scaling=None) | change)
     assert (config.rope_scaling, config.max_length) == (scaling, longest)
-    added = huggingface.parse_config(raw_config("qwen3-yarn") | dict(rope_scaling=QWEN))
+    added = huggingface.parse_config(CONFIGS["qwen3-yarn"] | dict(rope_scaling=QWEN))
     assert (added.rope_theta, added.rope_scaling.factor) == (1e4, 4.0), "rope_theta stands in rope_parameters alone"
 
 

@@ -183,9 +183,6 @@ def test_tokens_beside_those_of_the_vocabulary_file(folder, config, more, eos, s
     assert (275 in found.encode("1 <|im|> 2")) != special, "text makes no special token"
 
 
-EOS = '{"eos_token": "<|end|>", '
-
-
 @pytest.mark.parametrize(("name", "text", "complaint"), [
     ("tokenizer", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": ', "or cut short"),
     ("tokenizer_config", '{"bos_token": ', "not JSON, or cut short"),
@@ -193,7 +190,8 @@ EOS = '{"eos_token": "<|end|>", '
     ("tokenizer_config", '{"pad_token": "<none>"}', "pad_token '<none>' is not in the tokenizer's vocabulary"),
     ("tokenizer_config", '{"eos_token": 7}', "eos_token is '7', expected a token's text"),
     ("tokenizer_config", '{"extra_special_tokens": "<|turn|>"}', "expected a list"),
-    ("tokenizer_config", EOS + '"chat_template": [{"name": "rag", "template": ""}]}', "none is called default"),
+    ("tokenizer_config", '{"eos_token": "<|end|>", "chat_template": [{"name": "rag", "template": ""}]}',
+     "none is called default"),
     ("tokenizer_config", '{"eos_token": "<|end|>", "chat_template": "{% if %}"}', "does not compile: line 1"),
     ("tokenizer_config", "{}", "no token ends a response"),
     ("tokenizer_config", '{"added_tokens_decoder": ["<|im|>"]}', "expected an object of tokens by their ids"),

@@ -102,8 +102,6 @@ def test_requirements_are_installed_once_for_each_change(clone, tmp_path):
 
 
 MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\nGCC version: gcc 12.3.0"
-
-
 # What nvidia-smi prints, or the version of the kernel's module. A Volta, 7.0, is one that CUDA 13 has left behind.
 NEW, WRONG = "580.159.04, 9.0", "RPG_JAX is 'cuda'; known: cpu, cuda12, cuda13"
 

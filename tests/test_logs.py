@@ -64,13 +64,6 @@ def test_resume_cuts_back_to_the_restored_step(tmp_path, tail):
     assert read_jsonl(tmp_path / "heldout.jsonl") == ([{"step": 1, "n": 2}, {"step": 2, "n": 2}], 0)
 
 
-def test_a_row_without_a_step_is_named(tmp_path):
-    for line, words in (("{}", "'step' is absent"), ('{"step": "x"}', "'step' is 'x'")):
-        (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')
-        with pytest.raises(ValueError, match=f"metrics.jsonl, line 2: {words}"):
-            open_log(tmp_path, 1)
-
-
 def test_a_checkpoint_knows_the_rows_that_it_was_saved_with(tmp_path, capfd):
     with open_log(tmp_path) as log:
         log.write({"step": 0, "x": 0.25}, heldout=[{"n": 0}])
@@ -113,7 +106,7 @@ def test_cutting_back_replaces_the_file_atomically(tmp_path, monkeypatch):
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_read_jsonl_drops_only_an_unfinished_last_line(tmp_path):
+def test_only_an_unfinished_last_line_is_dropped_and_a_row_without_a_step_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert read_jsonl(path) == ([], 0)
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
@@ -122,6 +115,10 @@ def test_read_jsonl_drops_only_an_unfinished_last_line(tmp_path):
         path.write_text(f'{{"step": 1}}\n{broken}\n{{"step": 3}}\n')
         with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is not a JSON object"):
             read_jsonl(path)
+    for line, words in (("{}", "'step' is absent"), ('{"step": "x"}', "'step' is 'x'")):
+        path.write_text(f'{{"step": 1}}\n{line}\n')
+        with pytest.raises(ValueError, match=f"metrics.jsonl, line 2: {words}"):
+            open_log(tmp_path, 1)
 
 
 def test_write_json_atomic_keeps_the_old_file_on_failure(tmp_path):

@@ -38,12 +38,8 @@ def problem(answer, id=0):
     return Problem(id, "math", "prompt", "", answer)
 
 
-def test_the_dapo_rule_on_the_table():
-    wrong = [pair for pair in PAIRS if dapo(pair["response"], pair["answer"]) != pair["dapo"]]
-    assert not wrong
-
-
-def test_text_rules_on_other_spellings():
+def test_text_rules_on_the_tables():
+    assert not [pair for pair in PAIRS if dapo(pair["response"], pair["answer"]) != pair["dapo"]]
     for truth, kind, written in SPELLED:
         assert boxed(rf"So it is $\boxed{{{written}}}$.", truth) == (kind == "right"), (truth, written)
         assert dapo(f"Answer: {written}", truth) == (kind == "right"), (truth, written)
@@ -181,14 +177,11 @@ def test_time_is_linear_in_the_text(piece):
             assert rule("Answer: 5", text) is False and rule(text, "5") in (True, False)
 
 
-def test_votes_are_counted_by_what_an_answer_means():
+def test_votes_are_what_the_verifier_reads_counted_by_what_an_answer_means():
     assert voted_answer("Answer: $1{,}000$") == voted_answer("so **Answer:** 1000.") == voted_answer(r"\boxed{1000}")
     assert voted_answer(r"Answer: \frac12") == voted_answer("Answer: 1/2") != voted_answer("Answer: 2")
     assert voted_answer("no answer") is None and voted_answer("Answer: $$") is None
-
-
-def test_votes_are_what_the_verifier_reads():
-    """One response, its stated answer and its box apart: each rule votes with the one that it judges."""
+    # One response, its stated answer and its box apart: each rule votes with the one that it judges.
     both = "so \\boxed{7}, or rather\nAnswer: 1{,}000"
     with Scorer() as scorer:
         assert scorer.vote(problem("1000"), both) == "1000"

@@ -3,13 +3,13 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from functools import partial
 
 import numpy as np
 import processes
@@ -53,11 +53,6 @@ def launched(folder, text, *arguments):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def launch(tmp_path):
-    return partial(launched, tmp_path)
-
-
 def outcome(process, timeout=60):
     out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
@@ -66,33 +61,30 @@ def outcome(process, timeout=60):
 ONE = "[[ $JAX_PROCESS_ID == 1 ]] || exec sleep 600\n"
 
 
-def test_every_process_is_given_its_identity_and_the_flags(launch):
+def test_every_process_is_given_its_identity_and_the_flags(tmp_path):
     identity = "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES: $JAX_NUM_CPU_DEVICES at $JAX_COORDINATOR_ADDRESS: $*"
-    status, _, err = outcome(launch(f'echo "{identity}" >&2; exit 1', "1", "--devices=4", "--", "--a", "b c"))
+    words = "1", "--devices=4", "--", "--a", "b c"
+    status, _, err = outcome(launched(tmp_path, f'echo "{identity}" >&2; exit 1', *words))
     assert status == 1
     assert err.startswith("0 of 1: 4 at localhost:") and err.splitlines()[0].endswith(": -m rpg_jax.train --a b c")
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("echo $JAX_PROCESS_ID", (0, "0\n", "")), ("echo 'error: no' >&2; exit 2", (2, "", "error: no\n")),
-    (f"{ONE}echo noise >&2; echo 'error: a' >&2; exit 2", (2, "", "error: a\n")),
+@pytest.mark.parametrize(("text", "status", "out", "err"), [
+    ("echo $JAX_PROCESS_ID", 0, "0\n", ""), ("echo 'error: no' >&2; exit 2", 2, "", "error: no\n"),
+    (f"{ONE}echo noise >&2; echo 'error: a' >&2; exit 2", 2, "", "error: a\n"),
+    (f"{ONE}echo last words >&2; exit 7", 1, "",
+     "last words\nerror: process 1 of 3 was lost: it ended with status 7, and the others were ended.*\n"),
 ])  # fmt: skip
-def test_the_first_process_is_heard_and_a_mistake_is_one_line(launch, text, expected):
-    assert outcome(launch(text, "3", "--")) == expected
+def test_the_first_process_is_heard_a_mistake_is_one_line_and_a_lost_process_is_named(tmp_path, text, status, out, err):
+    """The others end with it; in `test_two_processes_follow_one` one is killed."""
+    found = outcome(launched(tmp_path, text, "3", "--"))
+    assert found[:2] == (status, out) and re.fullmatch(err, found[2]), found
 
 
-def test_a_lost_process_is_named_and_the_others_end(launch):
-    """In `runs` one is killed."""
-    status, _, err = outcome(launch(f"{ONE}echo last words >&2; exit 7", "3", "--"))
-    assert status == 1
-    words, line = err.splitlines()
-    assert words == "last words"
-    assert line.startswith("error: process 1 of 3 was lost: it ended with status 7, and the others were ended")
-
-
-def test_sigterm_is_passed_on_and_75_comes_back(launch, tmp_path):
+def test_sigterm_is_passed_on_and_75_comes_back(tmp_path):
     mark = tmp_path / "started"
-    job = launch(f"trap 'exit 75' TERM; touch {mark}-$JAX_PROCESS_ID; while :; do sleep 0.1; done", "2", "--")
+    text = f"trap 'exit 75' TERM; touch {mark}-$JAX_PROCESS_ID; while :; do sleep 0.1; done"
+    job = launched(tmp_path, text, "2", "--")
     while not all((tmp_path / f"started-{i}").exists() for i in range(2)):
         time.sleep(0.05)
     job.send_signal(signal.SIGTERM)
@@ -100,8 +92,8 @@ def test_sigterm_is_passed_on_and_75_comes_back(launch, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [[], ["0", "--"], ["2"], ["2", "--device=2", "--"]])
-def test_wrong_arguments_of_the_launcher(launch, arguments):
-    status, _, err = outcome(launch("exit 0", *arguments))
+def test_wrong_arguments_of_the_launcher(tmp_path, arguments):
+    status, _, err = outcome(launched(tmp_path, "exit 0", *arguments))
     assert status == 2 and err.startswith("error: ") and "usage" in err and err.count("\n") == 1
 
 
@@ -182,15 +174,11 @@ print(json.dumps(told))
 """
 
 
-@pytest.fixture(scope="module")
-def told():
+def test_what_processes_tell_each_other():
+    """What is raised on one is raised on all; every difference is named with its process."""
     found = [processes.finish(*member, 60) for member in members(*(("-c", EXCHANGE, index) for index in range(2)))]
     assert [status for status, _, _ in found] == [0, 0], found
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in found]
-
-
-def test_what_processes_tell_each_other(told):
-    """What is raised on one is raised on all; every difference is named with its process."""
+    told = [json.loads(out.splitlines()[-1]) for _, out, _ in found]
     for one in told:
         assert one["any"] == [False, True, True]
         assert one["gather"] == [[0, 0], [1, 70_000]]  # more than is exchanged at a time
@@ -282,17 +270,15 @@ def training_flags(folder, name, **mesh):
     return CONFIG, f"--workdir={folder / name}", *(f"--config.{setting}" for setting in settings)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Folder of the runs `one`, by a process with two devices, and `two`, by two of which one was killed, then one.
+def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(tmp_path):
+    """The run `one`, by a process with two devices, and `two`, by two of which one was killed, then one.
 
     `two` began with its experts and parameters over both processes and went on with copies, as `one`, on two devices.
     """
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "reward.py").write_text(REWARD)
+    (tmp_path / "reward.py").write_text(REWARD)
     run = f'cd "{ROOT}"; exec "{sys.executable}" "$@"'
-    job = launched(folder / "clone", run, "2", "--", *training_flags(folder, "two", expert=2))
-    log = folder / "two" / "metrics.jsonl"
+    job = launched(tmp_path / "clone", run, "2", "--", *training_flags(tmp_path, "two", expert=2))
+    log = tmp_path / "two" / "metrics.jsonl"
     while not (log.exists() and log.read_text().count("\n") >= 2):  # of a start and of a step
         assert job.poll() is None, job.communicate()
         time.sleep(0.1)
@@ -303,14 +289,10 @@ def runs(tmp_path_factory):
     last = err.splitlines()[-1]
     assert last.startswith("error: process 1 of 2 was lost: it was killed by signal 9 (KILL), and the others were")
     for name in ("two", "one"):
-        (member,) = members(("-m", "rpg_jax.train", *training_flags(folder, name)))
+        (member,) = members(("-m", "rpg_jax.train", *training_flags(tmp_path, name)))
         status, _, err = processes.finish(*member, 300)
         assert status == 0, err
-    return folder
-
-
-def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
-    one, two = (processes.metrics(runs / name) for name in ("one", "two"))
+    one, two = (processes.metrics(tmp_path / name) for name in ("one", "two"))
     assert [row["step"] for row in one] == [row["step"] for row in two] == [0, 1, 2]
     for mine, theirs in zip(one, two, strict=True):
         assert mine.keys() == theirs.keys()
@@ -318,7 +300,7 @@ def test_two_processes_follow_one_and_one_goes_on_where_two_were_killed(runs):
             np.testing.assert_allclose(theirs[key], mine[key], rtol=2e-3, atol=1e-5, err_msg=f"{mine['step']} {key}")
     assert max(row.get("train/generation_batches", 0) for row in one) > 1, "dynamic sampling had nothing to do"
     assert all(row["train/reward_failures"] > 0 for row in one[1:])
-    one, two = ((runs / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
+    one, two = ((tmp_path / name / "samples.jsonl").read_text().splitlines() for name in ("one", "two"))
     assert one == two and len(one) == 6
     assert any(turn["observation"] for row in map(json.loads, one) for turn in row["turns"])
 

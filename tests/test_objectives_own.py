@@ -26,106 +26,53 @@ import functools
 import jax.numpy as jnp
 from rpg_jax import objectives
 
-def plain(logp, advantage, *, scale=1.0, bound=None):
-    return -scale * advantage * logp, {"scaled": advantage}
-
-def rows(advantage, logp, level="sequence"):
-    return -advantage * logp
-
-def said(logp, *, beta=0.2):
-    return logp
-
-def one(logp, advantage):
-    return logp * 0 + jnp.sign(advantage) / jnp.sign(advantage)
-
+def plain(logp, advantage, *, scale=1.0, bound=None): return -scale * advantage * logp, {"scaled": advantage}
+def rows(advantage, logp, level="sequence"): return -advantage * logp
+def one(logp, advantage): return logp * 0 + jnp.sign(advantage) / jnp.sign(advantage)
+def said(logp, *, beta=0.2): return logp
 said.divergence, said.advantage, said.reduction = "rkl", "leave_one_out", "sequence_mean"
 many = functools.partial(said)
-
-def old(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None):
-    return jnp.sum(logp), {}
-
-def half_listed(log_ratio, *rest):
-    return -jnp.exp(log_ratio) * rest[0]
-
-def by_place(log_ratio, advantage, /):
-    return -jnp.exp(log_ratio) * advantage
-
-def scalar(logp):
-    return jnp.sum(logp)
-
-def no_dict(logp):
-    return logp, None
-
-def forgets(logp):
-    -logp
-
-def tells(logp):
-    return logp, {"method": "tells"}
-
-def row_by_token(logp, level="sequence", reduction="token_mean"):
-    return -logp
-
-def raises(logp):
-    raise RuntimeError("two\\nlines")
-
-def required(logp, *, power):
-    return logp
-
-def reward(log_ratio, advantage, *, divergence="rkl", beta=0.2):
-    return -jnp.exp(log_ratio) * advantage
-
-def penalized(log_ratio, advantage, logp, reference_logp, *, divergence="rkl", beta=0.2):
-    return jnp.exp(log_ratio) * (beta * (logp - reference_logp) - advantage)
-
 def telling(logp, advantage, *, estimator="mine", clip_low=2.0):
     return logp, {"up": advantage > 0, "count": jnp.arange(4), "kl_reference_weighted": 1e9 * advantage}
-
-def short(logp):
-    return logp * jnp.ones(8)[: logp.shape[1]]
-
-def branches(logp):
-    return logp if logp.sum() > 0 else -logp
-
-def claims(logp):
-    return logp
-
-claims.declares = "right"
-
+def reward(log_ratio, advantage, *, divergence="rkl", beta=0.2): return -jnp.exp(log_ratio) * advantage
+def penalized(log_ratio, advantage, logp, reference_logp, *, divergence="rkl", beta=0.2):
+    return jnp.exp(log_ratio) * (beta * (logp - reference_logp) - advantage)
 def gate(log_ratio, advantage, tau=1.0):
     smooth = 4 / tau / (1 + jnp.exp(-tau * (jnp.exp(log_ratio) - 1)))
     return -smooth * advantage, {"gate": smooth}
 
+# Losses that are refused, or raise.
+def old(logp, behavior_logp, advantage, mask, reference_logp=None, weight=None, denominator=None): ...
+def half_listed(log_ratio, *rest): return -jnp.exp(log_ratio) * rest[0]
+def by_place(log_ratio, advantage, /): return -jnp.exp(log_ratio) * advantage
+def scalar(logp): return jnp.sum(logp)
+def no_dict(logp): return logp, None
+def forgets(logp): -logp
+def tells(logp): return logp, {"method": "tells"}
+def row_by_token(logp, level="sequence", reduction="token_mean"): return -logp
+def required(logp, *, power): return logp
+def short(logp): return logp * jnp.ones(8)[: logp.shape[1]]
+def claims(logp): return logp
+claims.declares = "right"
+def raises(logp):
+    raise RuntimeError("two\\nlines")
+def branches(logp):
+    return logp if logp.sum() > 0 else -logp
+
+# Advantages; the last five are refused, or raise.
 def paced(rewards, lengths, step):
-    pace = jnp.minimum(step / 100, 1.0)
-    return (rewards - rewards.mean(1, keepdims=True)) / lengths**pace
-
-def centered(r):
-    return r - r.mean(1, keepdims=True)
-
-def by_name(step, *, rewards, scale=2.0):
-    return scale * rewards + step
-
-def everything(rewards, **more):
-    return rewards + more["lengths"] + more["step"]
-
+    return (rewards - rewards.mean(1, keepdims=True)) / lengths ** jnp.minimum(step / 100, 1.0)
+def centered(r): return r - r.mean(1, keepdims=True)
+def by_name(step, *, rewards, scale=2.0): return scale * rewards + step
+def everything(rewards, **more): return rewards + more["lengths"] + more["step"]
 def by_turn(rewards, mask, turn_reward):
     turn = jnp.cumsum(jnp.diff(mask, axis=-1, prepend=False) & mask, axis=-1) - 1
     return jnp.take_along_axis(turn_reward, jnp.clip(turn, 0, turn_reward.shape[-1] - 1), axis=-1)
-
-def column(rewards):
-    return rewards.mean(1, keepdims=True)
-
-def signs(rewards):
-    return jnp.sign(rewards).astype(int)
-
-def wrong(rewards):
-    return rewards * stepp
-
-def chooses(rewards, step):
-    return rewards if step < 3 else -rewards
-
-def other(rewards, gamma):
-    return rewards
+def column(rewards): return rewards.mean(1, keepdims=True)
+def signs(rewards): return jnp.sign(rewards).astype(int)
+def wrong(rewards): return rewards * stepp
+def chooses(rewards, step): return rewards if step < 3 else -rewards
+def other(rewards, gamma): return rewards
 
 made = objectives.make("rloo", beta=0.2)
 """
@@ -207,6 +154,9 @@ def test_what_is_said_of_a_function(mine):
     rows = objectives.make(mine("rows"))
     assert (rows.level, rows.reduction) == ("sequence", "sequence_mean")
     assert objectives.make(mine("rows"), level="token").reduction == "token_mean"
+    made = objectives.make(mine("made"), sampler_correction=3.0)  # one of ours is what it is there
+    assert (made.reward_beta, made.level) == (0.2, "sequence")
+    assert made.settings == objectives.make("rloo", beta=0.2, sampler_correction=3.0).settings
 
 
 @pytest.mark.parametrize(("name", "settings", "words"), [
@@ -289,12 +239,6 @@ def test_an_advantage_is_tried_before_weights_load(mine, name, kind, words):
     config.objective.advantage = mine(name)
     with pytest.raises(kind, match=re.escape(words)):
         build.build_objective(config)
-
-
-def test_an_objective_of_ours_in_a_file_is_what_it_is_there(mine):
-    made = objectives.make(mine("made"), sampler_correction=3.0)
-    assert (made.reward_beta, made.level) == (0.2, "sequence")
-    assert made.settings == objectives.make("rloo", beta=0.2, sampler_correction=3.0).settings
 
 
 def test_settings_that_are_not_ours_may_be_anything_and_booleans_are_shares(mine):

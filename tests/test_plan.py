@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fuzzing import outcome
+from test_rollout import loop_settings, settings
 
 from configs import paper
 from rpg_jax.lab.planning import calibration, chips, command, decoding, floor, hlo, measure, report, sketch
@@ -25,7 +26,6 @@ from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
 from rpg_jax.run import compiler
 from rpg_jax.sampling.generate import make_sampler
 from rpg_jax.sampling.paged_attention import BLOCKS
-from rpg_jax.training.settings import LoopSettings, RolloutSettings
 
 ROOT = pathlib.Path(__file__).parents[1]
 SMOKE = "--config=configs/quickstart.py:smoke"
@@ -34,15 +34,13 @@ SMOKE = "--config=configs/quickstart.py:smoke"
 def workload(
     shape, remat="none", dtype=jnp.float32, mesh=None, loop=(), rollout=(), lengths="fixed:5", **facts
 ) -> Workload:
-    sizes = dict(prompts=4, samples=2, max_prompt=6, max_new=10, slots=4, temperature=1.0, dynamic_sampling=True)
-    sizes |= dict(oversample=2.0, max_batches=1, overlong_buffer=0, overlong_factor=1.0)
-    learning = dict(steps=1, seed=0, prompts=4, samples=2, minibatch_prompts=2, microbatch_rows=2, scoring_rows=2)
-    learning |= dict(epochs=1, packed_columns=None, evaluate_every=1, save_every=1, most_skipped=1)
+    sizes = dict(max_prompt=6, max_new=10, slots=4, oversample=2.0, max_batches=1, overlong_buffer=0) | dict(rollout)
+    learning = dict(steps=1, prompts=4, samples=2, minibatch_prompts=2, microbatch_rows=2, epochs=1) | dict(loop)
     return Workload(
         model=Model(shape, dtype=dtype, remat=remat),
         mesh=mesh or dict(data=1, fsdp=1, tensor=1),
-        rollout=RolloutSettings(**sizes | dict(rollout)),
-        loop=LoopSettings(**learning | dict(loop)),
+        rollout=settings(**sizes),
+        loop=loop_settings(**learning),
         lengths=decoding.parse(lengths, 10),
         **dict(prompt_length=6, moments=2, reference_passes=0) | facts,
     )

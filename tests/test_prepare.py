@@ -114,18 +114,14 @@ def test_an_answer_in_a_container_is_refused_with_its_name(call, refused, held, 
     assert written()[0].answer == "34"
 
 
-def test_a_struct_that_is_json(call):
-    jsonl({"problem": "p", "reward_model": '{"ground_truth": "34"}'})
-    assert call("--source=in.jsonl", "--target=out")[0] == 0 and written()[0].answer == "34"
-
-
-def test_messages_may_be_json(call, refused):
+def test_messages_and_a_struct_may_be_json(call, refused):
     chat = [{"role": "system", "content": ""}, {"role": "user", "content": "ü [{1}]"}]
     texts = [json.dumps(chat), json.dumps(chat[1:], indent=1, ensure_ascii=False)]
-    jsonl(*({"prompt": text, "answer": 1} for text in [*texts, '[{"a": 1}] has what role?']))
+    graded = {"reward_model": '{"ground_truth": "34"}'}
+    jsonl(*({"prompt": text, **graded} for text in [*texts, '[{"a": 1}] has what role?']))
     assert call("--source=in.jsonl", "--target=out", "--template=none")[0] == 0
     text = [{"role": "user", "content": '[{"a": 1}] has what role?'}]
-    assert [json.loads(p.prompt) for p in written()] == [chat, chat[1:], text]
+    assert [(json.loads(p.prompt), p.answer) for p in written()] == [(p, "34") for p in (chat, chat[1:], text)]
     for text, says in [
         (f"array({chat}, dtype=object)", "begins like chat messages and is not JSON; write them with json.dumps"),
         (json.dumps(chat[1]), "is dict; expected text, or a list of messages with role and content"),
@@ -306,21 +302,15 @@ def test_flags_that_make_no_sense(call, refused):
     pathlib.Path("full").mkdir()
     pathlib.Path("full/file").touch()
     pathlib.Path("empty").mkdir()
-    for arguments, says in [
-        ("--source=in.jsonl", "--target=FOLDER are needed"),
-        ("--source=in.jsonl --target=full", "full exists"),
-        ("--source=in.jsonl --target=full/file", "full/file exists"),
-    ]:
-        status, _, err = call(*arguments.split())
-        assert status == 2 and len(err) == 1 and says in err[0], (arguments, err)
+    for name, says in (("", "--target=FOLDER are needed"), ("full", "full exists"), ("full/file", "full/file exists")):
+        status, _, err = call("--source=in.jsonl", *([f"--target={name}"] if name else []))
+        assert status == 2 and len(err) == 1 and says in err[0], (name, err)
     assert [path.name for path in pathlib.Path("full").iterdir()] == ["file"]
     refused("'in.txt' is no source", "--source=in.txt")
     for flag, says in {
-        "name=": "--name is empty",
-        "limit=0": "limit",
-        "template=mine": "template",
+        "name=": "--name is empty", "limit=0": "limit", "template=mine": "template",
         "answer_field=a.b": "no column a.b for the answer; there are problem, answer",
-    }.items():
+    }.items():  # fmt: skip
         refused(says, "--source=in.jsonl", f"--{flag}")
     assert call("--source=in.jsonl", "--target=empty")[0] == 0 and len(written("empty")) == 1
 

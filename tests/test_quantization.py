@@ -128,12 +128,10 @@ def test_quantized_matrices_are_split_as_their_plain_ones_are():
     jax.tree_util.tree_map_with_path(same, plain, quantized)
 
 
-GPUS = {(128, None): "cudnn", (256, None): "blocks", (128, "int8"): "blocks"}  # of 8.0
-
-
 @pytest.mark.parametrize("platform, capability, dtype, message, names", [
     ("tpu", None, "int8", "the TPU kernel has no scale for each token, so use float8_e4m3fn", {(128, None): "ragged"}),
-    ("gpu", "8.0", "float8_e4m3fn", "compute capability is 8.0, and it takes 8.9: use int8", GPUS),
+    ("gpu", "8.0", "float8_e4m3fn", "compute capability is 8.0, and it takes 8.9: use int8",
+     {(128, None): "cudnn", (256, None): "blocks", (128, "int8"): "blocks"}),
 ])  # fmt: skip
 def test_types_that_a_kernel_does_not_take_are_refused_or_read_in_blocks(platform, capability, dtype, message, names):
     device = types.SimpleNamespace(platform=platform, compute_capability=capability)

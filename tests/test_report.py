@@ -27,16 +27,13 @@ TASKS = ("arithmetic", "countdown")
 SCORES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
-def test_the_interval_of_a_mean_is_the_t_interval_over_runs():
+def test_intervals_are_the_t_interval_over_runs_and_that_of_a_difference_welchs():
     scores = np.random.default_rng(0).normal(size=10)
     index = pd.MultiIndex.from_tuples([("b", run) for run in range(10)] + [("a", 0)], names=["variant", "run"])
     found = over_runs(pd.Series([*scores, 0.3], index), "variant")
     expected = scipy.stats.ttest_1samp(scores, 0).confidence_interval(0.95)
     np.testing.assert_allclose(found.loc["b"], [10, scores.mean(), *expected], rtol=1e-12)
     assert list(found.index) == ["b", "a"] and found["value"]["a"] == 0.3 and np.isnan(found["low"]["a"])
-
-
-def test_the_interval_of_a_difference_is_welchs():
     x, y = np.random.default_rng(0).normal(size=(2, 6)) * [[1.0], [3.0]]
     expected = scipy.stats.ttest_ind(x, y[:4], equal_var=False).confidence_interval(0.95)
     np.testing.assert_allclose(difference(x, y[:4]), [x.mean() - y[:4].mean(), *expected], rtol=1e-12)

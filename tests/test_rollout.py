@@ -84,7 +84,7 @@ def collector(setup, settings, should_stop=lambda: False, scorer=None, **options
     return collect
 
 
-def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
+def test_dynamic_sampling_keeps_the_groups_that_differ_and_says_what_to_change_where_it_starves(setup):
     stream, order = ProblemStream(PROBLEMS, 0), ProblemStream(PROBLEMS, 0).next(12)
     collected = collector(setup, settings())(stream)
     kept = np.asarray(collected.sequences.problem).reshape(4, 2)
@@ -101,6 +101,8 @@ def test_dynamic_sampling_keeps_the_groups_that_differ(setup):
     lengths = np.asarray(collected.sequences.loss_mask).sum(-1).reshape(4, 2)
     expected = np.tile([-1.0, 1.0], (4, 1)) - np.clip((lengths - 4) / 2, 0, 1)
     np.testing.assert_allclose(collected.rewards[0], expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"kept 0 of the 4 groups.*3 generation.*rollout.max_batches"):
+        collector(setup, settings())(ProblemStream(PROBLEMS[::2], 0))
 
 
 class SeveralScorer(FakeScorer):
@@ -130,13 +132,7 @@ def test_several_rewards_are_weighed_summed_and_logged_and_groups_differ_in_thei
     assert example["correct"] == example["reward/right"] == seen[0].id % 2
 
 
-def test_starved_dynamic_sampling_says_what_to_change_and_preemption_is_noticed_inside_a_rollout(setup):
-    even = [p for p in PROBLEMS if p.id % 2 == 0]
-    with pytest.raises(ValueError, match=r"kept 0 of the 4 groups.*3 generation.*rollout.max_batches"):
-        collector(setup, settings())(ProblemStream(even, 0))
-
-
-def test_every_response_of_a_stream_is_drawn_with_noise_of_its_own(setup):
+def test_every_response_is_drawn_with_noise_of_its_own_and_preemption_is_noticed_inside_a_rollout(setup):
     """One problem makes up a step, its redraws and the epochs after it: every group is kept."""
     collect = collector(setup, settings(dynamic_sampling=False, oversample=1.0, prompts=6))
 

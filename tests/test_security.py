@@ -104,7 +104,7 @@ def test_no_text_of_data_or_of_weights_is_compiled_or_unpickled(tmp_path):
     (tmp_path / "bpe").mkdir()
     test_huggingface_tokenizer.save(tmp_path / "bpe")
     (tmp_path / "bpe" / "chat_template.jinja").write_text("{{ messages[0].content }}{# " + CANARY + " #}")
-    config = checkpoint.raw_config("qwen3")
+    config = checkpoint.CONFIGS["qwen3"]
     checkpoint.save(tmp_path / "model", config | {"auto_map": {"AutoModel": code}}, checkpoint.random_tensors(config))
     done = processes.execute("-c", HOOK.replace("CANARY", CANARY), str(tmp_path))
     assert done.returncode == 0, done.stderr

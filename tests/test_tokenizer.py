@@ -41,15 +41,12 @@ def test_decode_drops_special_tokens_and_takes_arrays(tokenizer):
     assert tokenizer.stop_ids == (tokenizer.eos_id,)
 
 
-def test_digits_letters_and_operators_are_one_token_wherever_they_stand(tokenizer):
+def test_digits_letters_and_operators_are_one_token_wherever_they_stand_and_no_token_spans_a_solution(tokenizer, texts):
     for text in ("47+35=82", "(1*2-3)/4", "a>b,c>d,h>a", "\n\n\n"):
         assert len(tokenizer.encode(text)) == len(text)
     after_space, after_comma = tokenizer.encode("Answer: a"), tokenizer.encode(",a")
     assert after_space[-1] == after_comma[-1]
     assert len(after_space) == 3, "Answer:, space, letter"
-
-
-def test_prompt_and_solution_encode_as_their_concatenation(tokenizer, texts):
     for prompt, solution in zip(texts[::2], texts[1::2], strict=True):
         assert tokenizer.encode(prompt) + tokenizer.encode(solution) == tokenizer.encode(prompt + solution)
 

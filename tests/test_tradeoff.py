@@ -106,14 +106,10 @@ def test_moments_are_those_of_every_sample(far, measured, level):
     spread = probability @ ((gradients - mean) ** 2).sum(axis=1)
     assert spread > 0 and np.sum((mean + own) ** 2) > 1e-6
     expected = dict(
-        bias_squared=np.sum((mean + own) ** 2),
-        sequence_bias_squared=np.sum((mean + whole) ** 2),
-        variance=spread,
-        gradient_squared=own @ own,
-        sequence_gradient_squared=whole @ whole,
-        cosine=-(mean @ own) / np.sqrt(mean @ mean * (own @ own)),
-        best_scale=-(mean @ own) / (mean @ mean),
-    )
+        bias_squared=np.sum((mean + own) ** 2), sequence_bias_squared=np.sum((mean + whole) ** 2), variance=spread,
+        gradient_squared=own @ own, sequence_gradient_squared=whole @ whole,
+        cosine=-(mean @ own) / np.sqrt(mean @ mean * (own @ own)), best_scale=-(mean @ own) / (mean @ mean),
+    )  # fmt: skip
     for name, value in expected.items():
         assert getattr(moments, name).ravel()[FAR] == pytest.approx(value, rel=1e-9), name
     if level == "sequence":

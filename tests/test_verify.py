@@ -15,56 +15,34 @@ MINE = """
 import jax
 import jax.numpy as jnp
 
-def weighted(log_ratio, advantage):
-    return -jnp.exp(log_ratio) * advantage
-
-def unweighted(logp, advantage):
-    return -advantage * logp
-
-def silent(logp, advantage):
-    return unweighted(logp, advantage)
+def weighted(log_ratio, advantage): return -jnp.exp(log_ratio) * advantage
+def unweighted(logp, advantage): return -advantage * logp
+def silent(logp, advantage): return unweighted(logp, advantage)
 
 weighted.declares = "exact per sample"
 unweighted.declares = ("exact per sample", "exact in expectation")
 number = 3
 
-def infinite(log_ratio):
-    return jnp.sqrt(jnp.abs(log_ratio))
-
-def undefined(logp):
-    return 0 * jnp.log(logp)
-
-def listed(logp):
-    return logp
+def infinite(log_ratio): return jnp.sqrt(jnp.abs(log_ratio))
+def undefined(logp): return 0 * jnp.log(logp)
+def listed(logp): return logp
 
 listed.divergence, listed.beta, listed.declares = ["rkl"], 0.1, ("biased",)
 
 def broken(logp):
     raise RuntimeError("two\\nlines")
 
-def clipped(log_ratio, advantage):
-    return -jnp.exp(jnp.clip(log_ratio, -5, 5)) * advantage
-
-def floored(log_ratio, advantage):
-    return -jnp.exp(jnp.maximum(log_ratio, -20)) * advantage
-
+def clipped(log_ratio, advantage): return -jnp.exp(jnp.clip(log_ratio, -5, 5)) * advantage
+def floored(log_ratio, advantage): return -jnp.exp(jnp.maximum(log_ratio, -20)) * advantage
 def clamped(log_ratio, advantage, logp, reference_logp):
     return weighted(log_ratio, jax.lax.stop_gradient(advantage - 0.1 * jnp.maximum(logp - reference_logp, -18)))
 
 clamped.divergence, clamped.beta = "urkl", 0.1
 
-def bounded(log_ratio, advantage):
-    return weighted(log_ratio, jnp.minimum(advantage, 50))
-
-def rolled(log_ratio, advantage):
-    return weighted(log_ratio, jnp.roll(advantage, 2, 0))
-
-def shifted(log_ratio, advantage):
-    return weighted(log_ratio, jnp.pad(advantage, ((0, 0), (1, 0)))[:, :-1])
-
-def averaged(log_ratio, advantage):
-    return weighted(log_ratio, 3 * advantage / advantage.shape[1])
-
+def bounded(log_ratio, advantage): return weighted(log_ratio, jnp.minimum(advantage, 50))
+def rolled(log_ratio, advantage): return weighted(log_ratio, jnp.roll(advantage, 2, 0))
+def shifted(log_ratio, advantage): return weighted(log_ratio, jnp.pad(advantage, ((0, 0), (1, 0)))[:, :-1])
+def averaged(log_ratio, advantage): return weighted(log_ratio, 3 * advantage / advantage.shape[1])
 def others(log_ratio, advantage):
     rows = len(advantage)
     return weighted(log_ratio, advantage - (advantage.sum(0) - advantage) / max(rows - 1, 1))

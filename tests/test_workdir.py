@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_rollout import loop_settings
 
 from configs import quickstart
 from rpg_jax import InputError, parallel
@@ -23,7 +24,6 @@ from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import DamagedCheckpoint
 from rpg_jax.training import loop, phases
 from rpg_jax.training.rollouts import Rollouts
-from rpg_jax.training.settings import LoopSettings
 from rpg_jax.types import Checkpoint, Policy, TrainState
 
 
@@ -53,7 +53,7 @@ def without(folder, *keys):
     (folder / "config.json").write_text(json.dumps(settings))
 
 
-def test_a_key_that_a_saved_config_lacks_has_its_default(tmp_path, config):
+def test_a_key_that_a_saved_config_lacks_has_its_default_and_a_run_of_0_2_or_before_is_refused(tmp_path, config):
     begin(tmp_path)
     workdir.open_workdir(tmp_path, config, False)
     whole = workdir.read_config(tmp_path).to_dict()
@@ -66,15 +66,11 @@ def test_a_key_that_a_saved_config_lacks_has_its_default(tmp_path, config):
     without(tmp_path, "data.train_size")  # which has no default
     with pytest.raises(ValueError, match="data.train_size"):
         workdir.open_workdir(tmp_path, config, False)
-
-
-@pytest.mark.parametrize("old", [{"digest": "0" * 12}, {"behavior": None}])
-def test_a_run_of_0_2_or_before_is_refused(tmp_path, config, old):
-    workdir.open_workdir(tmp_path, config, False)
-    settings = json.loads((tmp_path / "config.json").read_text()) | old
-    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in settings.items() if value}))
-    with pytest.raises(ValueError, match="version 0.2 or before"):
-        workdir.read_config(tmp_path)
+    for old in ({"digest": "0" * 12}, {"behavior": None}):  # of 0.2, and of before
+        settings = {key: value for key, value in (whole | old).items() if value}
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match="version 0.2 or before"):
+            workdir.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("settings", [
@@ -215,10 +211,7 @@ def test_out_of_memory_names_the_phase_and_what_to_lower(name):
     meshes, options = (parallel.make_mesh(),) * 2, dict(steps=1, overlap=False, should_stop=lambda *_: False)
     parts.rollouts = Rollouts(lambda should_stop: fails("rollout", collected), parts.policies, *meshes, **options)
     state = TrainState(jnp.int32(0), {}, None, jnp.zeros(2, int), jnp.float32(0))
-    settings = LoopSettings(
-        steps=1, seed=0, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1, packed_columns=None,
-        scoring_rows=2, evaluate_every=1, save_every=1, most_skipped=1,
-    )  # fmt: skip
+    settings = loop_settings(steps=1, prompts=2, samples=2, minibatch_prompts=1, microbatch_rows=2, epochs=1)
     with pytest.raises(InputError) as caught:
         if name == "evaluation":
             loop.evaluated(parts, Checkpoint(state))
