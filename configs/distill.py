@@ -5,7 +5,7 @@
     python -m rpg_jax.train --config=configs/distill.py --workdir=runs/distill
 
 Hardware: 2 CPU cores, minutes. Expect held-out mean@8 of 0.17 after the warm start and 0.87 at the end, with a teacher
-of 0.91 (docs/study/distillation.md). The student has its own warm start from worked solutions, as the teacher had, so
+of 0.93 (docs/study/distillation.md). The student has its own warm start from worked solutions, as the teacher had, so
 that it finds the form of an answer; what it learns after that, it learns from the teacher alone. The accuracy is
 measured and not trained on. configs/sweeps/distillation.py compares divergences, docs/distillation.md explains all.
 Variants: `:smoke` is the same path in a few steps, for tests.

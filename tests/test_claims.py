@@ -156,27 +156,32 @@ def test_a_sampler_in_8_bits():
 
 def test_distillation():
     """The page's table, from the runs' rows, and its score and entropy from what the trainings logged."""
-    kept, text = pd.read_parquet(STUDY / "distillation.parquet"), page("docs/study/distillation.md")
-    measures = ["score", "pass", "entropy", "reverse", "forward"]
-    runs = kept[kept.rate == 2e-3]
-    assert len(runs) == 30 and runs.groupby("arm").seed.nunique().eq(5).all()
-    logged = [json.loads(columns)["eval/all/mean@8"][-1] for columns in runs.metrics]
-    assert np.allclose(runs.score, logged)
-    mean = runs.groupby("arm")[measures].mean()
-    half = stats.t.ppf(0.975, 4) * runs.groupby("arm")[measures].std() / math.sqrt(5)
-    for arm in mean.index:
-        cells = " | ".join(f"{mean[name][arm]:.3f} ± {half[name][arm]:.3f}" for name in measures)
-        assert f"| {cells} |" in text, arm
-    for arm, slow in kept[kept.rate == 5e-4].sort_values("seed").groupby("arm"):
-        cells = " | ".join(", ".join(f"{value:.3f}" for value in slow[name]) for name in measures)
-        assert f"| {cells} |" in text, arm
-    alone = kept[kept.rate.isna()].set_index("arm")
-    for arm, names in {"before": measures, "teacher": measures[:3], "constant": measures[:1]}.items():
-        cells = " | ".join(f"{alone[name][arm]:.3f}" for name in names)
-        assert f"| {arm} | {cells} |" in text, arm
-    for row in pd.read_parquet(STUDY / "distillation_full.parquet").itertuples(index=False):
-        name = {"rkl-control": "`rkl`, `control=kl`"}.get(row.arm, f"`{row.arm.removesuffix('-full')}`, full")
-        assert f"| {name} | {row.score:.3f} | {row[3]:.3f} |" in text, row.arm
+    text, measures = page("docs/study/distillation.md"), ["score", "pass", "entropy", "reverse", "forward"]
+    for file, count in ("distillation", 30), ("distillation_full", 20):
+        kept = pd.read_parquet(STUDY / f"{file}.parquet")
+        runs = kept[kept.rate == 2e-3]
+        assert len(runs) == count and runs.groupby("arm").seed.nunique().eq(5).all()
+        logged = [json.loads(columns)["eval/all/mean@8"][-1] for columns in runs.metrics]
+        assert np.allclose(runs.score, logged)
+        mean = runs.groupby("arm")[measures].mean()
+        half = stats.t.ppf(0.975, 4) * runs.groupby("arm")[measures].std() / math.sqrt(5)
+        for arm in mean.index:
+            cells = " | ".join(f"{mean[name][arm]:.3f} ± {half[name][arm]:.3f}" for name in measures)
+            assert f"| {cells} |" in text, arm
+        for arm, slow in kept[kept.rate == 5e-4].sort_values("seed").groupby("arm"):
+            cells = " | ".join(", ".join(f"{value:.3f}" for value in slow[name]) for name in measures)
+            assert f"| {cells} |" in text, arm
+        alone = kept[kept.rate.isna()].set_index("arm")
+        for arm, names in {"before": measures, "teacher": measures[:3], "constant": measures[:1]}.items():
+            cells = " | ".join(f"{alone[name][arm]:.3f}" for name in names)
+            assert f"| {arm} | {cells} |" in text, arm
+    wide = 100 * runs.pivot(index="seed", columns="arm")
+    for column, one, other, more in [
+        ("score", "rkl-full", "fkl-full", 8.2), ("pass", "fkl-full", "rkl-full", 2.1),
+        ("score", "rkl-full", "js-full", 0.2), ("pass", "fkl-full", "js-full", 0.1),
+    ]:  # fmt: skip
+        gap = wide[column][one] - wide[column][other]
+        assert f"{gap.mean():.1f} ± {stats.t.ppf(0.975, 4) * gap.sem():.1f}" in text and round(gap.mean(), 1) == more
 
 
 def test_policies_that_the_clip_itself_made():

@@ -1,4 +1,4 @@
-"""A student of half the width learns from the quickstart's policy without a reward, by each of six divergences.
+"""A student of half the width learns from the quickstart's policy without a reward, by divergences sampled and in full.
 
     launch/sweep.sh configs/sweeps/distillation.py
     python -m rpg_jax.report runs/distillation

@@ -1,9 +1,10 @@
 """Measures the runs of docs/study/distillation.md against their teacher, and draws its figure.
 
     python docs/study/distillation.py measure runs/distillation [MORE ...]    # distillation.parquet, in minutes
-    python docs/study/distillation.py draw                                  # distillation.svg, from that file
+    python docs/study/distillation.py measure runs/full --file=distillation_full.parquet
+    python docs/study/distillation.py draw            # distillation.svg and all tables and tests, from both files
 
-A row of the file is a policy: a run's after its last step, or one of the two that all runs share, `before` and
+A row of a file is a policy: a run's after its last step, or one of the two that all runs share, `before` and
 `teacher`. Each answers the held-out problems, eight times each.
 """
 
@@ -22,10 +23,10 @@ import pandas as pd
 from scipy import stats
 
 HERE = pathlib.Path(__file__).parent
-FILE = HERE / "distillation.parquet"
 ARMS = {
     "ufkl": "ufkl", "fkl": "fkl", "js": "js", "rkl": "rkl", "urkl": "urkl", "rkl-full": "rkl, full",
 }  # fmt: skip
+FULL = {"rkl-full": "rkl, full", "fkl-full": "fkl, full", "js-full": "js, full", "rkl-control": "rkl, control=kl"}
 MEASURED = {  # column -> what it is, and the digits that the page prints
     "score": ("held-out mean@8", 3),
     "pass": ("held-out pass@8", 3),
@@ -41,8 +42,8 @@ RATE = 2e-3  # of the planned runs
 SEED = 1  # of the responses that divergences are measured on; another one than that of evaluations
 
 
-def measure(*outs: str) -> None:
-    """Writes a row for every finished run in the folders, and for what all of them share."""
+def measure(file: str, *outs: str) -> None:
+    """Writes a row for every finished run in the folders, and for what all of them share, to a file beside this one."""
     from etils import epath
 
     from rpg_jax.run import build, cli, states, warm_start
@@ -127,7 +128,7 @@ def measure(*outs: str) -> None:
     frame = pd.DataFrame(table)
     for name in ("student_samples", "teacher_samples"):
         frame[name] = [json.dumps(value) if isinstance(value, dict) else None for value in frame[name]]
-    frame.to_parquet(FILE, index=False)
+    frame.to_parquet(HERE / file, index=False)
 
 
 def jax_state(run):
@@ -149,17 +150,17 @@ def constant(run, problems) -> float:
     return float(np.mean(run.scorer.submit(pairs, rewards=False).result().correct))
 
 
-def intervals(frame: pd.DataFrame) -> pd.DataFrame:
+def intervals(frame: pd.DataFrame, arms=ARMS) -> pd.DataFrame:
     """Mean and half of the 95 % t interval over seeds, a row for each arm and two columns for each measure."""
-    groups = frame[frame.arm.isin(ARMS)].groupby("arm")[list(MEASURED)]
+    groups = frame[frame.arm.isin(arms)].groupby("arm")[list(MEASURED)]
     half = groups.sem().mul(stats.t.ppf(0.975, groups.size() - 1), axis=0)
-    return pd.concat({"mean": groups.mean(), "half": half}, axis=1).loc[list(ARMS)]
+    return pd.concat({"mean": groups.mean(), "half": half}, axis=1).loc[list(arms)]
 
 
-def pairs(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+def pairs(frame: pd.DataFrame, column: str, arms=ARMS) -> pd.DataFrame:
     """Arm by arm: the mean of a − b over seeds, half of its 95 % t interval, and p of the paired t-test after Holm."""
-    values, rows = frame[frame.arm.isin(ARMS)].pivot(index="seed", columns="arm", values=column), []
-    for a, b in itertools.combinations(ARMS, 2):
+    values, rows = frame[frame.arm.isin(arms)].pivot(index="seed", columns="arm", values=column), []
+    for a, b in itertools.combinations(arms, 2):
         gap = values[a] - values[b]
         half = stats.t.ppf(0.975, len(gap) - 1) * stats.sem(gap)
         rows.append((a, b, gap.mean(), half, stats.ttest_1samp(gap, 0).pvalue))
@@ -168,11 +169,11 @@ def pairs(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return table
 
 
-def markdown(frame: pd.DataFrame) -> str:
-    """The page's table."""
-    table, alone = intervals(frame), frame.set_index("arm")
+def markdown(frame: pd.DataFrame, arms=ARMS) -> str:
+    """A table of the page."""
+    table, alone = intervals(frame, arms), frame.set_index("arm")
     lines = ["| | " + " | ".join(text for text, _ in MEASURED.values()) + " |", "|---" * (len(MEASURED) + 1) + "|"]
-    for arm, name in ARMS.items():
+    for arm, name in arms.items():
         cells = (f"{table['mean', c][arm]:.{d}f} ± {table['half', c][arm]:.{d}f}" for c, (_, d) in MEASURED.items())
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     for arm in ("before", "teacher", "constant"):
@@ -227,18 +228,20 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=["measure", "draw"])
     parser.add_argument("folders", nargs="*", help="of runs, to measure")
+    parser.add_argument("--file", default="distillation.parquet", help="beside this program, to write the measures to")
     options = parser.parse_args()
     if options.work == "measure":
-        measure(*options.folders)
+        measure(options.file, *options.folders)
     else:
         from rpg_jax.lab.reporting.figures import svg_figure
 
-        everything = pd.read_parquet(FILE)
+        everything = pd.read_parquet(HERE / "distillation.parquet")
         read = everything[everything.rate.isna() | (everything.rate == RATE)]
-        print(markdown(read))
-        print("\n" + slow(everything))
-        for measure_ in MEASURED:
-            print(f"\n{measure_}\n{pairs(read, measure_).to_string(index=False)}")
+        for frame, arms in (read, ARMS), (pd.read_parquet(HERE / "distillation_full.parquet"), FULL):
+            print(markdown(frame, arms) + "\n")
+            for measure_ in MEASURED:
+                print(f"{measure_}\n{pairs(frame, measure_, arms).to_string(index=False)}\n")
+        print(slow(everything))
         drawn_axes = functools.partial(draw, frame=read)
         (HERE / "distillation.svg").write_text(
             svg_figure("distillation", len(MEASURED) + 1, drawn_axes, height=2.8, columns=3) + "\n"
