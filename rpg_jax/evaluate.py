@@ -28,7 +28,9 @@ flags.DEFINE_float("top_p", 1.0, "Sample among the fewest tokens that have this 
 flags.DEFINE_integer("max_prompt", None, "Most tokens of a prompt; the run's, or 1024.", lower_bound=1)
 flags.DEFINE_integer("max_new", None, "Most tokens of a response; the run's, or 3072.", lower_bound=1)
 flags.DEFINE_integer("slots", None, "Responses decoded at a time; the run's, or 64.", lower_bound=1)
-flags.DEFINE_integer("rows", None, "Problems between two writes; the run's generation batch, or 16.", lower_bound=1)
+flags.DEFINE_integer(
+    "rows", None, "Problems between two writes; the run's generation batch or more, or 16.", lower_bound=1
+)
 flags.DEFINE_integer("seed", None, "Of the sampling noise; the run's, or 0.", lower_bound=0)
 flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; what gives the run's accuracy, or dapo.")
 flags.DEFINE_bool("network", False, "Let --reward=FILE.py:NAME use the network.")

@@ -225,6 +225,21 @@ def test_so_they_are_with_the_compiler_as_users_have_it():
     assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout
 
 
+def test_prompts_of_fewer_samples_draw_the_same_by_the_same_program():
+    """So a rollout and an evaluation of as many responses compile one."""
+    whole, lengths = expected(), [*LENGTHS, 4, 2, 8]
+    programs = module.decode_segment._cache_size()
+    rows = prompts_of(lengths, COLUMNS, samples=2)
+    pairs = run(rows=rows, samples=2, limits=np.full(9, NEW))
+    assert module.decode_segment._cache_size() == programs
+    for field in dataclasses.fields(pairs)[:-1]:
+        ours, theirs = (
+            getattr(x, field.name).reshape(-1, n, *getattr(x, field.name).shape[1:])
+            for x, n in ((pairs, 2), (whole, 3))
+        )
+        np.testing.assert_array_equal(ours[:6], theirs[:, :2], err_msg=field.name)
+
+
 def test_short_sequences_draw_what_long_ones_do():
     """Sums over the columns of a whole sequence and over those of a block differ by rounding alone."""
     short, long = expected(), expected(LONG)
@@ -369,7 +384,7 @@ def test_work_and_memory_of_decoding_do_not_grow_with_the_longest_response():
         rows, limits = prompts_of(LENGTHS, COLUMNS, max_new=max_new), np.full(6, 40, np.int32)
         keys, state = module.start(sampler, mesh, rows, KEY, np.int32(0), limits, 3, slots, pool, decode.WAITING)
         inputs = decode.Inputs(
-            params(), keys, Sampling.make(), version=jnp.int32(0), until=jnp.int32(6), must=np.zeros(6, bool),
+            params(), keys, Sampling.make(), version=jnp.int32(0), until=jnp.int32(6), must=np.zeros(18, bool),
             left=jnp.int32(decode.COMPLETE), stops=None,
         )  # fmt: skip
         compiled = module.decode_segment.lower(sampler, mesh, inputs, state, jnp.int32(9)).compile()

@@ -36,7 +36,7 @@ def test_a_decode_step_for_an_h100_is_one_graph_without_branches(tmp_path):
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), model.shapes)
     inputs = decode.Inputs(
         jax.eval_shape(models.unstack_layers, params), keys, jax.eval_shape(Sampling.make), version=jnp.int32(0),
-        until=jnp.int32(32), must=np.zeros(32, bool), left=jnp.int32(decode.COMPLETE), stops=None,
+        until=jnp.int32(32), must=np.zeros(256, bool), left=jnp.int32(decode.COMPLETE), stops=None,
     )  # fmt: skip
 
     def steps(inputs, state, end):

@@ -19,7 +19,7 @@ from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_
 from rpg_jax.sampling import make_sampler
 from rpg_jax.sampling.turns import matched, stop_table
 from rpg_jax.training.collect import make_collect
-from rpg_jax.training.evaluation import make_evaluate
+from rpg_jax.training.evaluation import make_evaluate, problems_of
 from rpg_jax.training.experience import make_experience, make_score
 from rpg_jax.training.loop import Parts
 from rpg_jax.training.optimizer import Optimizer, check_offload, make_optimizer
@@ -283,8 +283,8 @@ def build_parts(config: ConfigDict, run: Run, shapes: TrainState, *, stream, sho
         *sampling, run.sampler_mesh,
         k=config.evaluation.k, temperature=config.evaluation.temperature, key=noise_key(config.seed, EVALUATION),
         max_prompt=run.rollout.max_prompt, max_new=run.rollout.max_new,
-        # As in rollouts: with the same k both share one compiled program.
-        rows=run.rollout.fresh_prompts, routes=run.rollout.recorded(run.model.config),
+        rows=problems_of(run.sampler_mesh, run.rollout.fresh_prompts * run.rollout.samples, config.evaluation.k),
+        routes=run.rollout.recorded(run.model.config),
         decoding=dataclasses.replace(run.rollout.decoding, cache_dtype=None),
     )  # fmt: skip
     collect = partial(

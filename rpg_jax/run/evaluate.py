@@ -56,9 +56,11 @@ def main(options) -> int:
 def of_run(options, place: epath.Path) -> Subject:
     """The run whose checkpoints are in a folder, on its own held-out problems or on `--data`."""
     config, run = states.read_run(place, options.data, options.reward, options.extraction, options.network)
+    prompts, k = run.rollout.fresh_prompts, options.k or config.evaluation.k
     settings = sampling_settings(
-        options, k=config.evaluation.k, temperature=config.evaluation.temperature, max_prompt=run.rollout.max_prompt,
-        max_new=run.rollout.max_new, slots=run.rollout.slots, rows=run.rollout.fresh_prompts, seed=config.seed,
+        options, k=k, temperature=config.evaluation.temperature, max_prompt=run.rollout.max_prompt,
+        max_new=run.rollout.max_new, slots=run.rollout.slots, seed=config.seed,
+        rows=max(prompts, evaluation.problems_of(run.mesh, prompts * run.rollout.samples, k)),
     )  # fmt: skip
     settings["page_size"] = run.rollout.page_size
     if options.max_prompt is None and options.max_new is None:

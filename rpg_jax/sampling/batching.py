@@ -43,8 +43,7 @@ def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState
     finished = state.rows.finished.at[row].set(state.stopped, mode="drop")
     state = dataclasses.replace(state, rows=dataclasses.replace(state.rows, finished=finished))
     state = holding.release(sampler, holding.leave(state, state.done, inputs.left), row)
-    needed = (state.status != COMPLETE).reshape(state.prompt_ready.size, -1).any(1)  # [P]
-    return holding.drop_prompts(sampler, state, ~needed)
+    return holding.drop_prompts(sampler, state, ~state.has(state.status != COMPLETE))
 
 
 def observes(state: DecodeState) -> jax.Array:
@@ -78,7 +77,7 @@ class Admission:
 
     request: jax.Array  # i32[slots]; the first `count` are meant, in the order of the queue
     count: jax.Array  # i32[]
-    load: jax.Array  # bool[P], prompts to prefill: those that these rows need, and others that fit beside
+    load: jax.Array  # bool[N], prompts to prefill: those that these rows need, and others that fit beside
     waits: jax.Array  # bool[], whether one of these rows needs a prompt that is not ready
 
 
@@ -88,7 +87,7 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     A row starts with pages for the tokens that it has, and only if another page is left for every row that may still
     need one, so that it is not sent back at once; if nothing runs, it starts anyway.
     """
-    size, prompts = sampler.page_size, state.prompt_ready.size
+    size = sampler.page_size
     running = state.request >= 0  # [slots]
     rank = jnp.arange(running.size)
     candidate = first_true(state.status == WAITING, rank.size)  # [slots]
@@ -111,9 +110,9 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     total = jnp.cumsum(jnp.where(valid, least + (most(request) > least) + load, 0))  # [slots], with a page to grow
     alone = ~running.any() & (rank == 0) & (least + load <= state.free.count[0])
     starts = valid & ((total <= budget) | alone)
-    starting = jnp.zeros(prompts, bool).at[jnp.where(starts, prompt, NOWHERE)].set(True, mode="drop")
+    starting = jnp.zeros_like(state.prompt_ready).at[jnp.where(starts, prompt, NOWHERE)].set(True, mode="drop")
     needed = starting & ~state.prompt_ready
-    beside = (state.status == WAITING).reshape(prompts, -1).any(1) & ~state.prompt_ready & ~needed
+    beside = state.has(state.status == WAITING) & ~state.prompt_ready & ~needed
     left = budget - jnp.max(jnp.where(starts, total, 0))
     beside &= jnp.cumsum(jnp.where(beside, of_prompts, 0)) <= left
     beside &= jnp.cumsum(beside) <= -needed.sum() % sampler.prefill_rows  # what a batch of prefill has room for
@@ -158,17 +157,17 @@ def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.
 
 
 def prefill(sampler: Sampler, inputs: Inputs, state: DecodeState, prompts: jax.Array) -> DecodeState:
-    """Computes the keys and values of prompts, bool[P], and of what rows in slots have before their next input.
+    """Computes the keys and values of prompts, bool[N], and of what rows in slots have before their next input.
 
     A chunk of `prefill_rows` prompts or rows at a time, each from its own beginning, so that results depend on neither
     their order nor each other. Of routes those of a prompt are written into its first row, and what is recorded stays:
     it is what the next token was drawn after.
     """
-    count, request = prompts.size, jnp.maximum(state.request, 0)
-    end = jnp.concatenate([jnp.where(prompts, holding.prompt_tokens(state), 0), state.position])  # [P + slots]
+    request = jnp.maximum(state.request, 0)
+    end = jnp.concatenate([jnp.where(prompts, holding.prompt_tokens(state), 0), state.position])  # [N + slots]
     cached = jnp.where(state.request >= 0, state.cached[request], state.position)
-    first = jnp.concatenate([jnp.zeros(count, jnp.int32), cached])
-    row = jnp.concatenate([jnp.arange(count) * (state.status.size // count), request])
+    first = jnp.concatenate([jnp.zeros(prompts.size, jnp.int32), cached])
+    row = jnp.concatenate([state.first_row, request])
     table = jnp.concatenate([state.prompt_table, state.table[request]])
 
     def chunk(carry):
@@ -231,8 +230,9 @@ def unfinished(inputs: Inputs, state: DecodeState) -> jax.Array:
     Too few prompts have all of their rows complete, or one that must is not, and there are rows to decode; but where
     turns are over and a quarter of the slots is idle for want of rows, environments are told first.
     """
-    complete = (state.status == COMPLETE).reshape(state.prompt_ready.size, -1).all(1)  # [P]
-    here = [complete, inputs.must & ~complete, *(state.status == x for x in (WAITING, RUNNING, ENDED))]
+    left = state.status != COMPLETE
+    complete = ~state.has(left) & (jnp.arange(left.size) < state.prompt_of(left.size))
+    here = [complete, inputs.must & left, *(state.status == x for x in (WAITING, RUNNING, ENDED))]
     count, missing, waiting, running, ended = jax.lax.psum(jnp.stack([x.sum() for x in here]), parallel.ROW_AXES)
     slots = state.request.size * jax.lax.psum(1, parallel.ROW_AXES)
     tells = (ended > 0) & (waiting == 0) & (4 * (slots - running) >= slots)

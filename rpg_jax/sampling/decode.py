@@ -60,15 +60,20 @@ class Sampling:
 
 @pytree
 class DecodeState:
-    """What decoding reads and writes. P prompts have N / P rows each; W pages hold the longest sequence."""
+    """What decoding reads and writes. Row n belongs to prompt n // samples; W pages hold the longest sequence.
+
+    Arrays of prompts have the size of those of rows, so that no shape depends on how many rows a prompt has: rollouts
+    and evaluations of as many responses run one program.
+    """
 
     pools: list[Pool]  # keys and values of each layer, in pages
     free: pages.Free
     table: jax.Array  # i32[N, W], the pages of each row: full ones of its prompt, then its own
     held: jax.Array  # i32[N], entries in use; 0 of a row without pages
     cached: jax.Array  # i32[N], tokens whose keys and values are in these pages; `collect` counts those of decoding
-    prompt_table: jax.Array  # i32[P, W]
-    prompt_ready: jax.Array  # bool[P], prefilled and held
+    samples: jax.Array  # i32[], rows of a prompt
+    prompt_table: jax.Array  # i32[N, W]
+    prompt_ready: jax.Array  # bool[N], prefilled and held
     position: jax.Array  # i32[slots], column of the next input in the row
     request: jax.Array  # i32[slots], the row that it works on; -1 idle
     done: jax.Array  # bool[slots], the row is to leave; it is collected before the next step
@@ -85,13 +90,17 @@ class DecodeState:
     rows: Sequences
 
     @property
-    def prompt_length(self) -> jax.Array:
-        """i32[P]."""
-        return self.rows.prompt_length.reshape(self.prompt_ready.size, -1)[:, 0]
+    def first_row(self) -> jax.Array:
+        """i32[N], the first row of each prompt, or the last of all."""
+        return jnp.minimum(jnp.arange(self.status.size) * self.samples, self.status.size - 1)
 
     def prompt_of(self, row: jax.Array) -> jax.Array:
         """The prompt of each of some rows."""
-        return row // (self.status.size // self.prompt_ready.size)
+        return row // self.samples
+
+    def has(self, rows: jax.Array) -> jax.Array:
+        """bool[N], the prompts that have one of these rows, bool[N]."""
+        return jnp.zeros_like(rows).at[self.prompt_of(jnp.arange(rows.size))].max(rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +124,14 @@ class Inputs:
     sampling: Sampling
     version: jax.Array  # i32[], optimizer updates of the parameters
     until: jax.Array  # i32[], prompts over all shards whose rows are to be complete; the rollout ends with them
-    must: jax.Array  # bool[P], prompts that have to be among them
+    must: jax.Array  # bool[N], rows that have to be complete, too
     left: jax.Array  # i32[], status of a row that leaves: COMPLETE, or ENDED where an environment answers
     stops: jax.Array | None  # i32[states, V], of `turns.stop_table`; None without stop strings
     turns: Any = ()  # `Model.turns` of all positions, which `prepared` adds
 
 
 def start(
-    sampler: Sampler, rows: Sequences, prompts: int, limit: jax.Array, slots: int, cache_pages: int, ready: int
+    sampler: Sampler, rows: Sequences, samples: int, limit: jax.Array, slots: int, cache_pages: int, ready: int
 ) -> DecodeState:
     """The state before the first step: every slot idle, every page free, and of every row that is not complete the
     status `ready`: WAITING, or ENDED where its environment is asked first."""
@@ -130,17 +139,19 @@ def start(
     width = table_width(columns, sampler.page_size)
     zeros, none = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
     complete = rows.complete | (rows.length - rows.prompt_length >= limit)
+    table = jnp.zeros((len(rows.length), width), jnp.int32)
     return DecodeState(
         pools=[
             sampler.kernel.empty(config, sampler.cache_dtype, cache_pages, sampler.page_size)
             for _ in range(config.layers)
         ],
         free=pages.all_free(cache_pages),
-        table=jnp.zeros((len(rows.length), width), jnp.int32),
+        table=table,
         held=jnp.zeros_like(rows.length),
         cached=jnp.zeros_like(rows.length),
-        prompt_table=jnp.zeros((prompts, width), jnp.int32),
-        prompt_ready=jnp.zeros(prompts, bool),
+        samples=jnp.int32(samples),
+        prompt_table=table,
+        prompt_ready=jnp.zeros_like(rows.complete),
         position=zeros,
         request=zeros - 1,
         done=none,

@@ -166,7 +166,7 @@ def generate(
         # Laid out as a training state's: rollouts and evaluations share one program.
         version=version if isinstance(version, jax.Array) else parallel.to_global(mesh, REPLICATED, np.int32(version)),
         until=jnp.int32(count if until is None else until),
-        must=jnp.zeros(count, bool) if must is None else jnp.asarray(must),
+        must=np.repeat(np.zeros(count, bool) if must is None else must, samples),
         left=jnp.int32(decode.ENDED if conversation else decode.COMPLETE),
         stops=jnp.asarray(conversation.stops) if conversation and conversation.stops is not None else None,
     )
@@ -249,7 +249,9 @@ def layouts(pools: PartitionSpec, params: Params = REPLICATED) -> tuple[decode.I
     own = dict(key=ROWS, must=ROWS, params=parallel.held(params))
     names = (field.name for field in dataclasses.fields(decode.Inputs))
     inputs: dict[str, Any] = {name: own.get(name, REPLICATED) for name in names}
-    return decode.Inputs(**inputs), decode.DecodeState(**fields | dict(pools=pools, step=REPLICATED))
+    return decode.Inputs(**inputs), decode.DecodeState(
+        **fields | dict(pools=pools, step=REPLICATED, samples=REPLICATED)
+    )
 
 
 def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:
@@ -266,10 +268,9 @@ def start(
     """The keys of all rows, and the state before the first decode step; counts are those of a data shard."""
 
     def begin(rows, key, step, limits):
-        prompts = limits.size
-        step, limit = (jnp.repeat(jnp.broadcast_to(x, prompts), samples) for x in (step, limits))
+        step, limit = (jnp.repeat(jnp.broadcast_to(x, limits.size), samples) for x in (step, limits))
         keys = jax.vmap(partial(request_key, key))(step, rows.problem, rows.sample)
-        return keys, decode.start(sampler, rows, prompts, limit, slots, cache_pages, ready)
+        return keys, decode.start(sampler, rows, samples, limit, slots, cache_pages, ready)
 
     (_, state_spec), (_, laid_out) = layouts(sampler.kernel.rows), layouts(sampler.kernel.spec)
     in_specs = (ROWS, REPLICATED, ROWS if step.ndim else REPLICATED, ROWS)

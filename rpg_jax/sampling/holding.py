@@ -18,12 +18,12 @@ from rpg_jax.sampling.pages import NOWHERE
 
 
 def prompt_tokens(state: DecodeState) -> jax.Array:
-    """i32[P], prompt tokens whose keys and values are prefilled: all but the last, which is the first decode input."""
-    return state.prompt_length - 1
+    """i32[N], prompt tokens whose keys and values are prefilled: all but the last, which is the first decode input."""
+    return state.rows.prompt_length[state.first_row] - 1
 
 
 def prompt_pages(sampler: Sampler, state: DecodeState) -> jax.Array:
-    """i32[P], the pages that hold these tokens."""
+    """i32[N], the pages that hold these tokens."""
     return -(-prompt_tokens(state) // sampler.page_size)
 
 
@@ -56,7 +56,7 @@ def hold(state: DecodeState, row: jax.Array, more: jax.Array) -> DecodeState:
 
 
 def hold_prompts(sampler: Sampler, state: DecodeState, load: jax.Array) -> DecodeState:
-    """The prompts that are true in bool[P] get pages, which there must be; they are to be prefilled next."""
+    """The prompts that are true in bool[N] get pages, which there must be; they are to be prefilled next."""
     held = jnp.where(load, prompt_pages(sampler, state), 0)
     free, table = pages.take(state.free, state.prompt_table, jnp.zeros_like(held), held)
     return dataclasses.replace(state, free=free, prompt_table=table, prompt_ready=state.prompt_ready | load)
@@ -76,7 +76,7 @@ def release(sampler: Sampler, state: DecodeState, row: jax.Array) -> DecodeState
 
 
 def drop_prompts(sampler: Sampler, state: DecodeState, drop: jax.Array) -> DecodeState:
-    """The prompts that are true in bool[P] give their pages back."""
+    """The prompts that are true in bool[N] give their pages back."""
     drop &= state.prompt_ready
     held = jnp.where(drop, prompt_pages(sampler, state), 0)
     free = pages.give_back(state.free, state.prompt_table, jnp.zeros_like(held), held)
@@ -102,9 +102,9 @@ def first_waiting(state: DecodeState) -> jax.Array:
 
 
 def idle_prompts(state: DecodeState) -> jax.Array:
-    """bool[P], ready prompts of which no row runs or holds pages, except that of the first row that waits."""
+    """bool[N], ready prompts of which no row runs or holds pages, except that of the first row that waits."""
     used = (state.status == RUNNING) | (state.held > 0) | (jnp.arange(state.status.size) == first_waiting(state))
-    return state.prompt_ready & ~used.reshape(state.prompt_ready.size, -1).any(1)
+    return state.prompt_ready & ~state.has(used)
 
 
 def idle_rows(state: DecodeState) -> jax.Array:

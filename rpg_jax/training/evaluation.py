@@ -115,13 +115,20 @@ def examples(answered: list[Answered], vote: Callable[[Problem, str], str | None
     ]
 
 
+def problems_of(mesh: Mesh, responses: int, k: int) -> int:
+    """How many problems are k responses each to, for so many responses in all: those of a generation batch fill its
+    slots, and rollouts and evaluations run one program. At least one for each data shard."""
+    shards = parallel.row_shards(mesh)
+    return max(responses // (k * shards), 1) * shards
+
+
 def make_evaluate(
     model: Model, tokenizer: Tokenizer, scorer: Scorer, mesh: Mesh, *,
     k: int, rows: int, temperature: float, max_prompt: int, max_new: int, decoding: Decoding,
     key: jax.Array, top_k: int = 0, top_p: float = 1.0, routes: int = 0,
 ) -> Callable[..., Iterator[Answered]]:  # fmt: skip
     """Builds `evaluate(params, problems, should_stop=None, positions=None, progress=None)`, which yields the answers to
-    problems in order, of which k are sampled to each of `rows` at a time.
+    problems in order, of which k are sampled to each of `rows` at a time (`problems_of`).
 
     Noise depends on `key`, on the problem's position in the set and on the response's number alone: evaluations of one
     run share it, and an interrupted one may go on with the problems that are left, to the same result, if given their

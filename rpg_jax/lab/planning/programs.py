@@ -89,7 +89,7 @@ def sampler_programs(
         sampling=laid_out(mesh, jax.eval_shape(decode.Sampling.make), every),
         version=scalar,
         until=scalar,
-        must=laid_out(mesh, jax.ShapeDtypeStruct((prompts,), bool), parallel.ROWS),
+        must=laid_out(mesh, jax.ShapeDtypeStruct((requests,), bool), parallel.ROWS),
         left=scalar,
         stops=None,
     )
