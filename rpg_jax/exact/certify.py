@@ -169,10 +169,11 @@ def _parts(
 
 
 @functools.cache
-def _truth(space: Space, target: Target, count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
+def _truth(
+    space: Space, target: Target, count: int, seed: int, mixture: str | None, names: tuple[str, ...]
+) -> tuple[jax.Array, ...]:
     """The right gradient of a sample, as a multiple of ∇log policy [S, N, T]; ∇J [S, H, V]; the size of the first's
-    terms."""
-    names = tuple(DIVERGENCES)
+    terms. Computed for all divergences of `names` at once."""
     sample, gradient = _parts_of(space, target.level, target.z, target.alpha, names, count, seed, mixture)
     beta, name = (target.beta, target.divergence) if target.divergence else (0.0, "reward")
     terms = jnp.abs(sample["reward"]) + beta * (jnp.abs(sample[name]) + CANCELS * sample["ratios"])
@@ -234,20 +235,22 @@ def _expected(space: Space, problem: Problem, actual: jax.Array) -> tuple[jax.Ar
 
 
 def examine(
-    objective: Callable, target: Target, count: int = 6, seed: int = 0, mixture: str | None = None, companion: int = 0
-) -> dict[tuple[str, Condition], list[Gap]]:
+    objective: Callable, target: Target, count: int = 6, seed: int = 0, mixture: str | None = None, companion: int = 0,
+    names: tuple[str, ...] | None = None,
+) -> dict[tuple[str, Condition], list[Gap]]:  # fmt: skip
     """Gaps of `count` random problems in every space and condition of `NEAR`, and of half as many in those of
     `EXTREME`, in float64.
 
     `objective` has the contract of `rpg_jax.objectives` and should have the gradient of `target`. `mixture` is one of
     `MIXTURES`, for sequences with tokens of different policies; with `companion` each sequence is in a batch with so
-    many others, see `sample_gradients`. Returns (space name, condition) -> a Gap of each problem.
+    many others, see `sample_gradients`. The truth is compiled for the divergences of `names` together, by
+    default for all: those of all calls to come, the target's among them. Returns (space name, condition) -> a Gap of each problem.
     """
-    results = {}
+    results, names = {}, tuple(DIVERGENCES) if names is None else names
     with jax.enable_x64():
         problems, near = _problems(count, seed, mixture), count * len(NEAR)
         for space, actual in sample_gradients(objective, count, seed, mixture, companion).items():
-            arrays = problems[space], actual, *_truth(space, target, count, seed, mixture)
+            arrays = problems[space], actual, *_truth(space, target, count, seed, mixture, names)
             shares = _measure_entries(space, *jax.tree.map(lambda x: x[near:], arrays))
             measured = zip(*jax.device_get(_measure(space, *_near(arrays[:-1], count))), strict=True)
             gaps = iter([Gap(*map(float, x)) for x in measured] + [Gap(*x) for x in np.asarray(shares).T.tolist()])
@@ -284,7 +287,8 @@ def full_vocabulary_gaps(objective: Objective, count: int = 6, seed: int = 0) ->
 
     with jax.enable_x64():
         for space, problem in _problems(count, seed).items():
-            problem, gradient = _near(problem, count), _near(_truth(space, target, count, seed, None)[1], count)
+            _, gradient, _ = _truth(space, target, count, seed, None, tuple(DIVERGENCES))
+            problem, gradient = _near((problem, gradient), count)
             off = jnp.linalg.norm(jax.vmap(functools.partial(expected, space))(problem) + gradient, axis=(1, 2))
             relative = off / jnp.linalg.norm(gradient, axis=(1, 2))
             for row, condition in enumerate(gaps):

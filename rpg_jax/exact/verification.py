@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -79,11 +79,10 @@ class Finding(NamedTuple):
         return all(VERDICTS.index(gap.verdict) <= VERDICTS.index(claim) for claim, gap in pairs)
 
 
-def find(case: Case) -> Finding:
-    """Examines every member of a case; in float64."""
-    mixture, companion = case.mixture, case.companion
-    gaps = [examine(loss, target, PROBLEMS, mixture=mixture, companion=companion) for loss, target in case.members]
-    return Finding(case, gaps)
+def find(case: Case, names: Sequence[str]) -> Finding:
+    """Examines every member of a case, in float64; `names` are the divergences of all cases to come."""
+    how: dict[str, Any] = dict(mixture=case.mixture, companion=case.companion, names=tuple(names))
+    return Finding(case, [examine(loss, target, PROBLEMS, **how) for loss, target in case.members])
 
 
 def user_case(spec: str, facts: Mapping[str, Any]) -> Case:

@@ -32,7 +32,7 @@ def main(options) -> int:
             levels, cases, findings = level_gap("urkl", PROBLEMS), built_in_cases(), []
             with Progress("forms", 0, len(cases), process_index=0) as progress:
                 for each in cases:
-                    findings.append(find(each))
+                    findings.append(find(each, names))
                     progress(len(findings))
             natural = {name: natural_gradient_gaps(name) for name in ("fkl", "rkl")}
             whole = make("rpg", divergence="rkl", kl="full", beta=BETA, reduction="constant")
@@ -45,7 +45,7 @@ def main(options) -> int:
                 if output:
                     output.write_text(json.dumps({"ok": False, "objectives": [], "fault": fault}, indent=1))
                 return 1
-            findings = [find(case)]
+            findings = [find(case, names)]
     wrong = {name: faults for name in names if (faults := divergence_faults(name))}
     print_rows(HEADER, [row(finding) for finding in findings])
     print_drift(findings)

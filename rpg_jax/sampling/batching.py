@@ -231,7 +231,7 @@ def unfinished(inputs: Inputs, state: DecodeState) -> jax.Array:
     turns are over and a quarter of the slots is idle for want of rows, environments are told first.
     """
     left = state.status != COMPLETE
-    complete = ~state.has(left) & (jnp.arange(left.size) < state.prompt_of(left.size))
+    complete = ~state.has(left) & (jnp.arange(left.size) < left.size // state.samples)
     here = [complete, inputs.must & left, *(state.status == x for x in (WAITING, RUNNING, ENDED))]
     count, missing, waiting, running, ended = jax.lax.psum(jnp.stack([x.sum() for x in here]), parallel.ROW_AXES)
     slots = state.request.size * jax.lax.psum(1, parallel.ROW_AXES)

@@ -166,7 +166,7 @@ def generate(
         # Laid out as a training state's: rollouts and evaluations share one program.
         version=version if isinstance(version, jax.Array) else parallel.to_global(mesh, REPLICATED, np.int32(version)),
         until=jnp.int32(count if until is None else until),
-        must=np.repeat(np.zeros(count, bool) if must is None else must, samples),
+        must=jnp.asarray(np.repeat(np.zeros(count, bool) if must is None else must, samples)),
         left=jnp.int32(decode.ENDED if conversation else decode.COMPLETE),
         stops=jnp.asarray(conversation.stops) if conversation and conversation.stops is not None else None,
     )
