@@ -328,3 +328,12 @@ def test_the_papers_own_family():
     for family in ("chain_sum", "simple_equations"):
         right = f"{100 * long.mean()[family]:.0f} % of {long.size()[family]}"
         assert right in text, right
+
+
+def test_pilots_of_the_study_of_a_real_model():
+    """What the page says of the runs that chose its level."""
+    kept = pd.read_parquet(STUDY / "real_model.parquet").query("seed == 100").set_index("arm")
+    text = page("docs/study/real_model.md")
+    for arm, says in ("rpg", "`rpg` with clip has 9.5 and 17.5 %"), ("grpo", "`grpo` 9.5 and 11.5 %"):
+        before, *after = (f"{100 * score:.1f}" for score in kept.scores[arm])
+        assert before == "6.5" and says.endswith(f"{' and '.join(after)} %") and says in text
