@@ -116,8 +116,8 @@ def examples(answered: list[Answered], vote: Callable[[Problem, str], str | None
 
 
 def problems_of(mesh: Mesh, responses: int, k: int) -> int:
-    """How many problems are k responses each to, for so many responses in all: those of a generation batch fill its
-    slots, and rollouts and evaluations run one program. At least one for each data shard."""
+    """The problems to answer at a time, so that k responses to each are so many in all, and at least one on each data
+    shard. With the responses of a generation batch they fill its slots, and run the program of rollouts."""
     shards = parallel.row_shards(mesh)
     return max(responses // (k * shards), 1) * shards
 
