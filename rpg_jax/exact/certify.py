@@ -243,8 +243,8 @@ def examine(
 
     `objective` has the contract of `rpg_jax.objectives` and should have the gradient of `target`. `mixture` is one of
     `MIXTURES`, for sequences with tokens of different policies; with `companion` each sequence is in a batch with so
-    many others, see `sample_gradients`. The truth is compiled for the divergences of `names` together, by
-    default for all: those of all calls to come, the target's among them. Returns (space name, condition) -> a Gap of each problem.
+    many others, see `sample_gradients`. The truth is compiled for the divergences of `names` together, by default for
+    all: those of all calls to come, the target's among them. Returns (space name, condition) -> a Gap of each problem.
     """
     results, names = {}, tuple(DIVERGENCES) if names is None else names
     with jax.enable_x64():
