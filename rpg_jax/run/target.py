@@ -42,7 +42,11 @@ def width() -> int | None:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table whose cells fold where the terminal is too narrow for it."""
+    """Prints a table whose cells fold where the terminal is too narrow for it, under its title: a path there is whole,
+    however narrow the table is."""
+    title, table.title = table.title, None
+    if title:
+        print(title)
     for column in table.columns:
         column.overflow, column.min_width = "fold", max(map(len, str(column.header).split()), default=0)
     console = Console(width=width() or 10_000)
