@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def _become(command, environment, output, errors):
     os.chdir(ROOT)
     os.environ.clear()  # readline, which pytest imports, gave the server a terminal's COLUMNS
     os.environ.update(environment)
-    for name in ("JAX_NUM_CPU_DEVICES", "JAX_DISABLE_MOST_OPTIMIZATIONS"):  # which JAX read when the server imported it
+    # JAX read them when the server imported it.
+    for name in ("JAX_NUM_CPU_DEVICES", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_LOG_COMPILES"):
         if name in environment:
             jax.config.update(name.lower(), int(environment[name]))
     for descriptor, file in ((1, output), (2, errors)):
@@ -94,7 +96,10 @@ def metrics(run):
 
 
 def succeed(name, *arguments, **environment):
-    """What `run` gives of a command that must end with status 0."""
-    done = run(name, *arguments, **environment)
+    """What `run` gives of a command that must end with status 0; a training compiles what learns once."""
+    done = run(name, *arguments, JAX_LOG_COMPILES="1", **environment)
     assert done.returncode == 0, done.stderr
+    programs = re.findall(r"Finished XLA compilation of jit\((score|update)\)", done.stderr)
+    warm = "compiling: warm start" in done.stderr
+    assert name != "train" or sorted(programs) == ["score", "update", *["update"] * warm], programs
     return done

@@ -1,6 +1,7 @@
 """What `python -m rpg_jax.train` does: it joins the job, builds the run, and does the warm start and RL."""
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.storage.logs import RunLog
 from rpg_jax.training import loop
+from rpg_jax.training.ahead import compiled_ahead
 from rpg_jax.training.phases import phase, say
 from rpg_jax.training.skipped import MEND, NothingLearned
 
@@ -85,12 +87,21 @@ def train(
     """
     shapes = states.abstract(run, partial(states.build_state, run))
     stream = ProblemStream(run.data.problems("train"), config.seed)
-    with Checkpoints(folder / "checkpoints", keep_last=config.checkpoint.keep_last) as checkpoints:
+    kept = Checkpoints(folder / "checkpoints", keep_last=config.checkpoint.keep_last)
+    with kept as checkpoints, contextlib.ExitStack() as opened:
         with phase("state"):
             restored = states.restore(checkpoints, shapes, partial(states.load_frozen, config, run))
         with multihost.together():
             if multihost.is_first():
                 workdir.record(path, folder, config)
+        parts = build.build_parts(
+            config, run, shapes.state, stream=stream, checkpoints=checkpoints, log=None, should_stop=should_stop,
+            traced=partial(profile.traced, window=window, folder=path / "profile"),
+            look=look(run, stream, config.learner.logprob_chunk) if run.loop.look_every != 0 else None,
+        )  # fmt: skip
+        opened.enter_context(parts.rollouts)
+        if restored is None or restored[0] < config.steps:
+            parts = opened.enter_context(compiled_ahead(parts, run.loop, run.rollout, shapes))
         if restored is None:
             with phase("warm start"):
                 params, seconds = warm_start.warm_started(config, run, folder / "warm_start", should_stop)
@@ -108,13 +119,8 @@ def train(
         stream.cursor = extra["cursor"]
         sinks = dict(tensorboard=config.log.tensorboard, wandb=config.log.wandb)
         with RunLog(path, start, config=config.to_dict(), rows=extra.get("rows"), **sinks) as log:
-            parts = build.build_parts(
-                config, run, shapes.state, stream=stream, checkpoints=checkpoints, log=log, should_stop=should_stop,
-                traced=partial(profile.traced, window=window, folder=path / "profile"),
-                look=look(run, stream, config.learner.logprob_chunk) if run.loop.look_every != 0 else None,
-            )  # fmt: skip
-            with parts.rollouts:
-                checkpoint, _, finished = loop.run(parts, run.loop, begins.pop(), start, extra["totals"])
+            parts = dataclasses.replace(parts, log=log)
+            checkpoint, _, finished = loop.run(parts, run.loop, begins.pop(), start, extra["totals"])
     return (extra["totals"], int(checkpoint.state.step)) if finished else None
 
 

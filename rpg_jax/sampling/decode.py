@@ -135,37 +135,19 @@ def start(
 ) -> DecodeState:
     """The state before the first step: every slot idle, every page free, and of every row that is not complete the
     status `ready`: WAITING, or ENDED where its environment is asked first."""
-    config, columns = sampler.model.config, rows.tokens.shape[1]
-    width = table_width(columns, sampler.page_size)
-    zeros, none = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
+    width = table_width(rows.tokens.shape[1], sampler.page_size)
+    of_slots, off = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
+    of_rows, table = jnp.zeros_like(rows.length), jnp.zeros((len(rows.length), width), jnp.int32)
+    cache = sampler.model.config, sampler.cache_dtype, cache_pages, sampler.page_size
     complete = rows.complete | (rows.length - rows.prompt_length >= limit)
-    table = jnp.zeros((len(rows.length), width), jnp.int32)
     return DecodeState(
-        pools=[
-            sampler.kernel.empty(config, sampler.cache_dtype, cache_pages, sampler.page_size)
-            for _ in range(config.layers)
-        ],
-        free=pages.all_free(cache_pages),
-        table=table,
-        held=jnp.zeros_like(rows.length),
-        cached=jnp.zeros_like(rows.length),
-        samples=jnp.int32(samples),
-        prompt_table=table,
-        prompt_ready=jnp.zeros_like(rows.complete),
-        position=zeros,
-        request=zeros - 1,
-        done=none,
-        stopped=none,
-        matched=zeros,
-        step=jnp.int32(0),
-        preemptions=jnp.zeros(1, jnp.int32),
-        status=jnp.where(complete, COMPLETE, ready),
-        begin=rows.length,
-        turn=rows.length,
-        turn_matched=jnp.zeros_like(rows.length),
-        limit=limit,
-        rows=rows,
-    )
+        pools=[sampler.kernel.empty(*cache) for _ in range(sampler.model.config.layers)],
+        free=pages.all_free(cache_pages), table=table, held=of_rows, cached=of_rows, samples=jnp.int32(samples),
+        prompt_table=table, prompt_ready=jnp.zeros_like(rows.complete),
+        position=of_slots, request=of_slots - 1, done=off, stopped=off, matched=of_slots,
+        step=jnp.int32(0), preemptions=jnp.zeros(1, jnp.int32), status=jnp.where(complete, COMPLETE, ready),
+        begin=rows.length, turn=rows.length, turn_matched=of_rows, limit=limit, rows=rows,
+    )  # fmt: skip
 
 
 def prepared(sampler: Sampler, inputs: Inputs, state: DecodeState) -> Inputs:

@@ -39,30 +39,25 @@ class Decoding:
 Watch = Callable[[list[turns.Row]], None]  # called between segments with this process's rows that became complete
 
 
+def no_sequences(rows: int, columns: int, routes: int) -> Sequences:
+    """Rows without a token, i32[rows, columns], and `routes` numbers of each, which `settings.recorded` gives."""
+    tokens, mask, logp = (jnp.zeros((rows, columns), dtype) for dtype in (jnp.int32, bool, jnp.float32))
+    ids, none = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
+    recorded = jnp.zeros((rows, columns, routes), jnp.uint8) if routes else None
+    return Sequences(tokens, ids, ids, mask, logp, logp, tokens, ids, ids, none, none, recorded)
+
+
 @partial(jax.jit, static_argnames=("mesh", "samples", "max_new", "routes"))
 def to_answer(
     mesh: Mesh, tokens: jax.Array, length: jax.Array, problem: jax.Array, samples: int, max_new: int, routes: int = 0
 ) -> Sequences:
     """`prompts_to_answer` on a mesh, jitted."""
-    rows = length.size * samples
     tokens = jnp.repeat(jnp.pad(tokens, ((0, 0), (0, max_new))), samples, axis=0)
     length, problem = jnp.repeat(length, samples), jnp.repeat(problem, samples)
     tokens = jnp.where(jnp.arange(tokens.shape[1]) < length[:, None], tokens, 0)
-    nothing = jnp.zeros(tokens.shape, jnp.float32)
-    sequences = Sequences(
-        tokens=tokens,
-        length=length,
-        prompt_length=length,
-        loss_mask=jnp.zeros(tokens.shape, bool),
-        sampler_logp=nothing,
-        model_logp=nothing,
-        version=jnp.zeros(tokens.shape, jnp.int32),
-        problem=problem,
-        sample=jnp.arange(rows, dtype=jnp.int32) % samples,
-        complete=jnp.zeros(rows, bool),
-        finished=jnp.zeros(rows, bool),
-        routes=jnp.zeros((*tokens.shape, routes), jnp.uint8) if routes else None,
-    )
+    named = dict(tokens=tokens, length=length, prompt_length=length, problem=problem)
+    named["sample"] = jnp.arange(length.size, dtype=jnp.int32) % samples
+    sequences = dataclasses.replace(no_sequences(length.size, tokens.shape[1], routes), **named)
     return jax.lax.with_sharding_constraint(sequences, NamedSharding(mesh, ROWS))
 
 
@@ -83,25 +78,13 @@ def prompts_to_answer(
 
 
 def generate(
-    model: Model,
-    params: Params,
-    sequences: Sequences,
-    *,
-    key: jax.Array,
-    step: int | np.ndarray | jax.Array,
-    samples: int,
-    max_new: int,
-    decoding: Decoding,
-    sampling: decode.Sampling,
-    limits: jax.Array | np.ndarray | None = None,
-    version: int | jax.Array = 0,
-    until: int | None = None,
-    must: np.ndarray | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    progress: Callable[[int], None] | None = None,
-    watch: Watch | None = None,
+    model: Model, params: Params, sequences: Sequences, *, key: jax.Array, step: int | np.ndarray | jax.Array,
+    samples: int, max_new: int, decoding: Decoding, sampling: decode.Sampling,
+    limits: jax.Array | np.ndarray | None = None, version: int | jax.Array = 0,
+    until: int | None = None, must: np.ndarray | None = None, should_stop: Callable[[], bool] | None = None,
+    progress: Callable[[int], None] | None = None, watch: Watch | None = None,
     conversation: turns.Conversation | None = None,
-) -> Sequences:
+) -> Sequences:  # fmt: skip
     """Goes on with all sequences until each has its stop token or as many tokens as it may have.
 
     A row's tokens depend on (key, step, problem, sample), on the parameters and, where rounding decides, on the number

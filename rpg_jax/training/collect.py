@@ -26,7 +26,7 @@ from rpg_jax.environments import Environment
 from rpg_jax.models import Model, quantize_params
 from rpg_jax.parallel import REPLICATED, ROWS, multihost
 from rpg_jax.rewards import Scorer
-from rpg_jax.sampling import Sampling, generate, prompts_to_answer
+from rpg_jax.sampling import Sampling, generate, no_sequences, prompts_to_answer
 from rpg_jax.training.episodes import Episodes
 from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.training.grading import Graded, Response, logged, make_grade, watcher
@@ -85,18 +85,11 @@ def must_finish(begun: Sequence[int], step: int, prompts: int, wait: int | None)
 
 
 def nothing_pending(settings: RolloutSettings, optimizer: Optimizer, mesh: Mesh, routes: int = 0) -> Pending:
-    """What is pending before the first step: no group. It is laid out as a part of a checkpoint.
-
-    `routes` is what `settings.recorded` gives.
-    """
+    """What is pending before the first step: no group. It is laid out as a part of a checkpoint."""
     count = settings.fresh_prompts - settings.prompts
-    rows, columns = count * settings.samples, settings.max_prompt + settings.max_new
 
     def build():
-        tokens, mask, logp = (jnp.zeros((rows, columns), dtype) for dtype in (jnp.int32, bool, jnp.float32))
-        ids, none = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
-        recorded = jnp.zeros((rows, columns, routes), jnp.uint8) if routes else None
-        sequences = Sequences(tokens, ids, ids, mask, logp, logp, tokens, ids, ids, none, none, recorded)
+        sequences = no_sequences(count * settings.samples, settings.max_prompt + settings.max_new, routes)
         return {"pending": Pending(sequences, jnp.full(count, -1, jnp.int32), jnp.zeros(count, jnp.int32))}
 
     return jax.jit(build, out_shardings=layout(optimizer, mesh, jax.eval_shape(build)))()["pending"]

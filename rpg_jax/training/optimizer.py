@@ -80,18 +80,10 @@ def warmup_schedule(
 
 
 def make_optimizer(
-    name: str,
-    *,
-    learning_rate: float,
-    warmup_steps: int = 0,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
-    decay: str | None = None,
-    total_steps: int | None = None,
+    name: str, *, learning_rate: float, warmup_steps: int = 0, beta1: float = 0.9, beta2: float = 0.999,
+    epsilon: float = 1e-8, weight_decay: float = 0.0, decay: str | None = None, total_steps: int | None = None,
     offload: bool = False,
-) -> Optimizer:
+) -> Optimizer:  # fmt: skip
     """`adamw` (Loshchilov & Hutter 2019) or `schedule_free_adamw` (Defazio et al. 2024; tested against their package).
 
     Args:

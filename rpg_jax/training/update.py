@@ -168,15 +168,10 @@ def make_update(
             with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
                 logp, full_kl, auxiliary = policy(join(model.lora, base, params), held, model_rows, undo)
             value, metrics = objective(
-                logp,
-                sequences.behavior_logp,
-                sequences.advantage,
-                sequences.loss_mask,
-                reference_logp=sequences.reference_logp,
-                weight=sequences.weight,
-                denominator=total,
+                logp, sequences.behavior_logp, sequences.advantage, sequences.loss_mask,
+                reference_logp=sequences.reference_logp, weight=sequences.weight, denominator=total,
                 **({} if full_kl is None else dict(full_kl=full_kl)),
-            )
+            )  # fmt: skip
             metrics |= sample_sizes(logp, sequences.behavior_logp, sequences.loss_mask)
             if sequences.drawn_logp is not None:
                 metrics = of_both(metrics, objective, logp, sequences)

@@ -14,10 +14,9 @@ from rpg_jax.lab.planning.sketch import Sketch
 from rpg_jax.models import Model, quantize_params, unstack_layers
 from rpg_jax.sampling import batching, decode
 from rpg_jax.sampling.generate import decode_segment, layouts, make_sampler, start, to_answer
-from rpg_jax.training.packing import Plan
-from rpg_jax.training.policies import BEHAVIOR, held
+from rpg_jax.training.ahead import learning
 from rpg_jax.training.settings import RolloutSettings
-from rpg_jax.types import Params, Policy
+from rpg_jax.types import Params
 
 SEGMENT = 256  # decode steps between two returns to the host; a segment takes about a second
 
@@ -101,22 +100,11 @@ def sampler_programs(
 
 def programs(sketch: Sketch) -> dict[str, Program]:
     """The programs of an RL step by phase, in the order of `workload.PHASES`."""
-    run, parts, checkpoint, workload = sketch.run, sketch.parts, sketch.checkpoint, sketch.workload
-    mesh, rollout, loop = run.mesh, workload.rollout, workload.loop
-
-    def by_rows(count, dtype, *columns):
-        return laid_out(mesh, jax.ShapeDtypeStruct((count, *columns), dtype), parallel.ROWS)
-
-    def replicated(dimensions, dtype):
-        return laid_out(mesh, jax.ShapeDtypeStruct(dimensions, dtype), parallel.REPLICATED)
-
-    def packing_plan(rows):
-        """As `loop.plan` gives it: the number of microbatches, and where the sequences of packed rows start."""
-        return Plan(replicated((), jnp.int32), replicated((rows,), jnp.int32) if loop.packed_columns else None)
-
-    state, policies = checkpoint.state, held(checkpoint)
-    current = Policy(run.model, state.params, state.step)
-    behavior = checkpoint.past[0] if checkpoint.past and parts.source == "trainer" else current
+    run, checkpoint, workload = sketch.run, sketch.checkpoint, sketch.workload
+    rollout, loop, state = workload.rollout, workload.loop, checkpoint.state
+    learn = learning(sketch.parts, loop, rollout, checkpoint)
+    responses, minibatch = (learn[phase][1][1] for phase in ("experience", "update"))
+    batch = device_bytes(minibatch) * loop.prompts / loop.minibatch_prompts
     cast = partial(jax.tree.map, lambda x: x.astype(run.model.dtype))
     weights = jax.eval_shape(lambda params: unstack_layers(cast(params)), run.model.shapes)
     if rollout.weights_dtype:
@@ -125,17 +113,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     weights = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, layout)
     sampler = sampler_programs(run.sampler_model, run.sampler_mesh, weights, rollout)
     drawing = sampler["decode"][1][3]  # the state of decoding
-    rows = workload.step_rows
-    responses = jax.tree.map(lambda x: by_rows(rows, x.dtype, *x.shape[1:]), drawing.rows)
-    reward = replicated((loop.prompts, loop.samples), jnp.float32)
-    scored = policies | ({BEHAVIOR: behavior} if parts.source != "sampler" else {})
-    score = scored, responses, packing_plan(rows)
-    scores = jax.eval_shape(parts.score, *score)
-    batch, _ = jax.eval_shape(parts.experience, responses, (reward, None), scores, state.step)
-    batch = jax.tree.map(lambda x: by_rows(x.shape[0], x.dtype, *x.shape[1:]), batch)
-    minibatch = jax.tree.map(lambda x: by_rows(workload.minibatch_rows, x.dtype, *x.shape[1:]), batch)
-    update = state, minibatch, packing_plan(workload.minibatch_rows), policies
-    beside_sampling = device_bytes(checkpoint) if run.sampler_mesh is mesh else 0.0
+    beside_sampling = device_bytes(checkpoint) if run.sampler_mesh is run.mesh else 0.0
     return {
         "prefill": Program(*sampler["prefill"], beside=beside_sampling, turns=sketch.sides["prefill"].prefill_passes()),
         "decode": Program(
@@ -147,15 +125,13 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             outside=1 / SEGMENT,
         ),
         "experience": Program(
-            parts.score,
-            score,
+            *learn["experience"],
             beside=device_bytes(state if checkpoint.past else state.opt_state),
-            turns=workload.microbatches(rows, loop.scoring_rows),
+            turns=workload.microbatches(workload.step_rows, loop.scoring_rows),
         ),
         "update": Program(
-            parts.update,
-            update,
-            beside=device_bytes((batch, responses)),
+            *learn["update"],
+            beside=batch + device_bytes(responses),
             turns=workload.microbatches(workload.minibatch_rows, loop.microbatch_rows),
         ),
     }
