@@ -571,16 +571,17 @@ def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
     mask = rng.random((groups * samples, 9)) < 0.6
     exists = np.arange(turns) < rng.integers(1, turns + 1, (groups, samples, 1))
     each = np.where(exists, rng.normal(size=exists.shape), 0)
-    rest = rng.normal(size=(groups, samples))
+    rest, penalty = rng.normal(size=(groups, samples)), np.where(mask, rng.normal(size=mask.shape), 0)
     with jax.enable_x64():
-        found = np.asarray(jax.jit(turn_return)(each.sum(-1) + rest, np.zeros(mask.shape), mask, each))
+        found = np.asarray(jax.jit(turn_return)(each.sum(-1) + rest, penalty, mask, each))
     for group in range(groups):
         values = {}
         for sample in range(samples):
             b = group * samples + sample
             for k, (begin, end) in enumerate(spans(mask[b])):
-                values[b, begin, end] = rest[group, sample] + each[group, sample, k:].sum()
-        all_of = np.array(list(values.values()))
+                later = np.array([penalty[b, t:].sum() for t in range(begin, end)])
+                values[b, begin, end] = rest[group, sample] + each[group, sample, k:].sum() - later
+        all_of = np.array([value[0] for value in values.values()])
         scale = all_of.std(ddof=1) + 1e-6 if len(all_of) > 1 else 1e-6
         for (b, begin, end), value in values.items():
             np.testing.assert_allclose(found[b, begin:end], (value - all_of.mean()) / scale, atol=1e-9)
