@@ -100,7 +100,7 @@ def train(
             look=look(run, stream, config.learner.logprob_chunk) if run.loop.look_every != 0 else None,
         )  # fmt: skip
         opened.enter_context(parts.rollouts)
-        if restored is None or restored[0] < config.steps:
+        if config.steps > (restored[0] if restored else 0):
             parts = opened.enter_context(compiled_ahead(parts, run.loop, run.rollout, shapes))
         if restored is None:
             with phase("warm start"):
