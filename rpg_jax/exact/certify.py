@@ -80,7 +80,7 @@ def _problems(count: int, seed: int, mixture: str | None = None) -> dict[Space, 
     for index, space in enumerate(SPACES):
         sizes = {condition: count if condition in NEAR else (count + 1) // 2 for condition in NEAR + EXTREME}
         each = [random_problems(space, at, size, seed + 1000 * index, mixture) for at, size in sizes.items()]
-        problems[space] = jax.tree.map(lambda *x: jnp.concatenate(x), *each)
+        problems[space] = jax.tree.map(lambda *x: np.concatenate(x), *each)  # on the host, where nothing is compiled
     return problems
 
 
@@ -90,7 +90,7 @@ def _near(tree: Any, count: int) -> Any:
 
 
 @functools.cache
-def _rows(count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
+def _rows(count: int, seed: int, mixture: str | None) -> tuple[np.ndarray, ...]:
     """What a loss gets of every sequence of every problem: (logp, behavior, reference, advantage, mask), each
     [rows, T], padded."""
     widest = max(space.mask.shape[1] for space in SPACES)
@@ -99,15 +99,15 @@ def _rows(count: int, seed: int, mixture: str | None) -> tuple[jax.Array, ...]:
         assumed = problem.behavior if problem.assumed is None else problem.assumed
         policies = problem.policy, assumed, problem.reference
         logs = [jax.vmap(functools.partial(token_logprobs, space, observed=True))(x) for x in policies]
-        arrays = (*logs, problem.advantage, jnp.broadcast_to(space.mask, problem.advantage.shape))
+        arrays = map(np.asarray, (*logs, problem.advantage, np.broadcast_to(space.mask, problem.advantage.shape)))
         padding = ((0, 0), (0, 0), (0, widest - space.mask.shape[1]))
-        batches.append([jnp.pad(x, padding).reshape(-1, widest) for x in arrays])
-    return tuple(map(jnp.concatenate, zip(*batches, strict=True)))
+        batches.append([np.pad(x, padding).reshape(-1, widest) for x in arrays])
+    return tuple(map(np.concatenate, zip(*batches, strict=True)))
 
 
 def sample_gradients(
     objective: Callable, count: int, seed: int, mixture: str | None = None, companion: int = 0
-) -> dict[Space, jax.Array]:
+) -> dict[Space, np.ndarray]:
     """dL/dlogp [S, N, T] in every space; each sequence is a batch of its own, [1, T], with denominator=1.
 
     With `companion` it is the first of a batch with another one, or anywhere among 2 others, drawn by the behavior
@@ -116,13 +116,13 @@ def sample_gradients(
     if companion:
         with_others = jax.vmap(_companion_gradient, in_axes=(None, None, None, 0))
         spaces = _problems(count, seed, mixture).items()
-        return {space: with_others(objective, space, int(companion), problem) for space, problem in spaces}
+        return {space: np.asarray(with_others(objective, space, int(companion), problem)) for space, problem in spaces}
 
     def loss(*row):
         logp, behavior, reference, advantage, mask = (x[None] for x in row)
         return objective(logp, behavior, advantage, mask, reference_logp=reference, denominator=1.0)[0]
 
-    gradients = jax.vmap(jax.grad(loss))(*_rows(count, seed, mixture))  # [rows, T]
+    gradients = np.asarray(jax.vmap(jax.grad(loss))(*_rows(count, seed, mixture)))  # [rows, T]
     results, start = {}, 0
     for space, problem in _problems(count, seed, mixture).items():
         problems, sequences, length = problem.advantage.shape
@@ -171,12 +171,12 @@ def _parts(
 @functools.cache
 def _truth(
     space: Space, target: Target, count: int, seed: int, mixture: str | None, names: tuple[str, ...]
-) -> tuple[jax.Array, ...]:
+) -> tuple[np.ndarray, ...]:
     """The right gradient of a sample, as a multiple of ∇log policy [S, N, T]; ∇J [S, H, V]; the size of the first's
     terms. Computed for all divergences of `names` at once."""
     sample, gradient = _parts_of(space, target.level, target.z, target.alpha, names, count, seed, mixture)
     beta, name = (target.beta, target.divergence) if target.divergence else (0.0, "reward")
-    terms = jnp.abs(sample["reward"]) + beta * (jnp.abs(sample[name]) + CANCELS * sample["ratios"])
+    terms = np.abs(sample["reward"]) + beta * (np.abs(sample[name]) + CANCELS * sample["ratios"])
     return beta * sample[name] - sample["reward"], gradient["reward"] - beta * gradient[name], terms
 
 
@@ -184,7 +184,7 @@ def _truth(
 def _parts_of(
     space: Space, level: str, z: float, alpha: float, names: tuple[str, ...], count: int, seed: int, mixture: str | None
 ) -> tuple[dict, dict]:
-    return _parts(space, level, z, alpha, names, _problems(count, seed, mixture)[space])
+    return jax.device_get(_parts(space, level, z, alpha, names, _problems(count, seed, mixture)[space]))
 
 
 @functools.partial(jax.jit, static_argnames="space")
@@ -325,8 +325,8 @@ def reach(count: int = 6, seed: int = 0) -> tuple[float, float, float]:
     reached = []
     with jax.enable_x64():
         for space, problem in _problems(count, seed).items():
-            logs = [jax.vmap(functools.partial(token_logprobs, space))(x) for x in problem[:2]]
-            arrays = logs[0] - logs[1], jnp.sum(logs[0] - logs[1], axis=-1), problem.advantage
-            reached.append([float(jnp.max(jnp.abs(x))) for x in arrays])
+            logs = [np.asarray(jax.vmap(functools.partial(token_logprobs, space))(x)) for x in problem[:2]]
+            arrays = logs[0] - logs[1], (logs[0] - logs[1]).sum(axis=-1), problem.advantage
+            reached.append([float(np.abs(x).max()) for x in arrays])
     ratio, response, advantage = np.max(reached, axis=0)
     return float(ratio), float(response), float(advantage)

@@ -117,10 +117,13 @@ def unfinite(loss: Callable) -> str | None:
     rng = np.random.default_rng(0)
     logp, behavior_logp, reference_logp = -rng.exponential(size=(3, 3, 4))
     advantage, one = rng.normal(size=logp.shape), np.ones_like(logp)
+
+    @jax.jit
+    @jax.value_and_grad
+    def of_policy(logp, behavior, reference):
+        return loss(logp, behavior, advantage, one > 0, reference, one, 3.0)[0]
+
     for where, behavior, reference in (("", behavior_logp, reference_logp), (", on policy", logp, logp)):
-        of_policy = jax.value_and_grad(
-            lambda x, *others: loss(x, others[0], advantage, one > 0, others[1], one, 3.0)[0]
-        )
         for name, array in zip(("loss", "gradient"), of_policy(logp, behavior, reference), strict=True):
             if not np.isfinite(array).all():
                 return f"the {name} is {'NaN' if np.isnan(array).any() else 'infinite'} for finite inputs{where}"
