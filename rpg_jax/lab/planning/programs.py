@@ -104,7 +104,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
     rollout, loop, state = workload.rollout, workload.loop, checkpoint.state
     learn = learning(sketch.parts, loop, rollout, checkpoint)
     responses, minibatch = (learn[phase][1][1] for phase in ("experience", "update"))
-    batch = device_bytes(minibatch) * loop.prompts / loop.minibatch_prompts
+    batch = device_bytes(minibatch) * loop.prompts // loop.minibatch_prompts
     cast = partial(jax.tree.map, lambda x: x.astype(run.model.dtype))
     weights = jax.eval_shape(lambda params: unstack_layers(cast(params)), run.model.shapes)
     if rollout.weights_dtype:
