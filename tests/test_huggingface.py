@@ -42,7 +42,8 @@ CONFIGS = {
     ),
     "llama-mscale": dict(
         model_type="llama", num_attention_heads=2, num_key_value_heads=1, head_dim=16, rope_theta=1e4,
-        rope_scaling={"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.5, **YARN}, tie_word_embeddings=True,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}  # a ramp from 0.8
+        | {"mscale": 0.7, "mscale_all_dim": 1.5}, max_position_embeddings=2048, tie_word_embeddings=True,
     ),
 }  # fmt: skip
 CONFIGS = {name: COMMON | config for name, config in CONFIGS.items()}
