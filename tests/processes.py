@@ -29,8 +29,7 @@ def _become(command, environment, output, errors):
     os.chdir(ROOT)
     os.environ.clear()  # readline, which pytest imports, gave the server a terminal's COLUMNS
     os.environ.update(environment)
-    # JAX read them when the server imported it.
-    for name in ("JAX_NUM_CPU_DEVICES", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_LOG_COMPILES"):
+    for name in ("JAX_NUM_CPU_DEVICES", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_LOG_COMPILES"):  # read at the import
         if name in environment:
             jax.config.update(name.lower(), int(environment[name]))
     for descriptor, file in ((1, output), (2, errors)):
@@ -100,6 +99,6 @@ def succeed(name, *arguments, **environment):
     done = run(name, *arguments, JAX_LOG_COMPILES="1", **environment)
     assert done.returncode == 0, done.stderr
     programs = re.findall(r"Finished XLA compilation of jit\((score|update)\)", done.stderr)
-    warm = "compiling: warm start" in done.stderr
-    assert name != "train" or sorted(programs) == ["score", "update", *["update"] * warm], programs
+    updates = 1 + ("compiling: warm start" in done.stderr)
+    assert name != "train" or sorted(programs) == ["score", *["update"] * updates], programs
     return done

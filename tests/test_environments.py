@@ -579,8 +579,8 @@ def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
         for sample in range(samples):
             b = group * samples + sample
             for k, (begin, end) in enumerate(spans(mask[b])):
-                later = np.array([penalty[b, t:].sum() for t in range(begin, end)])
-                values[b, begin, end] = rest[group, sample] + each[group, sample, k:].sum() - later
+                value = rest[group, sample] + each[group, sample, k:].sum()
+                values[b, begin, end] = np.array([value - penalty[b, t:].sum() for t in range(begin, end)])
         all_of = np.array([value[0] for value in values.values()])
         scale = all_of.std(ddof=1) + 1e-6 if len(all_of) > 1 else 1e-6
         for (b, begin, end), value in values.items():

@@ -19,7 +19,7 @@ from rpg_jax.models import Model, ModelConfig, huggingface, rope
 from rpg_jax.storage import weights
 
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
-YARN = dict(factor=4.0, original_max_position_embeddings=16)
+YARN, YARN512 = (dict(factor=4.0, original_max_position_embeddings=length) for length in (16, 512))
 COMMON = dict(vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, max_position_embeddings=64)
 # As their config.json say it: old and new keys of rope, tied and not, one KV head, heads wider than hidden / heads.
 CONFIGS = {
@@ -41,9 +41,8 @@ CONFIGS = {
         rope_scaling={"rope_type": "llama3", **LLAMA3}, head_dim=None, mlp_bias=False, attention_bias=False,
     ),
     "llama-mscale": dict(
-        model_type="llama", num_attention_heads=2, num_key_value_heads=1, head_dim=16, rope_theta=1e4,
-        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}  # a ramp from 0.8
-        | {"mscale": 0.7, "mscale_all_dim": 1.5}, max_position_embeddings=2048, tie_word_embeddings=True,
+        model_type="llama", num_attention_heads=2, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
+        rope_scaling=YARN512 | dict(rope_type="yarn", mscale=0.7, mscale_all_dim=1.5), rope_theta=1e4,
     ),
 }  # fmt: skip
 CONFIGS = {name: COMMON | config for name, config in CONFIGS.items()}

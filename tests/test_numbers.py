@@ -72,6 +72,27 @@ def test_more_updates_than_a_counter_holds_are_refused():
         build.build_settings(config)
 
 
+@pytest.mark.parametrize("name", ["adamw", "schedule_free_adamw"])
+def test_steps_are_those_of_the_papers_in_float64(name):
+    """AdamW's Algorithm 2, and Algorithm 1 of Defazio et al. 2024 with averages weighted by squares of the rate."""
+    optimizer = make_optimizer(name, learning_rate=0.1, warmup_steps=3, beta1=0.8, beta2=0.99, weight_decay=0.2)
+    x = y = z = np.array([1.0, -2.0, 0.5])
+    m = v = weight = 0.0
+    params = jnp.array(y, jnp.float32)
+    state, step = optimizer.transformation.init(params), jax.jit(optimizer.transformation.update)
+    for t in range(1, 7):
+        g, rate = np.cos(t * np.arange(1.0, 4.0)), 0.1 * min(1.0, t / 3)
+        m, v = 0.8 * m + 0.2 * g, 0.99 * v + 0.01 * g * g
+        pull = (m / (1 - 0.8**t) if name == "adamw" else g) / (np.sqrt(v / (1 - 0.99**t)) + 1e-8) + 0.2 * y
+        z, weight = z - rate * pull, weight + rate**2
+        x = z if name == "adamw" else x + rate**2 / weight * (z - x)
+        y = 0.2 * z + 0.8 * x
+        change, state = step(jnp.array(g, jnp.float32), state, params)
+        params = params + change
+        np.testing.assert_allclose(params, y, rtol=2e-5)
+        np.testing.assert_allclose(optimizer.evaluation_params(state, params), x, rtol=2e-5)
+
+
 @pytest.mark.parametrize(("name", "decay"), [("adamw", "cosine"), ("adamw", None), ("schedule_free_adamw", None)])
 def test_the_last_update_that_a_counter_holds(name, decay):
     optimizer = make_optimizer(name, learning_rate=0.1, warmup_steps=10, decay=decay, total_steps=build.MOST_UPDATES)
