@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg_jax.data import Problem, ProblemStream, prepare, problems, prompt_rows, supervised_rows
+from rpg_jax.data.tasks.guess import TURN
 
 TASKS = {"arithmetic": dict(steps=2), "sorting": {}}
 TINY = dict(tasks=TASKS, train_size=40, heldout_size=10, seed=0, vocab_size=512)
@@ -128,15 +129,14 @@ def test_rows_hold_bos_prompt_solution_eos_and_padding_and_those_that_do_not_fit
     full, ends, response = supervised_rows(rows, tokenizer, 80)
     assert full.dtype == ends.dtype == np.int32 and response.dtype == bool
     for i, row in enumerate(rows):
-        n = int(lengths[i])
-        assert (tokens[i, n:] == tokenizer.pad_id).all() and tokens[i, 0] == tokenizer.bos_id
-        assert tokenizer.decode(tokens[i, 1:n]) == row.prompt
+        n, answer = int(lengths[i]), full[i][response[i]]
+        assert tokens[i, 0] == tokenizer.bos_id and tokenizer.decode(tokens[i, 1:n]) == row.prompt
         assert (full[i, :n] == tokens[i, :n]).all()
-        answer = full[i][response[i]]
         assert tokenizer.decode(answer[:-1]) == row.solution and answer[-1] == tokenizer.eos_id
-        end = n + len(answer)
-        assert ends[i] == end and (np.flatnonzero(response[i]) == np.arange(n, end)).all()
-        assert (full[i, end:] == tokenizer.pad_id).all()
+        assert ends[i] == n + len(answer) and (np.flatnonzero(response[i]) == np.arange(n, ends[i])).all()
+        assert (tokens[i, n:] == tokenizer.pad_id).all() and (full[i, ends[i] :] == tokenizer.pad_id).all()
+    (full,), _, (said,) = supervised_rows([Problem(0, "t", "p", TURN.join("ABA"), "")], tokenizer, 80)  # B is observed
+    assert full[said].tolist() == 2 * [*tokenizer.encode("A"), tokenizer.eos_id]
     longest = max(rows, key=lambda row: len(tokenizer.encode(row.prompt)))
     need = len(tokenizer.encode(longest.prompt)) + 1
     prompt_rows(rows, range(6), tokenizer, need)
