@@ -330,10 +330,10 @@ def test_the_papers_own_family():
         assert right in text, right
 
 
-def test_pilots_of_the_study_of_a_real_model():
-    """What the page says of the runs that chose its level."""
-    kept = pd.read_parquet(STUDY / "real_model.parquet").query("seed == 100").set_index("arm")
-    text = page("docs/study/real_model.md")
-    for arm, says in ("rpg", "`rpg` with clip has 9.5 and 17.5 %"), ("grpo", "`grpo` 9.5 and 11.5 %"):
-        before, *after = (f"{100 * score:.1f}" for score in kept.scores[arm])
-        assert before == "6.5" and says.endswith(f"{' and '.join(after)} %") and says in text
+def test_runs_of_the_study_of_a_real_model():
+    """What the page says of the runs that chose its level, and of those of seed 110, which choose rates."""
+    kept, text = pd.read_parquet(STUDY / "real_model.parquet").sort_values("rate"), page("docs/study/real_model.md")
+    for (seed, _), rows in kept.groupby(["seed", "arm"]).scores:
+        said = [f"{100 * score:.1f}" for row in rows for score in (row[1:] if seed == 100 else row[-1:])]
+        assert f" {', '.join(said[:-1])} and {said[-1]} %" in text
+        assert {f"{100 * row[0]:.1f} %" for row in rows} == {"6.5 %" if seed == 100 else "5.0 %"}
