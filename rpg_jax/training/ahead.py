@@ -53,11 +53,15 @@ def learning(
 def compiled_ahead(
     parts: Parts, settings: LoopSettings, rollout: RolloutSettings, checkpoint: Checkpoint
 ) -> Iterator[Parts]:
-    """Compiles the programs of `learning` on a thread; gives parts whose first step waits for them."""
+    """Compiles the programs of `learning` and of looks on a thread; gives parts whose first step waits for them."""
 
     def compile_all():
         for name, (function, arguments) in learning(parts, settings, rollout, checkpoint).items():
             with phase(name):
+                function.lower(*arguments).compile()
+        if parts.look is not None:
+            with phase("update"):
+                function, arguments = parts.look.program(checkpoint, *arguments[1:3])
                 function.lower(*arguments).compile()
 
     thread = ThreadPoolExecutor(1, "compiling")

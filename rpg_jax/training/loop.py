@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,6 +31,13 @@ COLLAPSED = 1e-6  # nats a token: with less entropy, all responses to a prompt a
 WARMUP_STEPS = 2  # RL steps of a process in which programs may compile
 
 
+class Look(NamedTuple):
+    """What a run keeps for `rpg_jax.look`, of a step's last minibatch."""
+
+    program: Callable[..., tuple[Any, tuple]]  # its jitted function, and the arguments of a checkpoint, batch and plan
+    rows: Callable[..., list[dict]]  # of look.parquet
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """The jitted and host functions of a step, built by `run.build.build_parts`."""
@@ -50,7 +57,7 @@ class Parts:
     log: Any  # `storage.logs.RunLog`: write, rows, progress
     should_stop: Callable[[], bool]
     traced: Callable[[range], Any]  # a generator of the steps, which writes a trace of those that are to be profiled
-    look: Callable[..., list[dict]] | None = None  # rows of look.parquet of a step's last minibatch; None: never any
+    look: Look | None = None  # None: the run keeps none
 
 
 def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: int) -> tuple[Checkpoint, Record]:
@@ -67,7 +74,7 @@ def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: 
         for number, rows in enumerate(settings.minibatches(step), 1):
             plan = settings.plan(groups.lengths[rows])
             if parts.look is not None and number == settings.updates:
-                record.look = parts.look(checkpoint, batch, groups, rows, step)
+                record.look = parts.look.rows(checkpoint, batch, groups, rows, step)
             state, metrics = parts.update(checkpoint.state, take_rows(batch, rows), plan, held(checkpoint))
             record.add_update(number, plan, metrics)
             checkpoint = dataclasses.replace(checkpoint, state=state)

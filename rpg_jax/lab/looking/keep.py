@@ -7,7 +7,7 @@ differentiate at (under schedule-free its point y). Both passes are the same mat
 """
 
 import json
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from rpg_jax.run.build import Run
 from rpg_jax.sampling.turns import spans
 from rpg_jax.training.collect import Collected
 from rpg_jax.training.experience import make_score, take_rows
+from rpg_jax.training.loop import Look
 from rpg_jax.training.packing import Plan, on_host
 from rpg_jax.training.policies import BASE, BEHAVIOR
 from rpg_jax.types import Checkpoint, Policy, TrainBatch
@@ -28,12 +29,11 @@ GROUPS = 2  # of the minibatch's, which are in random order
 OF_TOKENS = ("tokens", "loss_mask", "behavior_logp", "current_logp", "reference_logp", "entropy", "weight", "age")
 
 
-def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list[dict]]:
-    """Builds the `look(checkpoint, batch, groups, rows, step)` of `training.loop.Parts`.
+def make_look(run: Run, stream: ProblemStream, chunk: int) -> Look:
+    """Builds the `look` of `training.loop.Parts`; `chunk` is learner.logprob_chunk.
 
-    It returns the rows of look.parquet of RL step `step`, none where the settings keep none; `rows` of the batch are
-    those of the step's last minibatch. In a process' first step it computes them anyway, so that it compiles in the
-    warm-up. `chunk` is learner.logprob_chunk.
+    `look.rows(checkpoint, batch, groups, rows, step)` are those of RL step `step`, none where the settings keep none;
+    `rows` of the batch are those of the step's last minibatch.
     """
     settings, columns = run.loop, run.loop.packed_columns
     count = min(GROUPS, settings.minibatch_prompts) * settings.samples
@@ -50,31 +50,29 @@ def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list
         return jax.tree.map(lambda x: x[:count], kept)
 
     whole = jax.jit(seen, out_shardings=NamedSharding(run.mesh, parallel.REPLICATED))
-    is_compiled = False
+
+    def program(checkpoint: Checkpoint, batch: TrainBatch, plan: Plan) -> tuple[Any, tuple]:
+        frozen = {name: policy for name, policy in checkpoint.frozen.items() if name == BASE}
+        return whole, (checkpoint.state.params, checkpoint.state.step, frozen, batch, plan)
 
     def look(checkpoint: Checkpoint, batch: TrainBatch, groups: Collected, rows: np.ndarray, step: int) -> list:
-        nonlocal is_compiled
         done, every = step + 1, settings.look_every
-        is_due = settings.is_evaluated(done) or bool(every and done % every == 0)
-        if is_compiled and not is_due:
+        if not (settings.is_evaluated(done) or every and done % every == 0):
             return []
-        is_compiled, state = True, checkpoint.state
-        frozen = {name: policy for name, policy in checkpoint.frozen.items() if name == BASE}
         plan = settings.plan(np.where(np.arange(len(rows)) < count, groups.lengths[rows], 0))
         if plan.start is None:  # of the rows in their order only the first
             plan = Plan(np.int32(-(-count // settings.microbatch_rows)), None)
-        kept = jax.device_get(whole(state.params, state.step, frozen, take_rows(batch, rows), plan))
+        function, arguments = program(checkpoint, take_rows(batch, rows), plan)
+        kept = jax.device_get(function(*arguments))
         ends = groups.lengths, on_host(groups.sequences.prompt_length), on_host(groups.sequences.finished)
         lengths, prompts, finished = (x[rows[:count]] for x in ends)
-        if not is_due:
-            return []
         looked = []
         for number, row in enumerate(rows[:count].tolist()):
             group, sample = divmod(row, settings.samples)
             position, scores = groups.graded[group]
             (problem,), turns = stream.at([position]), spans(kept["loss_mask"][number], int(prompts[number]))
             told = dict(problem=problem.id, task=problem.task, prompt=problem.prompt, answer=str(problem.answer))
-            told |= dict(update=int(state.step), group=group, sample=sample, finished=bool(finished[number]))
+            told |= dict(update=int(checkpoint.state.step), group=group, sample=sample, finished=bool(finished[number]))
             named = {name: float(values[sample]) for name, values in scores.items()}
             response = slice(int(prompts[number]), int(lengths[number]))
             arrays = {name: kept[name][number, response] for name in OF_TOKENS}
@@ -84,4 +82,4 @@ def make_look(run: Run, stream: ProblemStream, chunk: int) -> Callable[..., list
             looked.append(told | dict(rewards=json.dumps(named)) | arrays)
         return looked
 
-    return look
+    return Look(program, look)
