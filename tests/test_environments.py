@@ -29,7 +29,7 @@ from rpg_jax.environments import Environment, Observations, Outcome
 from rpg_jax.environments.calculator import Calculator
 from rpg_jax.environments.guess import Guess
 from rpg_jax.objectives.advantages import turn_return
-from rpg_jax.rewards import ENVIRONMENT, Scorer, scale_named
+from rpg_jax.rewards import ENVIRONMENT, Scorer, scale_named, worker
 from rpg_jax.rewards.pool import Failure
 from rpg_jax.run.build import build_environment
 from rpg_jax.sampling import Decoding, Sampling, decode, generate, prompts_to_answer
@@ -317,6 +317,14 @@ def test_actions_that_are_played_again_have_each_their_own_time_and_memory_is_no
             ask("late", actions=["end", "a"]).result()
 
 
+def test_a_worker_forgets_the_oldest_episodes(monkeypatch):
+    monkeypatch.setattr(worker, "_MOST_EPISODES", 2)
+    kept, made = {}, SimpleNamespace(reset=lambda: "go", step=lambda action: (action, 1.0))
+    for name in "abac":  # "a" begins anew
+        worker.play(kept, lambda problem, seed: made, name, {}, 0, [])
+    assert list(kept) == ["a", "c"] and worker.play(kept, None, "b", {}, 0, ["x"]) is None
+
+
 FAILURES = {
     "{}['lost']": "mine.py:13: KeyError: 'lost'",
     "3": "step returned 3 (int), not (observation, reward)",
@@ -526,6 +534,7 @@ def test_the_return_is_a_reward_beside_others_and_failures_are_counted():
     items = [(PROBLEM, "It is\nAnswer: 7")] * 2
     with Scorer(environment=environment) as scorer:
         scores = scorer.submit(items, [1, 1], True, outcomes).result()
+        assert [scorer.vote(PROBLEM, said) for said in ("no\n  vote ", " \n")] == ["no vote", None]
     assert scores.correct.tolist() == [1.5, 0.0] and scores.rewards[ENVIRONMENT].tolist() == [1.5, 0.0]
     assert scores.environment_failures == 1
     assert scores.failures == ["problem 3 (words): environment scripted: broken"]

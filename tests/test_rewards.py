@@ -22,7 +22,7 @@ def test_final_answer(response, answer):
 
 
 def test_verifiers_by_example():
-    arithmetic, countdown, sorting = (VERIFIERS[name] for name in ("arithmetic", "countdown", "sorting"))
+    arithmetic, countdown, guess, sorting = (VERIFIERS[name] for name in sorted(VERIFIERS))
     assert arithmetic("Answer: 42", "42") and arithmetic("Answer: +42.", "42") and arithmetic("Answer: -3", "-3")
     others = "4 2", "42.0", "0x2a", "4_2", "٤٢", "42 or 43", "--42"
     assert not any(arithmetic(f"Answer: {text}", "42") for text in others)
@@ -32,6 +32,7 @@ def test_verifiers_by_example():
     assert all(countdown(f"Answer: {text}", goal) for text in right)
     assert not any(countdown(f"Answer: {text}", goal) for text in wrong)
     assert sorting("Answer: a, b", '"a,b"') and not sorting("Answer: b,a", '"a,b"')
+    assert [guess(f"not 5 but {n}.", "[3, 9]") for n in (2, 3, 9, 10)] == [False, True, True, False]
 
 
 numbers = st.integers(0, 10**10 - 1)

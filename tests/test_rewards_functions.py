@@ -140,6 +140,7 @@ def test_a_prepared_set_may_have_the_name_of_a_task_with_a_verifier():
     (dict(functions="dapo,dapo=boxed"), "has two of one name"),
     (dict(functions="dapo", weights={"brief": 1.0}), "reward.weights has 'brief', which is no reward; there are:"),
     (dict(functions="dapo", weights={"dapo": "1"}), "reward.weights.dapo is '1'; it must be a finite number"),
+    (dict(functions="dapo", weights={"dapo": np.inf}), "reward.weights.dapo is inf; it must be a finite number"),
     (dict(function="dapo", evaluation="brief"), "reward function 'brief' must be one of verifier, dapo"),
 ])  # fmt: skip
 def test_settings_that_make_no_sense(settings, says):
@@ -174,16 +175,16 @@ def test_an_answer_that_a_rule_cannot_find_is_refused_before_anything_is_sampled
 
 
 def test_what_is_submitted_is_scored_meanwhile_and_added_up(file):
-    items = [(PROBLEM, "2"), (PROBLEM, ""), (PROBLEM, "3")]
+    items = [(PROBLEM, "2"), (PROBLEM, "3"), (PROBLEM, "")]
     with Scorer(functions=[f"{file}:inverse", "dapo"], workers=2, max_failures=0.4) as scorer:
         parts = [scorer.submit([item], [4]) for item in items]
         whole = parts[0] + parts[1] + parts[2]
         scores = whole.result()
-        assert scores.correct.tolist() == [1, 0, 1] and scores.rewards["dapo"].tolist() == [0, 0, 0]
+        assert scores.correct.tolist() == [1, 1, 0] and scores.rewards["dapo"].tolist() == [0, 0, 0]
         assert len(scores.failures) == 1 and "ZeroDivisionError" in scores.failures[0]
         assert whole.result().correct.tolist() == scores.correct.tolist() and parts[0].result().failures == []
         with pytest.raises(ValueError, match="failed on 1 of 1 responses, more than max_failures=0.4"):
-            parts[1].result()
+            parts[2].result()
 
 
 def test_a_scorer_that_is_closed_does_not_wait_for_what_hangs(tmp_path):
