@@ -176,8 +176,8 @@ def test_sets_are_loaded_by_title():
 
 def test_prepare_writes_and_lists_them(call):
     source = f"--source=gym:{SUMS}, size=20) + gcd(size=4)"
-    assert call(source, "--target=out", "--template=none")[0] == 0
     with here:
+        assert call(source, "--target=out", "--template=none")[0] == 0
         assert call(source.replace("20", "6"), "--target=heldout", "--split=heldout")[0] == 0
     train, heldout = written("out"), written("heldout")
     assert [problem.task for problem in train] == ["gym:chain_sum"] * 20 + ["gym:gcd"] * 4

@@ -1,11 +1,13 @@
-"""Metrics: values by hand in numpy, and merging the parts of a batch gives the whole's."""
+"""Metrics: values by hand in numpy, and merging the parts of a batch gives the whole's; those of an evaluation."""
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg_jax.objectives import make, metrics
+from rpg_jax.training.evaluation import bootstrap_interval, majority_at_k
 
 RPG = make("rpg", clip="rpg", beta=0.3, clip_low=0.1, clip_high=0.2, clip_c=1.5)
 KEYS = {"clip_fraction", "clip_fraction_high", "clip_fraction_low", "clip_fraction_ceiling", "ratio_mean", "ratio_max"}
@@ -100,3 +102,19 @@ def test_effective_sample_size_of_ratios_that_overflow():
     a, b = (measured(log_ratio[i], mask[i]) for i in (slice(0, 1), slice(1, 5)))
     assert float(a.merge(b).value()) == float(b.merge(a).value()) == 0.5
     assert float(measured(np.full(5, -500, np.float32), np.ones(5, bool)).value()) == 1
+
+
+def test_bootstrap_interval_of_two_problems_is_exact_and_that_of_many_the_normal_one():
+    """Means of two redrawn from {0, 1} are 0, 1/2, 1 with probability 1/4, 1/2, 1/4."""
+    assert bootstrap_interval([0.0, 1.0], level=0.95) == (0.0, 1.0)
+    assert bootstrap_interval([0.0, 1.0], level=0.4) == (0.5, 0.5)
+    values = np.random.default_rng(2).normal(0.4, 0.1, size=400)
+    low, high = bootstrap_interval(values, level=0.9, resamples=4000)
+    half = 1.645 * values.std() / 20
+    np.testing.assert_allclose([low, high], [values.mean() - half, values.mean() + half], atol=half / 10)
+
+
+def test_majority_vote():
+    answers = [["4", "4", "5"], ["4", "5", None], [None, None, None], ["7", "5", "5"], ["1", "2", "3"]]
+    correct = [[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 1]]
+    assert majority_at_k(answers, correct) == pytest.approx([1, 0.5, 0, 0, 1 / 3])
