@@ -94,9 +94,8 @@ def test_stale_rollouts(stale):
     }.items():  # fmt: skip
         assert printed(*key, digits) in text, key
     late = stale[64, "area"]
-    assert [
-        f"{late['urkl', arm][2]:.0e}" for arm in ("none", "m2po", "dppo", "rpg")
-    ] == "6e-04 4e-09 2e-05 2e-13".split()
+    chances = [f"{late['urkl', arm][2]:.0e}" for arm in ("none", "m2po", "dppo", "rpg")]
+    assert chances == ["6e-04", "4e-09", "2e-05", "2e-13"]
     assert {round(p[3], 2) for p in late.values()} == {0.02}
     assert max(p[2] for names, p in stale[64, "final"].items() if "rpg" in names) == pytest.approx(0.025, abs=5e-4)
     assert max(p[3] for names, p in stale[64, "final"].items() if "rpg" in names) == pytest.approx(0.041, abs=5e-4)
@@ -124,15 +123,10 @@ def test_as_printed_and_as_released():
 
 
 def test_the_coefficient_of_the_kl():
-    name = re.compile(r"(.*)-([\d.e-]+)$")
-    rows = [
-        (
-            *name.match(variant).groups(),
-            scores.iloc[-1],
-            pd.Series(columns["eval/kl_reference"], dtype=float).dropna().iloc[-1],
-        )
-        for (variant, _), (scores, columns) in runs("betas").items()
-    ]
+    rows = []
+    for (variant, _), (scores, columns) in runs("betas").items():
+        kl = pd.Series(columns["eval/kl_reference"], dtype=float).dropna()
+        rows.append((*re.match(r"(.*)-([\d.e-]+)$", variant).groups(), scores.iloc[-1], kl.iloc[-1]))
     mean = pd.DataFrame(rows, columns=["family", "beta", "score", "kl"]).groupby(["family", "beta"]).mean()
     text = page("docs/study/kl.md")
     for family, of in mean.groupby("family"):
@@ -316,9 +310,8 @@ def test_the_papers_own_family():
         constant = 100 * of.drop_duplicates("digest").right.mean()
         cells = [mean["before-sampled"], mean["after-sampled"], passed["before-sampled"], passed["after-sampled"]]
         cells = [f"{x:.1f} % (" for x in (*cells, mean["before-greedy"], mean["after-greedy"])]
-        row = next(
-            line for line in (ROOT / "docs/study/qwen.md").read_text().splitlines() if line.startswith(f"| {name} |")
-        )
+        lines = (ROOT / "docs/study/qwen.md").read_text().splitlines()
+        row = next(line for line in lines if line.startswith(f"| {name} |"))
         assert row.split(" | ")[1:3] == [str(of.digest.nunique()), f"{constant:.1f} %"]
         assert [cell[: len(x)] for cell, x in zip(row.split(" | ")[3:], cells, strict=True)] == cells
     sampled = trained[trained.evaluation.str.endswith("sampled")]
@@ -331,9 +324,9 @@ def test_the_papers_own_family():
 
 
 def test_runs_of_the_study_of_a_real_model():
-    """What the page says of the runs that chose its level, and of those of seed 110, which choose rates."""
-    kept, text = pd.read_parquet(STUDY / "real_model.parquet").sort_values("rate"), page("docs/study/real_model.md")
-    for (seed, _), rows in kept.groupby(["seed", "arm"]).scores:
-        said = [f"{100 * score:.1f}" for row in rows for score in (row[1:] if seed == 100 else row[-1:])]
-        assert f" {', '.join(said[:-1])} and {said[-1]} %" in text
-        assert {f"{100 * row[0]:.1f} %" for row in rows} == {"6.5 %" if seed == 100 else "5.0 %"}
+    """The page's table has all scores of the runs that chose its level, and of those that choose rates."""
+    kept, text = pd.read_parquet(STUDY / "real_model.parquet"), page("docs/study/real_model.md")
+    for (seed, rate), of in kept.groupby(["seed", "rate"]):
+        scores = of.set_index("arm").scores.map(lambda x: ", ".join(f"{100 * score:.1f}" for score in x))
+        cells = " | ".join(scores.reindex(["rpg", "none", "grpo"], fill_value="–"))
+        assert f"| {seed} | {rate:g} | {cells} |".replace("e-0", "e-") in text
