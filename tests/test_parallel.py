@@ -133,6 +133,13 @@ class Chip:
     device_kind: str = "a chip"
 
 
+def test_the_last_devices_of_every_process_sample():
+    chips = [Chip(i, slice_index=0, process_index=i // 4) for i in range(8)]
+    learner, sampler = parallel.make_meshes(sampler=1, devices=chips)
+    found = [[chip.id for chip in mesh.devices.flat] for mesh in (learner, sampler)]
+    assert found == [[0, 1, 2, 4, 5, 6], [3, 7]]
+
+
 def test_only_the_data_axis_crosses_slices():
     chips = [Chip(i, slice_index=i % 2) for i in range(8)]
     mesh = parallel.make_mesh(-1, 2, 1, slices=2, devices=chips)
