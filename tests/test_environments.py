@@ -36,7 +36,7 @@ from rpg_jax.sampling import Decoding, Sampling, decode, generate, prompts_to_an
 from rpg_jax.sampling.turns import Answer, Row, matched, spans, stop_table
 from rpg_jax.training.collect import without_rows
 from rpg_jax.training.episodes import Episodes
-from rpg_jax.training.grading import make_grade, watcher
+from rpg_jax.training.grading import logged, make_grade, watcher
 
 module = importlib.import_module("rpg_jax.sampling.generate")  # the package has a function of that name
 CONFIG = models.ModelConfig(40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_length=128)
@@ -559,8 +559,13 @@ def test_a_failed_episode_counts_or_is_left_out_and_observations_are_no_length(f
     with Scorer(environment=environment) as scorer:
         run = np.ones(1, bool)
         watcher(scorer, Characters(), [PROBLEM], [0], run, sequences, 3, begun, episodes=talk)(rows)
-        grade = make_grade(scorer, settings, scale_named("signed"), {})
-        graded = grade(np.arange(1), [[begun[0, n] for n in range(3)]])
+        groups, grade = [[begun[0, n] for n in range(3)]], functools.partial(make_grade, scorer, settings)
+        graded = grade(scale_named("signed"), {})(np.arange(1), groups)
+        half = grade(scale_named("signed"), {ENVIRONMENT: 0.5})(np.arange(1), groups)
+    assert half.turn_reward.tolist() == [[[0.5, 0.0, 0.0, 0.0], [0.0] * 4, [0.0] * 4]]
+    measured, seen, _ = logged(settings, [graded])
+    assert (measured["environment_failures"], measured["reward_failures"]) == (1, 0)
+    assert [example["response"] for example in seen] == [groups[0][0].text]
     assert graded.failed.tolist() == [[False, False, failures == "mask"]]
     np.testing.assert_allclose(graded.reward, [[0.5, 0.0, third]])  # five of six tokens cost 0.5
     np.testing.assert_allclose(graded.correct, [[1.0, 0.0, 0.0]])

@@ -95,15 +95,16 @@ def test_cutting_back_replaces_the_file_atomically(tmp_path, monkeypatch):
     with open_log(tmp_path) as log:
         for step in (1, 2):
             log.write({"step": step})
-    before = (tmp_path / "metrics.jsonl").read_bytes()
+    before, synced = (tmp_path / "metrics.jsonl").read_bytes(), []
 
     def killed(*_):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(os, "fsync", synced.append)
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         open_log(tmp_path, 1)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before and len(synced) == 1
 
 
 def test_only_an_unfinished_last_line_is_dropped_and_a_row_without_a_step_named(tmp_path):

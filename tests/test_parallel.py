@@ -140,6 +140,11 @@ def test_the_last_devices_of_every_process_sample():
     assert found == [[0, 1, 2, 4, 5, 6], [3, 7]]
 
 
+def test_rows_of_a_process_are_in_order_wherever_its_devices_stand():
+    shards = [SimpleNamespace(index=(slice(2 * n, 2 * n + 2),), data=[2 * n, 2 * n + 1]) for n in (1, 0, 1)]
+    assert parallel.local_rows(SimpleNamespace(addressable_shards=shards)).tolist() == [0, 1, 2, 3]
+
+
 def test_only_the_data_axis_crosses_slices():
     chips = [Chip(i, slice_index=i % 2) for i in range(8)]
     mesh = parallel.make_mesh(-1, 2, 1, slices=2, devices=chips)
