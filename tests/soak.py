@@ -9,13 +9,12 @@ exit status is 1 if memory grows by 1 % or more, or if any of the others grows b
 import argparse
 import contextlib
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import time
 
 import numpy as np
+import psutil
 
 ROOT = pathlib.Path(__file__).parent.parent
 REWARD = '''
@@ -35,14 +34,9 @@ SETTINGS = (
 HELD = "MiB of memory", "open files", "threads", "child processes"
 
 
-def held(pid: int) -> list[float]:
+def held(process: psutil.Process) -> list[float]:
     """What a process has of `HELD`, without its children's own."""
-    folder, parents = pathlib.Path(f"/proc/{pid}"), []
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            parents.append(int(stat.read_text().rpartition(")")[2].split()[1]))
-    resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return [resident, len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), parents.count(pid)]
+    return [process.memory_info().rss / 2**20, process.num_fds(), process.num_threads(), len(process.children())]
 
 
 def main() -> int:
@@ -56,11 +50,11 @@ def main() -> int:
     settings = [*SETTINGS, f"steps={options.steps}", f"reward.function={out}/reward.py:reward"]
     command = [sys.executable, "-m", "rpg_jax.train", f"--config={ROOT}/configs/quickstart.py:smoke"]
     command += [f"--workdir={out}/run", *(f"--config.{x}" for x in [*settings, f"data.directory={out}/data"])]
-    with subprocess.Popen(command, cwd=ROOT, stderr=(out / "stderr.txt").open("a")) as training:
+    with psutil.Popen(command, cwd=ROOT, stderr=(out / "stderr.txt").open("a")) as training:
         while training.poll() is None:
             time.sleep(0.5)
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                seen.append([log.read_bytes().count(b"\n"), *held(training.pid)])
+            with contextlib.suppress(OSError, psutil.Error):  # there is no log yet, or it has ended meanwhile
+                seen.append([log.read_bytes().count(b"\n"), *held(training)])
     rows, logged = np.array(seen), [json.loads(line) for line in log.read_text().splitlines()]
     print("The verifier died", sum(row.get("train/reward_failures", 0) for row in logged), "times")
     late, faults = rows[rows[:, 0] >= options.steps // 2], training.returncode != 0

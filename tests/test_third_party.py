@@ -76,15 +76,12 @@ def test_kernels_of_a_trace_are_those_of_streams(monkeypatch):
     assert found["top"] == [[name, pytest.approx(seconds), count] for name, seconds, count in top]
 
 
-def test_our_side_takes_a_step_of_every_case():
-    """Each builder of ours runs: here at a tiny size, in a worker as the benchmark starts it."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import ours\n"
-        "shape = dict(vocab=32, hidden=8, mlp=8, layers=1, heads=2, kv_heads=1, head_dim=4)\n"
-        "task = dict(rows=8, prompt=3, new=5, samples=4, responses=16, mean=3)\n"
-        "for build in ours.BUILDERS.values(): build(shape, task)()\n"
-        "print('done', len(ours.BUILDERS))\n"
-    )
-    done = processes.execute("-c", program, ROOT / "third_party/common", timeout=240)
-    assert done.stdout == "done 4\n", done.stderr
+def test_our_side_takes_a_step_of_every_case(monkeypatch):
+    """Each builder of ours runs, here at a tiny size."""
+    monkeypatch.syspath_prepend(ROOT / "third_party/common")
+    import ours
+
+    shape = dict(vocab=32, hidden=8, mlp=8, layers=1, heads=2, kv_heads=1, head_dim=4)
+    for build in ours.BUILDERS.values():
+        build(shape, dict(rows=8, prompt=3, new=5, samples=4, responses=16, mean=3))()
+    assert len(ours.BUILDERS) == 4
