@@ -117,8 +117,7 @@ def test_a_conversation_has_turns_and_observations_and_its_log_probs_are_those_o
 @pytest.mark.parametrize("seed, segment, pages", [(0, None, None), (1, 1, None), (2, 3, 12)])
 def test_when_an_environment_answers_changes_no_token(seed, segment, pages):
     late = run(Talk(random.Random(seed)), segment=segment, pages=pages)
-    for name, expected in dataclasses.asdict(reference()).items():
-        np.testing.assert_array_equal(getattr(late, name), expected, name)
+    jax.tree.map(np.testing.assert_array_equal, late, reference())
 
 
 def test_rows_keep_their_pages_between_turns_while_pages_suffice(monkeypatch):
@@ -140,8 +139,7 @@ def test_rows_keep_their_pages_between_turns_while_pages_suffice(monkeypatch):
 def test_a_row_that_was_cut_between_segments_goes_on_until_waits_for_every_answer_and_a_stop_for_none():
     some = run(Talk(random.Random(3)), until=2)
     again = run(Talk(random.Random(4)), until=2)
-    for name, value in dataclasses.asdict(some).items():
-        np.testing.assert_array_equal(getattr(again, name), value, name)
+    jax.tree.map(np.testing.assert_array_equal, again, some)
     groups = some.complete.reshape(-1, SAMPLES).all(1)
     assert groups.sum() >= 2 and not groups.all()
 
