@@ -192,9 +192,7 @@ def main():
             "remembered": other["remembered"] / one["remembered"],
             **{name: other[name] for name in ("donated", "gathered", "microbatches")},
         }
-    found["carried_over"] = [
-        carried_over(on_mesh) for on_mesh in (single, parallel.make_mesh(devices=jax.devices()[:2]))
-    ]
+    found["carried_over"] = [carried_over(on) for on in (single, parallel.make_mesh(devices=jax.devices()[:2]))]
     found["initial"] = distance(initial, initial_params(mesh))
     found["largest_collective"] = largest_collective(parallel.make_mesh(2, 4), 64, 32)
     found["initialization"] = initialization(parallel.make_mesh(1, 8))

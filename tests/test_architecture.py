@@ -48,9 +48,8 @@ def imports(module: str, source: str, inside_functions=False) -> set[str]:
     """Absolute dotted names of everything that a module imports, or of what its functions import."""
     package = module.removesuffix(".py").split("/")[:-1]
     tree, names = ast.parse(source), set()
-    functions = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-    ]
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    functions = [node for node in ast.walk(tree) if isinstance(node, kinds)]
     for node in (inner for top in functions for inner in ast.walk(top)) if inside_functions else ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}

@@ -26,9 +26,8 @@ SETTINGS = dict(rows=4, temperature=0.8, logprob_chunk=5)
 @pytest.mark.parametrize("prompts, minibatch_prompts, epochs", [(4, 4, 1), (6, 2, 1), (4, 2, 3)])
 def test_every_rollout_is_drawn_from_the_policy_of_so_many_updates_ago(prompts, minibatch_prompts, epochs, delay):
     """Policies are their numbers here; the initial one, 0, stands in for those before it."""
-    settings = loop_settings(
-        prompts=prompts, minibatch_prompts=minibatch_prompts, epochs=epochs, microbatch_rows=4, delay=delay
-    )
+    of_step = dict(prompts=prompts, minibatch_prompts=minibatch_prompts, epochs=epochs)
+    settings = loop_settings(**of_step, microbatch_rows=4, delay=delay)
     past, taken = (0,) * settings.policies_kept, 0
     for step in range(40):
         assert (past[0] if past else taken) == max(0, taken - delay)

@@ -101,9 +101,7 @@ def test_its_loss_and_gradient_are_those_of_numpy():
     """The gradient along a random direction, by differences of the numpy loss in float64."""
     params, rng = parameters(), np.random.default_rng(2)
     direction = jax.tree.map(lambda x: rng.normal(size=x.shape), params)
-    at, up, down = (
-        numpy_loss(jax.tree.map(lambda x, d, e=e: x + e * d, params, direction)) for e in (0.0, 1e-5, -1e-5)
-    )
+    at, up, down = (numpy_loss(jax.tree.map(lambda x, d, e=e: x + e * d, params, direction)) for e in (0, 1e-5, -1e-5))
     for variant in ({"scan": False}, {"remat": "attention"}):
         with jax.enable_x64():
             model = Model(CONFIG, dtype=jnp.float64, **variant)

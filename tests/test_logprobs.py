@@ -120,9 +120,7 @@ def test_the_products_of_the_vocabularys_gradient_are_of_bfloat16_numbers_with_f
     program = jax.jit(jax.vmap(gradient)).lower(*arguments)
     products = re.findall(r"dot_general.*: \((.*)\) -> (.*)", program.as_text())
     assert len(products) == 3 and all(a.count("bf16>") == 2 and b.endswith("f32>") for a, b in products), products
-    d_head, d_hidden = (
-        np.asarray(x, np.float64) for x in (jax.tree.leaves(y)[0] for y in program.compile()(*arguments))
-    )
+    d_head, d_hidden = (np.asarray(jax.tree.leaves(x)[0], np.float64) for x in program.compile()(*arguments))
     logits = hidden @ matrix.T.astype(np.float64) / 0.7
     p = np.exp(logits - logits.max(-1, keepdims=True))
     d_logits = cotangent[..., None] / 0.7 * (np.eye(vocab)[tokens] - p / p.sum(-1, keepdims=True))

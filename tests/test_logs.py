@@ -200,9 +200,8 @@ def test_progress_in_a_pipe_is_plain_lines(capfd, monkeypatch):
 
 def test_responses_of_an_evaluation_are_read_back(tmp_path):
     problems = [Problem(7, "gcd", "4 and 6?", "", "2"), Problem(8, "gcd", "9 and 6?", "", "3")]
-    answered = Answered(
-        problems[0], ["2", "3"], np.float32([1, 0]), np.int32([1, 1]), np.array([True, True]), [], [None] * 2
-    )
+    arrays = np.float32([1, 0]), np.int32([1, 1]), np.array([True, True])
+    answered = Answered(problems[0], ["2", "3"], *arrays, [], [None] * 2)
     ResponseLog(tmp_path, {"k": 2}, problems).write(answered)
     file = tmp_path / "responses.jsonl"
     (again,) = ResponseLog(tmp_path, {"k": 2}, problems).answered()

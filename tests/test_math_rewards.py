@@ -17,9 +17,7 @@ DATA = pathlib.Path(__file__).parent / "data"
 PAIRS = [json.loads(line) for line in (DATA / "answer_pairs.jsonl").open(encoding="utf-8")]
 # Truth -> kind -> what stands in the box. The kind "computed" is right by math-verify alone.
 SPELLINGS = json.loads((DATA / "answer_spellings.json").read_text(encoding="utf-8"))
-SPELLED = [
-    (truth, kind, written) for truth, kinds in SPELLINGS.items() for kind, some in kinds.items() for written in some
-]
+SPELLED = [(truth, kind, text) for truth, kinds in SPELLINGS.items() for kind, some in kinds.items() for text in some]
 SETS = pathlib.Path(__file__).parents[2] / "shared/data"
 dapo, boxed = RULES["dapo"], RULES["boxed"]
 sympy = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")

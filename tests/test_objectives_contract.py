@@ -134,10 +134,8 @@ def test_microbatches_add_up(level, reduction):
     whole = run(objective, *arrays, mask, denominator=denominator)
     if reduction != "constant":
         np.testing.assert_allclose(whole[0], run(objective, *arrays, mask)[0], rtol=1e-13)
-    size = 2
-    parts = [
-        run(objective, *(x[i : i + size] for x in (*arrays, mask)), denominator=denominator) for i in range(0, 8, size)
-    ]
+    pairs = ([x[i : i + 2] for x in (*arrays, mask)] for i in range(0, 8, 2))
+    parts = [run(objective, *pair, denominator=denominator) for pair in pairs]
     np.testing.assert_allclose(sum(loss for loss, _ in parts), whole[0], rtol=1e-12)
     np.testing.assert_allclose(np.concatenate([g for _, g in parts]), whole[1], rtol=1e-13)
 

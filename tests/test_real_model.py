@@ -63,17 +63,14 @@ def test_a_gpu_trains_all_weights_in_a_variant_of_the_config():
     here, there = (commands("qwen2.5-coder-0.5b", RPG_JAX=jax) for jax in ("cpu", "cuda13"))
     flags = {"--dtype=bfloat16": "--dtype=float32", "--slots=512": "--slots=128", "--rows=64": "--rows=32"}
     flags |= {"--max_new=256": "--max_new=128"}
-    as_here = [
-        [flags.get(word, word).replace("_qwen_gpu", "_qwen").replace("-gpu", "") for word in words] for words in there
-    ]
+    as_here = [[flags.get(x, x).replace("_qwen_gpu", "_qwen").replace("-gpu", "") for x in words] for words in there]
     assert as_here == here != there
     cpu, gpu = map(real_model.get_config, ("qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b-gpu"))
     assert gpu.data == cpu.data and gpu.objective == cpu.objective and gpu.reward == cpu.reward
     assert (gpu.model.lora.rank, gpu.model.dtype, gpu.learner.pack) == (0, "bfloat16", True)
     assert gpu.rollout.prompts * gpu.rollout.samples == gpu.rollout.slots == 512
-    (evaluate, *_), (train,) = (
-        [words for words in there if f"rpg_jax.{name}" in words] for name in ("evaluate", "train")
-    )
+    of = {name: [words for words in there if f"rpg_jax.{name}" in words] for name in ("evaluate", "train")}
+    (evaluate, *_), (train,) = of["evaluate"], of["train"]
     assert f"--max_new={gpu.rollout.max_new}" in evaluate and f"--max_prompt={gpu.rollout.max_prompt}" in evaluate
     assert "--config=configs/real_model.py:qwen2.5-coder-0.5b-gpu" in train
 

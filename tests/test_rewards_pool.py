@@ -129,9 +129,8 @@ def left(pids, seconds=10.0):
 @pytest.mark.parametrize("then", ["", ", and dies", ", and hangs", ", and is stopped"])
 def test_nothing_of_a_session_outlives_its_worker(file, tmp_path, then):
     pids = tmp_path / "pids"
-    with Scorer(
-        f"{file}:reward", workers=2, timeout_seconds=2 if then == ", and hangs" else 60, max_failures=1
-    ) as scorer:
+    seconds = 2 if then == ", and hangs" else 60
+    with Scorer(f"{file}:reward", workers=2, timeout_seconds=seconds, max_failures=1) as scorer:
         scores = scorer.submit([(problem(3, str(pids)), f"children{then}"), (problem(4), "yes")]).result()
         assert scores.correct.tolist() == [0, 1]
         if then in (", and dies", ", and hangs"):

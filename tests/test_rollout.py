@@ -20,6 +20,7 @@ from rpg_jax.sampling import Decoding, Sampling, generate, prompts_to_answer
 from rpg_jax.training import loop
 from rpg_jax.training.collect import Preempted, make_collect
 from rpg_jax.training.evaluation import Answered, examples, metrics
+from rpg_jax.training.record import Record
 from rpg_jax.training.reference import ReferenceSchedule
 from rpg_jax.training.settings import LoopSettings, RolloutSettings
 from rpg_jax.training.skipped import SKIPPED, NothingLearned
@@ -183,7 +184,21 @@ def test_minibatches_cover_each_epoch_once_in_whole_groups():
         assert sorted(np.concatenate(epoch)) == list(range(32))
     for rows in batches:
         assert (rows.reshape(4, 4) - rows.reshape(4, 4)[:, :1] == np.arange(4)).all()
-    assert any((a != b).any() for a, b in zip(batches, loop_settings().minibatches(step=6), strict=True))
+    for others in (batches[2:], loop_settings().minibatches(step=6), loop_settings(seed=1).minibatches(step=5)):
+        assert any((a != b).any() for a, b in zip(batches, others, strict=False))
+
+
+def test_a_step_counts_what_every_epoch_trains_and_the_last_is_evaluated():
+    """Two epochs of 20 tokens, in 3 microbatches of 8 rows and 4 columns."""
+    of_step = dict(seconds=dict(rollout=4.0, update=2.0), metrics={}, tokens=12, trained=10, lengths=np.full(10, 2))
+    of_step["sequences"] = types.SimpleNamespace(tokens=np.zeros((10, 4)))
+    record = Record(loop_settings(), types.SimpleNamespace(**of_step))
+    record.microbatches = 3
+    row = record.row(types.SimpleNamespace(step=7, skipped=[1, 0]))
+    assert row["throughput/rollout_tokens_per_second"] == 3 and row["throughput/update_tokens_per_second"] == 10
+    assert row["train/padding_waste"] == pytest.approx(1 - 2 * 20 / (3 * 8 * 4))
+    evaluated = loop_settings(steps=5, evaluate_every=2).is_evaluated
+    assert [done for done in range(6) if evaluated(done)] == [0, 2, 4, 5]
 
 
 @pytest.mark.parametrize("make, change, name", [
