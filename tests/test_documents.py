@@ -99,9 +99,8 @@ def test_command(command, folder, monkeypatch):
     environment = {"CONFIG": "configs/quickstart.py:smoke", "WORKDIR": str(folder / "runs" / "first")}
     command = " ".join([command, *(flags.format(folder) for part, flags in SMALLER.items() if part in command)])
     command = re.sub(r"(configs/quickstart|configs/my_data)\.py(?!:)", r"\g<0>:smoke", command)
-    command = re.sub(
-        r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)", rf"{folder}/\1", command
-    )
+    files = r"(?<![\w/.])((runs|exports|data|checkpoints)/|[\w-]+\.parquet|out\.json)"
+    command = re.sub(files, rf"{folder}/\1", command)
     if not command.startswith("python -m "):  # the set-up is that of whoever runs this suite
         done = subprocess.run(
             ["bash", "-c", command], cwd=ROOT, env=os.environ | environment, timeout=600,

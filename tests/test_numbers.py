@@ -72,16 +72,20 @@ def test_more_updates_than_a_counter_holds_are_refused():
         build.build_settings(config)
 
 
-@pytest.mark.parametrize("name", ["adamw", "schedule_free_adamw"])
-def test_steps_are_those_of_the_papers_in_float64(name):
+LEFT = {None: lambda done: 1, "linear": lambda done: 1 - done, "cosine": lambda done: (1 + np.cos(np.pi * done)) / 2}
+
+
+@pytest.mark.parametrize("name, decay", [*(("adamw", decay) for decay in LEFT), ("schedule_free_adamw", None)])
+def test_steps_are_those_of_the_papers_in_float64(name, decay):
     """AdamW's Algorithm 2, and Algorithm 1 of Defazio et al. 2024 with averages weighted by squares of the rate."""
-    optimizer = make_optimizer(name, learning_rate=0.1, warmup_steps=3, beta1=0.8, beta2=0.99, weight_decay=0.2)
+    settings = dict(warmup_steps=3, beta1=0.8, beta2=0.99, weight_decay=0.2, decay=decay, total_steps=8)
+    optimizer = make_optimizer(name, learning_rate=0.1, **settings)
     x = y = z = np.array([1.0, -2.0, 0.5])
     m = v = weight = 0.0
     params = jnp.array(y, jnp.float32)
     state, step = optimizer.transformation.init(params), jax.jit(optimizer.transformation.update)
-    for t in range(1, 7):
-        g, rate = np.cos(t * np.arange(1.0, 4.0)), 0.1 * min(1.0, t / 3)
+    for t in range(1, 10):
+        g, rate = np.cos(t * np.arange(1.0, 4.0)), 0.1 * min(1.0, t / 3) * LEFT[decay](np.clip((t - 3) / 5, 0, 1))
         m, v = 0.8 * m + 0.2 * g, 0.99 * v + 0.01 * g * g
         pull = (m / (1 - 0.8**t) if name == "adamw" else g) / (np.sqrt(v / (1 - 0.99**t)) + 1e-8) + 0.2 * y
         z, weight = z - rate * pull, weight + rate**2

@@ -95,9 +95,7 @@ PLACES = {"memory": "1 << 40", "memory in pieces": "1 << 24", "memory in crumbs"
 EATS = {name: f"my_reward.py:{line_of(at)}: MemoryError (memory_mb=256)" for name, at in PLACES.items()}
 
 
-@pytest.mark.parametrize(("seconds", "names", "shown"), [
-    (0.5, HANGS, 0), (60, FAILS, 1), (60, EATS, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(("seconds", "names", "shown"), [(0.5, HANGS, 0), (60, FAILS, 1), (60, EATS, 0)])
 def test_survives_everything_and_names_the_problem(file, capfd, seconds, names, shown):
     """The first bug of a process is shown with its traceback, which a lack of memory is not."""
     items = []

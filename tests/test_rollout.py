@@ -288,6 +288,8 @@ def test_votes_of_ones_own_function_are_whole_texts_and_partial_credit_is_no_pas
         (example,) = examples(answered, scorer.vote)
     assert found["a/mean@4"] == 0.3125 and found["a/maj@4"] == 0.5 and found["a/pass@4"] == 0
     assert example["response"] == "It is  5" and example["vote"] == "It is 5" and example["correct"] == 0.5
+    many = [dataclasses.replace(answered[0], problem=Problem(n, "ab"[n > 2], "", "", "")) for n in range(6)]
+    assert [row["problem"] for row in examples(many, lambda *_: None)] == [0, 3, 1, 4], "of each task in turn"
 
 
 def state_of(step, refreshed_at, kl):

@@ -254,11 +254,9 @@ def test_scripts_of_clusters_start_what_they_should(tmp_path):
 
 def run_sweep(folder, monkeypatch, codes, **flags):
     """The status of a sweep of variants a and b, seed 0, whose training is replaced by `codes`, Python by variant."""
-    handlers = {}
+    handlers, python = {}, [sys.executable, "-c"]
     monkeypatch.setattr(command.signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr(
-        command, "train_command", lambda out, run: [sys.executable, "-c", codes[run.variant], str(out / run.name)]
-    )
+    monkeypatch.setattr(command, "train_command", lambda out, run: [*python, codes[run.variant], str(out / run.name)])
     variants_ = {name: {"objective.beta": beta, "warm_start.steps": 0} for name, beta in (("a", 0.1), ("b", 0.2))}
     options = dict(arguments=[write(folder, variants_)], out=str(folder / "out"), seeds=["0"], prepare=None)
     options |= dict(parallel=2, dry_run=False, slurm=False, tpu=False)
