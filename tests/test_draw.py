@@ -134,9 +134,7 @@ def test_top_k_keeps_what_sorting_keeps(logits, k):
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    logits=logits_arrays, p=st.floats(0.01, 0.999), k=st.integers(0, 30), temperature=st.sampled_from([0.5, 1.0, 3.0])
-)
+@given(logits=logits_arrays, p=st.floats(0.01, 0.999), k=st.integers(0, 30), temperature=st.sampled_from([0.5, 1, 3]))
 def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k, temperature):
     threshold = np.asarray(threshold_of(logits, np.float32(temperature), np.int32(k), np.float32(p)))
     for row, least in zip(logits, threshold, strict=True):

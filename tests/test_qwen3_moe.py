@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import processes
 import pytest
+from scipy.special import softmax
 from test_families import check_files
 
 from rpg_jax import models, objectives, parallel
 from rpg_jax.models import Model, huggingface, layers, quantization, unstack_layers
 from rpg_jax.models.attention import causal_attention
 from rpg_jax.models.families import qwen3_moe
+from rpg_jax.models.families.qwen3_moe import Config
 from rpg_jax.objectives import metrics
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.packing import Plan
 from rpg_jax.training.update import init_state, make_update, of_routers
 from rpg_jax.types import TrainBatch
 
-CONFIG = qwen3_moe.Config(
-    29, 16, 12, 2, 4, 2, 4, rope_theta=1e3, max_length=64, experts=6, experts_per_token=2, expert_size=10
-)
+CONFIG = Config(29, 16, 12, 2, 4, 2, 4, rope_theta=1e3, max_length=64, experts=6, experts_per_token=2, expert_size=10)
 MODEL = Model(CONFIG)
 TOKENS = np.random.default_rng(0).integers(0, 29, (2, 17)).astype(np.int32)
 
@@ -142,13 +142,19 @@ def test_what_is_refused(changes, said):
         huggingface.parse_config(huggingface.config_json(CONFIG) | changes)
 
 
-def test_a_bfloat16_router_chooses_as_a_float32_one_of_the_rounded_numbers(params):
+def test_a_router_is_numpys_and_in_bfloat16_one_of_the_rounded_numbers(params):
     x = jax.random.normal(jax.random.key(1), (2, 17, 16), jnp.bfloat16)
     kernel = jax.tree.map(lambda leaf: leaf[0], params["layers"]["router"])
     wide = {"kernel": kernel["kernel"].astype(jnp.bfloat16).astype(jnp.float32)}
-    narrow = qwen3_moe.route(CONFIG, x, kernel, None)
-    for one, other in zip(narrow, qwen3_moe.route(CONFIG, x.astype(jnp.float32), wide, None), strict=True):
+    narrow, normal = (qwen3_moe.route(CONFIG, *of, None) for of in ((x, kernel), (x.astype(jnp.float32), wide)))
+    plain = qwen3_moe.route(dataclasses.replace(CONFIG, normalized=False), x.astype(jnp.float32), wide, None)
+    for one, other in zip(narrow, normal, strict=True):
         assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    probability = softmax(np.asarray(x, np.float64) @ np.asarray(wide["kernel"], np.float64), -1)
+    kept = -np.sort(-probability, -1)[..., :2]
+    np.testing.assert_allclose(normal[2], kept / kept.sum(-1, keepdims=True), rtol=1e-5)
+    for one, other in zip(plain, (probability, np.argsort(-probability, -1)[..., :2], kept), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 

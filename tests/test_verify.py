@@ -134,9 +134,7 @@ def test_a_function_that_does_not(call):
     ("shifted", *2 * ["biased (NUMBER %)"], "a token's gradient depends on the advantage of other tokens"),
     ("averaged", *2 * ["exact per sample NUMBER"], OF_COLUMNS),
 ])  # fmt: skip
-def test_what_is_wrong_far_away_or_in_a_batch_alone_is_named_and_so_is_what_to_declare(
-    call, name, on_policy, off_policy, named
-):
+def test_what_is_wrong_far_away_or_in_a_batch_alone_is_named(call, name, on_policy, off_policy, named):
     status, out, _ = call(f"--objective=mine.py:{name}")
     lines = re.sub(r"\d+(\.\d+)?(e[-+]\d+)?(?= %|  )", "NUMBER", out).splitlines()
     [row] = [line for line in lines if line.startswith(f"mine.py:{name} ")][:1]
