@@ -130,9 +130,7 @@ def collectives(hlo: str):
             inside.add(name)
             todo.extend(calls[name])
     found = {
-        name: [
-            (kind, [int(n) for n in shape.split(",") if n]) for shape, kind in re.findall(COLLECTIVE, " ".join(lines))
-        ]
+        name: [(kind, [int(n) for n in dims.split(",") if n]) for dims, kind in re.findall(COLLECTIVE, " ".join(lines))]
         for name, lines in bodies.items()
     }
     return sum(found.values(), []), sum((found[name] for name in inside), [])

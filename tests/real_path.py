@@ -25,9 +25,8 @@ def write_sets(folder, names=("dapo-math-17k", "aime-2024", "aime25"), size=8):
     """`NAME.parquet` of `size` word problems each, every row twice; no problem is in two sets."""
     rows = word_problems.distinct(size * len(names))
     for index, name in enumerate(names):
-        word_problems.write(
-            folder / f"{name}.parquet", rows[index * size : (index + 1) * size], named("paper"), repeats=2
-        )
+        own = rows[index * size : (index + 1) * size]
+        word_problems.write(folder / f"{name}.parquet", own, named("paper"), repeats=2)
     return [named("paper")(text) + solution for text, solution, _ in rows]
 
 

@@ -164,6 +164,7 @@ def test_a_row_that_was_cut_between_segments_goes_on_until_waits_for_every_answe
 )
 @example(texts=["</", "a>", "a"], strings=["</a>"], ids=[2, 0, 1])
 @example(texts=["<ab", "/"], strings=["<ab>", "ab/"], ids=[0, 1])
+@example(texts=["a", "b"], strings=["aab"], ids=[0, 0, 0, 1])
 def test_a_stop_string_is_found_wherever_tokens_begin(texts, strings, ids):
     table, state, said, found = stop_table(strings, texts), 0, "", False
     for token in (index % len(texts) for index in ids):
@@ -443,13 +444,11 @@ class Scripted:
         return future
 
 
-def episodes(environment, prompts=(4, 4), max_new=20):
-    problems = [dataclasses.replace(PROBLEM, id=n) for n in range(len(prompts))]
-    names = [(0, n) for n in range(len(prompts))]
-    return Episodes(
-        environment, Characters(), problems=problems, names=names, prompt_length=np.array(prompts), samples=1,
-        max_new=max_new,
-    )  # fmt: skip
+def episodes(environment, prompts=(4, 4), **settings):
+    groups = range(len(prompts))
+    settings = dict(samples=1, max_new=20, prompt_length=np.array(prompts), names=[(0, n) for n in groups]) | settings
+    problems = [dataclasses.replace(PROBLEM, id=n) for n in groups]
+    return Episodes(environment, Characters(), problems=problems, **settings)
 
 
 def row(index, *parts):
@@ -464,8 +463,7 @@ def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
     environment.stops = stop_table(["ST"], [chr(n) for n in range(128)])
     talk = episodes(environment, prompts=(4, 4, 4))
     under_way, between = row(0, "abcd", "one", "ok", "tS"), row(1, "abcd", "one", "ok")
-    assert talk([under_way, between], 0) == [Answer(0, limit=11, matched=1), Answer(1, limit=11)]
-    assert said == []
+    assert talk([under_way, between], 0) == [Answer(0, limit=11, matched=1), Answer(1, limit=11)] and not said
     assert talk([row(0, "abcd", "one", "ok", "tST")], None) == [Answer(0, ended=True, finished=True)]
     assert said == [["one", "tST"]] and talk.outcome(row(0)).result() == 1.0
     assert talk.outcome(row(2, "abcd", "one", "ok", "two")).result() == 1.0 and said[-1] == ["one", "two"]
@@ -475,6 +473,15 @@ def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
     assert talk([row(0, "abcd", "one")], None) == [Answer(0, ended=True)]
     with pytest.raises(Failure, match="an observation of no tokens"):
         talk.outcome(row(0)).result()
+
+
+def test_every_response_has_an_episode_and_a_seed_of_its_own():
+    seeds = {}
+    submit = lambda name, problem, seed, actions: seeds.update({name: seed})  # noqa: E731
+    talk = episodes(SimpleNamespace(seed=1, stops=None, submit=submit), prompts=(4,) * 4, samples=2)
+    for number in range(4):
+        talk.outcome(row(number, "abcd"))
+    assert [*seeds] == ["0-0-0", "0-0-1", "0-1-0", "0-1-1"] and len({*seeds.values()}) == 4
 
 
 ANYTHING = st.none() | st.text("abc", max_size=30) | st.just(Failure("broken")) | st.text(max_size=3)

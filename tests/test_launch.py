@@ -51,10 +51,8 @@ def fake(path, text):
 
 def run(command, tmp_path, **environment):
     """A launcher's outcome, called from a folder elsewhere, with nothing on stdin and without CUDA if not told."""
-    environment = {"PATH": "/usr/bin:/bin", "CI": "true", "RPG_JAX": "cpu"} | environment
-    return subprocess.run(
-        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
-    )
+    how = dict(env={"PATH": "/usr/bin:/bin", "CI": "true", "RPG_JAX": "cpu"} | environment, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, cwd=tmp_path, **how, capture_output=True, text=True, timeout=300)
 
 
 def test_an_old_python_is_one_clear_line(clone, tmp_path):

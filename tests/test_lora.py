@@ -54,9 +54,8 @@ def test_the_first_policy_is_the_base_model():
 def test_adapters_beside_the_kernels_compute_what_merged_kernels_do():
     params, adapters = trees()
     joined, merged = join(ADAPTERS, params, adapters), merge(ADAPTERS, params, adapters)
-    down = params["layers"]["down"]["kernel"] + 2.0 * np.einsum(
-        "lir,lro->lio", *(adapters["layers"]["down"][name] for name in ("lora_a", "lora_b"))
-    )
+    pair = (adapters["layers"]["down"][name] for name in ("lora_a", "lora_b"))
+    down = params["layers"]["down"]["kernel"] + 2.0 * np.einsum("lir,lro->lio", *pair)
     np.testing.assert_allclose(merged["layers"]["down"]["kernel"], down, rtol=1e-5, atol=1e-7)
     assert merged["layers"]["up"] is params["layers"]["up"] and merged["embed"] is params["embed"]
     np.testing.assert_allclose(hidden(joined, tokens()), hidden(merged, tokens()), atol=2e-5)

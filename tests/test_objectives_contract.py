@@ -46,9 +46,8 @@ OF_TOKENS = [o for o in ALL if not (o.name == "rpg" and o.level == "sequence")] 
 def test_nothing_overflows_in_float32(objective):
     """|log w|, |log u| and |log r| up to 60, and up to 120 between them, in loss, gradient and metrics."""
     far = [-60.0, 0.0, 60.0]
-    log_w, log_r, advantage = (
-        np.array(x, np.float32)[:, None] for x in zip(*itertools.product(far, far, (-2, 0, 2)), strict=True)
-    )
+    every = np.array(list(itertools.product(far, far, (-2, 0, 2))), np.float32)
+    log_w, log_r, advantage = np.split(every, 3, axis=1)
     mu, mask = np.full(SHAPE, -70, np.float32), np.ones(SHAPE, bool)
     if objective.name == "grpo" or objective.divergence == "chi2":  # k3 has y = r/w itself, chi2 has u = w/r squared
         mask = np.abs(log_w - log_r) <= 60

@@ -299,9 +299,9 @@ def simulated(lengths, slots, prompt):
     return count, read, most
 
 
-@pytest.mark.parametrize(
-    ("kind", "requests"), [("uniform", 400), ("lognormal:60,1.0", 8), ("lognormal:60,1.0", 400), ("fixed:80", 400)]
-)
+@pytest.mark.parametrize(("kind", "requests"), [
+    ("uniform", 400), ("lognormal:60,1.0", 8), ("lognormal:60,1.0", 400), ("fixed:80", 400),
+])  # fmt: skip
 def test_decoding_takes_as_long_as_a_simulation_of_it(kind, requests):
     rng, slots, prompt = np.random.default_rng(0), 16, 20
     lengths = decoding.parse(kind, 200)
