@@ -154,8 +154,8 @@ def test_a_router_is_numpys_and_in_bfloat16_one_of_the_rounded_numbers(params):
     probability = softmax(np.asarray(x, np.float64) @ np.asarray(wide["kernel"], np.float64), -1)
     kept = -np.sort(-probability, -1)[..., :2]
     np.testing.assert_allclose(normal[2], kept / kept.sum(-1, keepdims=True), rtol=1e-5)
-    for one, other in zip(plain, (probability, np.argsort(-probability, -1)[..., :2], kept), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+    expected = probability, np.argsort(-probability, -1)[..., :2], kept
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), plain, expected)
 
 
 def test_a_mesh_that_divides_rows_and_experts_computes_what_one_device_does():

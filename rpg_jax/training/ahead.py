@@ -56,12 +56,10 @@ def compiled_ahead(
     """Compiles the programs of `learning` and of looks on a thread; gives parts whose first step waits for them."""
 
     def compile_all():
-        for name, (function, arguments) in learning(parts, settings, rollout, checkpoint).items():
+        learn = learning(parts, settings, rollout, checkpoint)
+        looks = [] if parts.look is None else [parts.look.program(checkpoint, *learn["update"][1][1:3])]
+        for name, (function, arguments) in [*learn.items(), *(("update", program) for program in looks)]:
             with phase(name):
-                function.lower(*arguments).compile()
-        if parts.look is not None:
-            with phase("update"):
-                function, arguments = parts.look.program(checkpoint, *arguments[1:3])
                 function.lower(*arguments).compile()
 
     thread = ThreadPoolExecutor(1, "compiling")
