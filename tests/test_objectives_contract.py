@@ -63,7 +63,10 @@ REGIONS = [("rpg", dict(clip=name)) for name, clip in CLIPS.items() if isinstanc
 DUAL = "rpg", dict(clip="dual", level="sequence")
 
 
-@pytest.mark.parametrize("name, given", [("ppo_clip", {}), ("gspo", {}), ("sapo", {}), DUAL, *REGIONS])
+RPG = "rpg", dict(clip="rpg", level="sequence")
+
+
+@pytest.mark.parametrize("name, given", [("ppo_clip", {}), ("gspo", {}), ("sapo", {}), DUAL, RPG, *REGIONS])
 def test_a_clipped_ratio_may_be_too_large_for_a_float(name, given):
     mu, advantage = np.full((2, 4), -5, np.float32), np.array([[1.0], [0.5]], np.float32)
     logp = mu + np.array([[100], [0]], np.float32)
@@ -72,6 +75,19 @@ def test_a_clipped_ratio_may_be_too_large_for_a_float(name, given):
     assert np.isfinite(loss) and np.isfinite(gradient).all() and gradient[1].all()
     # Dual clip keeps beta · bound of its advantage's log u.
     assert np.abs(gradient[0]).max() < 1e-3 if (name, given) == DUAL else not gradient[0].any()
+
+
+@pytest.mark.parametrize("far, given", [
+    *((100, dict(clip=clip, advantage=0.0, beta=0.0)) for clip in ("none", "dual", "dual_reward", "coefficient")),
+    (-100, dict(clip="coefficient", divergence="fkl", advantage=-1.0)),
+    (-200, dict(clip="truncate", clip_low=1.0, advantage=1.0)),
+])  # fmt: skip
+def test_a_ratio_far_away_leaves_a_finite_loss(far, given):
+    mu, advantage = np.full((2, 4), -5, np.float32), np.array([[given.pop("advantage")], [0.5]], np.float32)
+    logp = mu + np.array([[far], [0]], np.float32)
+    fun = lambda x: make("rpg", **given)(x, mu, advantage, np.ones(mu.shape))[0]  # noqa: E731
+    loss, gradient = jax.value_and_grad(fun)(logp)
+    assert np.isfinite(loss) and np.isfinite(gradient).all() and gradient[1].all()
 
 
 @pytest.mark.parametrize("objective", BASELINES, ids=lambda o: o.name)
@@ -153,7 +169,7 @@ def test_microbatches_add_up(level, reduction):
     ("rpg", dict(control="best"), ["control='best'", "optimal"]),
     ("rpg", dict(divergence="rkl", kl="full", control=0.5), ["full", "control=0.5"]),
     ("rpg", dict(divergence="rkl", control=0.5, clip="dual"), ["control=0.5", "dual"]),
-    ("rpg", dict(clip="icepop", clip_c=3.0), ["clip_c", "icepop"]),
+    ("rpg", dict(clip="icepop", clip_c=3.0), ["clip_c", "icepop"]), ("rpg", dict(kl="to_go", z_old=0.5), ["z_old=0.5"]),
     ("rpg", dict(divergence="alpha", alpha=1.0), ["alpha=1", "urkl"]),
 ])  # fmt: skip
 def test_refusals_name_the_setting_and_the_mend(name, given, words):

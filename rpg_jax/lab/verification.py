@@ -11,7 +11,7 @@ from rpg_jax.exact import CONDITIONS, MOVED, SPACES, Condition, level_gap, worst
 from rpg_jax.exact.certify import EXTREME, NEAR, TOLERANCE, full_vocabulary_gaps, reach
 from rpg_jax.exact.generators import GENERATORS, divergence_faults
 from rpg_jax.exact.natural_gradient import natural_gradient_gaps, natural_gradient_holds
-from rpg_jax.exact.verification import GROUPS, PROBLEMS, Case, Finding, find, unfinite, user_case
+from rpg_jax.exact.verification import PROBLEMS, Case, Finding, find, unfinite, user_case
 from rpg_jax.lab.forms import BETA, built_in_cases, reduction_faults
 from rpg_jax.objectives import DIVERGENCES, make
 from rpg_jax.objectives.objective import BIASED
@@ -173,7 +173,6 @@ def as_json(finding: Finding) -> list[dict]:
         member = Finding(case, [gaps])
         seen = {"on_policy": member.seen(True), "off_policy": member.seen(False)}
         verdicts = {name: gap for name, (_, gap) in seen.items()}
-        further = [c for where, _ in seen.values() if where for c in GROUPS[where]]  # than the table's own conditions
         measured = [
             {
                 "space": space,
@@ -186,7 +185,6 @@ def as_json(finding: Finding) -> list[dict]:
                 "best_scale": gap.scale,
             }
             for (space, condition), each in gaps.items()
-            if condition in CONDITIONS or condition in further
             for gap in [worst(each)]
         ]
         objects.append(

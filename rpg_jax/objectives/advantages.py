@@ -21,12 +21,17 @@ from rpg_jax import InputError
 Advantage = Callable[..., jax.Array]  # (rewards, penalty, mask) -> advantages
 
 
+def _promoted(values: ArrayLike) -> jax.Array:
+    values = jnp.asarray(values)
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
+
+
 def _rewards(rewards: ArrayLike, least: int) -> jax.Array:
-    rewards = jnp.asarray(rewards)
+    rewards = _promoted(rewards)
     if rewards.ndim != 2 or rewards.shape[1] < least:
         expected = "[P, G], G responses to each of P prompts" + (", G at least 2" if least > 1 else "")
         raise InputError(f"rewards have shape {rewards.shape}; expected {expected}")
-    return rewards.astype(jnp.promote_types(rewards.dtype, jnp.float32))
+    return rewards
 
 
 def group_mean(rewards: ArrayLike) -> jax.Array:
@@ -75,7 +80,7 @@ def rescaled_group_mean(rewards: ArrayLike) -> jax.Array:
 
 def kl_penalty(behavior_logp: ArrayLike, reference_logp: ArrayLike, mask: ArrayLike, beta: float) -> jax.Array:
     """The penalty of a KL in the reward: beta·(log behavior − log reference), 0 on invalid tokens; all [B, T]."""
-    difference = jnp.asarray(behavior_logp) - jnp.asarray(reference_logp)
+    difference = _promoted(behavior_logp) - _promoted(reference_logp)
     return beta * jnp.where(jnp.asarray(mask).astype(bool), difference, 0)
 
 

@@ -96,12 +96,14 @@ class Clip(NamedTuple):
     def __call__(self, log_w: jax.Array, advantage: jax.Array) -> tuple[jax.Array, Clipped]:
         """(w, or the constant bound that it crossed; where that was), of log w and the advantage that decides.
 
-        A clipped ratio is not part of the result's computation: it may be too large for a float.
+        A clipped ratio is not part of the result's computation: it may be too large for a float. So may that of an
+        advantage of 0, which has no gradient at any ratio.
         """
         w = jnp.exp(jnp.minimum(log_w, LARGEST))
         clipped = self.rule(w, stop(advantage), **self.bounds)
         if not isinstance(clipped, Clipped):
             return clipped, none(w, advantage)
+        log_w = jnp.where(advantage == 0, jnp.minimum(log_w, LARGEST), log_w)
         w = jnp.exp(jnp.where(clipped.anywhere, 0, log_w))
         high, low, ceiling = (self.bounds.get(key, math.nan) for key in ("clip_high", "clip_low", "clip_c"))
         w = jnp.where(clipped.high, 1 + high, w)  # NaN where a rule reports a bound that it does not have

@@ -93,10 +93,10 @@ def objective(
 
     Tries the function out; raises ValueError for a setting without a value, and for a result that is no loss.
     """
-    if kl != "token" and not (facts["divergence"] and facts["beta"] and facts["level"] == "token"):
-        raise InputError(
-            f"kl={kl!r} needs a divergence and a beta above 0, as settings or attributes of {spec}, and level='token'"
-        )
+    fits = facts["divergence"] and facts["beta"] and facts["level"] == "token" and facts["z_old"] == 1
+    if kl != "token" and not fits:
+        needs = "a divergence and a beta above 0, level='token' and z_old=1"
+        raise InputError(f"kl={kl!r} needs {needs}, as settings or attributes of {spec}")
     defaults = settings_of(function)
     for name, default in defaults.items():
         if settings[name] is REQUIRED:

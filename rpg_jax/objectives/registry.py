@@ -180,7 +180,7 @@ def _check_rpg(settings: Mapping[str, Any], clip: Clip | TrustRegion) -> None:
         f"{clip_name} takes estimator={' or '.join(map(repr, clip.estimators))}, not {estimator!r}":
             estimator not in clip.estimators,
         f"z_old={z_old} cannot go with {clip_name}, and clips are for a normalized reference": scaled and clip.bounds,
-        f"z_old={z_old} cannot go with kl='full', which is for a normalized reference": scaled and full,
+        f"z_old={z_old} cannot go with kl={kl!r}, which is for a normalized reference": scaled and kl != "token",
         f"alpha={alpha} cannot matter with divergence={divergence!r}; leave alpha unset":
             divergence != "alpha" and alpha is not None,
         f"kl='full' cannot go with level={level!r}: it sums over the tokens' vocabulary": full and level != "token",

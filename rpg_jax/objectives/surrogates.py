@@ -65,8 +65,10 @@ def reinforce(
     bounded, clipped = clip(log_w, decides)
     w, alive = jnp.exp(log_w), jnp.where(clipped.anywhere, stop(logp), logp)
     if clip.truncates:
-        w, log_u, alive = bounded, jnp.log(bounded) - log_r, logp
+        w, log_u, alive = bounded, jnp.where(clipped.anywhere, jnp.log(bounded), log_w) - log_r, logp
     pull = scaled(beta, lambda: weighted_kappa(divergence, log_u, w, jnp.exp(log_r)))
+    if not clip.truncates:  # what has no gradient may be too large for a float
+        pull = jnp.where(clipped.anywhere & ~jnp.isfinite(pull), 0, pull)
     return -stop(bounded * advantage - pull) * alive, clipped
 
 
@@ -107,11 +109,13 @@ def clipped_coefficient(
     """−SG(w̄A')·log policy (equation 4.1, with clip "coefficient"), A' = A − beta·kappa(u)/u at the ratio as it is.
 
     w̄A' is the dual clip of w·A'. It bounds the coefficient, regularizer included, and every entry goes on learning.
+    Unclipped it is wA − beta·r·kappa(u), which is finite where A' alone is not.
     """
-    del z_old  # clips are for a normalized reference
+    log_w, log_u, log_r = log_ratios(logp, behavior_logp, reference_logp, z_old)
     shaped = regularized_advantage(logp, reference_logp, advantage, divergence=divergence, beta=beta)
-    bounded, clipped = clip(logp - behavior_logp, shaped)
-    return -stop(bounded * shaped) * logp, clipped
+    bounded, clipped = clip(log_w, shaped)
+    pull = scaled(beta, lambda: weighted_kappa(divergence, log_u, jnp.exp(log_w), jnp.exp(log_r)))
+    return -stop(jnp.where(clipped.anywhere, bounded * shaped, bounded * advantage - pull)) * logp, clipped
 
 
 ESTIMATORS: dict[str, Callable[..., Losses]] = {"reinforce": reinforce, "differentiable": differentiable}
