@@ -67,9 +67,10 @@ def reinforce(
     if clip.truncates:
         w, log_u, alive = bounded, jnp.where(clipped.anywhere, jnp.log(bounded), log_w) - log_r, logp
     pull = scaled(beta, lambda: weighted_kappa(divergence, log_u, w, jnp.exp(log_r)))
+    coefficient = bounded * advantage - pull
     if not clip.truncates:  # what has no gradient may be too large for a float
-        pull = jnp.where(clipped.anywhere & ~jnp.isfinite(pull), 0, pull)
-    return -stop(bounded * advantage - pull) * alive, clipped
+        coefficient = jnp.where(clipped.anywhere & ~jnp.isfinite(coefficient), 0, coefficient)
+    return -stop(coefficient) * alive, clipped
 
 
 def differentiable(
