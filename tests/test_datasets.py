@@ -79,6 +79,9 @@ def test_long_prompts_are_counted_and_dropped_or_refused(tmp_path):
             load(source, max_prompt=most, overlong="refuse")
         with pytest.raises(ValueError, match="no problems are left, all 4"):
             load(source, max_prompt=3)
+        tokenizer = types.SimpleNamespace(render=Words().render, encode_prompt=lambda text: [])
+        with pytest.raises(ValueError, match=rf"{source.name}, .*its prompt has no tokens under the chat template"):
+            load(source, tokenizer=tokenizer)
 
 
 def test_held_out_problems_that_are_trained_on_are_reported(tmp_path):

@@ -97,6 +97,8 @@ def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
     for i, problem in enumerate(rows):
         try:
             lengths[i] = len(tokenizer.encode_prompt(rendered(problem)))
+            if not lengths[i]:
+                raise InputError("its prompt has no tokens under the chat template; choose another data.template")
         except ValueError as error:
             raise InputError(f"{where(i)}: {error}") from error
     kept, over = np.flatnonzero(lengths <= max_prompt), np.flatnonzero(lengths > max_prompt)
