@@ -60,6 +60,8 @@ def reward(prompt, response, answer, task):
         if not child:
             time.sleep(1000)
         note(answer, os.getpid(), child, subprocess.Popen(["sleep", "1000"]).pid)
+        if response == "children":  # in a group of its own
+            os.setpgid(child, child)
         while response == "children, and dies":
             os._exit(3)
         while response == "children, and hangs":

@@ -142,10 +142,14 @@ class _Worker:
         return message["value"]
 
     def kill(self) -> None:
-        """Ends the process with all of its session, and what waits for its answer."""
+        """Ends the process with its session, elsewhere than on Linux its group, and what waits for its answer."""
         if (process := self._process) is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            for name in filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ()):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    if os.getsid(int(name)) == process.pid:  # a group of its own, as the command timeout has
+                        os.kill(int(name), signal.SIGKILL)
             with contextlib.suppress(OSError):  # it is closed
                 self._connection.shutdown(socket.SHUT_RDWR)
 

@@ -176,7 +176,7 @@ def leave_network() -> str:
 
 
 def leave_with_trainer() -> None:
-    """Has Linux kill this session, whatever runs, when the other end of stdin closes; who reads stdin gets nothing."""
+    """Has Linux kill this process group, whatever runs, when the other end of stdin closes; stdin is then empty."""
     end = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     fcntl.fcntl(end, fcntl.F_SETOWN, -os.getpid())
