@@ -125,6 +125,13 @@ class Scorer(contextlib.ExitStack):
         self.weights = {name: 1.0 for name in self._rewards} | check_weights(weights or {}, list(self._rewards))
         self.weights = self.weights or {ONE: 0.0, ENVIRONMENT: 0.0}  # reward.function=none
         self.judge = judge_of(self._rewards, evaluation, environment is not None)
+        if (named := self._rewards.get(ENVIRONMENT, ENVIRONMENT)) != ENVIRONMENT:
+            raise InputError(
+                f"reward function {named!r} is named {ENVIRONMENT!r}, the name of an episode's return; put another "
+                f"name before it, reward.functions=other=FILE.py:NAME"
+            )
+        if environment is None and ENVIRONMENT in {*self._rewards.values(), self.judge}:
+            raise InputError(f"reward function {ENVIRONMENT!r} is an episode's return; set environment.name")
         is_first = self.judge == next(iter(self._rewards.values()), None)
         self._is_one = not functions and not environment and is_first and set(self.weights.values()) == {1.0}
         self._generated, self.max_failures = generated, max_failures

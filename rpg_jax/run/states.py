@@ -66,7 +66,7 @@ def read_run(
     section, talks = config.reward, bool(config.environment.name)
     own = judge_of(named_rewards(section.function, section.functions, talks), config.evaluation.function, talks)
     judge = reward or own
-    function = None if judge == ENVIRONMENT else "dapo" if heldout and judge == OWN else judge
+    function = None if talks and judge == ENVIRONMENT else "dapo" if heldout and judge == OWN else judge
     section.function, section.functions, section.weights = function, None, ConfigDict()
     config.evaluation.function = function if talks else None
     if extraction:
