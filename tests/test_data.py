@@ -142,5 +142,7 @@ def test_rows_hold_bos_prompt_solution_eos_and_padding_and_those_that_do_not_fit
     prompt_rows(rows, range(6), tokenizer, need)
     with pytest.raises(ValueError, match=rf"problem \d+ \(\w+\).* than rollout.max_prompt={need - 1}"):
         prompt_rows([longest], [0], tokenizer, need - 1)
+    with pytest.raises(ValueError, match=r"problem 3 \(t\) has no worked solution; name its column"):
+        supervised_rows([Problem(3, "t", "p", " ", "")], tokenizer, 80)
     with pytest.raises(ValueError, match=r"more than rollout.max_prompt \+ rollout.max_new=20; raise"):
         supervised_rows(rows, tokenizer, 20)

@@ -58,6 +58,11 @@ def supervised_rows(problems: Sequence[Problem], tokenizer: Tokenizer, length: i
     """
     rows, masks = [], np.zeros((len(problems), length), bool)
     for mask, problem in zip(masks, problems, strict=True):
+        if not problem.solution.strip():
+            raise InputError(
+                f"problem {problem.id} ({problem.task}) has no worked solution; name its column with --solution_field "
+                f"of rpg_jax.prepare, or set warm_start.steps=0"
+            )
         rows.append(tokenizer.encode_prompt(problem.prompt))
         for number, text in enumerate(problem.solution.split(TURN)):
             ids = tokenizer.encode(text) + ([] if number % 2 else [tokenizer.eos_id])
