@@ -471,8 +471,11 @@ def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
     talk = episodes(Scripted(lambda actions: ("", [0.0] * len(actions))), prompts=(4,))
     assert talk([row(0, "abcd")], None) == [Answer(0, [], limit=6)]
     assert talk([row(0, "abcd", "one")], None) == [Answer(0, ended=True)]
-    with pytest.raises(Failure, match="an observation of no tokens"):
-        talk.outcome(row(0)).result()
+    resumed = episodes(Scripted(lambda actions: ("" if "one" in actions else "long", [0.0])), prompts=(4, 4), max_new=7)
+    for ended in talk.outcome(row(0)), resumed.outcome(row(0, "abcd", "one")):
+        with pytest.raises(Failure, match="an observation of no tokens"):
+            ended.result()
+    assert "leaves none of rollout.max_new=7" in resumed.outcome(row(1, "abcd", "two")).note
 
 
 def test_every_response_has_an_episode_and_a_seed_of_its_own():
@@ -534,8 +537,7 @@ def test_the_return_is_a_reward_beside_others_and_failures_are_counted():
     environment = Scripted(lambda actions: (None, [2.0, -0.5]))
     environment.close = lambda: None
     talk = episodes(environment)
-    outcomes = [talk.outcome(row(0, "abcd", "x")), talk.outcome(row(1, "abcd", "x"))]
-    outcomes[1]._failure = "broken"
+    outcomes = [talk.outcome(row(0, "abcd", "x")), Outcome(failure="broken")]
     items = [(PROBLEM, "It is\nAnswer: 7")] * 2
     with Scorer(environment=environment) as scorer:
         scores = scorer.submit(items, [1, 1], True, outcomes).result()

@@ -19,17 +19,22 @@ NO_TOKENS = "returned an observation of no tokens; return None to end the episod
 
 
 class Outcome:
-    """The rewards of an episode's turns, once it is over: known, or of a `Future` that plays it again."""
+    """The rewards of an episode's turns, once it is over: known, or `later`'s, which is played again."""
 
-    def __init__(self, rewards: "Sequence[float] | Future" = (), failure: str | None = None, note: str | None = None):
-        self._rewards, self._failure, self.note = rewards, failure, note  # note: what a reader should know of it
+    def __init__(self, rewards=(), failure: str | None = None, note: str | None = None, later=None):
+        self._rewards, self._failure, self._note, self._later = rewards, failure, note, later
+
+    @property
+    def note(self) -> str | None:
+        """What a reader should know of it."""
+        return self._later().note if self._later else self._note
 
     @property
     def rewards(self) -> list[float]:
         """Of each turn. Raises Failure where the environment failed."""
         if self._failure is not None:
             raise Failure(self._failure)
-        return list(self._rewards.result()[1] if isinstance(self._rewards, Future) else self._rewards)
+        return self._later().rewards if self._later else list(self._rewards)
 
     def result(self) -> float:
         """The episode's return, the sum of its turns' rewards."""

@@ -6,6 +6,7 @@ tokens, and its environment plays them again.
 
 import concurrent.futures
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -71,9 +72,9 @@ class Episodes:
         """Of an episode that is over; one that was before this call of `generate` is played again."""
         if row.number not in self._outcomes:
             episode = self._of(row)
-            actions = [self._text(row.tokens[begin:end]) for begin, end in spans(row.drawn, episode.prompt)]
-            future = self._environment.submit(episode.name, episode.problem, episode.seed, actions)
-            self._outcomes[row.number] = Outcome(future)
+            episode.actions = [self._text(row.tokens[begin:end]) for begin, end in spans(row.drawn, episode.prompt)]
+            self._ask(episode, row)
+            self._outcomes[row.number] = Outcome(later=functools.cache(lambda: self._decided(episode)[0]))
         return self._outcomes[row.number]
 
     def _of(self, row: Row) -> Episode:
@@ -106,29 +107,31 @@ class Episodes:
 
     def _answer(self, index: int, episode: Episode) -> Answer:
         """How a row goes on after what its environment has answered."""
-        assert episode.asked is not None and episode.row is not None
-
-        def ends(outcome: Outcome, finished: bool = False) -> Answer:
+        outcome, finished, ids = self._decided(episode)
+        if ids is None:
             self._outcomes[index] = outcome
             return Answer(index, ended=True, finished=finished)
+        return self._goes_on(index, episode, ids)
 
+    def _decided(self, episode: Episode) -> tuple[Outcome, bool, list[int] | None]:
+        """What an episode comes to, whether its environment has ended it, and the observation if it goes on."""
+        assert episode.asked is not None and episode.row is not None
         try:
             observation, rewards = episode.asked.result()
         except Failure as failure:
-            return ends(Outcome(failure=str(failure)))
-        tokens, length = episode.row.tokens, len(episode.row.tokens)
-        left = episode.prompt + self._max_new - length
+            return Outcome(failure=str(failure)), False, None
+        tokens, left = episode.row.tokens, episode.prompt + self._max_new - len(episode.row.tokens)
         if observation is None and episode.actions:
-            return ends(Outcome(rewards), finished=True)
+            return Outcome(rewards), True, None
         if len(episode.actions) >= self._environment.max_turns or left < 1:
-            return ends(Outcome(rewards))
+            return Outcome(rewards), False, None
         ids, last = list[int](), tokens[-1] if episode.actions else None
         if observation is not None:
             ids = self._environment.observations(observation, last)
         if observation is not None and not ids and episode.actions:  # an opening of no tokens is none
-            return ends(Outcome(failure=NO_TOKENS))
+            return Outcome(failure=NO_TOKENS), False, None
         if len(ids) >= left:
             room = f"an observation of {len(ids)} tokens leaves none of rollout.max_new={self._max_new} to the policy"
-            return ends(Outcome(rewards, note=f"{room}; the episode ends there"))
-        episode.begin = length + len(ids)
-        return self._goes_on(index, episode, ids)
+            return Outcome(rewards, note=f"{room}; the episode ends there"), False, None
+        episode.begin = len(tokens) + len(ids)
+        return Outcome(rewards), False, ids
