@@ -90,6 +90,9 @@ def test_held_out_problems_that_are_trained_on_are_reported(tmp_path):
     _, lines = load(prepared(tmp_path / "train", train), heldout=f"{first},{second}")
     assert len(lines) == 1 and "2 of 3 held-out problems are also in the training set" in lines[0]
     assert "first.jsonl" in lines[0]
+    for name, says in {"all": "all is the name of all sets together", "gym:a": "'gym:a' is for reasoning-gym"}.items():
+        with pytest.raises(ValueError, match=f"{name}.jsonl: {says}"):
+            load(heldout=[first, jsonl(tmp_path / f"{name}.jsonl", "z")])
 
 
 def test_folders_that_are_no_sets(tmp_path):

@@ -68,6 +68,8 @@ def load(
         if repeated := sum(prompt in trained for prompt in prompts):
             log(f"{title}: {repeated} of {len(prompts)} held-out problems are also in the training set {train}")
         evaluated.append(dataset)
+    if "all" in owners and len(owners) > 1:
+        raise InputError(f"{owners['all']}: all is the name of all sets together; rpg_jax.prepare --name gives another")
     return Sets(
         tokenizer, {"train": _joined(training), "heldout": _joined(evaluated)}, frozenset(tasks | owners.keys())
     )
@@ -118,10 +120,8 @@ def _fit(tokenizer, max_prompt, overlong, options, template, log, split, title):
             f"tokens (the longest {lengths.max()})"
         )
 
-    def render(i):
-        return dataclasses.replace(source[i], prompt=rendered(source[i]))
-
-    dataset = grain.MapDataset.source(kept.tolist()).map(render)
+    numbers = grain.MapDataset.source(kept.tolist())
+    dataset = numbers.map(lambda i: dataclasses.replace(source[i], prompt=rendered(source[i])))
     return dataset, [rows[i].prompt for i in kept], {problem.task for problem in rows}
 
 

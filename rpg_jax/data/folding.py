@@ -23,7 +23,7 @@ from rpg_jax.gym import PREFIX
 
 _SHOWN = 40  # characters of an answer in an error
 _MESSAGES = re.compile(r"\s*(?:array\()?\[?\s*\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
-_MARKED = re.compile(r"(?:^|\s)####(?!#)\s*(\S.*)")  # in the last line, as the next one
+_MARKED = re.compile(r"(?:.*\s)?####(?!#)\s*(\S.*)")  # in the last line, as the next one
 _ANSWER = re.compile(
     r"[\s*]*(?:(?:so|thus|hence|therefore),? +)?(?:the )?(?:final |correct )?"
     r"answer[\s*]*(?:\bis\b[\s*]*:?|:)[\s*]*(\S.*)",
@@ -63,6 +63,9 @@ def fold(
     sources = list(sources)
     distinct, contradictions, read = {}, {}, 0  # {messages: (task, solution, answer, columns, first row)}
     for source in sources:
+        task, is_gym = name or source.name, source.title.startswith(PREFIX)  # whose answers are JSON for its families
+        if task.startswith(PREFIX) and not is_gym:
+            raise InputError(f"{source.title}: {task!r} is for reasoning-gym; rpg_jax.prepare --name gives another")
         for number, record in source.records:
             read += 1
             if not read % 4096:
@@ -70,13 +73,11 @@ def fold(
             ends = pick(record, source.fields["problem"])[0] == "prompt"  # a column `messages` goes on with the reply
             read_chat = functools.partial(_messages, template=template, ends=ends)
             messages, reply = _column(source, number, record, "problem", read_chat)
-            is_gym = source.name.startswith(PREFIX)  # its answers are JSON for its families
             answer = _column(source, number, record, "answer", _text if is_gym else _answer, reply)
             earlier = distinct.get(messages)
             if earlier is None:
                 solution = _column(source, number, record, "solution", _text, reply) or ""
-                where = source.where(number)
-                distinct[messages] = (name or source.name, solution, answer, columns_of(record), where)
+                distinct[messages] = (task, solution, answer, columns_of(record), source.where(number))
             elif earlier[2] != answer:
                 contradictions.setdefault(messages, (earlier[2], earlier[-1], answer, source.where(number)))
     progress(read)
@@ -205,7 +206,7 @@ def stated(text: str) -> str:
     `Answer:` in the last line.
     """
     last = text.rstrip().rpartition("\n")[2]
-    if found := _MARKED.search(last):
+    if found := _MARKED.match(last):
         return found[1].replace(",", "") if _THOUSANDS.fullmatch(found[1]) else found[1]
     if boxes := list(BOX.finditer(text)):
         inside, _ = box_at(text, boxes[-1].end())
