@@ -83,7 +83,7 @@ STATED = [
     (r"It is $\boxed 7$.", "7"), (PENS + "**Answer:** 67.", "67"), ("So the final answer is 67.", "67"),
     ("Thus, the answer is: $x$", "$x$"), ("<think>\n6\n</think>\n<answer>6</answer> no\n<answer>\n67\n</answer>", "67"),
     # What states no other answer is the answer.
-    ('["6", "7"]', '["6", "7"]'), ("###### 67", "###### 67"), ("answering", "answering"),
+    ('["6", "7"]', '["6", "7"]'), ("###### 67", "###### 67"), ("answering", "answering"), ("#### 6 #### 7", "7"),
     ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"),
 ]  # fmt: skip
 
@@ -164,6 +164,7 @@ def test_conversations_as_other_trainers_write_them(call, kind):
     ('{"data": [{"problem": "p"}], "n": 1}', ": holds dict; expected a list of rows, or a row in each line; write wh"),
     ('{"problem": ["p"], "answer": [1]}', ": holds dict; expected a list of rows, or a row in each line"),
     ('[{"problem": "p"', ": not JSON"), ("", ": not JSON"), ("[" * 10**5, ": not JSON"), ("5", ": holds int; expected"),
+    ('{"problem": "p", "answer": ""}', ", item 0, column answer: is empty"),
     ('{"problem": "p", "answer": 1}\n[2]', ", line 2: holds list; expected a JSON object"),
 ])  # fmt: skip
 def test_a_json_file_is_one_list_or_lines(refused, text, says):

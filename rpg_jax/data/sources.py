@@ -125,7 +125,7 @@ def _dig(value, path):
     head, _, rest = path.partition(".")
     if isinstance(value, dict) and rest:
         value = value[head]
-    elif isinstance(value, Sequence) and not isinstance(value, str) and head.isdigit():
+    elif isinstance(value, Sequence) and not isinstance(value, str) and head.isdecimal():
         value = value[int(head)]
     else:
         raise LookupError(path)
@@ -189,14 +189,14 @@ def _open_jsonl(path, title, fields):
 def _open_json(path, title, fields):
     try:
         rows = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # after the first line
+    except (ValueError, RecursionError) as error:
+        if getattr(error, "msg", None) == "Extra data":  # after the first line
             return _open_jsonl(path, title, fields)
         raise InputError(f"{title}: not JSON ({error})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{title}: not JSON ({error})") from error
+    keys = [key for key, value in rows.items() if isinstance(value, list)] if isinstance(rows, dict) else []
+    if isinstance(rows, dict) and (not keys or isinstance(pick(rows, fields["answer"])[1], (str, int, float))):
+        rows = [rows]  # of one line
     if not isinstance(rows, list):
-        keys = [key for key, value in rows.items() if isinstance(value, list)] if isinstance(rows, dict) else []
         mend = f"; write what is under {keys[0]!r:.{_SHOWN}} alone" if len(keys) == 1 else ""
         raise InputError(f"{title}: holds {type(rows).__name__}; expected a list of rows, or a row in each line{mend}")
     records = ((i, _object(row, f"{title}, item {i}")) for i, row in enumerate(rows))
