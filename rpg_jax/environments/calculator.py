@@ -3,10 +3,10 @@
 import re
 from fractions import Fraction
 
+from rpg_jax import answer
 from rpg_jax.rewards.verifiers import evaluate
 
 CALL = re.compile(r"<calc>([^<]*)</calc>\W*\Z")  # a token that ends a call may go on, as ">." does
-NUMBER = re.compile(r"-?\d[\d,]{0,30}(?:\.\d{1,9})?")
 EXPECTED = "error: expected numbers of at most 10 digits, + - * / and parentheses"
 
 
@@ -29,14 +29,14 @@ class Calculator:
 
 
 def last_number(text):
-    """The last number in a text, exactly; None if there is none."""
-    found = NUMBER.findall(text)
-    return Fraction(found[-1].replace(",", "")) if found else None
+    """The last number in a text, exactly; None if there is none, or one of over 50 characters."""
+    found = answer.last_number(text)
+    return Fraction(found.replace(",", "")) if found and len(found) <= 50 else None
 
 
 def calculated(expression):
     """The value of an expression as text, exact if it is whole; what is expected where it has none."""
     value = evaluate(" ".join(expression.split()))
-    if value is None:
+    if value is None or (value[0].denominator > 1 and abs(value[0]) > 1e308):  # no float is as large
         return EXPECTED
     return str(value[0]) if value[0].denominator == 1 else f"{float(value[0]):.6g}"

@@ -18,7 +18,7 @@ class Guess:
         return None
 
     def step(self, action):
-        said = re.search(r"\d{1,9}", action)
+        said = re.search(r"(?<!\d)\d{1,9}(?!\d)", action)
         if said is None:
             return "no number\n", 0.0
         if int(said[0]) == self.number:

@@ -47,8 +47,8 @@ def word(response: str, answer: str) -> bool:
 
 def guess(response: str, answer: str) -> bool:
     """Whether the last number is within the range in `answer`: which one is right, the environment draws."""
-    numbers, (low, high) = re.findall("[0-9]{1,9}", response), json.loads(answer)
-    return bool(numbers) and low <= int(numbers[-1]) <= high
+    numbers, (low, high) = re.findall("[0-9]+", response), json.loads(answer)
+    return bool(numbers) and len(numbers[-1]) < 30 and low <= int(numbers[-1]) <= high
 
 
 VERIFIERS = {"arithmetic": arithmetic, "countdown": countdown, "guess": guess, "sorting": word}
