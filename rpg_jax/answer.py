@@ -9,7 +9,6 @@ _WRAPPING = "$*` \t"
 _MARKER = re.compile(r"answer[\s*_]*[:：]", re.IGNORECASE)
 # The text after the marker: one line, perhaps after a line that only opens displayed mathematics or bold type.
 _STATED = re.compile(r"\s*(?:(?:\\\[|\$\$?|\*\*)[ \t]*[\r\n]\s*)?([^\r\n]+)")
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"(?:(?<![\w.)])-)?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")  # a minus after a number or a word is none
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
@@ -81,8 +80,8 @@ def braced(text: str, start: int) -> str | None:
 
 def tagged_answer(response: str) -> str | None:
     """The text between the last <answer> and </answer>, of any number of lines; None if there are none."""
-    texts = _TAGGED.findall(response)
-    return texts[-1].strip() or None if texts else None
+    start = response.rfind("<answer>", 0, max(response.rfind("</answer>"), 0))
+    return response[start + len("<answer>") : response.find("</answer>", start)].strip() or None if start >= 0 else None
 
 
 def last_number(response: str) -> str | None:

@@ -144,6 +144,7 @@ def test_scores_votes_and_failures():
 @pytest.mark.parametrize(("name", "response", "answer"), [
     ("stated", "1 and 2\nAnswer: **3**.", "3"), ("boxed", r"so \boxed{x + 1}", "x + 1"),
     ("tags", "<answer>1</answer> no: <answer>\n2 3\n4 5\n</answer>", "2 3\n4 5"), ("tags", "<answer></answer>", None),
+    ("tags", "<answer>a<answer>b</answer></answer> <answer>c", "b"), ("tags", "<answer>" * 10**5, None),
     ("number", "7 + 8 = 15.", "15"), ("number", "between 3-4, or 1,234.50", "1,234.50"),
     ("number", "-5 - -3 = -2", "-2"), ("text", " a b\n", "a b"),
 ])  # fmt: skip
