@@ -371,7 +371,7 @@ def test_an_environment_that_cannot_be_is_refused(tmp_path, monkeypatch, name, c
 def test_guess():
     game = Guess({"answer": "[3, 14]"}, seed=5)
     assert 3 <= game.number <= 14 and game.reset() is None
-    assert game.step("what?") == ("no number\n", 0.0)
+    assert game.step("what?") == game.step("1234567890") == ("no number\n", 0.0)
     assert game.step(str(game.number - 1)) == ("higher\n", 0.0)
     assert game.step(f"  {game.number + 1} ") == ("lower\n", 0.0)
     assert game.step(str(game.number)) == (None, 1.0)
@@ -382,7 +382,8 @@ def test_guess():
     ("I add <calc>1234567*89</calc>", ("109876463", 0.0)), ("<calc>(2 + 3)/4</calc>\n", ("1.25", 0.0)),
     ("<calc>__import__('os')</calc>", "error: expected"), ("<calc>9**9**9</calc>", "error: expected"),
     ("The sum is 1,234.", (None, 1.0)), ("", (None, 0.0)), ("<calc>1</calc> is 1234", (None, 1.0)),
-    ("<calc>1200+34</calc>.\n", ("1234", 0.0)),
+    ("<calc>1200+34</calc>.\n", ("1234", 0.0)), ("1.00000000001234", (None, 0.0)), ("9" * 10**5, (None, 0.0)),
+    ("<calc>" + "*".join(["9999999999"] * 31) + "/7</calc>", "error: expected"), ("10-1234", (None, 1.0)),
 ])  # fmt: skip
 def test_calculator(action, expected):
     observation, reward = Calculator({"answer": "1234"}, 0).step(action)
@@ -548,6 +549,9 @@ def test_the_return_is_a_reward_beside_others_and_failures_are_counted():
     with Scorer(function="dapo", environment=environment, weights=dict(dapo=0.5)) as scorer:
         scores = scorer.submit(items, [1, 1], True, outcomes).result()
     assert scores.rewards["dapo"].tolist() == [1.0, 1.0] and list(scores.rewards) == [ENVIRONMENT, "dapo"]
+    with Scorer(functions="dapo", evaluation="dapo", environment=environment) as scorer:
+        scores = scorer.submit(items, [1, 1], True, outcomes).result()
+    assert scores.correct.tolist() == [1.0, 0.0] and scores.rewards["dapo"].tolist() == [1.0, 1.0]
     environment.max_failures = 0.4
     with Scorer(environment=environment) as scorer, pytest.raises(InputError, match="failed on 1 of 2 responses"):
         scorer.submit(items, [1, 1], True, outcomes).result()
@@ -570,7 +574,8 @@ def test_a_failed_episode_counts_or_is_left_out_and_observations_are_no_length(f
         graded = grade(scale_named("signed"), {})(np.arange(1), groups)
         half = grade(scale_named("signed"), {ENVIRONMENT: 0.5})(np.arange(1), groups)
     assert half.turn_reward.tolist() == [[[0.5, 0.0, 0.0, 0.0], [0.0] * 4, [0.0] * 4]]
-    measured, (example,), _ = logged(settings, [graded])
+    measured, (example,), (line,) = logged(settings, [graded])
+    assert line.endswith("broken; it scores 0")
     found = measured["environment_failures"], measured["reward_failures"], example["response"]
     assert found == (1, 0, begun[0, 0].text)
     assert graded.failed.tolist() == [[False, False, failures == "mask"]]

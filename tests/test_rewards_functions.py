@@ -141,7 +141,7 @@ def test_a_prepared_set_may_have_the_name_of_a_task_with_a_verifier():
     (dict(functions="dapo", weights={"brief": 1.0}), "reward.weights has 'brief', which is no reward; there are:"),
     (dict(functions="dapo", weights={"dapo": "1"}), "reward.weights.dapo is '1'; it must be a finite number"),
     (dict(functions="dapo", weights={"dapo": np.inf}), "reward.weights.dapo is inf; it must be a finite number"),
-    (dict(functions="environment=dapo"), "'dapo' is named 'environment', the name of an episode's return; put another"),
+    (dict(functions="environment=dapo"), "'dapo' has the name of an episode's return"),
     (dict(function="environment"), "'environment' is an episode's return; set environment.name"),
     (dict(evaluation="environment"), "'environment' is an episode's return; set environment.name"),
     (dict(function="dapo", evaluation="brief"), "reward function 'brief' must be one of verifier, dapo"),

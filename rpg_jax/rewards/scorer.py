@@ -23,7 +23,6 @@ _WORKERS = _MODULES | {_GYM: ("rpg_jax.rewards.gym_rule", "gym")}
 _IN_PROCESS = VERIFIERS | RULES
 _FORMS = "Answer: {}", "\\boxed{{{}}}"  # of a response that states an answer
 
-
 OWN = "verifier"  # the name of each task's own rule
 ENVIRONMENT = "environment"  # the name of an episode's return, which comes with the response
 ONE = "one"  # the name of the accuracy in the sum of rewards, where no reward has a name of its own
@@ -57,7 +56,7 @@ class Submitted:
 
     def result(self) -> Scores:
         """Waits for all; ValueError if a user's function failed on more than `max_failures` of them."""
-        scores, lines, of_environment = {}, [], 0
+        scores, lines, broken = {}, [], []  # broken: responses whose environment failed, which are wrong
         for function, verdicts in self.verdicts.items():
             scores[function], failed = np.zeros(len(verdicts), np.float32), []
             for index, (problem, verdict) in enumerate(zip(self.problems, verdicts, strict=True)):
@@ -74,13 +73,12 @@ class Submitted:
                     f"max_failures={most:g} of them; the first: {failed[0][1]}"
                 )
             lines += failed
-            of_environment += len(failed) * (function == ENVIRONMENT)
-        rewards = {name: scores[function] for name, function in self.named.items()}
+            broken += [index for index, _ in failed] if function == ENVIRONMENT else []
+        rewards = {name: scores[function].copy() for name, function in self.named.items()}
         episodes = zip(self.problems, self.verdicts.get(ENVIRONMENT, ()), strict=False)
-        notes = [
-            f"problem {problem.id} ({problem.task}): {outcome.note}" for problem, outcome in episodes if outcome.note
-        ]
-        return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards, of_environment, notes)
+        notes = [f"problem {each.id} ({each.task}): {outcome.note}" for each, outcome in episodes if outcome.note]
+        scores[self.scorer.judge][broken] = 0.0
+        return Scores(scores[self.scorer.judge], [line for _, line in sorted(lines)], rewards, len(broken), notes)
 
 
 class Scorer(contextlib.ExitStack):
@@ -126,10 +124,7 @@ class Scorer(contextlib.ExitStack):
         self.weights = self.weights or {ONE: 0.0, ENVIRONMENT: 0.0}  # reward.function=none
         self.judge = judge_of(self._rewards, evaluation, environment is not None)
         if (named := self._rewards.get(ENVIRONMENT, ENVIRONMENT)) != ENVIRONMENT:
-            raise InputError(
-                f"reward function {named!r} is named {ENVIRONMENT!r}, the name of an episode's return; put another "
-                f"name before it, reward.functions=other=FILE.py:NAME"
-            )
+            raise InputError(f"reward {named!r} has the name of an episode's return; put another name before it")
         if environment is None and ENVIRONMENT in {*self._rewards.values(), self.judge}:
             raise InputError(f"reward function {ENVIRONMENT!r} is an episode's return; set environment.name")
         is_first = self.judge == next(iter(self._rewards.values()), None)

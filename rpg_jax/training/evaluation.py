@@ -173,7 +173,7 @@ def make_evaluate(
             answers = zip(texts, said, turns, finished, strict=False)
             for problem, answer in zip(batch, multihost.gather_rows(mine, answers), strict=True):
                 texts, (correct, _, lengths, _, (failures, notes, _)), turns, finished = answer
-                lines = [*(f"{line}; counted as wrong" for line in failures), *notes]
+                lines = [*(f"{line}; it scores 0" for line in failures), *notes]
                 arrays = np.array(correct, np.float32), np.array(lengths, np.int32), np.array(finished)
                 yield Answered(problem, texts, *arrays, lines, turns)
             if progress is not None:  # on a fast device a batch is complete before its first segment is over

@@ -182,7 +182,7 @@ def logged(settings: RolloutSettings, seen: list[Graded]) -> tuple[dict[str, flo
         np.concatenate([getattr(batch, name) for batch in seen]) for name in ("correct", "unpunished", "reward")
     )
     rewards = {name: [batch.rewards[name] for batch in seen] for name in seen[0].rewards}
-    failures = [f"{line}; counted as wrong" for batch in seen for line in batch.failures]
+    failures = [f"{line}; it scores 0" for batch in seen for line in batch.failures]
     failures += [line for batch in seen for line in batch.notes]
     of_environment = sum(batch.environment_failures for batch in seen)
     metrics = {

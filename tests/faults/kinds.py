@@ -81,11 +81,11 @@ def interrupted(folder: pathlib.Path, rng: np.random.Generator, which: signal.Si
 
 
 def misbehaving(folder: pathlib.Path, rng: np.random.Generator) -> list[Trial]:
-    """A reward function that misbehaves on some responses: these must count as wrong, with a line, and nothing else."""
+    """A reward function that misbehaves on some responses: these must score 0, with a line, and nothing else."""
     workdir, how = bench.new(folder), str(rng.choice(list(verifiers.MISBEHAVIOURS)))
     ended = Running("short", workdir, FAULTS_VERIFIER=how).wait()
-    said, lost = ended.lines("counted as wrong"), bench.failure("short", workdir, ended)
+    said, lost = ended.lines("it scores 0"), bench.failure("short", workdir, ended)
     if not lost and said:
         bench.remove(workdir)
-    line = lost or (said or ["no line says that responses were counted as wrong"])[0]
+    line = lost or (said or ["no line says that responses score 0"])[0]
     return [Trial("verifier misbehaves", how, LOST if lost or not said else TOLD, line)]
