@@ -52,9 +52,10 @@ def canonical(prompt: str) -> str:
 
 def _tries(available, used, operators, maximum):
     """(expression, value) of the chains over `used` numbers, in order, whose value is an integer in 0..maximum."""
-    for start, *rest in itertools.combinations(available, used):
-        for choice in itertools.product(operators, repeat=used - 1):
-            steps = list(zip(choice, rest, strict=True))
-            value = chains.value(start, steps)
-            if value == int(value) and 0 <= value <= maximum:
-                yield chains.text(start, steps), int(value)
+    chosen = itertools.combinations(available, used)
+    pairs = ((numbers, signs) for numbers in chosen for signs in itertools.product(operators, repeat=used - 1))
+    for (start, *rest), choice in itertools.islice(pairs, 10_000):  # of some settings there are far more
+        steps = list(zip(choice, rest, strict=True))
+        value = chains.value(start, steps)
+        if value == int(value) and 0 <= value <= maximum:
+            yield chains.text(start, steps), int(value)
