@@ -34,7 +34,7 @@ class Sampling:
     """Settings of the drawn distribution. Values are traced: new ones never recompile, while what is on stays the same.
     Build it with `make`."""
 
-    temperature: jax.Array  # f32[], 0 is greedy
+    temperature: jax.Array  # f32[], 0 is greedy, as is what is below 2**-126: devices take it for 0
     top_k: jax.Array  # i32[], 0 is off
     top_p: jax.Array  # f32[], 1 is off
     stop_ids: jax.Array  # i32[STOP_IDS], padded with -1
@@ -48,7 +48,7 @@ class Sampling:
         if len(stop_ids) > STOP_IDS or any(token < 0 for token in stop_ids):
             raise InputError(f"stop_ids are {tuple(stop_ids)}; give at most {STOP_IDS}, none negative")
         padded = list(stop_ids) + [-1] * (STOP_IDS - len(stop_ids))
-        on = dict(temperature=temperature > 0, top_k=top_k > 0, top_p=top_p < 1)
+        on = dict(temperature=temperature >= 2.0**-126, top_k=top_k > 0, top_p=top_p < 1)
         return Sampling(
             jnp.float32(temperature),
             jnp.int32(top_k),
