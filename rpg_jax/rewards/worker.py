@@ -192,7 +192,7 @@ def main(descriptor, where, name, memory_mb, network, kind):
     if sys.platform == "linux":
         leave_with_trainer()
     reachable, most = "" if network == "1" else leave_network(), resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (int(memory_mb) << 20, most))
+    resource.setrlimit(resource.RLIMIT_AS, (min(int(memory_mb) << 20, most % (1 << 63)), most))  # -1 is no limit
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     questions, replies = open(connection), open(connection, "w", closefd=False)
     for line in questions:
