@@ -104,7 +104,7 @@ def test_everything_built_in_is_what_it_declares(call):
     assert controlled["rpg, to go", "token"] == (biased, biased)
     assert "away, by KL(behavior || policy)" in out and "KL 0.001  KL 0.01" in out
     one = entries[0]["measurements"]
-    assert len(one) == 16 and all(m["expected_gap"] < 1e-12 for m in one)
+    assert len(one) == 52 and all(m["expected_gap"] < 1e-12 for m in one if "situation" not in m)
 
 
 def test_a_function_that_keeps_its_word(call):
