@@ -113,6 +113,7 @@ def test_which_kernel_runs_where():
     assert chosen("gpu", "cudnn", pack=True) is old("cudnn") is cudnn.attention
     plain = chosen("cpu"), chosen("gpu", dtype=jnp.float32), chosen("gpu", head_dim=260), chosen("tpu", "blockwise")
     plain += old(pack=True), old(head_dim=256), chosen("gpu", head_dim=256, capability="10.0")
+    plain += chosen("gpu", capability="7.5"), chosen("gpu", pack=True, capability="gfx942")
     assert set(plain) == {causal_attention}
     mesh = parallel.make_mesh()
     setting = partial(make_attention, "auto", mesh, HEADS, dtype=jnp.float32, head_dim=8)
@@ -124,6 +125,7 @@ def test_which_kernel_runs_where():
     ("cpu", "flash", {}, "unknown model.attention 'flash'; known: auto, blockwise, splash"),
     ("gpu", "pallas_gpu", {}, "unknown model.attention 'pallas_gpu'; known: auto, blockwise, splash, cudnn"),
     ("gpu", "cudnn", dict(pack=True, capability="8.9"), "packs rows from .* 9.0 on and this GPU's is 8.9.*pack=False"),
+    ("gpu", "cudnn", dict(capability="7.5"), "at most 0 numbers on a GPU of compute capability 7.5 .none before 8.0"),
     ("gpu", "cudnn", dict(dtype=jnp.float32), "16 bits.* at most 256 .*128 in float32"),
     ("gpu", "cudnn", dict(kinds=[AttentionKind(soft_cap=4.0)]), "cudnn cannot do this model's soft_cap"),
 ])  # fmt: skip

@@ -132,6 +132,8 @@ def test_quantized_matrices_are_split_as_their_plain_ones_are():
     ("tpu", None, "int8", "the TPU kernel has no scale for each token, so use float8_e4m3fn", {(128, None): "ragged"}),
     ("gpu", "8.0", "float8_e4m3fn", "compute capability is 8.0, and it takes 8.9: use int8",
      {(128, None): "cudnn", (256, None): "blocks", (128, "int8"): "blocks"}),
+    ("gpu", "7.5", "float8_e4m3fn", "compute capability is 7.5, and it takes 8.9", {(128, None): "blocks"}),
+    ("gpu", "gfx942", "float8_e4m3fn", "compute capability is gfx942, and it takes", {(128, None): "blocks"}),
 ])  # fmt: skip
 def test_types_that_a_kernel_does_not_take_are_refused_or_read_in_blocks(platform, capability, dtype, message, names):
     device = types.SimpleNamespace(platform=platform, compute_capability=capability)

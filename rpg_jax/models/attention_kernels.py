@@ -41,7 +41,7 @@ def make_attention(
     platform = device.platform
     largest = cudnn.largest_head(device)
     fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= largest
-    packs_cudnn = platform == "gpu" and float(device.compute_capability) >= cudnn.HOPPER
+    packs_cudnn = cudnn.capability_of(device) >= cudnn.HOPPER
     if name not in NAMES:
         raise InputError(f"unknown model.attention {name!r}; known: {', '.join(NAMES)}")
     if platform != PLATFORM.get(name, platform):
@@ -51,8 +51,9 @@ def make_attention(
         )
     if name == "cudnn" and not fits_cudnn:
         raise InputError(
-            f"model.attention=cudnn takes heads in 16 bits, of a multiple of 8 and at most {largest} numbers; this "
-            f"model's are {head_dim} in {jnp.dtype(dtype).name}; choose auto or blockwise"
+            f"model.attention=cudnn takes heads in 16 bits, of a multiple of 8 and at most {largest} numbers on a GPU "
+            f"of compute capability {device.compute_capability} (none before {cudnn.AMPERE}); this model's are "
+            f"{head_dim} in {jnp.dtype(dtype).name}; choose auto or blockwise"
         )
     if name == "cudnn" and pack and not packs_cudnn:
         raise InputError(

@@ -14,7 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo as wrapper
 
 from rpg_jax.models.attention import PLAIN, AttentionKind
 
-HOPPER = 9.0  # compute capability, the least for packed rows
+AMPERE, HOPPER = 8.0, 9.0  # compute capabilities, the least for rows of one sequence and for packed rows
 SEQUENCES = 8  # of a packed row at most, for the memory of its backward pass is that of so many rows
 GROUPED = jax.__version_info__ >= (0, 11, 1)  # before, keys of packed rows were looked for at the stride of queries
 replaced = partial(mock.patch.multiple, wrapper)  # a context in which JAX's functions are these, by name
@@ -30,9 +30,16 @@ def without_gpu(capability: float = HOPPER, version: tuple[int, int, int] = (9, 
     )
 
 
+def capability_of(device: jax.Device) -> float:
+    """The compute capability of an NVIDIA GPU; 0 of other devices, also of AMD's GPUs, whose name there is gfx942."""
+    name = device.compute_capability if device.platform == "gpu" else "none"
+    return float(name) if name[0].isdigit() else 0.0
+
+
 def largest_head(device: jax.Device) -> int:
     """The largest head dimension, a multiple of 8, that the kernels take on a device; 0 of none."""
-    return 0 if device.platform != "gpu" else 256 if HOPPER <= float(device.compute_capability) < HOPPER + 1 else 128
+    found = capability_of(device)
+    return 0 if found < AMPERE else 256 if HOPPER <= found < HOPPER + 1 else 128
 
 
 def segments(segment_ids: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:

@@ -62,7 +62,7 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
         raise InputError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
     if kernel is RAGGED and cache_dtype == "int8":
         raise InputError("cache_dtype is int8; the TPU kernel has no scale for each token, so use float8_e4m3fn")
-    if platform == "gpu" and cache_dtype == "float8_e4m3fn" and float(device.compute_capability) < FLOAT8_CAPABILITY:
+    if platform == "gpu" and cache_dtype == "float8_e4m3fn" and cudnn.capability_of(device) < FLOAT8_CAPABILITY:
         raise InputError(
             f"cache_dtype is float8_e4m3fn; this GPU's compute capability is {device.compute_capability}, and it takes "
             f"{FLOAT8_CAPABILITY}: use int8"
