@@ -143,3 +143,4 @@ def test_types_that_a_kernel_does_not_take_are_refused_or_read_in_blocks(platfor
     for (head_dim, small), name in names.items():
         config = models.ModelConfig(64, 64, 64, 1, 4, 2, head_dim)
         assert paged_attention.choose(mesh, config, 128, small).name == name
+        assert platform == "tpu" or paged_attention.choose(mesh, config, 8, small, "float32").name == "blocks"

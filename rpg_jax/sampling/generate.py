@@ -207,7 +207,7 @@ def make_sampler(
         # libtpu merges the Python frames of operations that it inlines. With a tensor axis and tens of layers it took
         # over 20 minutes or crashed; without frames it takes one minute.
         jax.config.update("jax_traceback_in_locations_limit", 0)
-    kernel = paged_attention.choose(mesh, model.config, decoding.page_size, decoding.cache_dtype)
+    kernel = paged_attention.choose(mesh, model.config, decoding.page_size, decoding.cache_dtype, model.dtype)
     shards = parallel.row_shards(mesh)
     page = math.gcd(decoding.page_size, running_softmax.block_of(columns + max_new))  # whole pages make a block
     chunk = min(max(columns - 1, 1), running_softmax.BLOCK)  # the last token of a prompt is not prefilled

@@ -44,8 +44,8 @@ class Kernel(NamedTuple):
         return PartitionSpec(*(axis if axis == ROW_AXES else None for axis in self.spec))
 
 
-def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | None = None) -> Kernel:
-    """The kernel for a mesh's platform and a model's heads: `ragged` on TPU, `cudnn` on GPU, else `blocks`.
+def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype=None, dtype=jnp.bfloat16) -> Kernel:
+    """The kernel for a mesh's platform and a model's heads and dtype: `ragged` on TPU, `cudnn` on GPU, else `blocks`.
 
     Raises ValueError for a page size, in tokens, or a type of keys and values that the kernel does not take.
     """
@@ -56,7 +56,7 @@ def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | N
     kernel = BLOCKS
     if platform == "tpu" and config.head_dim % 128 == 0:
         kernel = RAGGED
-    if platform == "gpu" and cache_dtype not in LARGEST and config.head_dim % 8 == 0:
+    if platform == "gpu" and cache_dtype not in LARGEST and jnp.dtype(dtype).itemsize == 2 and config.head_dim % 8 == 0:
         kernel = CUDNN if config.head_dim <= cudnn.largest_head(device) else BLOCKS
     if kernel is not BLOCKS and page_size < 16:
         raise InputError(f"page_size is {page_size}; the {platform.upper()} kernel takes at least 16")
