@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as wrapper
 
+from rpg_jax import InputError
 from rpg_jax.models.attention import PLAIN, AttentionKind
 
 AMPERE, HOPPER = 8.0, 9.0  # compute capabilities, the least for rows of one sequence and for packed rows
@@ -59,6 +60,11 @@ def attention(query, key, value, segment_ids=None, kind: AttentionKind = PLAIN) 
         window = None if kind.window is None else (kind.window - 1, 0)
         return jax.nn.dot_product_attention(
             query, key, value, scale=kind.scale, is_causal=True, local_window_size=window, implementation="cudnn"
+        )
+    if query.size >= 2**31:  # offsets into it are int32
+        raise InputError(
+            f"{query.shape[0]} packed rows of {query.shape[1]} tokens on a GPU have {query.size} numbers of queries, "
+            f"and cuDNN takes fewer than 2**31: lower learner.microbatch_rows and learner.scoring_rows"
         )
     if not GROUPED:
         key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
