@@ -86,6 +86,9 @@ def test_rows_of_as_many_segments_as_cudnn_has_places_for():
     out = np.asarray(jax.jit(cudnn.attention)(q, k, v, ids))
     np.testing.assert_allclose(out[:4], naive(q, k, v, ids)[:4], atol=1e-5)
     assert np.isnan(out[4]).all()
+    large = (jax.ShapeDtypeStruct((32, 16384, 32, 128), jnp.bfloat16),) * 3  # cuDNN's offsets would overflow
+    with pytest.raises(ValueError, match="2147483648 numbers .* lower learner.microbatch_rows and learner.scoring_ro"):
+        jax.eval_shape(cudnn.attention, *large, jax.ShapeDtypeStruct((32, 16384), jnp.int32))
 
 
 def test_a_layer_that_caps_its_scores_is_computed_in_blocks():
@@ -114,6 +117,7 @@ def test_which_kernel_runs_where():
     plain = chosen("cpu"), chosen("gpu", dtype=jnp.float32), chosen("gpu", head_dim=260), chosen("tpu", "blockwise")
     plain += old(pack=True), old(head_dim=256), chosen("gpu", head_dim=256, capability="10.0")
     plain += chosen("gpu", capability="7.5"), chosen("gpu", pack=True, capability="gfx942")
+    plain += (chosen("gpu", kinds=[AttentionKind(soft_cap=4.0)] * 2),)
     assert set(plain) == {causal_attention}
     mesh = parallel.make_mesh()
     setting = partial(make_attention, "auto", mesh, HEADS, dtype=jnp.float32, head_dim=8)

@@ -58,7 +58,9 @@ from rpg_jax.models import ModelConfig, cudnn
 from rpg_jax.models.attention import PLAIN, AttentionKind
 from rpg_jax.lab.planning import chips
 from rpg_jax.models.attention_kernels import make_attention
+from rpg_jax.run.build import build_run
 from rpg_jax.sampling import paged_attention
+from configs import quickstart
 
 H100 = chips.CHIPS["h100"].target
 shape = "1x1x4"
@@ -92,16 +94,20 @@ one, several = (array(PartitionSpec(rows[0], None, "tensor"), jnp.bfloat16, 16, 
 with cudnn.without_gpu():
     print(calls(gradient, q, k, k), calls(gradient, q, k, k, ids), sep=", ", end=", ")
     print(*(calls(attend(kind), queries, pool, *tables) for kind, queries in (
-        (PLAIN, one), (AttentionKind(window=40), one), (PLAIN, several))), sep=", ")
+        (PLAIN, one), (AttentionKind(window=40), one), (PLAIN, several))), sep=", ", end=", ")
+smoke = quickstart.get_config("smoke")
+smoke.learner.pack = True
+for smoke.model.dtype in ("bfloat16", "float32"):
+    print(build_run(smoke, lambda line: None, devices=made.devices[:1]).loop.packed_sequences, end=", ")
 """
 
 
-@pytest.mark.skipif(find_spec("jax_plugins") is None, reason="compiling for GPUs needs jax-cuda13-pjrt and its plugin")
+@pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="compiling for GPUs needs jax-cuda13-plugin")
 def test_the_kernels_are_in_programs_for_h100s():
     """Forward, backward, what is sent, and whether there is a loop: of plain rows, packed rows, decoding (and that of a
-    layer with a window), and prefill, which is as on every device."""
+    layer with a window), and prefill, which is as on every device; the sequences of a packed row, and in float32."""
     done = subprocess.run([sys.executable, "-c", FOR_GPUS], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    plain, packed, decode, window, prefill = ast.literal_eval(done.stdout)
+    plain, packed, decode, window, prefill, most, any_number = ast.literal_eval(done.stdout)
     assert plain == packed == [1, 1, 0, False] and decode == [1, 0, 0, False]
-    assert window == prefill == [0, 0, 0, True]
+    assert window == prefill == [0, 0, 0, True] and (most, any_number) == (cudnn.SEQUENCES, None)

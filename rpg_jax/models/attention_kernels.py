@@ -60,10 +60,12 @@ def make_attention(
             f"model.attention=cudnn packs rows from compute capability {cudnn.HOPPER} on and this GPU's is "
             f"{device.compute_capability}; choose auto or blockwise, or learner.pack=False"
         )
-    if name == "cudnn" and any(kind.soft_cap is not None for kind in kinds):
+    capped = {kind.soft_cap is not None for kind in kinds}
+    if name == "cudnn" and True in capped:
         raise InputError("model.attention=cudnn cannot do this model's soft_cap; choose auto or blockwise")
     kernels = {"splash": splash, "cudnn": cudnn.attention}
-    automatic = {"tpu": splash, "gpu": cudnn_or_blockwise if fits_cudnn and (packs_cudnn or not pack) else None}
+    fused = fits_cudnn and (packs_cudnn or not pack) and capped != {True}
+    automatic = {"tpu": splash, "gpu": cudnn_or_blockwise if fused else None}
     kernel = automatic.get(platform) if name == "auto" else kernels.get(name)
     return on_mesh(kernel, mesh, spec) if kernel else causal_attention
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from rpg_jax import InputError, data, objectives, parallel
 from rpg_jax.environments import Environment, Observations
 from rpg_jax.models import Model, cudnn
+from rpg_jax.models.attention import causal_attention
 from rpg_jax.rewards import Scorer, scale_named
 from rpg_jax.rewards.scorer import NO_REWARD
 from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_vocabulary
@@ -115,8 +116,6 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     settings = build_settings(config)
     (mesh, sampler), rollout = parallel.make_meshes(**config.mesh, devices=devices), settings["rollout"]
     check_offload(settings["optimizer"], mesh, settings["loop"].delay)
-    if mesh.devices.flat[0].platform == "gpu":
-        settings["loop"] = dataclasses.replace(settings["loop"], packed_sequences=cudnn.SEQUENCES)
     if problems is None:
         say("reading problems")
         problems = build_data(config, log)
@@ -127,6 +126,9 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
     samples = model if sampler is mesh else build_model(config, problems.tokenizer, longest, sampler)
     teacher = build_teacher(config, model, problems.tokenizer, longest, mesh)
+    kernels = {scored.attention for scored in (model, teacher) if scored} - {causal_attention}
+    if kernels and mesh.devices.flat[0].platform == "gpu":
+        settings["loop"] = dataclasses.replace(settings["loop"], packed_sequences=cudnn.SEQUENCES)
     check_pages(samples, sampler, rollout)
     rollout.recorded(model.config)  # refuses routes of a model without experts
     known = dict(generated="tasks" in config.data, tasks=problems.tasks)
