@@ -43,6 +43,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 
 # Published shapes, written out because the peer's environment has no rpg_jax.
 QWEN3 = dict(vocab=151936, layers=28, heads=16, kv_heads=8, head_dim=128)
@@ -118,8 +119,9 @@ def seconds_of(run) -> float:
 
 
 def said(error) -> str:
-    """An exception in a line."""
-    return f"{type(error).__name__}: {error}".split("\n")[0][:300]
+    """An exception in a line, or where it has no message, what raised it."""
+    message = str(error).strip() or traceback.extract_tb(error.__traceback__)[-1].line
+    return f"{type(error).__name__}: {message}".split("\n")[0][:300]
 
 
 def serve(build):
@@ -150,12 +152,16 @@ class Worker:
 
     def __init__(self, side, work, options):
         python = options.peer_python if side == "theirs" else sys.executable
-        command = [python, SCRIPTS[side], work, options.size, "smoke" if options.smoke else "whole"]
+        self.command = [python, SCRIPTS[side], work, options.size, "smoke" if options.smoke else "whole"]
+        self.limit = options.limit
+        self.start()
+
+    def start(self):
         # Two processes share the device; what JAX would take in advance is the other's.
         environment = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false", TOKENIZERS_PARALLELISM="false")
-        self.limit, self.pipes = options.limit, dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         log = None if os.environ.get("BENCHMARK_VERBOSE") else subprocess.DEVNULL
-        self.process = subprocess.Popen(command, stderr=log, env=environment, **self.pipes)
+        self.process = subprocess.Popen(self.command, stderr=log, env=environment, **pipes)
 
     def __enter__(self):
         return self
@@ -165,18 +171,20 @@ class Worker:
         self.process.wait()
 
     def ask(self, step) -> dict:
-        """The reply to a step's name, or {"failed": why}; a worker that took too long is not to be asked again."""
+        """The reply to a step's name, or {"failed": why}; a process that took too long is ended."""
         with contextlib.suppress(BrokenPipeError):
             print(step, file=self.process.stdin, flush=True)
-        if not select.select([self.process.stdout], [], [], self.limit)[0]:
-            self.process.kill()
-            return dict(failed=f"no answer in {self.limit:.0f} s")
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else dict(failed="its process ended; BENCHMARK_VERBOSE=1 shows what it said")
+        failed = f"no answer in {self.limit:.0f} s"
+        if select.select([self.process.stdout], [], [], self.limit)[0]:
+            if line := self.process.stdout.readline():
+                return json.loads(line)
+            failed = "its process ended; BENCHMARK_VERBOSE=1 shows what it said"
+        self.__exit__()
+        return dict(failed=failed)
 
 
 def race(work, options) -> dict:
-    """{variant: its last reply, with "first" and "times" of its rounds}; one that fails is left out with a line."""
+    """{variant: its last reply, with "first" and "times" of its rounds}; one that fails gets a line and no more."""
     found = {}
     sides = ["ours"] if options.alone or work in ("limits", "update:packed") else ["ours", "theirs"]
     with contextlib.ExitStack() as stack:
@@ -188,6 +196,10 @@ def race(work, options) -> dict:
                 so_far = found.setdefault(variant, dict(times=[], spent=0.0))
                 if "failed" in so_far or so_far["spent"] > options.seconds:
                     continue
+                if worker.process.poll() is not None:  # the side's other variant has ended it
+                    worker.start()
+                    if number:
+                        worker.ask(variant)  # the first call of a process is not timed
                 begin = time.perf_counter()
                 reply = worker.ask(variant)
                 took = time.perf_counter() - begin
@@ -202,7 +214,7 @@ def race(work, options) -> dict:
                     print(f"  {work:13} {variant:8} is left out: {reply['failed']}", flush=True)
         if options.trace and work != "limits" and "failed" not in found["ours"]:
             found["ours"]["kernels"] = workers["ours"].ask("trace")
-    return {variant: reply for variant, reply in found.items() if reply["times"]}
+    return found
 
 
 def measured(work, shape, task, reply, limits) -> dict:
@@ -276,6 +288,8 @@ def main():
             )
     shape = SHAPES[options.size]
     limits = race("limits", options)["ours"]
+    if "failed" in limits:
+        parser.exit(1, f"ours measured no device; does JAX find one? {limits['failed']}\n")
     result = dict(device=limits["device"], versions=limits["versions"], time=now(), size=options.size, shape=shape)
     result |= dict(dtype="bfloat16", remat="dots", limits={name: limits[name] for name in ("bandwidth", "matrix")})
     result |= dict(works={}, peer=peer)
@@ -287,6 +301,8 @@ def main():
     for work in works:
         task = task_of(work, options.smoke)
         for variant, reply in race(work, options).items():
+            if "failed" in reply:
+                continue
             found = measured(work, shape, task, reply, limits)
             print(line_of(work, variant, found), flush=True)
             if "kernels" in found:

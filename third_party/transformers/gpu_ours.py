@@ -1,6 +1,7 @@
 """Our side of gpu_benchmark.py: the functions that `rpg_jax.train` runs, on random prompts and parameters."""
 
 import collections
+import functools
 import importlib.metadata
 import pathlib
 import platform
@@ -40,7 +41,7 @@ def limits(task) -> dict:
         run()
         return amount * task["calls"] / min(seconds_of(run) for _ in range(3))
 
-    copy, product = jax.jit(lambda x: x + 1), jax.jit(lambda x: x @ x * 1e-4)
+    copy, multiply = jax.jit(lambda x: x + 1), jax.jit(lambda x, y: x @ y * task["side"] ** -0.5)  # of y's size
     square = jax.random.normal(jax.random.key(0), (task["side"],) * 2, jnp.bfloat16)  # zeros would be faster
     names = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "libtpu")
     installed = {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}
@@ -48,7 +49,7 @@ def limits(task) -> dict:
         device=jax.devices()[0].device_kind,
         versions={"python": platform.python_version()} | {n: installed[n] for n in names if n in installed},
         bandwidth=per_second(copy, jnp.ones(task["copy"], jnp.bfloat16), 4 * task["copy"]),
-        matrix=per_second(product, square, 2 * task["side"] ** 3),
+        matrix=per_second(functools.partial(multiply, square), square, 2 * task["side"] ** 3),
     )
 
 
