@@ -30,6 +30,7 @@ TOP = 25  # kernels of a trace
 
 def limits(task) -> dict:
     """The device, its versions, and what it reaches: bytes/s of a copy, operations/s of a product in bfloat16."""
+    device = jax.devices()[0]
 
     def per_second(function, x, amount):
         def run():
@@ -46,7 +47,7 @@ def limits(task) -> dict:
     names = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "libtpu")
     installed = {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}
     return dict(
-        device=jax.devices()[0].device_kind,
+        device=device.device_kind,
         versions={"python": platform.python_version()} | {n: installed[n] for n in names if n in installed},
         bandwidth=per_second(copy, jnp.ones(task["copy"], jnp.bfloat16), 4 * task["copy"]),
         matrix=per_second(functools.partial(multiply, square), square, 2 * task["side"] ** 3),
