@@ -56,6 +56,7 @@ rpg_setup() {
     lists+=("requirements-$rpg_jax.txt") # together with the others, so that jax and its plugin go together
     other="cuda$((25 - ${rpg_jax#cuda}))"
     if compgen -G "$venv/lib/python*/site-packages/jax_${other}_plugin" >/dev/null; then # JAX loads one of both
+      rm -f "$venv/requirements.sha256" # the next call installs again if this one fails from here on
       "$venv/bin/python" -m pip uninstall --quiet --yes "jax-$other-plugin" "jax-$other-pjrt" || return
     fi
   elif [[ -n "${RPG_JAX:-}" ]]; then

@@ -130,18 +130,19 @@ def test_the_driver_decides_which_jax(tmp_path, driver, environment, expected, s
 def test_jax_with_cuda_comes_with_the_other_lists_and_the_suite_stays_on_the_cpu(clone, tmp_path):
     plugin = clone / ".venv/lib/python3.11/site-packages/jax_cuda12_plugin"
     tests = 'if [[ "$2" == pytest ]]; then echo "$JAX_PLATFORMS"; [[ "$*" != *gpu* ]]; exit; fi'
-    pip = f'case "$*" in *uninstall*) rmdir "{plugin}";; *cuda12*) mkdir -p "{plugin}";; esac'
+    pip = f'case "$*" in *uninstall*) rmdir "{plugin}";; *cuda12*) mkdir -p "{plugin}";; *) exit "$FAIL";; esac'
     calls = fake_venv(clone, f"{tests}\n{pip}")
-    for version in ("535.54.03", "580.65.06", "580.65.06"):
+    for version, fail in (("535.54.03", 0), ("580.65.06", 1), ("580.65.06", 0), ("580.65.06", 0)):
         fake(tmp_path / "bin/nvidia-smi", f"echo '{version}, 8.0'")
-        on_gpu = dict(PATH=f"{tmp_path}/bin:/usr/bin:/bin", RPG_JAX="", JAX_PLATFORMS="cuda")
-        assert run([clone / "launch/setup.sh"], tmp_path, **on_gpu).returncode == 0
+        on_gpu = dict(PATH=f"{tmp_path}/bin:/usr/bin:/bin", RPG_JAX="", JAX_PLATFORMS="cuda", FAIL=str(fail))
+        assert run([clone / "launch/setup.sh"], tmp_path, **on_gpu).returncode == fail
+        assert (clone / ".venv/requirements.sha256").exists() != fail  # else an older one would say that all is there
     lists = " ".join(f"-r {clone}/requirements{purpose}.txt" for purpose in ("", "-core", "-test"))
     install = "-m pip install --quiet --disable-pip-version-check --no-compile"
     assert calls() == [
         f"{install} {lists} -r {clone}/requirements-cuda12.txt",
         "-m pip uninstall --quiet --yes jax-cuda12-plugin jax-cuda12-pjrt",  # JAX loads one of both
-        f"{install} {lists} -r {clone}/requirements-cuda13.txt",
+        *[f"{install} {lists} -r {clone}/requirements-cuda13.txt"] * 2,  # the first fails
     ]
     tested = run([clone / "launch/test.sh"], tmp_path, **on_gpu)
     assert (tested.stdout, tested.returncode) == ("cpu\ncuda\n", 1), tested.stderr
