@@ -248,7 +248,8 @@ def test_the_command_compiles_for_gpus(tmp_path):
 def test_mistakes_are_one_line(arguments, says, monkeypatch):
     """Also those that the process of a topology finds, which here is this one."""
 
-    def worker(words, **_):
+    def worker(words, env, **_):
+        assert env["XLA_CLIENT_MEM_FRACTION"] == "0.95"  # of a GPU, as for every command
         status, out, err = outcome("plan", *words[words.index("rpg_jax.plan") + 1 :])
         return subprocess.CompletedProcess(words, status, out, err)
 

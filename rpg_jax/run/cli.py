@@ -167,6 +167,8 @@ def run(main: Callable, argv: list[str] | None = None, *, arguments: bool = Fals
 def _status(main, argv: list[str], arguments: bool) -> int:
     logging.set_verbosity(logging.ERROR)
     os.environ.update(compiler.libtpu_arguments(os.environ))  # before JAX looks for devices
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # the older name; JAX refuses both
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.95")  # of a GPU's memory, in place of three quarters
     module = sys.modules[main.__module__]
     if {"--help", "-h", "--helpfull"} & set(argv):
         given = flags.FLAGS.module_help(module).replace(f"{module.__name__}:", "Flags:", 1)

@@ -44,7 +44,7 @@ def text(plan: dict) -> str:
     lines.append("beside: arrays of the run that the program does not take, such as the optimizer's while sampling")
     if launches:
         lines += [
-            "of a GPU's memory JAX takes three quarters unless XLA_PYTHON_CLIENT_MEM_FRACTION says more",
+            "of a GPU's memory commands take 95 %, or XLA_CLIENT_MEM_FRACTION of it; no GPU has run with 95 %",
             "without a GPU nothing is autotuned: sizes of tiles, and the kernels of products, are XLA's defaults",
         ]
     lines += [f"{name}: {phase['refused']}" for name, phase in plan["phases"].items() if "refused" in phase]
