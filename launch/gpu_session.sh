@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Everything that is measured on a borrowed GPU, in one bounded call that prints as it goes and keeps what it has.
 #
-#   launch/gpu_session.sh [tests] [benchmark] [training] [peer]    all, in that order, if none is named
+#   launch/gpu_session.sh [tests] [benchmark] [training] [peer]    in that order
+#
+# If none is named: tests and benchmark, training if BASE or GGUF is set, and peer if PEER_PYTHON is.
 #
 # tests      tests/test_gpu.py
 # benchmark  third_party/transformers/gpu_benchmark.py, ours alone with --trace: benchmark.json
 # training   configs/real_model.py:qwen2.5-coder-0.5b-gpu twice in fresh processes, with a cold and a warm compilation
 #            cache: seconds from the start to each row of metrics.jsonl, and the mean times of steps from the third on
-# peer       the benchmark again, in turns with eager and compiled torch, if PYTHON has it: peer.json
+# peer       the benchmark again, in turns with eager and compiled torch of PEER_PYTHON: peer.json
 #
-# SECONDS_IN_ALL (540) bounds a call; a part that does not fit any more is left out with a line. On an H100 the first
-# three should take some 8 minutes and the last one 5: two calls where ten minutes are the most. OUT (gpu_session) takes
+# SECONDS_IN_ALL (1500) bounds a call; a part that does not fit any more is left out with a line. On an H100 the tests
+# may take 7 minutes, and benchmark, training and peer 5 each: name some where a call is bounded. OUT (gpu_session) takes
 # logs and results. PYTHON is .venv/bin/python, or python3 without one; the training starts from BASE, a converted
 # checkpoint, or from GGUF, a file of a model, and learns from TRAIN and HELDOUT (data/gpu/*.jsonl) where they are, else
 # from the config's problems. STEPS (8) are those of a training; SIZE, ROUNDS (5) and WORKS are the benchmark's.
@@ -28,7 +30,7 @@ for part in "$@"; do
   esac
 done
 python="${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}"
-out="${OUT:-gpu_session}" deadline=$((SECONDS + ${SECONDS_IN_ALL:-540})) failed=0
+out="${OUT:-gpu_session}" deadline=$((SECONDS + ${SECONDS_IN_ALL:-1500})) failed=0
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 JAX_PLATFORMS="${JAX_PLATFORMS:-cuda,cpu}"
 
@@ -44,7 +46,7 @@ step() { # NAME SECONDS COMMAND...
   return "$status"
 }
 
-run_tests() { step tests 180 "$python" -m pytest -q -p no:cacheprovider tests/test_gpu.py; }
+run_tests() { step tests 420 "$python" -m pytest -q -p no:cacheprovider tests/test_gpu.py; }
 
 # Compiled programs of the benchmark are kept for the peer's part, also of another call on the same machine.
 benchmark() { # NAME FLAGS...
@@ -77,13 +79,17 @@ run_training() {
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | tee "$out/gpu.txt"
 "$python" -c 'import jax; print("jax", jax.__version__, jax.devices())' || exit 1
-((${#parts[@]})) || parts=(tests benchmark training peer)
+if ((!${#parts[@]})); then
+  parts=(tests benchmark)
+  [[ -z "${BASE:-}${GGUF:-}" ]] || parts+=(training)
+  [[ -z "${PEER_PYTHON:-}" ]] || parts+=(peer)
+fi
 for part in "${parts[@]}"; do
   case "$part" in
     tests) run_tests ;;
     benchmark) benchmark benchmark --alone --trace ;;
     training) run_training ;;
-    peer) benchmark peer ;;
+    peer) benchmark peer ${PEER_PYTHON:+--peer_python="$PEER_PYTHON"} ;;
   esac
 done
 echo "== done at second $SECONDS; $out has $(find "$out" -type f | wc -l) files"

@@ -202,20 +202,22 @@ def test_quickstart_stops_where_training_stops(clone, tmp_path):
 
 def test_a_session_on_a_gpu_goes_on_after_what_fails_and_ends_in_time(clone, tmp_path):
     calls = fake_venv(clone, 'echo "out of $1 $2"; [[ "$2" != pytest ]]')
-    session = dict(OUT=str(tmp_path / "out"), JAX_PLATFORMS="cpu", BASE="base", STEPS="3")
+    session = dict(OUT=str(tmp_path / "out"), JAX_PLATFORMS="cpu", BASE="base", STEPS="3", PEER_PYTHON="a peer")
     done = run([clone / "launch/gpu_session.sh"], tmp_path, **session)
     assert done.returncode == 1 and "== tests ended with status 1" in done.stdout, done.stderr
     tests, benchmark, cold, warm, peer = calls()
     assert benchmark.endswith(f"--json={tmp_path}/out/benchmark.json --alone --trace")
-    assert peer.endswith(f"--json={tmp_path}/out/peer.json") and "gpu_benchmark.py" in peer
+    assert peer.endswith(f"--json={tmp_path}/out/peer.json --peer_python=a peer") and "gpu_benchmark.py" in peer
     flags = "--config=configs/real_model.py:qwen2.5-coder-0.5b-gpu --config.steps=3 --config.model.checkpoint=base"
     for call, cache in ((cold, "cold"), (warm, "warm")):
         assert call.startswith(f"-m launch.rows_as_they_come {tmp_path}/out/training-{cache} {flags}")
     assert (tmp_path / "out/tests.log").read_text() == "out of -m pytest\n"
+    bare = run([clone / "launch/gpu_session.sh"], tmp_path, OUT=session["OUT"], JAX_PLATFORMS="cpu")
+    assert [line.split(",")[0] for line in bare.stdout.splitlines() if ", at " in line] == ["== tests", "== benchmark"]
     done = run([clone / "launch/gpu_session.sh", "benchmark"], tmp_path, SECONDS_IN_ALL="20", **session)
-    assert done.returncode == 1 and "benchmark is left out: no time" in done.stdout and len(calls()) == 5
+    assert done.returncode == 1 and "benchmark is left out: no time" in done.stdout and len(calls()) == 7
     done = run([clone / "launch/gpu_session.sh", "training"], tmp_path, **session | dict(BASE=""))
-    assert done.returncode == 1 and "neither BASE nor GGUF is set" in done.stdout and len(calls()) == 5
+    assert done.returncode == 1 and "neither BASE nor GGUF is set" in done.stdout and len(calls()) == 7
 
 
 def test_rows_are_seen_as_they_come(tmp_path):
