@@ -23,26 +23,27 @@ esac
 
 # A line a GPU, "580.159.04, 9.0"; the command fails without a driver or a GPU. Where it is missing or too old for the
 # question the kernel's module says its version, and there must be a device: a container sees the module of its host.
-root="${1:-}" gpus=""
+root="${1:-}" gpus="" driver=0 capability=999 found='' # capability: the oldest GPU's, tenfold
 if command -v nvidia-smi >/dev/null; then
+  found="nvidia-smi is there and names no GPU" # to be said if the module says nothing either
   gpus="$(timeout 60 nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2>/dev/null)" || gpus=""
 fi
-if [[ -z "$gpus" && -e "$root/dev/nvidia0" && -r "$root/proc/driver/nvidia/version" ]]; then
+if [[ -z "$gpus" && -r "$root/proc/driver/nvidia/version" ]] && compgen -G "$root/dev/nvidia[0-9]*" >/dev/null; then
   read -r gpus <"$root/proc/driver/nvidia/version"
 fi
 
-driver=0 capability=999 # oldest of all GPUs; tenfold
 while read -r line; do
-  [[ "$line" =~ ([0-9]+)\.[0-9]+[0-9.]*(, *([0-9]+)\.([0-9]))? ]] || continue
-  driver="${BASH_REMATCH[1]}"
-  [[ -z "${BASH_REMATCH[2]}" ]] || ((capability <= ${BASH_REMATCH[3]}${BASH_REMATCH[4]})) ||
-    capability="${BASH_REMATCH[3]}${BASH_REMATCH[4]}"
+  [[ "$line" =~ ^(NVRM[^.]*[^0-9.])?([0-9]+)\.[0-9]+[0-9.]*(, *([0-9]+)\.([0-9]))? ]] || continue
+  driver="${BASH_REMATCH[2]}"
+  [[ -z "${BASH_REMATCH[3]}" ]] || ((capability <= ${BASH_REMATCH[4]}${BASH_REMATCH[5]})) ||
+    capability="${BASH_REMATCH[4]}${BASH_REMATCH[5]}"
 done <<<"$gpus"
 if ((driver >= 580 && capability >= 75)); then
   echo cuda13
 elif ((driver >= 525)); then
   echo cuda12
 else
-  ((!driver)) || echo "setup: the NVIDIA driver is $driver, and JAX takes 525 and newer: this is JAX for the CPU" >&2
+  ((!driver)) || found="the NVIDIA driver is $driver, and JAX takes 525 and newer"
+  [[ -z "$found" ]] || echo "setup: $found: this is JAX for the CPU" >&2
   echo cpu
 fi

@@ -105,17 +105,18 @@ NEW, WRONG = "580.159.04, 9.0", "RPG_JAX is 'cuda'; known: cpu, cuda12, cuda13"
 
 
 @pytest.mark.parametrize(("driver", "environment", "expected", "said"), [
-    (NEW, {}, "cuda13", ""), ("610.2, 12.0\n610.2, 7.5", {}, "cuda13", ""), ("579.99.01, 9.0", {}, "cuda12", ""),
+    (NEW, {}, "cuda13", ""), (f"{NEW}\nWARNING: corrupted at gpu 0000:3B:00.0", {}, "cuda13", ""),
+    ("610.2, 12.0\n610.2, 7.5", {}, "cuda13", ""), ("579.99.01, 9.0", {}, "cuda12", ""),
     ("580.65.06, 9.0\n580.65.06, 7.0", {}, "cuda12", ""), ("580.65.06, [N/A]", {}, "cuda13", ""),
     ("525.60.13, 8.0", {}, "cuda12", ""), ("470.82.01, 8.0", {}, "cpu", "the NVIDIA driver is 470"),
     (MODULE.format("580.65.06"), {}, "cuda13", ""), (MODULE.format("535.54.03"), {}, "cuda12", ""),
-    ("Failed to initialize NVML: Driver/library version mismatch", {}, "cpu", ""), (None, {}, "cpu", ""),
+    ("Failed to initialize NVML: Driver/library version mismatch", {}, "cpu", "names no GPU"), (None, {}, "cpu", ""),
     (None, {"RPG_JAX": "cuda12"}, "cuda12", ""), (NEW, {"RPG_JAX": "cuda12"}, "cuda12", ""),
     (NEW, {"RPG_JAX": "cpu"}, "cpu", ""), (NEW, {"JAX_PLATFORMS": "cpu"}, "cpu", ""),
     (NEW, {"JAX_PLATFORMS": "cuda,cpu"}, "cuda13", ""), (NEW, {"RPG_JAX": "cuda"}, None, WRONG),
 ])  # fmt: skip
 def test_the_driver_decides_which_jax(tmp_path, driver, environment, expected, said):
-    for file in ("dev/nvidia0", "proc/driver/nvidia/version") if "NVRM" in (driver or "") else ():
+    for file in ("dev/nvidia3", "proc/driver/nvidia/version") if "NVRM" in (driver or "") else ():
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text(driver)
     if driver:  # with the module alone nvidia-smi fails, and says so where its answer would be
