@@ -56,6 +56,7 @@ def test_topologies_are_those_that_exist_and_others_are_refused_with_those_that_
         assert chip.source.startswith("https://"), name
         assert 10e9 < chip.memory < 200e9 < chip.bandwidth < 10e12 < chip.flops < 3e15 and chip.links < 1e12, name
     refused = {"v5e:3x3": "v5e:{1x1,2x2,2x4", "tpu9:2x2": "v5e, v5p, v6e", "h100:12": "multiple of 8", "": "''"}
+    refused["h100:800000"] = "multiple of 8 below 100,000"
     for name, says in refused.items():
         with pytest.raises(ValueError, match=rf"--topology={name}.*{re.escape(says)}"):
             chips.parse(f"v5e:4x4,{name}")
@@ -196,12 +197,13 @@ def test_a_plan_of_what_was_measured_takes_the_time_that_it_took(slots, packed, 
 
 @pytest.mark.parametrize("change", [
     {"device": "NVIDIA L4"}, {"size": "mine"}, {"works": {}}, {"works": 3}, {"works": {"decode:64": DECODE}},
+    {"device": "NVIDIA H100 PCIe"}, "[" * 99999,
     *({"works": MEASURED["works"] | {"decode:64": DECODE | wrong}}
       for wrong in ({"rows": 0}, {"rows": "x"}, {"seconds": 1.0}, {"seconds": {"median": math.nan}})),
 ])  # fmt: skip
 def test_measurements_of_something_else_are_refused(change, tmp_path):
     path = tmp_path / "measured.json"
-    path.write_text(json.dumps(MEASURED | change))
+    path.write_text(change if isinstance(change, str) else json.dumps(MEASURED | change))
     with pytest.raises(ValueError, match=f"--measured={path}: expected what gpu_benchmark.py --json writes"):
         calibration.read(str(path))
 

@@ -27,6 +27,7 @@ CONFIG = pathlib.Path(__file__).parents[3] / "configs/measured.py"
 LENGTHS = "lognormal:368.5,0.6"  # of which no more than 1,024 tokens: 362 on average
 FLAGS = (f"--config={CONFIG}", f"--lengths={LENGTHS}", "--prompt_length=128")
 SECONDS = 70.5  # a batch of 64 prompts x 16 responses
+DEVICES = {chip.target.split('"')[-2]: chip for chip in chips.CHIPS.values() if chip.target}  # by JAX's name of them
 
 
 def text(plan: dict) -> str:
@@ -46,7 +47,7 @@ def read(file: str) -> list[dict]:
     try:
         text = json.loads(pathlib.Path(file).read_text())
         found, missing = [], {"decode", "update"}
-        SIZES[text["size"]], chip_of(text["device"])
+        SIZES[text["size"]], DEVICES[text["device"]]
         for name, work in text["works"].items():
             phase, _, kind = name.partition(":")
             lengths = work["lengths"] if phase == "update" else [work["prompt"] + (work["few"] + work["new"]) / 2]
@@ -58,15 +59,10 @@ def read(file: str) -> list[dict]:
         if not missing:
             return found
         error = f"works without {', '.join(missing)}"
-    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as caught:
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as caught:
         error = f"{type(caught).__name__}: {caught}"
-    known = ", ".join(name for name, chip in chips.CHIPS.items() if chip.target)
+    known = ", ".join(DEVICES)
     raise InputError(f"--measured={file}: expected what gpu_benchmark.py --json writes on one of {known}; {error}")
-
-
-def chip_of(device: str) -> chips.Chip:
-    """The GPU that JAX calls so, as `NVIDIA H100 80GB HBM3`; KeyError if there is none."""
-    return chips.CHIPS[next((name for name in chips.CHIPS if f" {name}" in device.lower()), device)]
 
 
 def least(row: dict, w: Workload) -> float:
@@ -84,7 +80,7 @@ def least(row: dict, w: Workload) -> float:
         prompt_length=length - 1,
         moments=2,
     )
-    topology = chips.Topology("", chip_of(row["device"]), 1)
+    topology = chips.Topology("", DEVICES[row["device"]], 1)
     return max(floor.costs(w)[row["phase"]].seconds(topology).values())
 
 

@@ -101,10 +101,10 @@ def _parse(name: str) -> Topology:
         if shape not in chip.topologies:
             raise InputError(f"--topology={name} does not exist; there are {kind}:{{{','.join(chip.topologies)}}}")
         return Topology(name, chip, math.prod(map(int, shape.split("x"))))
-    count = int(shape) if shape.isdecimal() else 0
+    count = int(shape) if shape.isdecimal() and len(shape) < 6 else 0
     if count < 1 or (count > chip.machine and count % chip.machine):
         raise InputError(
             f"--topology={name} does not exist; there are {kind}:N with N up to {chip.machine} GPUs of one machine, or "
-            f"a multiple of {chip.machine}"
+            f"a multiple of {chip.machine} below 100,000"
         )
     return Topology(name, chip, count)
