@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
+from jax.typing import DTypeLike
 
 from rpg_jax import InputError
 from rpg_jax.models import ModelConfig, cudnn
@@ -44,7 +45,9 @@ class Kernel(NamedTuple):
         return PartitionSpec(*(axis if axis == ROW_AXES else None for axis in self.spec))
 
 
-def choose(mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype=None, dtype=jnp.bfloat16) -> Kernel:
+def choose(
+    mesh: Mesh, config: ModelConfig, page_size: int, cache_dtype: str | None = None, dtype: DTypeLike = jnp.bfloat16
+) -> Kernel:
     """The kernel for a mesh's platform and a model's heads and dtype: `ragged` on TPU, `cudnn` on GPU, else `blocks`.
 
     Raises ValueError for a page size, in tokens, or a type of keys and values that the kernel does not take.
