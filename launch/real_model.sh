@@ -9,9 +9,9 @@
 #   qwen2.5-coder-0.5b  Qwen2.5-Coder-0.5B-Instruct (Apache-2.0; a re-upload in six packages, of somebody else): adapters
 #                       on a CPU, all of its weights in bfloat16 on an NVIDIA GPU (launch/which_jax.sh) of 40 GB or more
 #
-# --dry-run prints the commands. --base ends when the model is there, in WORKDIR/base. Everything goes into WORKDIR (runs/real_model, runs/real_model_qwen, on a GPU
-# runs/real_model_qwen_gpu); the same command goes on where it was stopped. CONFIG names another experiment than
-# configs/real_model.py, GGUF a model's file that is here already.
+# --dry-run prints the commands. --base ends when the model is there, in WORKDIR/base. Everything goes into WORKDIR
+# (runs/real_model, runs/real_model_qwen, on a GPU runs/real_model_qwen_gpu); the same command goes on where it was
+# stopped. CONFIG names another experiment than configs/real_model.py, GGUF a model's file that is here already.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
