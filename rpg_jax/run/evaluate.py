@@ -1,5 +1,6 @@
 """What `python -m rpg_jax.evaluate` does: k responses to each problem, their scores, a table and files of both."""
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
@@ -21,13 +23,17 @@ from rpg_jax.run import build, cli, models, states
 from rpg_jax.run.target import print_table, writable
 from rpg_jax.sampling import Decoding
 from rpg_jax.storage import workdir
+from rpg_jax.storage.checkpoints import checksum
 from rpg_jax.storage.logs import Progress, write_json_atomic
 from rpg_jax.storage.responses import ResponseLog
+from rpg_jax.storage.settings import CODE, as_json, digest
 from rpg_jax.training import evaluation
 from rpg_jax.training.phases import phase
 from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import check_finite
 from rpg_jax.types import Params
+
+ASKED = ("data", "reward", "extraction", "wording", "template", "template_options", "tokenizer", "dtype", "overlong")
 
 
 class Subject(NamedTuple):
@@ -39,7 +45,8 @@ class Subject(NamedTuple):
     problems: list[data.Problem]
     scorer: Scorer
     settings: dict  # k, seed, rows and those of sampling
-    find: Callable[[str | None], tuple[dict, Callable[[], Params]]]  # which -> (name of the weights, how to load them)
+    # which -> (name of the weights, digests of them and of files of the user's, how to load them)
+    find: Callable[[str | None], tuple[dict, dict, Callable[[], Params]]]
 
 
 def main(options) -> int:
@@ -63,8 +70,6 @@ def of_run(options, place: epath.Path) -> Subject:
         rows=max(prompts, evaluation.problems_of(run.mesh, prompts * run.rollout.samples, k)),
     )  # fmt: skip
     settings["page_size"] = run.rollout.page_size
-    if options.max_prompt is None and options.max_new is None:
-        settings["cache_pages"] = run.rollout.cache_pages
     sets = run.data
     if options.data:
         if "tasks" in config.data:
@@ -77,8 +82,12 @@ def of_run(options, place: epath.Path) -> Subject:
     def find(which):
         with phase("state"):
             step, found = states.restore_state(place, run, which, frozen)
-        return dict(checkpoint="step", step=step), lambda: policies.sampling_params(
-            policies.current(found.state), found.frozen
+        sums = [int(checksum(leaf)) for leaf in jax.tree.leaves((found.state, found.checksums))]  # one by one
+        digests = dict(weights=digest(sums), files=as_json(config).get(CODE))
+        return (
+            dict(checkpoint="step", step=step),
+            digests,
+            lambda: policies.sampling_params(policies.current(found.state), found.frozen),
         )
 
     problems = list(sets.problems("heldout"))
@@ -98,7 +107,11 @@ def of_checkpoint(options) -> Subject:
     model = models.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)
 
     def find(_):
-        return dict(checkpoint=folder), lambda: states.checkpoint_params(folder, model, mesh)
+        files = [file for place in {folder, options.tokenizer or folder} for file in pathlib.Path(place).glob("*")]
+        stamps = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+        code = as_json(ConfigDict(dict(reward=dict(function=options.reward)))).get(CODE)
+        digests = dict(weights=digest(stamps), files=code)
+        return dict(checkpoint=folder), digests, lambda: states.checkpoint_params(folder, model, mesh)
 
     sets = read_sets(options, tokenizer, settings["max_prompt"])
     scoring = dict(extraction=options.extraction or "stated", network=options.network, tasks=sets.tasks)
@@ -126,23 +139,20 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording="pape
 
 
 def conditions(options, subject: Subject) -> dict:
-    """What responses depend on beside the weights: how much is decoded at a time changes rounding only."""
-    at_a_time = ("slots", "rows", "page_size", "cache_pages")
-    sampling = {name: value for name, value in subject.settings.items() if name not in at_a_time}
-    asked = {"data": options.data, "reward": options.reward}
-    # Where they are unset, files of an evaluation are those that versions without these flags wrote.
-    asked |= {name: value for name in ("extraction", "wording") if (value := getattr(options, name)) is not None}
-    return {**asked, **sampling}
+    """What responses and scores depend on beside the weights and files: how much is decoded at a time changes rounding only."""
+    sampling = {name: value for name, value in subject.settings.items() if name not in ("slots", "rows", "page_size")}
+    asked = {name: getattr(options, name) for name in ASKED}
+    return {**asked, **sampling, "problems": digest([dataclasses.astuple(problem) for problem in subject.problems])}
 
 
 def evaluate(options, subject: Subject, should_stop: Callable[[], bool]) -> bool:
     """Evaluates a checkpoint, prints its table and writes its files. Returns False when told to stop."""
-    source, load = subject.find(options.which or "best")
+    source, digests, load = subject.find(options.which or "best")
     k = subject.settings["k"]
     name = "-".join(str(value) for value in source.values())
     evaluations = pathlib.Path(options.workdir or "runs") / "evaluation"
     out = writable("out", options.out or evaluations / f"{pathlib.Path(name).name}-k{k}")
-    log = ResponseLog(out, {**source, **conditions(options, subject)}, subject.problems)
+    log = ResponseLog(out, {**source, **digests, **conditions(options, subject)}, subject.problems)
     if not answer(subject, name, load, log, should_stop):
         return False
     scores = evaluation.metrics(log.answered(), subject.scorer.vote)
@@ -163,8 +173,9 @@ def answer(
     settings = dict(subject.settings)
     key = build.noise_key(settings.pop("seed"), build.EVALUATION)
     parts = subject.model, subject.tokenizer, subject.scorer, subject.mesh
-    names = "slots", "page_size", "cache_pages"
-    decoding = Decoding(**{name: settings.pop(name) for name in names if name in settings})
+    shards = parallel.row_shards(subject.mesh)
+    settings |= {name: -(-settings[name] // shards) * shards for name in ("rows", "slots")}
+    decoding = Decoding(**{name: settings.pop(name) for name in ("slots", "page_size") if name in settings})
     responses = evaluation.make_evaluate(*parts, key=key, decoding=decoding, **settings)
     k, numbers = subject.settings["k"], {}
     total, begun = k * len(subject.problems), k * (len(subject.problems) - len(missing))

@@ -6,7 +6,6 @@ Each process has JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID i
 
 import contextlib
 import dataclasses
-import hashlib
 import pathlib
 import platform
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from rpg_jax.data import Sets
 from rpg_jax.parallel import multihost
 from rpg_jax.run import cli
 from rpg_jax.run.watchdog import Watchdog
-from rpg_jax.storage.settings import file_digest, of_config
+from rpg_jax.storage.settings import digest, file_digest, of_config
 
 SAMPLED = 100  # problems of each split that are compared
 
@@ -61,8 +60,8 @@ def check_same(config: ConfigDict) -> None:
 def check_same_data(data: Sets) -> None:
     """Raises ValueError on every process unless all read as many problems and the same sample of each split."""
 
-    def digest(problems):
+    def counted(problems):
         sample = [dataclasses.astuple(problems[i]) for i in range(0, len(problems), len(problems) // SAMPLED + 1)]
-        return f"{len(problems)}, {hashlib.sha256(repr(sample).encode()).hexdigest()[:12]}"
+        return f"{len(problems)}, {digest(sample)}"
 
-    multihost.check_same({f"problems of {split}": digest(data.problems(split)) for split in ("train", "heldout")})
+    multihost.check_same({f"problems of {split}": counted(data.problems(split)) for split in ("train", "heldout")})

@@ -41,6 +41,8 @@ def for_inference(config: ConfigDict) -> ConfigDict:
     if config.reference.checkpoint:  # a teacher is no part of the policy, and may not be here
         config.reference.update(mode="iterative", checkpoint=None, dtype=None)
     config.objective = ConfigDict(dict(name="reinforce", advantage="batch_mean", denominator=None))
+    config.behavior.source = "sampler"  # which goes with any such config
+    config.rollout.cache_pages = None
     config.mesh.update(sampler=0)
     try:
         parallel.make_meshes(**config.mesh)

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -56,6 +57,11 @@ def _digest_of(names: str | list[str]) -> str | None:
 def file_digest(file: pathlib.Path) -> str:
     """The first twelve hexadecimal digits of the SHA-256 of a file's contents."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+
+
+def digest(value: Any) -> str:
+    """As `file_digest`, of what a value is printed as."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
 def of_config(config: ConfigDict, prefix: str = "") -> dict:
