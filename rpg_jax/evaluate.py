@@ -23,7 +23,7 @@ flags.DEFINE_string("data", None, "Problem sets, comma separated; the run's held
 flags.DEFINE_string("out", None, "Folder to write; if unset, under WORKDIR/evaluation or runs/evaluation.")
 flags.DEFINE_integer("k", None, "Responses to each problem; the run's evaluation.k, or 32.", lower_bound=1)
 flags.DEFINE_float("temperature", None, "Sampling temperature, 0 is greedy; the run's, or 1.", lower_bound=0)
-flags.DEFINE_integer("top_k", 0, "Sample among so many of the most probable tokens only; 0 is off.", lower_bound=0)
+flags.DEFINE_integer("top_k", 0, "Sample among so many of the most probable tokens only; 0 is off.", 0, 2**31 - 1)
 flags.DEFINE_float("top_p", 1.0, "Sample among the fewest tokens that have this probability together; 1 is off.")
 flags.DEFINE_integer("max_prompt", None, "Most tokens of a prompt; the run's, or 1024.", lower_bound=1)
 flags.DEFINE_integer("max_new", None, "Most tokens of a response; the run's, or 3072.", lower_bound=1)
@@ -31,7 +31,7 @@ flags.DEFINE_integer("slots", None, "Responses decoded at a time; the run's, or 
 flags.DEFINE_integer(
     "rows", None, "Problems between two writes; the run's generation batch or more, or 16.", lower_bound=1
 )
-flags.DEFINE_integer("seed", None, "Of the sampling noise; the run's, or 0.", lower_bound=0)
+flags.DEFINE_integer("seed", None, "Of the sampling noise; the run's, or 0.", 0, 2**32 - 1)
 flags.DEFINE_string("reward", None, "dapo, boxed, math_verify or FILE.py:NAME; what gives the run's accuracy, or dapo.")
 flags.DEFINE_bool("network", False, "Let --reward=FILE.py:NAME use the network.")
 flags.DEFINE_string("extraction", None, "As reward.extraction, for gym: problems; the run's, or stated.")

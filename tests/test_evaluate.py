@@ -60,6 +60,7 @@ def found(tmp_path_factory):
     (out / "responses.jsonl").write_text(found["whole"][0][: int(0.6 * len(found["whole"][0]))])
     found |= {"again": evaluated(run, "--which=2", f"--out={out}"), "cut": files()}
     by_place = f"--workdir={new}", f"--checkpoint_dir={place}"
+    found["top_k"] = evaluated(run, f"--top_k={2**31}")
     found["on its way"] = evaluated(*by_place, "--which=last", f"--out={root / 'newest'}")
     save(place, states.read_run(place)[1], 5, scale=jnp.nan)
     for name, flags in {
@@ -69,6 +70,12 @@ def found(tmp_path_factory):
         "no step": (run, "--which=9"), "not finite": (run, "--which=5"),
     }.items():  # fmt: skip
         found[name] = evaluated(*flags)
+    shutil.rmtree(place / "checkpoints" / "2")
+    save(place, states.read_run(place)[1], 2, scale=2)
+    settings = json.loads((place / "config.json").read_text())
+    settings["data"]["heldout_size"] = 5
+    (place / "config.json").write_text(json.dumps(settings))
+    found["weights"] = found["problems"] = evaluated(run, "--which=2", f"--out={out}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "make_evaluate", lambda *_, **__: lambda *_: jnp.zeros((1 << 50,)))
         found["memory"] = evaluated(run, "--which=1", f"--out={root / 'memory'}")
@@ -98,6 +105,7 @@ REFUSED = {
     "no step": "no checkpoint of step 9", "not finite": "step-5: parameters are NaN or infinite",
     "memory": "'evaluation' (RESOURCE_EXHAUSTED", "template": "--template is for a --checkpoint",
     "wording": "--wording is for the sets of --data=SET,...", "data": "a run of generated tasks knows no other text",
+    "weights": "weights: '", "problems": "problems: '", "top_k": "--top_k=2147483648",
 }  # fmt: skip
 
 

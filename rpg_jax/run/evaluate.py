@@ -139,7 +139,7 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording="pape
 
 
 def conditions(options, subject: Subject) -> dict:
-    """What responses and scores depend on beside the weights and files: how much is decoded at a time changes rounding only."""
+    """What responses and scores depend on beside weights and files; slots, rows and pages change rounding only."""
     sampling = {name: value for name, value in subject.settings.items() if name not in ("slots", "rows", "page_size")}
     asked = {name: getattr(options, name) for name in ASKED}
     return {**asked, **sampling, "problems": digest([dataclasses.astuple(problem) for problem in subject.problems])}
