@@ -153,6 +153,7 @@ def test_a_page_is_data_in_a_template_and_steps_are_chosen(run, monkeypatch):
 @pytest.mark.parametrize(("changes", "words"), [
     (dict(step=3), "--step=3: tokens are kept of the steps 2, 4"), (dict(out="x.txt"), "--out=x.txt: expected a file"),
     (dict(objectives=["rgp"]), "unknown objective 'rgp'"), (dict(objectives=["grpo+clp=none"]), "clp"),
+    (dict(objectives=["rpg+clip"]), "'clip' sets nothing"), (dict(objectives=["rpg+name=grpo"]), "'name=grpo' sets"),
 ])  # fmt: skip
 def test_mistakes(run, changes, words):
     with pytest.raises(InputError, match=re.escape(words)):

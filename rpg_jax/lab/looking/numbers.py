@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from rpg_jax import objectives
+from rpg_jax import InputError, objectives
 from rpg_jax.objectives import RECIPES, Objective
 from rpg_jax.objectives.batch import prepare
 from rpg_jax.objectives.clips import Clipped
@@ -35,6 +35,9 @@ def shown(config: ConfigDict, spec: str | None = None) -> Shown:
     """
     own = config.objective.name
     name, *pairs = (own if spec is None else spec).split("+")
+    for pair in pairs:
+        if "=" not in pair or pair.startswith("name="):
+            raise InputError(f"--objectives={spec}: {pair!r} sets nothing of an objective; expected NAME+KEY=VALUE+…")
     changes = {key: _value(text) for key, _, text in (pair.partition("=") for pair in pairs)}
     settings = set_keys(config.objective, "name", "denominator") if name == own else {}
     objective = objectives.make(name, **settings | changes)
@@ -42,7 +45,7 @@ def shown(config: ConfigDict, spec: str | None = None) -> Shown:
     advantage = config.objective.advantage or defaults.get("advantage", "its own")
     is_own = name == own and not pairs
     title = name + "".join(f" {key}={value}" for key, value in changes.items()) + " (this run)" * is_own
-    other = objective.advantage != advantage and name != own
+    other = objective.advantage != advantage and (name != own or "advantage" in changes)
     notes = {
         f"clip {clip}": clip and not pairs and clip != "none",
         f"its own advantage is {objective.advantage}; it is given the run's, which is {advantage}": other,
