@@ -135,6 +135,11 @@ def test_last_and_best_are_kept_over_restarts(tmp_path):
         ([0], None), ([0, 1], 1), ([1, 2], 2), ([2, 3], 2), ([2, 3, 4], 2), ([2, 4, 5], 2), ([5, 6], 6), ([6, 7], 6),
         ([6, 7, 8], 6),
     ]  # fmt: skip
+    with Checkpoints(tmp_path) as checkpoints:  # the record of a step that is there is replaced
+        checkpoints.restore({"x": jnp.int32(0)})
+        checkpoints.save(8, {"x": jnp.int32(8)}, {"again": 1}, metric=0.9)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert (checkpoints.best_step(), checkpoints.restore({"x": jnp.int32(0)})[2]) == (8, {"again": 1})
 
 
 # Damage

@@ -43,7 +43,7 @@ def write_summary(path: pathlib.Path, totals: dict, draw: Callable[[list[dict], 
         "wall_seconds": totals["seconds"],
         "generated_tokens": totals["tokens"],
         "compilations_after_warmup": totals["compilations_after_warmup"],
-        "skipped_updates": rows[-1].get("train/skipped_updates", 0),
+        "skipped_updates": next((row[name] for row in reversed(rows) if (name := "train/skipped_updates") in row), 0),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in PACKAGES},

@@ -21,7 +21,7 @@ from etils import epath
 
 from rpg_jax import InputError
 from rpg_jax.parallel import multihost, named_leaves
-from rpg_jax.storage import orbax_io
+from rpg_jax.storage import orbax_io, workdir
 from rpg_jax.storage.disk import storage_errno
 
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by item size; 8 bytes make two words
@@ -86,7 +86,7 @@ class Checkpoints(contextlib.ExitStack):
 
         The first save after a `restore` also deletes the steps newer than the restored one, damaged or abandoned ones.
         The arrays of `state` may be donated as soon as this returns. `extra` are JSON values that `restore` gives back.
-        The highest `metric` is the best; None or NaN never is.
+        The highest `metric` is the best; None or NaN never is. Of a step that is there already, the rest is replaced.
         """
         arrays = {name: jnp.asarray(x) for name, x in named_leaves(state).items()}
         sums = _checksums(arrays)
@@ -94,6 +94,12 @@ class Checkpoints(contextlib.ExitStack):
         leaves = {name: [_describe(x), sums[name]] for name, x in arrays.items()}
         record = _sealed({"leaves": leaves, "metric": metric, "extra": extra})
         self._discard_leftovers()
+        if step in self._manager.all_steps() and self._record(step)["leaves"] == record["leaves"]:
+            with multihost.together():
+                if multihost.is_first():
+                    workdir.write(self.directory / str(step) / "record", "metadata", json.dumps(record))
+            self._metrics[step] = metric
+            return
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), record=ocp.args.JsonSave(record))
         self._metrics[step] = metric
         self._storage(self._manager.save, step, args=items, force=True)

@@ -148,6 +148,8 @@ def run(
     row, heldout = outcome
     if row:
         parts.log.write({"step": start, **row}, heldout=heldout)
+        if start:
+            save(start, checkpoint, accuracy(row), wait=True)
     traced = contextlib.closing(parts.traced(range(start, settings.steps)))
     with parts.log.progress("RL", start, settings.steps) as progress, traced as steps:
         for step in steps:
