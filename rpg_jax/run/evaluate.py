@@ -45,8 +45,7 @@ class Subject(NamedTuple):
     problems: list[data.Problem]
     scorer: Scorer
     settings: dict  # k, seed, rows and those of sampling
-    # which -> (name of the weights, digests of them and of files of the user's, how to load them)
-    find: Callable[[str | None], tuple[dict, dict, Callable[[], Params]]]
+    find: Callable[[str | None], tuple[dict, dict, Callable[[], Params]]]  # which -> (its name, digests, how to load)
 
 
 def main(options) -> int:
@@ -104,13 +103,13 @@ def of_checkpoint(options) -> Subject:
     section |= dict(lora=dict(rank=0), router_balance=0.0)
     mesh = parallel.make_mesh(tensor=options.tensor)
     longest = settings["max_prompt"] + settings["max_new"]
-    model = models.build_model(ConfigDict(dict(model=section)), tokenizer, longest, mesh)
+    config = ConfigDict(dict(model=section, reward=dict(function=options.reward)))
+    model = models.build_model(config, tokenizer, longest, mesh)
 
     def find(_):
-        files = [file for place in {folder, options.tokenizer or folder} for file in pathlib.Path(place).glob("*")]
-        stamps = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-        code = as_json(ConfigDict(dict(reward=dict(function=options.reward)))).get(CODE)
-        digests = dict(weights=digest(stamps), files=code)
+        files = [(file.name, file.stat()) for file in sorted(pathlib.Path(folder).glob("*"))]
+        stamps = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+        digests = dict(weights=digest(stamps), files=as_json(config).get(CODE))
         return dict(checkpoint=folder), digests, lambda: states.checkpoint_params(folder, model, mesh)
 
     sets = read_sets(options, tokenizer, settings["max_prompt"])
