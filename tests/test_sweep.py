@@ -97,9 +97,14 @@ def test_other_settings_and_a_file_that_was_edited_are_refused_for_what_is_not_d
     (path / "summary.json").touch()
     assert variants.check_begun(tmp_path, runs) == {f"{mine}:tempered has been edited": ["a/seed0"]}
     mine.unlink()
-    config = states.for_inference(workdir.read_config(path))
-    config.rollout.samples = 1
-    assert build.build_objective(config).name == "reinforce"  # who evaluates a run has no need of its objective
+    config = workdir.read_config(path)
+    config.learner.microbatch_rows = 4
+    for config.behavior.source in ("trainer", "sampler", "proximal"):
+        config.rollout.update(samples=1, cache_pages=8)  # of another number of devices
+        made = build.build_settings(states.for_inference(config))  # who evaluates a run has no need of its objective
+        assert made["objective"].name == "reinforce" and made["rollout"].cache_pages is None
+    trained_on = {"warm_start.steps": 1, "code.train": "0", "code.template": "1"}
+    assert variants.warm_start_settings(trained_on | {"code.reward": "2"}) == trained_on
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +276,7 @@ def run_sweep(folder, monkeypatch, codes, **flags):
     return command.main(types.SimpleNamespace(**options | flags))
 
 
-@pytest.mark.parametrize(("a", "status"), [(QUICK, 1), ("import os; os.kill(os.getpid(), 9)", 1), (SAVES, 75)])
+@pytest.mark.parametrize(("a", "status"), [(QUICK, 1), ("import os; os.abort()", 1), (SAVES, 75), ("exit(75)", 75)])
 def test_the_exit_status_says_how_a_sweep_ended(a, status, tmp_path, monkeypatch, capfd):
     assert run_sweep(tmp_path, monkeypatch, dict(a=a, b="import sys; sys.exit(3)")) == status
 

@@ -69,7 +69,7 @@ def main(options) -> int:
         failed = Pool([task(out, run) for run in left], at_once, stop.is_set).run()
     print(table(out, sweep, failed))
     print(f"curves, intervals and what is significant: python -m rpg_jax.report {out}")
-    if stop.is_set() and not all(run.name in failed or variants.is_done(out, run) for run in left):
+    if not all(run.name in failed or variants.is_done(out, run) for run in left):
         return stopped()
     return 1 if failed else 0
 

@@ -27,7 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # What a warm start depends on: sections, and keys with a point at their end.
 OF_WARM_START = (
     "data.", "warm_start.", "rollout.max_prompt.", "rollout.max_new.", "seed.", "model.", "optimizer.name.",
-    "optimizer.beta2.", "optimizer.clip_norm.", "learner.logprob_chunk.",
+    "optimizer.beta2.", "optimizer.clip_norm.", "learner.logprob_chunk.", "code.train.", "code.template.",
 )  # fmt: skip
 
 
