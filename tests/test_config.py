@@ -184,11 +184,12 @@ def test_unset_keys_are_not_passed_on_and_the_quickstart_takes_every_objective_b
 def test_a_flag_without_a_value_unsets_its_key_also_in_a_config_that_was_saved_with_an_empty_text(monkeypatch):
     emptied = "objective.clip= objective.beta= objective.mine= model.size= rollout.slots="
     words = f"objective.name=mine.py:loss objective.beta=1 rollout.delay= {emptied} rollout.delay=2".split()
-    words = [f"--config.{word}" for word in words]
+    words = [f"--config.{word}" for word in ("data.directory=~/d", *words)]
     apart = [part for word in words for part in (word.split("=") if word.endswith("=") else [word])]  # --config.KEY ''
     for given in (words, apart):
         status, said, config = begun(monkeypatch, *given)
         assert (status, said) == (0, "") and config.rollout.delay == 2
+        assert config.data.directory == os.path.expanduser("~/d")
     assert config.objective.clip is config.objective.beta is config.objective.mine is config.model.size is None
     with pytest.raises(ValueError, match="rollout.slots is unset; it must be at least 1"):
         base.check(config)

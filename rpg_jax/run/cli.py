@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import pathlib
+import re
 import runpy
 import select
 import signal
@@ -235,18 +236,19 @@ def need(options, **flags: str) -> None:
 
 def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types.SimpleNamespace:
     """The options of a command, from its flags; raises InputError for words that are none."""
-    _find_configs(argv)
     try:
         words = flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=True)
     except flags.Error as error:  # a --flagfile
         raise InputError(error) from None
     joined: list[str] = []
-    for word in words:
+    for word in words:  # a shell expands ~ at the beginning of a word alone
+        word = re.sub(r"(?<=[=,])~[^/,]*", lambda home: os.path.expanduser(home[0]), word)
         if not word and joined and joined[-1].startswith("--config.") and "=" not in joined[-1]:
             joined[-1] += "="  # --config.KEY '' in two words
         else:
             joined.append(word)
     words, given = joined, _given(joined)
+    _find_configs(words)
     _check_config(given)
     empty = [word for word in words if word.startswith("--config.") and word.find("=") == len(word) - 1]
     empty = empty if "config" in flags.FLAGS and given.get("config") else []
