@@ -6,6 +6,7 @@ it. So nothing waits for these programs that has the first evaluation and rollou
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -59,10 +60,12 @@ def compiled_ahead(
         learn = learning(parts, settings, rollout, checkpoint)
         looks = [] if parts.look is None else [parts.look.program(checkpoint, *learn["update"][1][1:3])]
         for name, (function, arguments) in [*learn.items(), *(("update", program) for program in looks)]:
+            if left.is_set():
+                return
             with phase(name):
                 function.lower(*arguments).compile()
 
-    thread = ThreadPoolExecutor(1, "compiling")
+    thread, left = ThreadPoolExecutor(1, "compiling"), threading.Event()
     done = thread.submit(compile_all)
 
     def score(*arguments):
@@ -71,5 +74,6 @@ def compiled_ahead(
 
     try:
         yield dataclasses.replace(parts, score=score)
-    finally:  # what stops a run is told at once
+    finally:  # what stops a run is told at once, and the process ends with the program that is being compiled
+        left.set()
         thread.shutdown(wait=False)
