@@ -22,12 +22,13 @@ class Watchdog:
 
     def __init__(self, seconds: float):
         self._seconds, self._closed = seconds, threading.Event()
-        self._last, self._compiling = time.monotonic(), False
+        self._last, self._compiling = time.monotonic(), set()  # the threads that compile
 
     def tick(self) -> None:
         """Progress was made."""
-        self._last, self._compiling = time.monotonic(), False
-        if self._seconds and not self._closed.is_set():
+        self._last = time.monotonic()
+        self._compiling.discard(threading.get_ident())
+        if self._seconds and not self._compiling and not self._closed.is_set():
             faulthandler.dump_traceback_later(self._seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
 
     def __enter__(self):
@@ -43,7 +44,7 @@ class Watchdog:
 
     def _listen(self, event, _seconds, **_):
         if event == _LOWERED and not self._closed.is_set():  # XLA compiles the program next
-            self._compiling = True
+            self._compiling.add(threading.get_ident())
             faulthandler.cancel_dump_traceback_later()
         elif event == COMPILED:
             self.tick()
