@@ -72,7 +72,8 @@ def test_prepare_is_cached_by_content(prepared):
 
 
 def test_a_failed_preparation_leaves_nothing(tmp_path):
-    mistakes = {"stpes": dict(tasks={"arithmetic": dict(stpes=2)}), "no tasks": dict(tasks={})}
+    mistakes = {"stpes": dict(tasks={"arithmetic": dict(stpes=2)}), "no tasks": dict(tasks={"sorting": None})}
+    mistakes["must be a section"] = dict(tasks={"sorting": 5})
     for says, bad in (mistakes | {"vocab_size=100": dict(vocab_size=100)}).items():
         with pytest.raises(ValueError, match=says):
             prepare(tmp_path / "new", **TINY | bad)

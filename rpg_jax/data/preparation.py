@@ -24,7 +24,7 @@ def prepare(directory, tasks: dict[str, dict], train_size, heldout_size, seed, v
 
     Raises ValueError for an unknown task or key, or settings under which a split cannot be filled.
     """
-    tasks = {name: check_difficulty(name, dict(difficulty)) for name, difficulty in sorted(tasks.items())}
+    tasks = {name: check_difficulty(name, keys) for name, keys in sorted(tasks.items()) if keys is not None}
     settings = dict(tasks=tasks, train_size=train_size, heldout_size=heldout_size, seed=seed, vocab_size=vocab_size)
     text = json.dumps(settings, sort_keys=True, indent=1)
     directory = pathlib.Path(directory)

@@ -30,6 +30,8 @@ def defaults(name: str) -> dict:
 def check_difficulty(name: str, difficulty: dict) -> dict:
     """The full difficulty of a family, `difficulty` over its defaults; raises ValueError that names an invalid key."""
     full = defaults(name)
+    if not isinstance(difficulty, dict):
+        raise InputError(f"task {name!r} is {difficulty!r:.60}; it must be a section, whose keys are {', '.join(full)}")
     for key, value in difficulty.items():
         if key not in full:
             near = difflib.get_close_matches(key, full, 1)
