@@ -16,7 +16,7 @@ from absl import flags
 from rpg_jax.run import cli
 
 flags.DEFINE_string("out", None, "The page, which ends in .md; report.md in the first folder if unset.")
-flags.DEFINE_float("margin", None, "Difference of scores within which variants count as equal.", lower_bound=0.0)
+flags.DEFINE_float("margin", None, "Difference of scores within which variants count as equal.", lower_bound=1e-9)
 
 
 def main(options):

@@ -199,7 +199,8 @@ def test_mistakes_are_one_line(tmp_path):
     write_run(tmp_path / "blank" / "seed0", {})
     write_run(tmp_path / "other" / "seed0", {0: 0.1})
     parts = {(): "name folders of runs", ("empty",): "empty holds no run", ("blank",): "none of these runs"}
-    for words, part in (parts | {("absent",): "is no folder", ("other", "--out=x.pdf"): "ends in .md"}).items():
+    parts |= {("absent",): "is no folder", ("other", "--out=x.pdf"): "ends in .md", ("other", "--margin=0"): "margin"}
+    for words, part in parts.items():
         status, line = call("report", *(word if "--" in word else f"{tmp_path}/{word}" for word in words))
         assert status == 2 and part in line
 

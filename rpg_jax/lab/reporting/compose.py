@@ -47,9 +47,11 @@ def document(
     variants = runs.variants(found)
     comparison = compare(variants)
     notes, dynamics = tables.notes(comparison, variants), figures.dynamics(variants)
+    several_variants = len(comparison.variants) > 1
+    if margin and not several_variants:
+        notes.append("one variant alone: there is no pair to test for being equal")
     blocks = [f"# {plain(title)}", plain(tables.summary(comparison, variants))]
     blocks += ["\n".join(f"* {plain(note)}" for note in notes)] if notes else []
-    several_variants = len(comparison.variants) > 1
     if several_variants:
         text = plain(verdict(comparison))
         blocks += ["## What is significant", text, tables.pairs(comparison), plain(tables.PAIRS)]
