@@ -303,7 +303,9 @@ def _completed(settings: dict, keys: dict) -> dict:
         if isinstance(key, dict):
             section = settings.get(name, {})
             full[name] = _completed(section, key) if isinstance(section, dict) else section
-        elif key.default is not Required:
+        elif key.default is Required:
+            full.setdefault(name, None)  # which `check` refuses
+        else:
             full.setdefault(name, list(key.default) if isinstance(key.default, tuple) else key.default)
             full[name] = None if full[name] == "" else full[name]  # as --config.KEY= was saved once
     return full

@@ -64,8 +64,10 @@ def test_a_key_that_a_saved_config_lacks_has_its_default_and_a_run_of_0_2_or_bef
     with pytest.raises(ValueError, match="rollout.routes: 'recompute' -> 'record'"):
         workdir.open_workdir(tmp_path, config, False)
     without(tmp_path, "data.train_size")  # which has no default
-    with pytest.raises(ValueError, match="data.train_size"):
-        workdir.open_workdir(tmp_path, config, False)
+    for words in ("data.train_size is unset; it must be", "model is 5; it must be"):
+        with pytest.raises(ValueError, match=f"config.json: {words}"):
+            workdir.open_workdir(tmp_path, config, False)
+        (tmp_path / "config.json").write_text(json.dumps(whole | {"model": 5}))
     for old in ({"digest": "0" * 12}, {"behavior": None}):  # of 0.2, and of before
         settings = {key: value for key, value in (whole | old).items() if value}
         (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -77,7 +79,8 @@ def test_a_key_that_a_saved_config_lacks_has_its_default_and_a_run_of_0_2_or_bef
     {"data": {"train": "mine.py", "heldout": "gym:gcd(size=2)"}},
     {"data": {"train": "gym:gcd(size=2)", "heldout": ("mine.py", "gym:gcd(size=2)")}},
     {"reward.functions": "dapo, brief=mine.py:f"}, {"reward.functions": ["boxed", "mine.py:f"]},
-    {"evaluation.function": "mine.py:f"},
+    {"evaluation.function": "mine.py:f"}, {"environment.name": "mine.py:f"},
+    {"data": {"train": "a", "heldout": "b", "template": "mine.py"}},
 ])  # fmt: skip
 def test_an_edited_file_of_problems_or_of_a_function_is_another_config(tmp_path, config, settings, monkeypatch):
     monkeypatch.chdir(tmp_path)

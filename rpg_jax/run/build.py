@@ -19,6 +19,7 @@ from rpg_jax.rewards.scorer import NO_REWARD
 from rpg_jax.run.models import build_model, build_teacher, check_teacher, check_vocabulary
 from rpg_jax.sampling import make_sampler
 from rpg_jax.sampling.turns import matched, stop_table
+from rpg_jax.storage.settings import check_values
 from rpg_jax.training.collect import make_collect
 from rpg_jax.training.evaluation import make_evaluate, problems_of
 from rpg_jax.training.experience import make_experience, make_score
@@ -31,14 +32,6 @@ from rpg_jax.training.rollouts import Rollouts, check_overlap
 from rpg_jax.training.settings import LoopSettings, RolloutSettings, check_carry_over, steps_to_wait
 from rpg_jax.training.update import make_update
 from rpg_jax.types import TrainState
-
-try:
-    from configs.base import check as check_values
-except ImportError:  # the package alone, without the repository, reads the configs of finished runs
-
-    def check_values(config: ConfigDict) -> None:
-        del config
-
 
 MOST_UPDATES = 2**31 - 1  # counters on the device are int32
 

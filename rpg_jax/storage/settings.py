@@ -10,8 +10,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 try:
+    from configs.base import check as check_values
     from configs.base import completed
 except ImportError:  # the package alone, without the repository, reads runs of its own version
+
+    def check_values(config: ConfigDict) -> None:
+        del config
 
     def completed(settings: dict) -> dict:
         return settings
@@ -23,6 +27,7 @@ OWN = {
     "objective": "objective.name", "advantage": "objective.advantage",
     "reward": "reward.function", "rewards": "reward.functions",
     "evaluation": "evaluation.function", "train": "data.train", "heldout": "data.heldout",
+    "environment": "environment.name", "template": "data.template",
 }  # fmt: skip
 CODE = "code"  # the section of `config.json` with the digests of such files
 

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from rpg_jax import InputError
 from rpg_jax.storage.logs import write_text_atomic
-from rpg_jax.storage.settings import as_json, changes, completed, edited, flatten
+from rpg_jax.storage.settings import as_json, changes, check_values, completed, edited, flatten
 
 RECORD = "checkpoint_dir"
 LOCK = ".lock"
@@ -159,7 +159,12 @@ def read_config(path) -> ConfigDict:
             f"{path} holds a run of version 0.2 or before, whose checkpoints are laid out otherwise; go on with that "
             f"version, or train anew in another folder"
         )
-    return ConfigDict(completed(settings))
+    config = ConfigDict(completed(settings))
+    try:
+        check_values(config)
+    except InputError as error:
+        raise InputError(f"{file}: {error}; {mend}") from None
+    return config
 
 
 @contextlib.contextmanager
