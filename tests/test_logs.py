@@ -222,11 +222,8 @@ def test_the_summary_has_the_first_and_the_last_evaluation(tmp_path):
         log.write_text("".join(json.dumps({"step": step} | row) + "\n" for step, row in enumerate(rows)))
         return write_summary(tmp_path, totals, lambda rows, file: drawn.append(rows))
 
-    written = summary(
-        *(dict.fromkeys(names, score) for score in (0.25, 0.75)),
-        {"train/skipped_updates": 3},
-        dict.fromkeys(names, 0.5),
-    )
+    low, high, last = (dict.fromkeys(names, score) for score in (0.25, 0.75, 0.5))
+    written = summary(low, high, {"train/skipped_updates": 3}, last)
     assert written["skipped_updates"] == 3
     assert [written[name] for name in ("accuracy_before", "accuracy_after", "best_accuracy")] == [0.25, 0.5, 0.75]
     assert written["tasks"] == {"sums": {"before": (0.25,) * 3, "after": (0.5,) * 3}} and len(drawn[0]) == 4
