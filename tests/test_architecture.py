@@ -25,7 +25,7 @@ FLOORS = {
     "gym": set(),
     "answer": set(),
     "rewards": {"gym", "answer"},  # runs in worker processes, which must not load jax
-    "environments": {"rewards", "gym"},  # in worker processes, too
+    "environments": {"rewards", "gym", "answer"},  # in worker processes, too
     "exact": {"objectives"},
     "models": MATHEMATICS,
     "parallel": MATHEMATICS,

@@ -18,7 +18,8 @@ def run_of(config, monkeypatch):
     """What `build` makes of a config, without the weights and the data that are not here."""
     problems = types.SimpleNamespace(problems=lambda split: [split], tokenizer=None, tasks=())
     monkeypatch.setattr(build, "build_data", lambda config, log: problems)
-    monkeypatch.setattr(build, "build_model", lambda *_, **__: types.SimpleNamespace(config=None, dtype="bfloat16"))
+    model = types.SimpleNamespace(config=None, dtype="bfloat16", attention=None)
+    monkeypatch.setattr(build, "build_model", lambda *_, **__: model)
     monkeypatch.setattr(build, "Scorer", lambda **settings: settings)
     return build.build_run(config)
 
