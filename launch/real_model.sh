@@ -90,7 +90,8 @@ fi
 evaluate() { # NAME CHECKPOINT
   local families heldout sampling
   for families in trained untrained; do
-    heldout="$("$python" -m configs.real_model "$families" "$model")"
+    heldout="$families" # of a dry run before the set-up
+    [[ ! -x "$python" ]] || heldout="$("$python" -m configs.real_model "$families" "$model")"
     for sampling in "sampled --k=8" "greedy --k=1 --temperature=0"; do
       # shellcheck disable=SC2086 # flags after the first word
       set -- "$1" "$2" $sampling
