@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
@@ -23,7 +22,7 @@ from rpg_jax.run import build, cli, models, states
 from rpg_jax.run.target import print_table, writable
 from rpg_jax.sampling import Decoding
 from rpg_jax.storage import workdir
-from rpg_jax.storage.checkpoints import checksum
+from rpg_jax.storage.checkpoints import checksums
 from rpg_jax.storage.logs import Progress, write_json_atomic
 from rpg_jax.storage.responses import ResponseLog
 from rpg_jax.storage.settings import CODE, as_json, digest
@@ -81,7 +80,7 @@ def of_run(options, place: epath.Path) -> Subject:
     def find(which):
         with phase("state"):
             step, found = states.restore_state(place, run, which, frozen)
-        sums = [int(checksum(leaf)) for leaf in jax.tree.leaves((found.state, found.checksums))]  # one by one
+        sums = checksums(parallel.named_leaves((found.state, found.checksums)))
         digests = dict(weights=digest(sums), files=as_json(config).get(CODE))
         return (
             dict(checkpoint="step", step=step),

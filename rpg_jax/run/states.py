@@ -18,7 +18,7 @@ from rpg_jax.models import Model, quantize_params, unstack_layers
 from rpg_jax.rewards.scorer import ENVIRONMENT, OWN, judge_of, named_rewards
 from rpg_jax.run.build import Run, build_run
 from rpg_jax.storage import weights, workdir
-from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksum, saved_steps
+from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksums, saved_steps
 from rpg_jax.training.collect import nothing_pending
 from rpg_jax.training.optimizer import layout
 from rpg_jax.training.phases import say
@@ -106,9 +106,9 @@ def abstract(run: Run, build: Callable[..., Any]) -> Any:
         frozen = {} if run.teacher is None else {REFERENCE: frozen_policy(run.teacher, teacher)}
         if model.lora is None:
             return build(params, frozen=frozen)
-        checksums = jnp.zeros(len(jax.tree.leaves(params)), jnp.uint32)
+        sums = jnp.zeros(len(jax.tree.leaves(params)), jnp.uint32)
         frozen = {BASE: frozen_policy(model, params)} | frozen
-        return build(model.lora.init(params, key), frozen=frozen, checksums={BASE: checksums})
+        return build(model.lora.init(params, key), frozen=frozen, checksums={BASE: sums})
 
     shapes = jax.eval_shape(build_shapes, model.shapes, run.teacher and run.teacher.shapes)
     laid_out = layout(run.optimizer, run.mesh, shapes)
@@ -184,14 +184,14 @@ def restore_state(folder: epath.Path, run: Run, which: str, frozen: dict) -> tup
 def load_frozen(config: ConfigDict, run: Run) -> dict:
     """The fields `frozen` and `checksums` of a `Checkpoint`, each in its model's dtype: where adapters are trained, the
     weights of `model.checkpoint`, and the teacher's of `reference.checkpoint`."""
-    frozen, checksums = {}, {}
+    frozen, sums = {}, {}
     for name, shapes in abstract(run, lambda _, frozen, **more: frozen).items():
         section = config.model if name == BASE else config.reference
         params = load_held(section.checkpoint, shapes)
-        sums = np.array([int(checksum(leaf)) for leaf in jax.tree.leaves(params)], np.uint32)  # one by one
-        version, checksums[name] = parallel.to_global(run.mesh, parallel.REPLICATED, (np.int32(0), sums))
+        of_leaves = np.array(list(checksums(parallel.named_leaves(params)).values()), np.uint32)
+        version, sums[name] = parallel.to_global(run.mesh, parallel.REPLICATED, (np.int32(0), of_leaves))
         frozen[name] = Policy(shapes.model, params, version)
-    return dict(frozen=frozen, checksums=checksums)
+    return dict(frozen=frozen, checksums=sums)
 
 
 def load_held(folder: str, shapes: Policy) -> Params:

@@ -89,7 +89,7 @@ class Checkpoints(contextlib.ExitStack):
         The highest `metric` is the best; None or NaN never is. Of a step that is there already, the rest is replaced.
         """
         arrays = {name: jnp.asarray(x) for name, x in named_leaves(state).items()}
-        sums = _checksums(arrays)
+        sums = checksums(arrays)
         metric = None if metric is None or math.isnan(metric) else float(metric)
         leaves = {name: [_describe(x), sums[name]] for name, x in arrays.items()}
         record = _sealed({"leaves": leaves, "metric": metric, "extra": extra})
@@ -196,7 +196,7 @@ class Checkpoints(contextlib.ExitStack):
         request = ocp.args.PyTreeRestore(like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
         with orbax_io.reader(like) as reader:
             data = _read("arrays", lambda: reader.restore(folder, args=request))
-        sums = _checksums(data)
+        sums = checksums(data)
         altered = [name for name, (_, expected) in record["leaves"].items() if sums[name] != expected]
         if altered:
             rest = f" and {len(altered) - 1} more" if altered[1:] else ""
@@ -248,8 +248,8 @@ def saved_steps(directory) -> list[int]:
     return sorted(ocp.utils.checkpoint_steps(directory))
 
 
-def _checksums(arrays: dict) -> dict[str, int]:
-    """Computed one after the other, because XLA's CPU client hangs when many programs run at once."""
+def checksums(arrays: dict) -> dict[str, int]:
+    """`checksum` of each array, one after the other, because XLA's CPU client hangs when many programs run at once."""
     return {name: int(checksum(x)) for name, x in arrays.items()}
 
 
