@@ -53,7 +53,7 @@ def without(folder, *keys):
     (folder / "config.json").write_text(json.dumps(settings))
 
 
-def test_a_key_that_a_saved_config_lacks_has_its_default_or_is_named(tmp_path, config):
+def test_a_key_that_a_saved_config_lacks_has_its_default_and_a_run_of_0_2_or_before_is_refused(tmp_path, config):
     begin(tmp_path)
     workdir.open_workdir(tmp_path, config, False)
     whole = workdir.read_config(tmp_path).to_dict()
@@ -68,6 +68,11 @@ def test_a_key_that_a_saved_config_lacks_has_its_default_or_is_named(tmp_path, c
         with pytest.raises(ValueError, match=f"config.json: {words}"):
             workdir.open_workdir(tmp_path, config, False)
         (tmp_path / "config.json").write_text(json.dumps(whole | {"model": 5}))
+    for old in ({"digest": "0" * 12}, {"behavior": None}):  # of 0.2, and of before
+        settings = {key: value for key, value in (whole | old).items() if value}
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match="version 0.2 or before"):
+            workdir.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("settings", [

@@ -21,7 +21,7 @@ except ImportError:  # the package alone, without the repository, reads runs of 
         return settings
 
 
-FREE = ("mesh", "log")  # sections that do not change what a run computes
+FREE = ("mesh", "log", "digest")  # sections that do not change what a run computes; 0.2 wrote a digest of the rest
 # {name: key} of the keys that may name the user's own files: FILE.py:NAME, or files and folders of problems.
 OWN = {
     "objective": "objective.name", "advantage": "objective.advantage",

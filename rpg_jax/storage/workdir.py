@@ -154,6 +154,11 @@ def read_config(path) -> ConfigDict:
         raise InputError(f"{file} is not JSON ({error}); {mend}") from None
     if not isinstance(settings, dict) or "steps" not in settings:
         raise InputError(f"{file} is not the config of a run; {mend}")
+    if "digest" in settings or "behavior" not in settings:
+        raise InputError(
+            f"{path} holds a run of version 0.2 or before, whose checkpoints are laid out otherwise; go on with that "
+            f"version, or train anew in another folder"
+        )
     config = ConfigDict(completed(settings))
     try:
         check_values(config)
