@@ -6,6 +6,7 @@ tokens, and its environment plays them again.
 
 import concurrent.futures
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -73,7 +74,7 @@ class Episodes:
             episode = self._of(row)
             episode.actions = [self._text(row.tokens[begin:end]) for begin, end in spans(row.drawn, episode.prompt)]
             self._ask(episode, row)
-            self._outcomes[row.number] = Outcome(later=lambda: self._decided(episode)[0])
+            self._outcomes[row.number] = Outcome(later=functools.cache(lambda: self._decided(episode)[0]))
         return self._outcomes[row.number]
 
     def _of(self, row: Row) -> Episode:
