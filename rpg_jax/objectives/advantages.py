@@ -17,17 +17,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from rpg_jax import InputError
+from rpg_jax.objectives.batch import promoted
 
 Advantage = Callable[..., jax.Array]  # (rewards, penalty, mask) -> advantages
 
 
-def _promoted(values: ArrayLike) -> jax.Array:
-    values = jnp.asarray(values)
-    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
-
-
 def _rewards(rewards: ArrayLike, least: int) -> jax.Array:
-    rewards = _promoted(rewards)
+    rewards = promoted(rewards)
     if rewards.ndim != 2 or rewards.shape[1] < least:
         expected = "[P, G], G responses to each of P prompts" + (", G at least 2" if least > 1 else "")
         raise InputError(f"rewards have shape {rewards.shape}; expected {expected}")
@@ -80,7 +76,7 @@ def rescaled_group_mean(rewards: ArrayLike) -> jax.Array:
 
 def kl_penalty(behavior_logp: ArrayLike, reference_logp: ArrayLike, mask: ArrayLike, beta: float) -> jax.Array:
     """The penalty of a KL in the reward: beta·(log behavior − log reference), 0 on invalid tokens; all [B, T]."""
-    difference = _promoted(behavior_logp) - _promoted(reference_logp)
+    difference = promoted(behavior_logp) - promoted(reference_logp)
     return beta * jnp.where(jnp.asarray(mask).astype(bool), difference, 0)
 
 

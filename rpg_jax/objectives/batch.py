@@ -4,8 +4,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from rpg_jax import InputError
+
+
+def promoted(values: ArrayLike) -> jax.Array:
+    """The values in their dtype, or in float32 if it is smaller."""
+    values = jnp.asarray(values)
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
 class Batch(NamedTuple):

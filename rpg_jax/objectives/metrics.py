@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from rpg_jax.objectives.batch import promoted
 from rpg_jax.types import pytree
 
 
@@ -79,8 +80,7 @@ Metrics: TypeAlias = dict[str, Metric]
 
 def mean_of(values: jax.Array, mask: jax.Array | None = None) -> Mean:
     """Mean of an array's entries, or of those under `mask` (bool, same shape); of booleans their share."""
-    values = jnp.asarray(values)
-    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    values = promoted(values)
     mask = jnp.ones_like(values, bool) if mask is None else mask
     return Mean(jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask, dtype=values.dtype))
 
