@@ -6,7 +6,6 @@ settings, with their defaults. Settings, or attributes of the function, with the
 gradient it estimates.
 """
 
-import functools
 import importlib.machinery
 import importlib.util
 import inspect
@@ -19,9 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from rpg_jax import InputError
-from rpg_jax.objectives import controls, reductions
 from rpg_jax.objectives.advantages import penalized
-from rpg_jax.objectives.batch import UNITS
 from rpg_jax.objectives.objective import INPUTS, Objective, described, of_floats
 
 MODULE = "own_objective"  # the name under which a user's file is imported
@@ -81,43 +78,6 @@ def facts_of(function: Callable, settings: Mapping[str, Any]) -> dict:
     inner = getattr(function, "func", function)  # a functools.partial has no attributes of its function
     facts = {name: getattr(function, name, getattr(inner, name, default)) for name, default in FACTS.items()}
     return facts | {name: settings[name] for name in FACTS if settings.get(name) is not None}
-
-
-def objective(
-    spec: str, function: Callable, settings: Mapping[str, Any], facts: Mapping[str, Any], kl: str = "token"
-) -> Objective:
-    """The objective of a user's function with its settings, `sampler_correction` among them, and `facts_of` it.
-
-    With `kl` "full" or "to_go" the divergence of the facts, or what later tokens add to it, is taken outside of the
-    function (`controls.terms`), which then has none, or that of the token itself.
-
-    Tries the function out; raises ValueError for a setting without a value, and for a result that is no loss.
-    """
-    fits = facts["divergence"] and facts["beta"] and facts["level"] == "token" and facts["z_old"] == 1
-    if kl != "token" and not fits:
-        needs = "a divergence and a beta above 0, level='token' and z_old=1"
-        raise InputError(f"kl={kl!r} needs {needs}, as settings or attributes of {spec}")
-    defaults = settings_of(function)
-    for name, default in defaults.items():
-        if settings[name] is REQUIRED:
-            raise InputError(f"{spec} needs {name}, which has no default: set it (--config.objective.{name}=VALUE)")
-        if type(default) is float and type(settings[name]) is int:
-            settings = {**settings, name: float(settings[name])}
-    made = Objective(
-        name=spec,
-        loss=functools.partial(function, **{name: settings[name] for name in defaults}),
-        units=UNITS[facts["level"]],
-        settings={**settings, "advantage": facts["advantage"]},
-        level=facts["level"],
-        reduction=facts["reduction"] or reductions.BY_LEVEL[facts["level"]],
-        divergence=facts["divergence"] if facts["beta"] else None,
-        beta=facts["beta"],
-        z_old=facts["z_old"],
-        declares=facts["declares"],
-        **controls.terms(facts["divergence"], facts["beta"], kl=kl, z_old=facts["z_old"]),
-    )
-    made.try_out((2, 3))
-    return made
 
 
 def advantage(spec: str) -> Callable[..., jax.Array]:

@@ -107,12 +107,17 @@ def _clip(name: str, settings: Mapping, chosen: Mapping, clip_name: str) -> Clip
 
 
 def of_function(spec: str, function: Callable, settings: Mapping[str, Any]) -> Objective:
-    """A user's function as an objective (`own`). Of an `Objective` only advantage and sampler_correction may be set.
+    """A user's function as an objective (`own`), tried out. Of an `Objective` only advantage and sampler_correction may
+    be set.
 
-    Raises ValueError as `make` does.
+    With kl="full" or "to_go" the divergence that it has as a setting or attribute, or what later tokens add to it, is
+    taken outside of the function (`controls.terms`), which then has none, or that of the token itself.
+
+    Raises ValueError as `make` does, and for a result that is no loss.
     """
-    defaults = {**own.settings_of(function), "advantage": None, "sampler_correction": None}
-    takes_kl = not isinstance(function, Objective) and "kl" not in defaults
+    own_settings = own.settings_of(function)
+    defaults = {**own_settings, "advantage": None, "sampler_correction": None}
+    takes_kl = not isinstance(function, Objective) and "kl" not in own_settings
     defaults |= dict(kl="token") if takes_kl else {}
     _refuse_unknown(spec, settings, defaults)
     chosen = {key: value for key, value in settings.items() if value is not None}
@@ -120,8 +125,31 @@ def of_function(spec: str, function: Callable, settings: Mapping[str, Any]) -> O
         return dataclasses.replace(function, settings={**function.settings, **checked(chosen)})
     complete = {**defaults, **chosen}
     checked({"sampler_correction": complete["sampler_correction"]})
-    kl = check("kl", complete["kl"]) if takes_kl else "token"
-    return own.objective(spec, function, complete, checked(own.facts_of(function, complete)), kl)
+    kl, facts = check("kl", complete["kl"]) if takes_kl else "token", checked(own.facts_of(function, complete))
+    divergence, beta, level, z_old = (facts[key] for key in ("divergence", "beta", "level", "z_old"))
+    if kl != "token" and not (divergence and beta and level == "token" and z_old == 1):
+        needs = "a divergence and a beta above 0, level='token' and z_old=1"
+        raise InputError(f"kl={kl!r} needs {needs}, as settings or attributes of {spec}")
+    for name, default in own_settings.items():
+        if complete[name] is own.REQUIRED:
+            raise InputError(f"{spec} needs {name}, which has no default: set it (--config.objective.{name}=VALUE)")
+        if type(default) is float and type(complete[name]) is int:
+            complete[name] = float(complete[name])
+    made = Objective(
+        name=spec,
+        loss=functools.partial(function, **{name: complete[name] for name in own_settings}),
+        units=UNITS[level],
+        settings=complete | {"advantage": facts["advantage"]},
+        level=level,
+        reduction=facts["reduction"] or BY_LEVEL[level],
+        divergence=divergence if beta else None,
+        beta=beta,
+        z_old=z_old,
+        declares=facts["declares"],
+        **controls.terms(divergence, beta, kl=kl, z_old=z_old),
+    )
+    made.try_out((2, 3))
+    return made
 
 
 def _refuse_unknown(name: str, settings: Mapping[str, Any], known: Iterable[str]) -> None:
