@@ -116,7 +116,7 @@ def sample_gradients(
     if companion:
         with_others = jax.vmap(_companion_gradient, in_axes=(None, None, None, 0))
         spaces = _problems(count, seed, mixture).items()
-        return {space: np.asarray(with_others(objective, space, int(companion), problem)) for space, problem in spaces}
+        return {space: np.asarray(with_others(objective, space, companion, problem)) for space, problem in spaces}
 
     def loss(*row):
         logp, behavior, reference, advantage, mask = (x[None] for x in row)
@@ -260,13 +260,13 @@ def examine(
     return results
 
 
-def full_vocabulary_gaps(objective: Objective, count: int = 6, seed: int = 0) -> dict[Condition, float]:
+def full_vocabulary_gaps(objective: Objective, count: int = 6) -> dict[Condition, float]:
     """|expected gradient + ∇J| / |∇J| of an objective with kl="full", of the token level's J; worst over all spaces.
 
     Its regularizer does not reach the policy through log-probs of samples, so the gradient is that in the logits.
     """
     target = Target("token", objective.divergence, objective.beta)
-    divergence, gaps = DIVERGENCES[str(objective.divergence)], dict.fromkeys(CONDITIONS + MOVED, 0.0)
+    divergence, gaps = DIVERGENCES[str(objective.divergence)], np.zeros(len(NEAR))
 
     @functools.partial(jax.jit, static_argnums=0)
     def expected(space, problem):
@@ -286,25 +286,24 @@ def full_vocabulary_gaps(objective: Objective, count: int = 6, seed: int = 0) ->
         return jax.grad(loss)(problem.policy)
 
     with jax.enable_x64():
-        for space, problem in _problems(count, seed).items():
-            _, gradient, _ = _truth(space, target, count, seed, None, tuple(DIVERGENCES))
+        for space, problem in _problems(count, 0).items():
+            _, gradient, _ = _truth(space, target, count, 0, None, tuple(DIVERGENCES))
             problem, gradient = _near((problem, gradient), count)
             off = jnp.linalg.norm(jax.vmap(functools.partial(expected, space))(problem) + gradient, axis=(1, 2))
             relative = off / jnp.linalg.norm(gradient, axis=(1, 2))
-            for row, condition in enumerate(gaps):
-                gaps[condition] = max(gaps[condition], float(jnp.max(relative[row * count : (row + 1) * count])))
-    return gaps
+            gaps = np.maximum(gaps, relative.reshape(-1, count).max(axis=1))
+    return dict(zip(NEAR, gaps.tolist(), strict=True))
 
 
-def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition, tuple[float, float]]:
+def level_gap(divergence: str, count: int = 6) -> dict[Condition, tuple[float, float]]:
     """How far the token-level objective's gradient is from the sequence-level one's: (reward part, divergence part).
 
     Relative to the sequence level's, worst over problems and spaces; advantages are one a sequence. Where both
     gradients vanish the gap is 0.
     """
-    gaps = {condition: [0.0, 0.0] for condition in CONDITIONS}
+    gaps = np.zeros((2, len(CONDITIONS)))
     with jax.enable_x64():
-        for space, problem in _problems(count, seed).items():  # whole, in the shapes that `examine` compiles
+        for space, problem in _problems(count, 0).items():  # whole, in the shapes that `examine` compiles
             means = jax.vmap(functools.partial(targets.row_means, space))(problem.advantage)
             problem = problem._replace(advantage=jnp.broadcast_to(means, problem.advantage.shape))
             _, token = _parts(space, "token", 1.0, ALPHA, tuple(DIVERGENCES), problem)
@@ -314,17 +313,16 @@ def level_gap(divergence: str, count: int = 6, seed: int = 0) -> dict[Condition,
                     jnp.linalg.norm(x, axis=(1, 2)) for x in (token[name] - sequence[name], sequence[name])
                 )
                 relative = jnp.where(difference < 1e-12, 0, difference / size)
-                for row, condition in enumerate(CONDITIONS):
-                    largest = float(jnp.max(relative[row * count : (row + 1) * count]))
-                    gaps[condition][part] = max(gaps[condition][part], largest)
-    return {condition: (reward, difference) for condition, (reward, difference) in gaps.items()}
+                of_conditions = relative[: len(CONDITIONS) * count].reshape(-1, count)
+                gaps[part] = np.maximum(gaps[part], of_conditions.max(axis=1))
+    return dict(zip(CONDITIONS, zip(*gaps.tolist(), strict=True), strict=True))
 
 
-def reach(count: int = 6, seed: int = 0) -> tuple[float, float, float]:
+def reach(count: int = 6) -> tuple[float, float, float]:
     """How far the problems go: the largest |log(policy / behavior)| of a token and of a response, and |advantage|."""
     reached = []
     with jax.enable_x64():
-        for space, problem in _problems(count, seed).items():
+        for space, problem in _problems(count, 0).items():
             logs = [np.asarray(jax.vmap(functools.partial(token_logprobs, space))(x)) for x in problem[:2]]
             arrays = logs[0] - logs[1], (logs[0] - logs[1]).sum(axis=-1), problem.advantage
             reached.append([float(np.abs(x).max()) for x in arrays])
