@@ -29,15 +29,13 @@ class Space:
 
 def every_sequence(name: str, vocab: int, length: int, stop: int | None = None) -> Space:
     """All vocab ** length sequences; with `stop`, each ends with its first stop token, if it has one."""
-    ended: dict[tuple[int, ...], int] = {}
-    for tokens in itertools.product(range(vocab), repeat=length):
-        end = tokens.index(stop) + 1 if stop in tokens else length
-        ended[tokens[:end]] = end
-    prefixes = sorted({x[:t] for x in ended for t in range(len(x))}, key=lambda h: (len(h), h))
+    every = itertools.product(range(vocab), repeat=length)
+    sequences = dict.fromkeys(x[: x.index(stop) + 1] if stop in x else x for x in every)
+    prefixes = sorted({x[:t] for x in sequences for t in range(len(x))}, key=lambda h: (len(h), h))
     row_of = {prefix: row for row, prefix in enumerate(prefixes)}
-    history, token = np.zeros((2, len(ended), length), np.int32)
-    mask = np.zeros((len(ended), length), bool)
-    for row, x in enumerate(ended):
+    history, token = np.zeros((2, len(sequences), length), np.int32)
+    mask = np.zeros((len(sequences), length), bool)
+    for row, x in enumerate(sequences):
         for t, symbol in enumerate(x):
             history[row, t], token[row, t], mask[row, t] = row_of[x[:t]], symbol, True
     return Space(name, vocab, len(prefixes), history, token, mask, mask)
@@ -95,6 +93,7 @@ CONDITIONS = tuple(Condition(on, same) for on in (True, False) for same in (True
 MOVED = tuple(Condition(False, True, distance) for distance in (0.001, 0.01, 0.1, 1.0))
 FAR = tuple(Condition(on, same, reach=30.0) for on, same in ((False, True), (False, False), (True, False)))
 LARGE = tuple(Condition(on, True, scale=1e4) for on in (True, False))
+STEPS = 64  # doublings, and bisections, of a move to a distance
 
 
 def random_problems(
@@ -159,9 +158,7 @@ def kl(space: Space, p: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.sum(jnp.exp(log_p.sum(axis=1)) * (log_p - log_q).sum(axis=1))
 
 
-def move_to(
-    space: Space, logits: jax.Array, direction: jax.Array, distance: float | jax.Array, steps: int = 64
-) -> jax.Array:
+def move_to(space: Space, logits: jax.Array, direction: jax.Array, distance: float | jax.Array) -> jax.Array:
     """logits + t·direction [H, V] at the t >= 0 where KL(logits || result) = distance, by doubling, then bisection.
 
     The KL is convex in t and has its minimum, 0, at t = 0: it increases with t.
@@ -171,13 +168,13 @@ def move_to(
     def short(t):
         return kl(space, logits, logits + t * unit) < distance
 
-    high = jax.lax.fori_loop(0, steps, lambda _, t: jnp.where(short(t), 2 * t, t), jnp.asarray(1e-6, logits.dtype))
+    high = jax.lax.fori_loop(0, STEPS, lambda _, t: jnp.where(short(t), 2 * t, t), jnp.asarray(1e-6, logits.dtype))
 
     def halve(_, bounds):
         middle = jnp.mean(bounds)
         return jnp.where(short(middle), bounds.at[0].set(middle), bounds.at[1].set(middle))
 
-    bounds = jax.lax.fori_loop(0, steps, halve, jnp.stack([jnp.zeros_like(high), high]))
+    bounds = jax.lax.fori_loop(0, STEPS, halve, jnp.stack([jnp.zeros_like(high), high]))
     return logits + jnp.where(distance > 0, bounds[1], 0) * unit
 
 
