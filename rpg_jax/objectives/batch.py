@@ -31,21 +31,19 @@ def prepare(
     reference_logp: jax.Array | None = None, weight: jax.Array | None = None,
 ) -> Batch:  # fmt: skip
     """Checks, promotes to one dtype of at least float32, zeroes what is masked, and stops gradients on all but logp."""
-    logp = jnp.asarray(logp)
-    reference_logp = behavior_logp if reference_logp is None else reference_logp
-    arrays = dict(behavior_logp=behavior_logp, reference_logp=reference_logp, advantage=advantage)
-    arrays["weight"] = jnp.ones((), logp.dtype) if weight is None else weight
-    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
-    mask = jnp.asarray(mask)
+    logp, mask = jnp.asarray(logp), jnp.asarray(mask)
     if logp.ndim != 2:
         raise InputError(f"logp has shape {logp.shape}; expected [B, T], one sequence a row")
     rows = (logp.shape[0], 1)
+    weight = jnp.ones(rows, logp.dtype) if weight is None else weight
+    reference_logp = behavior_logp if reference_logp is None else reference_logp
+    given = dict(behavior_logp=behavior_logp, reference_logp=reference_logp, advantage=advantage, weight=weight)
+    arrays = {name: jnp.asarray(array) for name, array in given.items()}
     for name, array in {**arrays, "mask": mask}.items():
         by_row = name in ("advantage", "weight")
-        if array.shape == logp.shape or (by_row and array.shape == rows) or (name == "weight" and weight is None):
-            continue
-        expected = f"{logp.shape}, that of logp" + (f", or {rows}" if by_row else "")
-        raise InputError(f"{name} has shape {array.shape}; expected {expected}")
+        if array.shape != logp.shape and not (by_row and array.shape == rows):
+            expected = f"{logp.shape}, that of logp" + (f", or {rows}" if by_row else "")
+            raise InputError(f"{name} has shape {array.shape}; expected {expected}")
     dtype = jnp.result_type(jnp.float32, logp.dtype, *(array.dtype for array in arrays.values()))
     mask = mask.astype(bool)
 
