@@ -10,7 +10,6 @@ what a surrogate's own formula stops: `objective` does that around them.
 Unclipped, the gradient of every entry is −(wA − beta·r·kappa(u)) ∇log policy (docs/method.md 3).
 """
 
-import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -82,8 +81,7 @@ def differentiable(
     With clip "dual_reward" that is PPO's dual clip on the reward and an unclipped regularizer, as in the authors'
     released code for every divergence. With "dual" it is so for all but `rkl` and `urkl` (Appendix G.2).
     """
-    regularization = functools.partial(regularizer, divergence=divergence, z_old=z_old)
-    penalty = scaled(beta, lambda: regularization(logp, behavior_logp, reference_logp))
+    penalty = scaled(beta, lambda: regularizer(logp, behavior_logp, reference_logp, divergence=divergence, z_old=z_old))
     bounded, clipped = clip(logp - behavior_logp, advantage)
     return penalty - bounded * advantage, clipped
 
