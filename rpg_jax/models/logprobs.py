@@ -126,7 +126,9 @@ def _by_chunks(models, measure, chunk, head, hidden, constants):
                 logits = models[0].logits(heads[0], hidden[0])
                 return _measured(models, measure, tokens, mask, temperature, heads[1:], hidden[1:], logits)
 
-            skipped = lambda *args: _zeros_of(measured, *args)  # noqa: E731
+            def skipped(*args):
+                return jax.tree.map(jnp.zeros_like, jax.eval_shape(measured, *args))
+
             return None, jax.lax.cond(used, measured, skipped, heads, hidden)
 
         values = jax.lax.scan(step, None, (used, *_split(rows, chunk)))[1]
@@ -218,7 +220,3 @@ def _of_product(model, head, hidden, d_logits):
     # Of two axes: XLA's CPU compiler merges the transposition into a product with three, which it then refuses.
     flat = (x.reshape(-1, x.shape[-1]) for x in (d_logits, hidden))
     return product(*flat, (((0,), (0,)), ((), ()))).T, d_hidden
-
-
-def _zeros_of(function, *args):
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
