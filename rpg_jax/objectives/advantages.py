@@ -135,8 +135,7 @@ def turn_return(
     each = jnp.zeros((*total.shape, 1), total.dtype) if turn_reward is None else jnp.asarray(turn_reward, total.dtype)
     later = jnp.cumsum(each[..., ::-1], axis=-1)[..., ::-1].reshape(total.size, -1)  # [P·G, K]
     turn = jnp.cumsum(first, axis=1) - 1  # [P·G, T], the turn of each token
-    of_turn = jnp.take_along_axis(later, jnp.clip(turn, 0, later.shape[1] - 1), axis=1)
-    of_turn = jnp.where(turn < later.shape[1], of_turn, 0)
+    of_turn = jnp.take_along_axis(later, turn, axis=1, mode="fill", fill_value=0)
     returns = (total - jnp.sum(each, -1)).reshape(-1, 1) + of_turn - to_go(penalty)
     by_group = (total.shape[0], -1)
     starts, values = first.reshape(by_group), returns.reshape(by_group)  # [P, G·T]
