@@ -70,8 +70,7 @@ def _of_recipe(name: str, settings: Mapping[str, Any]) -> Objective:
         )
     recipe = RECIPES[name]
     _refuse_unknown(name, settings, recipe.defaults)
-    unset = {key for key, value in settings.items() if value is None or (key == "clip" and value == DEFAULT)}
-    given = {key: value for key, value in settings.items() if key not in unset}
+    given = {k: value for k, value in settings.items() if value is not None and (k, value) != ("clip", DEFAULT)}
     chosen = {k: choice(recipe.clips, k, value) if k == "clip" else check(k, value) for k, value in given.items()}
     complete = {**recipe.defaults, **chosen}
     clip = _clip(name, complete, chosen, complete.get("clip", recipe.clips[0]))
