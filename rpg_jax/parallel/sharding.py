@@ -33,23 +33,18 @@ TRAINING: Table = (
     (r"kv_heads", PartitionSpec("tensor")),  # no parameter: a head is never split (`check_model`)
 )
 
-# Sampling: layers are unstacked (`layers/3/q/kernel`), and weights are split over tensor only, scales too.
-SAMPLING: Table = (
-    (r"embed/embedding(/values)?", PartitionSpec("tensor", None)),
-    (r"head/kernel(/values)?", PartitionSpec(None, "tensor")),
-    (r"(embed/embedding|head/kernel)/scales", PartitionSpec("tensor")),
-    (r"layers/\d+/(q|k|v|gate|up)/kernel(/values)?", PartitionSpec(None, "tensor")),
-    (r"layers/\d+/(q|k|v|gate|up)/(bias|kernel/scales)", PartitionSpec("tensor")),
-    (r"layers/\d+/(o|down)/kernel(/values)?", PartitionSpec("tensor", None)),
-    (r"layers/\d+/experts/(gate|up)/kernel(/values)?", PartitionSpec("expert", None, "tensor")),
-    (r"layers/\d+/experts/(gate|up)/kernel/scales", PartitionSpec("expert", "tensor")),
-    (r"layers/\d+/experts/down/kernel(/values)?", PartitionSpec("expert", "tensor", None)),
-    (r"layers/\d+/experts/down/kernel/scales", PartitionSpec("expert", None)),
-)
-# As in training, layers unstacked.
+# As in training, layers unstacked (`layers/3/q/kernel`).
 UNSTACKED: Table = tuple(
     (pattern.replace("layers/", r"layers/\d+/"), PartitionSpec(*spec[1:]) if pattern.startswith("layers/") else spec)
     for pattern, spec in TRAINING
+)
+# Sampling: the same, but nothing is divided over fsdp, and scales are divided as the channels that they are of.
+SAMPLING: Table = (
+    *((pattern, PartitionSpec(*(None if x == "fsdp" else x for x in spec))) for pattern, spec in UNSTACKED),
+    (r"(embed/embedding|head/kernel)/scales", PartitionSpec("tensor")),
+    (r"layers/\d+/(q|k|v|gate|up)/kernel/scales", PartitionSpec("tensor")),
+    (r"layers/\d+/experts/(gate|up)/kernel/scales", PartitionSpec("expert", "tensor")),
+    (r"layers/\d+/experts/down/kernel/scales", PartitionSpec("expert", None)),
 )
 # The kernels of a layer's experts while they multiply, [experts, I, O].
 EXPERTS = {"gate": PartitionSpec("expert", None, "tensor"), "up": PartitionSpec("expert", None, "tensor")}
