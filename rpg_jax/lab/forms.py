@@ -123,8 +123,9 @@ def _kl_in_reward(objective: Objective) -> Case:
 
 def _case(name: str, *losses: Objective) -> Case:
     first, get = losses[0], losses[0].settings.get
-    level = first.target_level
-    alpha = get("alpha") or ALPHA
+    level, alpha = first.level, get("alpha") or ALPHA
+    if get("kl") == "to_go" and first.beta:  # the sum of tokens' divergences along the policy's own responses
+        level = "sequence" if first.divergence in ("rkl", "urkl") else "path"
     members = tuple(
         (loss if level == loss.level else _by_row(loss), Target(level, loss.divergence, loss.beta, loss.z_old, alpha))
         for loss in losses

@@ -131,14 +131,6 @@ class Objective:
         return losses, units, logged
 
     @property
-    def target_level(self) -> str:
-        """The level of the objective whose gradient it estimates: its own, but of a divergence to go "path", the sum of
-        tokens' divergences along the policy's own responses, which for both reverse KLs is that of level "sequence"."""
-        if self.settings.get("kl") != "to_go" or not self.beta:
-            return self.level
-        return "sequence" if self.divergence in ("rkl", "urkl") else "path"
-
-    @property
     def advantage(self) -> str:
         """The name of its advantage in `ADVANTAGES`, or FILE.py:NAME."""
         return self.settings["advantage"]
