@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -33,13 +34,13 @@ def tensor_name(leaf: str, index: tuple[int, ...]) -> str:
     return f"{theirs}.bias" if part == "bias" else f"{theirs}.weight"
 
 
-def places(leaf_shapes: dict[str, tuple[int, ...]]) -> dict[str, Place]:
-    """{tensor name: Place} of a training tree, {leaf name: shape} with stacked layers; ordered layer by layer."""
+def places(leaves: dict[str, Any]) -> dict[str, Place]:
+    """{tensor name: Place} of {name: leaf} of a training tree, with layers stacked; ordered layer by layer."""
     tensors = {}
-    for leaf, shape in leaf_shapes.items():
+    for leaf, array in leaves.items():
         axes = families.TENSORS[leaf.rpartition("/")[0]].count("{}")
-        single, transposed = tuple(shape[axes:]), leaf.endswith(("/kernel", "/lora_a", "/lora_b"))
-        for index in np.ndindex(*shape[:axes]):
+        single, transposed = array.shape[axes:], leaf.endswith(("/kernel", "/lora_a", "/lora_b"))
+        for index in np.ndindex(*array.shape[:axes]):
             place = Place(leaf, index, transposed, single[::-1] if transposed else single)
             tensors[tensor_name(leaf, index)] = place
     modules = list(families.TENSORS)

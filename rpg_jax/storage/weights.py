@@ -54,7 +54,7 @@ def with_stored_dtypes(directory, shapes: Any) -> Any:
     """`shapes` with the dtypes of the weights in a folder. Checks names and shapes, and raises as `load` does."""
     leaves, dtypes = named_leaves(shapes), {}
     stored = _check(pathlib.Path(directory), leaves)
-    for name, place in _places(leaves).items():
+    for name, place in places(leaves).items():
         dtype = tensor_files.DTYPES[stored[name].code]
         dtypes[place.leaf] = jnp.promote_types(dtypes.get(place.leaf, dtype), dtype)
     kept = (jax.ShapeDtypeStruct(x.shape, dtypes[name], sharding=x.sharding) for name, x in leaves.items())
@@ -69,7 +69,7 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
     tensors, which are in the host's memory at once; a larger tensor gets one of its own.
     """
     directory, leaves, weight_map = pathlib.Path(directory), named_leaves(params), {}
-    placed = _places(leaves)
+    placed = places(leaves)
     sizes = {n: math.prod(place.shape) * leaves[place.leaf].dtype.itemsize for n, place in placed.items()}
     groups, filled = [[]], 0  # tensors of each file, bytes in the last file
     for tensor, size in sizes.items():
@@ -95,10 +95,6 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
     return len(sizes)
 
 
-def _places(leaves):
-    return places({name: leaf.shape for name, leaf in leaves.items()})
-
-
 # Checks of names, shapes and dtypes, before any data is read.
 
 
@@ -109,7 +105,7 @@ def _check(directory, leaves):
     else:
         stored = tensor_files.contents(directory)
     stored = {name: entry for name, entry in stored.items() if not _IGNORED.search(name)}
-    expected = {name: place.shape for name, place in _places(leaves).items()}
+    expected = {name: place.shape for name, place in places(leaves).items()}
     tied_head = _HEAD not in expected and stored.pop(_HEAD, None)  # saved although tied: harmless if the same matrix
     faults = _differences(expected, {name: entry.shape for name, entry in stored.items()})
     unknown = [f"{name} ({entry.code})" for name, entry in stored.items() if entry.code not in tensor_files.DTYPES]
@@ -165,7 +161,7 @@ def _refuse_not_finite(finite, name, place):
 
 
 def _load(directory, leaves):
-    stored, placement, arrays = _check(directory, leaves), _places(leaves), {}
+    stored, placement, arrays = _check(directory, leaves), places(leaves), {}
 
     def read(name):
         """(the tensor's shape on disk, how it is divided there, what reads a shard of it)."""

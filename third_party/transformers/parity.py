@@ -145,7 +145,7 @@ def huggingface_tensors(tree):
     from rpg_jax.models import huggingface
 
     leaves = {parallel.leaf_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    places = huggingface.places({name: leaf.shape for name, leaf in leaves.items()})
+    places = huggingface.places(leaves)
     tensors = {name: leaves[place.leaf][place.index] for name, place in places.items()}
     return {name: tensor.T if places[name].transposed else tensor for name, tensor in tensors.items()}
 
