@@ -96,8 +96,7 @@ def _rows(count: int, seed: int, mixture: str | None) -> tuple[np.ndarray, ...]:
     widest = max(space.mask.shape[1] for space in SPACES)
     batches = []
     for space, problem in _problems(count, seed, mixture).items():
-        assumed = problem.behavior if problem.assumed is None else problem.assumed
-        policies = problem.policy, assumed, problem.reference
+        policies = problem.policy, problem.assumed, problem.reference
         logs = [jax.vmap(functools.partial(token_logprobs, space, observed=True))(x) for x in policies]
         arrays = map(np.asarray, (*logs, problem.advantage, np.broadcast_to(space.mask, problem.advantage.shape)))
         padding = ((0, 0), (0, 0), (0, widest - space.mask.shape[1]))

@@ -68,7 +68,7 @@ class Problem(NamedTuple):
     behavior: jax.Array
     reference: jax.Array
     advantage: jax.Array  # f64[S, N, T], of each token of each sequence; level "sequence" uses row means
-    assumed: jax.Array | None = None  # whose log-probs the loss gets as the behavior policy's; None: behavior's own
+    assumed: jax.Array  # whose log-probs the loss gets as the behavior policy's
 
 
 class Condition(NamedTuple):

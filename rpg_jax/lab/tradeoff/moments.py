@@ -61,7 +61,7 @@ def situations(space: Space, count: int, distances: Sequence[float], seed: int =
         probability = jax.vmap(lambda x: jnp.exp(token_logprobs(space, x).sum(axis=1)))(behavior)  # [P, N]
         advantage = reward - jnp.sum(probability * reward, axis=1, keepdims=True)
         advantage = jnp.broadcast_to(advantage[:, :, None], (count, *space.mask.shape))  # [P, N, T]
-        problem = Problem(behavior, behavior, behavior, advantage)
+        problem = Problem(behavior, behavior, behavior, advantage, behavior)
         gain = jax.grad(lambda x, p: targets.sequence_parts(space, x, p, 1.0, ())["reward"])
         return problem, jax.vmap(gain)(behavior, problem)
 
