@@ -112,12 +112,7 @@ def shardings(mesh: Mesh, tree: Any, table: Table = TRAINING) -> Any:
 
 def held(tree: Any) -> Any:
     """The specs that `over_rows` takes weights laid out by SAMPLING with: a shard of rows has experts of its own."""
-
-    def spec(path, _):
-        own = spec_of(path, SAMPLING)
-        return _without(own, {name for name in own if name not in ROW_AXES})
-
-    return jax.tree_util.tree_map_with_path(spec, tree)
+    return jax.tree_util.tree_map_with_path(lambda path, _: _without(spec_of(path, SAMPLING), {"tensor"}), tree)
 
 
 def check_model(mesh: Mesh, model: Any) -> None:
