@@ -123,8 +123,7 @@ def layer(config, params, x, turns, attend, constrain, per_expert, counted=None,
 
 def statistics(config, probability, chosen, counted):
     """Sums over the counted tokens, of which a mean over any batch can be made."""
-    share = jnp.ones(chosen.shape[:2]) if counted is None else jnp.broadcast_to(counted, chosen.shape[:2])
-    share = share.astype(probability.dtype)
+    share = jnp.broadcast_to(True if counted is None else counted, chosen.shape[:2]).astype(probability.dtype)
     load = jnp.zeros(config.experts, share.dtype).at[chosen].add(share[..., None])
     entropy = -jnp.sum(jax.scipy.special.xlogy(probability, probability), -1)
     return {
