@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 from fuzzing import NUMBERS, WORDS, begin, budget, call, imported
 from hypothesis import strategies as st
+from test_architecture import COMMANDS
 
 from rpg_jax.lab import verification
 from rpg_jax.lab.planning import command as planning
@@ -68,10 +69,7 @@ def command_line(draw, command):
     return words
 
 
-COMMANDS = ["train", "evaluate", "convert", "prepare", "verify", "tradeoff", "plan", "sweep", "report", "look"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 @budget(10)
 @hypothesis.given(data=st.data())
 def test_a_command_line_is_refused_by_a_line_or_begins(folder, command, data):

@@ -1,6 +1,5 @@
 """The installable package: its metadata, the files of its wheel, and what has to be installed for which import."""
 
-import ast
 import email
 import importlib.metadata
 import os
@@ -12,6 +11,7 @@ import sys
 import zipfile
 
 import pytest
+from test_architecture import imports
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODULES = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rpg_jax").rglob("*.py")}
@@ -73,13 +73,7 @@ def test_what_is_imported_is_listed_and_nothing_twice():
     lists = [path.name for path in ROOT.glob("requirements*.txt")]
     names = [name for file in lists for name in listed(file)]
     assert len(lists) == 10 and len(names) == len(set(names))
-    imported = set()
-    for module in MODULES:
-        for node in ast.walk(ast.parse((ROOT / module).read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                imported.add(node.module.split(".")[0])
+    imported = {name.split(".")[0] for module in MODULES for name in imports(module, (ROOT / module).read_text())}
     imported -= sys.stdlib_module_names | OPTIONAL | {"rpg_jax", "configs"}
     of_module = importlib.metadata.packages_distributions()
     owners = {name: {owner.lower().replace("_", "-") for owner in of_module[name]} for name in imported}

@@ -7,6 +7,7 @@ import pathlib
 import processes
 import test_huggingface as checkpoint
 import test_huggingface_tokenizer
+from test_architecture import imports
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "rpg_jax").rglob("*.py"))
@@ -22,13 +23,8 @@ OF_THE_USER = {
 
 def dangers(module: str, source: str) -> list[str]:
     """What of a module can run, or unpickle, data: one line each."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        found += [f"imports {name}" for name in names if name.split(".")[0] in PICKLES]
-        if not isinstance(node, ast.Call):
-            continue
+    found = [f"imports {name}" for name in imports(module, source) if name.split(".")[0] in PICKLES]
+    for node in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
         called = ast.unparse(node.func)
         owner, _, name = called.rpartition(".")
         is_method = name == "compile" and owner != "builtins" and owner  # of re, or of a lowered XLA program
