@@ -133,13 +133,6 @@ class Chip:
     device_kind: str = "a chip"
 
 
-def test_the_last_devices_of_every_process_sample():
-    chips = [Chip(i, slice_index=0, process_index=i // 4) for i in range(8)]
-    learner, sampler = parallel.make_meshes(sampler=1, devices=chips)
-    found = [[chip.id for chip in mesh.devices.flat] for mesh in (learner, sampler)]
-    assert found == [[0, 1, 2, 4, 5, 6], [3, 7]]
-
-
 def test_rows_of_a_process_are_in_order_wherever_its_devices_stand():
     shards = [SimpleNamespace(index=(slice(2 * n, 2 * n + 2),), data=[2 * n, 2 * n + 1]) for n in (1, 0, 1)]
     assert parallel.local_rows(SimpleNamespace(addressable_shards=shards)).tolist() == [0, 1, 2, 3]
