@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fuzzing import SECONDS, bounded
 from test_rollout import loop_settings
 
 from configs import quickstart
@@ -168,17 +169,13 @@ def test_a_best_checkpoint_that_training_deletes_is_looked_for_again(tmp_path, m
 
 
 def test_the_first_interrupt_lets_a_run_save_and_the_second_ends_it():
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with bounded(SECONDS):  # which sets back the handlers of signals
         for number, then in ((signal.SIGTERM, None), (signal.SIGINT, signal.SIG_DFL)):
             with job.joined() as should_stop:
                 assert not should_stop()
                 os.kill(os.getpid(), number)
                 assert should_stop()
                 assert then is None or signal.getsignal(number) == then
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def test_an_interrupt_while_a_command_is_imported_prints_nothing(tmp_path):
