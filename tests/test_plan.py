@@ -20,9 +20,10 @@ from fuzzing import outcome
 from test_rollout import loop_settings, settings
 
 from configs import paper
-from rpg_jax.lab.planning import calibration, chips, command, decoding, floor, hlo, measure, report, sketch
+from rpg_jax import parallel
+from rpg_jax.lab.planning import calibration, chips, command, decoding, floor, hlo, measure, programs, report, sketch
 from rpg_jax.lab.planning.workload import PHASES, Workload
-from rpg_jax.models import SIZES, Model, parameter_count, token_logprobs
+from rpg_jax.models import SIZES, Model, cudnn, parameter_count, token_logprobs, unstack_layers
 from rpg_jax.run import compiler
 from rpg_jax.sampling.generate import make_sampler
 from rpg_jax.sampling.paged_attention import BLOCKS
@@ -237,6 +238,23 @@ def test_the_command_compiles_for_gpus(tmp_path):
         tight = plan | {"fits": False, "phases": {name: one | {"fits": False} for name, one in phases.items()}}
         assert f"{plan['topology']}: it does NOT fit: prefill" in report.text(tight)
     assert "7 + 9 tokens a response" in text and "estimate s" not in text and "nothing is autotuned" in text
+
+
+@pytest.mark.skipif(not has_compiler("h100:1"), reason="needs the CUDA plugin of the installed jax")
+def test_a_decode_step_for_an_h100_is_one_graph_without_branches():
+    """Qwen3-0.6B's shape, 256 rows: of at most 420 kernels only the loop's condition is outside of the graph."""
+    [topology] = chips.parse("h100:1")
+    mesh = parallel.make_mesh(data=1, devices=command.topology_devices(topology))
+    sizes = dict(prompts=32, samples=8, slots=256, max_prompt=128, max_new=160, dynamic_sampling=False)
+    w = workload(SIZES["qwen3-0.6b"], dtype=jnp.bfloat16, rollout=sizes)
+    model = dataclasses.replace(w.model, constrain=parallel.make_constrain(mesh))
+    shapes = jax.eval_shape(unstack_layers, model.shapes)
+    layout = parallel.shardings(mesh, shapes, parallel.SAMPLING)
+    params = jax.tree.map(lambda x, at: x.update(dtype=jnp.bfloat16, sharding=at), shapes, layout)
+    decode = programs.sampler_programs(model, mesh, params, w.rollout)["decode"]
+    with cudnn.without_gpu():
+        found = measure.memory(topology, "decode", programs.Program(*decode, beside=0.0, turns=1), w)["launches"]
+    assert found.pop("kernels") <= 420 and found == dict(outside=1, command_buffers=1, conditionals=0, loops=0), found
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
