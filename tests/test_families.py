@@ -47,6 +47,16 @@ def turned(x, position, theta):
     return np.concatenate([z.real, z.imag])
 
 
+def mixed(q, k, v, t, window, theta, score=lambda x: x, stretch=1.0):
+    """What a token's heads attend to, put together; q, k and v are [token][head], with two heads of q to one of k."""
+    seen, found = range(max(0, t - window + 1), t + 1), []
+    for head, query in enumerate(q[t]):
+        keys = np.array([turned(k[s][head // 2], s / stretch, theta) for s in seen])
+        weight = np.exp(score(keys @ turned(query, t / stretch, theta)))
+        found.append(weight / weight.sum() @ np.array([v[s][head // 2] for s in seen]))
+    return np.concatenate(found)
+
+
 def gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
@@ -68,15 +78,9 @@ def numpy_logits(params):
             w = {name: next(iter(leaf.values()))[index] for name, leaf in params["layers"].items()}
             window, theta = (99, 1e3) if index in (2, 5) else (4, 50.0)
             h = [rms(token, w["n"]) for token in x]
-            heads = {name: [(token @ w[name]).reshape(-1, 4) for token in h] for name in "qkv"}
+            heads = [[(token @ w[name]).reshape(-1, 4) for token in h] for name in "qkv"]
             for t in range(len(x)):
-                seen, mixed = range(max(0, t - window + 1), t + 1), []
-                for head in range(4):
-                    query = turned(heads["q"][t][head], t, theta)
-                    scores = np.array([query @ turned(heads["k"][s][head // 2], s, theta) for s in seen])
-                    weight = np.exp(2 * np.tanh(0.6 * scores / 2))
-                    mixed.append(weight / weight.sum() @ np.array([heads["v"][s][head // 2] for s in seen]))
-                x[t] = x[t] + np.concatenate(mixed) @ w["o"]
+                x[t] = x[t] + mixed(*heads, t, window, theta, lambda x: 2 * np.tanh(0.6 * x / 2)) @ w["o"]
                 x[t] = x[t] + gelu(x[t] @ w["a"]) * (x[t] @ w["b"]) @ w["c"]
         return [params["embed"]["embedding"] @ rms(token, params["final_norm"]["scale"]) for token in x]
 

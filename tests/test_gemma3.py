@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sentencepiece
-from test_families import check_files, gelu, parameters, rms, turned
+from test_families import check_files, gelu, mixed, parameters, rms
 
 from rpg_jax import parallel
 from rpg_jax.data import gguf_tokenizer, load_tokenizer
@@ -32,18 +32,13 @@ def numpy_logits(params, tokens):
     x = [params["embed"]["embedding"][token] * np.sqrt(8) for token in tokens]
     for index in range(4):
         w = {name: next(iter(leaf.values()))[index] for name, leaf in params["layers"].items()}
-        seen_before, theta, factor = (len(x), 1e3, 4.0) if index == 2 else (4, 50.0, 1.0)
+        window, theta, factor = (len(x), 1e3, 4.0) if index == 2 else (5, 50.0, 1.0)
         h = [rms(token, w["attention_norm"]) for token in x]
         heads = {name: [(token @ w[name]).reshape(-1, 6) for token in h] for name in "qkv"}
         q, k = ([[rms(head, w[f"{n}_norm"]) for head in token] for token in heads[n]] for n in "qk")
         for t in range(len(x)):
-            seen, mixed = range(max(0, t - seen_before), t + 1), []
-            for head in range(4):
-                query = turned(q[t][head], t / factor, theta)
-                scores = [query @ turned(k[s][head // 2], s / factor, theta) / np.sqrt(7) for s in seen]
-                weight = np.exp(scores)
-                mixed.append(weight / weight.sum() @ np.array([heads["v"][s][head // 2] for s in seen]))
-            x[t] = x[t] + rms(np.concatenate(mixed) @ w["o"], w["attention_out_norm"])
+            attended = mixed(q, k, heads["v"], t, window, theta, lambda x: x / np.sqrt(7), factor)
+            x[t] = x[t] + rms(attended @ w["o"], w["attention_out_norm"])
             h = rms(x[t], w["mlp_in_norm"])
             x[t] = x[t] + rms(gelu(h @ w["gate"]) * (h @ w["up"]) @ w["down"], w["mlp_out_norm"])
     return np.array([params["embed"]["embedding"] @ rms(token, params["final_norm"]["scale"]) for token in x])
