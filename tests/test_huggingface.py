@@ -99,15 +99,7 @@ def load(folder, dtype=jnp.float32):
     return config, weights.load(folder, shapes_of(config, dtype))
 
 
-def leaves_of(tree):
-    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def assert_same(one, other):
-    one, other = leaves_of(one), leaves_of(other)
-    assert one.keys() == other.keys()
-    for name, x in one.items():
-        assert x.dtype == other[name].dtype and x.tobytes() == other[name].tobytes(), name
+assert_same = functools.partial(jax.tree.map, functools.partial(np.testing.assert_array_equal, strict=True))
 
 
 # The reference: float64, from the papers and the tensors as they lie on disk.
