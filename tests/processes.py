@@ -87,6 +87,13 @@ def run(name, *arguments, timeout=LIMIT, **environment):
     return execute("-m", f"rpg_jax.{name}", *arguments, timeout=timeout, **environment)
 
 
+def fake(path, text):
+    """A program in Bash at a path, whose folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
 def metrics(run):
     """The rows of a run's metrics.jsonl, without what a clock wrote and what depends on where the run was cut."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

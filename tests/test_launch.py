@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import fake
 
 from launch import rows_as_they_come
 
@@ -41,12 +42,6 @@ def clone(tmp_path):
         (root / f"requirements-{purpose}.txt").write_text(f"# {purpose}\n" * purpose.startswith("cuda"))
     fake(root / ".venv-transformers" / "bin" / "python", "")
     return root
-
-
-def fake(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
-    path.chmod(0o755)
 
 
 def run(command, tmp_path, **environment):

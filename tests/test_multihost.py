@@ -43,12 +43,9 @@ def members(*commands, devices=2):
 
 def launched(folder, text, *arguments):
     """Starts the launcher of a clone in `folder` whose python runs the given shell text as every process."""
-    python = folder / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
     shutil.copytree(ROOT / "launch", folder / "launch")
     (folder / "launch" / "setup.sh").write_text(":\n")
-    python.write_text(f'#!/usr/bin/env bash\n[[ "$1" != -c ]] || exec "{sys.executable}" "$@"\n{text}\n')
-    python.chmod(0o755)
+    processes.fake(folder / ".venv/bin/python", f'[[ "$1" != -c ]] || exec "{sys.executable}" "$@"\n{text}')
     command = ["bash", folder / "launch" / "multihost_cpu.sh", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -15,7 +15,7 @@ import zipfile
 import numpy as np
 import pandas as pd
 import pytest
-from processes import finish, fork
+from processes import fake, finish, fork
 
 pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), reason="no reasoning_gym")
@@ -64,8 +64,7 @@ def test_a_gpu_trains_all_weights_in_a_variant_of_the_config(tmp_path):
     on = functools.partial(commands, "qwen2.5-coder-0.5b", JAX_PLATFORMS="", PATH=f"{tmp_path}:{os.environ['PATH']}")
     here, there = on(RPG_JAX="cpu"), on(RPG_JAX="cuda13")
     assert on(RPG_JAX="cuda13", JAX_PLATFORMS="cpu") == here and on(RPG_JAX="cuda13", JAX_PLATFORMS="cuda") == there
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 81559\necho 24564\n")  # of the smallest
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    fake(tmp_path / "nvidia-smi", "echo 81559\necho 24564")  # of the smallest
     assert on(RPG_JAX="cuda13") == here
     flags = {"--dtype=bfloat16": "--dtype=float32", "--slots=512": "--slots=128", "--rows=64": "--rows=32"}
     flags |= {"--max_new=256": "--max_new=128"}

@@ -223,12 +223,8 @@ def test_a_machine_carries_a_run_for_each_core_and_gibibyte_or_one_on_an_acceler
 def test_scripts_of_clusters_start_what_they_should(tmp_path):
     """Each script is run with launchers and sbatch's surroundings that only note what they are called with."""
     notes = tmp_path / "notes"
-    (tmp_path / "launch").mkdir()
     for name in ("launch/slurm.sh", "launch/tpu_pod.sh", "launch/setup.sh", "bin/gcloud", "bin/srun"):
-        file = tmp_path / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f'#!/usr/bin/env bash\necho "{name} $(printf "<%s>" "$@")" >>"{notes}"\n')
-        file.chmod(0o755)
+        processes.fake(tmp_path / name, f'echo "{name} $(printf "<%s>" "$@")" >>"{notes}"')
     runs = [("a/seed0", ["--config=x.py", "--config.y=it's, (1, 2)"]), ("b/seed0", ["--config=x.py"])]
     out = pathlib.Path("out/My_Sweep")
     names = dict(sweep="s.py", out=out, prepare=["python", "-m", "p"])

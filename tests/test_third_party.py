@@ -23,8 +23,7 @@ def test_help_and_a_line_where_the_peer_is_not_installed(script, tmp_path):
     assert len(SCRIPTS) == 9 and done.returncode == 0, done.stderr
     assert "--peer_python" in done.stdout and "--json" in done.stdout
     bare = tmp_path / "python"  # this interpreter without its site-packages: surely without the peer
-    bare.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec "{sys.executable}" -S "$@"\n')
-    bare.chmod(0o755)
+    processes.fake(bare, f'PYTHONPATH={tmp_path} exec "{sys.executable}" -S "$@"')
     (tmp_path / "numpy.py").write_text("")  # the scripts import it for arrays
     done = run(script, f"--peer_python={bare}")
     assert done.returncode == 2, done.stderr
@@ -38,8 +37,7 @@ def test_the_gpu_benchmark_runs_in_small(tmp_path):
     replies = dict(versions=dict(versions=dict(torch="2")), eager=dict(seconds=1e3, peak=7), compiled=dict(seconds=1))
     cases = "".join(f"{name}) echo '{json.dumps(reply)}';;" for name, reply in replies.items())
     cases = cases.replace("compiled)", "compiled) n=1$n; [ $n != 111 ] || exit;")
-    peer.write_text(f"#!/bin/sh\nwhile read step; do case $step in {cases} esac; done\n")
-    peer.chmod(0o755)
+    processes.fake(peer, f"while read step; do case $step in {cases} esac; done")
     works = ["update:plain", "update:packed"]
     script, flags = ROOT / "third_party/transformers/gpu_benchmark.py", f"--peer_python={peer} --json={file} --trace"
     flags += f" --works={','.join(works)} --rounds=3 --limit=600 --smoke"
