@@ -101,6 +101,13 @@ def metrics(run):
     return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
 
 
+def child(*arguments):
+    """What a Python of its own prints, that is no fork, and must end with status 0."""
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def succeed(name, *arguments, **environment):
     """What `run` gives of a command that must end with status 0; a training compiles what learns, and looks, once."""
     done = run(name, *arguments, JAX_LOG_COMPILES="1", **environment)

@@ -1,8 +1,5 @@
 """Attention by setting: every kernel against the definition, which of them is chosen where, and what is refused."""
 
-import pathlib
-import subprocess
-import sys
 import types
 from functools import partial
 from importlib.util import find_spec
@@ -12,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from processes import child
 
 from rpg_jax import parallel
 from rpg_jax.models import attention_kernels, cudnn
 from rpg_jax.models.attention import PLAIN, AttentionKind, causal_attention
 from rpg_jax.models.attention_kernels import cudnn_or_blockwise, make_attention, splash
 
-ROOT = pathlib.Path(__file__).parent.parent
 HEADS = parallel.sharding.ACTIVATIONS["heads"]
 ENDS = [40, 41, 100]  # where one segment of a row ends and the next begins
 
@@ -167,6 +164,4 @@ print(text.count('"tpu_custom_call"'), text.count("all-gather(") + text.count("a
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu")
 def test_splash_compiles_for_a_mesh_of_tpus():
     """Forward and two backward kernels, each on its own rows and heads: nothing is sent."""
-    done = subprocess.run([sys.executable, "-c", FOR_TPUS], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert list(map(int, done.stdout.split())) == [3, 0]
+    assert child("-c", FOR_TPUS).split() == ["3", "0"]

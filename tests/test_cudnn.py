@@ -3,14 +3,13 @@
 import ast
 import inspect
 import pathlib
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from processes import child
 
 from rpg_jax.models import cudnn
 from rpg_jax.models.cudnn import wrapper
@@ -106,8 +105,6 @@ for smoke.model.dtype in ("bfloat16", "float32"):
 def test_the_kernels_are_in_programs_for_h100s():
     """Forward, backward, what is sent, and whether there is a loop: of plain rows, packed rows, decoding (and that of a
     layer with a window), and prefill, which is as on every device; the sequences of a packed row, and in float32."""
-    done = subprocess.run([sys.executable, "-c", FOR_GPUS], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    plain, packed, decode, window, prefill, most, any_number = ast.literal_eval(done.stdout)
+    plain, packed, decode, window, prefill, most, any_number = ast.literal_eval(child("-c", FOR_GPUS))
     assert plain == packed == [1, 1, 0, False] and decode == [1, 0, 0, False]
     assert window == prefill == [0, 0, 0, True] and (most, any_number) == (cudnn.SEQUENCES, None)

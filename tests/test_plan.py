@@ -7,7 +7,6 @@ import math
 import pathlib
 import re
 import subprocess
-import sys
 import types
 from unittest import mock
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fuzzing import outcome
+from processes import child
 from test_rollout import loop_settings, settings
 
 from configs import paper
@@ -100,13 +100,6 @@ def test_what_a_turn_of_the_innermost_large_loop_launches():
     assert hlo.launches(sequence + wider) == {name: count + more.get(name, 0) for name, count in outer.items()}
     buffered = "".join(f"    {line}\n" for line in sequence.strip().splitlines())
     assert hlo.launches("000: kCommandBuffer [source | sink]\n" + buffered)["outside"] == 0
-
-
-def child(*arguments):
-    """What a Python of its own prints that must end with status 0."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def operations(jaxpr) -> float:
