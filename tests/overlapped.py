@@ -15,6 +15,7 @@ import tempfile
 from functools import partial
 
 import jax
+from processes import CLOCKS
 
 from configs import quickstart
 from rpg_jax.lab.looking.keep import make_look
@@ -27,7 +28,6 @@ from rpg_jax.training.record import Record
 generate = importlib.import_module("rpg_jax.sampling.generate")  # the package's attribute is the function
 
 STOPS = (9,)  # questions whether to stop that are answered with yes, of a process each
-TIMINGS = ("time/", "throughput/", "compilations")
 REWARD = """
 import random, time
 
@@ -112,8 +112,8 @@ def trained(folder: pathlib.Path, name: str, overlap: bool, stops=()) -> tuple[d
         rows.setdefault(row["step"], {}).update(row)
     record = checkpoints / "checkpoints" / "4" / "record" / "metadata"
     return {
-        "metrics": [{key: value for key, value in row.items() if not key.startswith(TIMINGS)} for row in rows.values()],
-        "timings": [key for key in rows[4] if key.startswith(TIMINGS)],
+        "metrics": [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows.values()],
+        "timings": [key for key in rows[4] if key.startswith(CLOCKS)],
         "leaves": json.loads(record.read_text())["leaves"],
     }, stopped
 

@@ -18,6 +18,7 @@ import jax
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT = 1800  # seconds, for what hangs: beside much other work a short training has taken more than 400
 AS_USERS = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="0", XLA_FLAGS="")  # the compiler without what environment.py sets
+CLOCKS = "time/", "throughput/", "compilations"  # how the keys of metrics begin that the machine decides
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["rpg_jax.run.train", "pandas", "tensorboardX", "matplotlib.figure", "matplotlib.ticker"])
 
@@ -97,8 +98,7 @@ def fake(path, text):
 def metrics(run):
     """The rows of a run's metrics.jsonl, without what a clock wrote and what depends on where the run was cut."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    clocks = "time/", "throughput/", "compilations"
-    return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
+    return [{name: value for name, value in row.items() if not name.startswith(CLOCKS)} for row in rows]
 
 
 def child(*arguments):

@@ -15,7 +15,6 @@ import processes
 
 from faults import verifiers
 from rpg_jax.storage.checkpoints import saved_steps
-from rpg_jax.storage.logs import read_jsonl
 
 MARK = "FAULTS_PROCESS"  # in the environment of a training's reward workers
 LINGER_SECONDS = 10.0  # that workers have to notice that their training is gone
@@ -34,8 +33,7 @@ VARIANTS = {
     },
     "short": {"warm_start.steps": 0, "steps": 1, "evaluation.every": 1},
 }  # fmt: skip
-# Keys of a log row that a clock wrote, or that depend on where a run was cut; and those of misbehaving rewards.
-UNTIMED, FAILURES = ("time/", "throughput/", "compilations"), "train/reward_failures"
+FAILURES = "train/reward_failures"  # what misbehaving rewards alone have in a log row
 _count = itertools.count()
 
 
@@ -147,8 +145,7 @@ def outcome(workdir: pathlib.Path) -> dict[str, object]:
 
     An evaluation that was cut short has a row of its own; a checkpoint's record has a checksum of each array.
     """
-    rows = read_jsonl(workdir / "metrics.jsonl")[0]
-    found = {f"step {row['step']}: {key}": x for row in rows for key, x in row.items() if not key.startswith(UNTIMED)}
+    found = {f"step {row['step']}: {key}": x for row in processes.metrics(workdir) for key, x in row.items()}
     found |= {name: (workdir / name).read_bytes() for name in ("samples.jsonl", "heldout.jsonl")}
     step = max(saved_steps(workdir / "checkpoints"), default=-1)
     record = json.loads((workdir / "checkpoints" / str(step) / "record" / "metadata").read_text())
