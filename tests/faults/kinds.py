@@ -48,10 +48,7 @@ class Watch:
 
 
 def _size(file: pathlib.Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0
+    return file.stat().st_size if file.exists() else 0
 
 
 def interrupted(folder: pathlib.Path, rng: np.random.Generator, which: signal.Signals) -> list[Trial]:
