@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 
+import hypothesis
 import pytest
 from environment import environment
 
@@ -11,6 +12,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.update(environment())
 
 import jax  # noqa: E402
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a slow one is no error
+hypothesis.settings.load_profile("any machine")
 
 # Tracing allocates by the million: at Python's own threshold, looking for garbage takes a sixth of the suite's time.
 gc.set_threshold(100_000)

@@ -33,7 +33,7 @@ SECONDS, MEMORY = 60, 1 << 30  # of one call; bytes over what the process had be
 def budget(examples: int):
     """Decorates a test: it gets a quarter as many examples, always the same ones, or FUZZ times as many random ones."""
     return hypothesis.settings(
-        max_examples=round(examples * FACTOR), deadline=None, derandomize="FUZZ" not in os.environ, database=None,
+        max_examples=round(examples * FACTOR), derandomize="FUZZ" not in os.environ, database=None,
         print_blob="FUZZ" in os.environ, suppress_health_check=list(hypothesis.HealthCheck),
         phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
     )  # fmt: skip

@@ -82,7 +82,7 @@ def reference_checksum(array):
 
 
 @given(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_checksum_is_the_plain_one(dtype, shape, seed):
     data = np.random.default_rng(seed).bytes(int(np.prod(shape)) * jnp.dtype(dtype).itemsize)
     array = np.frombuffer(data, np.uint8) % 2 == 1 if dtype == "bool" else np.frombuffer(data, jnp.dtype(dtype))

@@ -101,7 +101,7 @@ def test_every_epoch_is_a_new_permutation():
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_resume_on_another_number_of_processes(batches, before, after):
     """The processes' shares make up the global batch, through a resume with another process count."""
     whole = stream(1000)

@@ -124,7 +124,7 @@ few = st.sampled_from([-40.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 2.0, 9.0])
 logits_arrays = hnp.arrays(np.float32, (3, 23), elements=few) | st.integers(0, 2**31).map(normals)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logits=logits_arrays, k=st.integers(1, 30))
 def test_top_k_keeps_what_sorting_keeps(logits, k):
     threshold = np.asarray(top_k_of(logits, k))
@@ -132,7 +132,7 @@ def test_top_k_keeps_what_sorting_keeps(logits, k):
     np.testing.assert_array_equal(logits >= threshold[:, None], logits >= expected[:, None])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logits=logits_arrays, p=st.floats(0.01, 0.999), k=st.integers(0, 30), temperature=st.sampled_from([0.5, 1, 3]))
 def test_top_p_keeps_the_fewest_that_hold_p_of_what_top_k_left(logits, p, k, temperature):
     threshold = np.asarray(threshold_of(logits, np.float32(temperature), np.int32(k), np.float32(p)))

@@ -156,7 +156,7 @@ def test_a_row_that_was_cut_between_segments_goes_on_until_waits_for_every_answe
 # Stop strings.
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     texts=st.lists(st.text("ab</>", max_size=4), min_size=1, max_size=8),
     strings=st.lists(st.text("ab</>", min_size=1, max_size=5), min_size=1, max_size=3),
@@ -491,7 +491,7 @@ def test_every_response_has_an_episode_and_a_seed_of_its_own():
 ANYTHING = st.none() | st.text("abc", max_size=30) | st.just(Failure("broken")) | st.text(max_size=3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     answers=st.lists(ANYTHING, min_size=1, max_size=12), turns=st.lists(st.integers(1, 9), min_size=12, max_size=12),
     prompt=st.integers(1, 5), max_new=st.integers(1, 24), max_turns=st.integers(1, 5),
@@ -589,7 +589,7 @@ def test_a_failed_episode_counts_or_is_left_out_and_observations_are_no_length(f
 SIZES = [(1, 2, 1), (1, 3, 3), (2, 4, 1), (3, 4, 2)]  # groups, samples, turns
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_turn_return_is_each_turns_return_to_go_normalized_over_the_group(data):
     groups, samples, turns = data.draw(st.sampled_from(SIZES))  # a program each

@@ -387,7 +387,7 @@ scalings = st.one_of(
     ),
     st.booleans(),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_config_comes_back_as_it_was(tmp_path_factory, config, bias):
     config = dataclasses.replace(config, qkv_bias=bias and not config.qk_norm)
     raw, folder = huggingface.config_json(config), tmp_path_factory.getbasetemp()

@@ -50,7 +50,7 @@ def naive(model, params, tokens, mask, temperature=1.0):
     return jnp.where(mask, picked, 0.0), jnp.where(mask, entropy, 0.0)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     lengths=st.sampled_from([(1, 1), (12, 4), (7, 100)]),  # of rows and chunks; each has programs
     temperature=st.sampled_from([0.5, 1.0, 2.0]),

@@ -118,7 +118,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join) | st.text
 
 
 @given(texts, texts)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_text_has_a_verdict_by_its_end_alone(response, answer):
     for text in (response, f"Answer: {response}", rf"\boxed{{{response}}}", f"Answer: {answer}\n{response}"):
         for rule in (dapo, boxed):
@@ -132,7 +132,7 @@ def test_any_text_has_a_verdict_by_its_end_alone(response, answer):
 @given(texts)
 @example("$5$ or $6$")
 @example(r"\(x=1, y=2\)")
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_an_answer_equals_itself(answer):
     """Wherever it is one line without a marker of its own, and does not normalize to nothing."""
     from rpg_jax.rewards.same import same

@@ -81,7 +81,7 @@ def test_no_clip_no_fraction_and_ppo_clips_by_the_sign_of_the_advantage():
         np.testing.assert_allclose(found, [*expected, sum(expected), 0], rtol=1e-12, err_msg=name)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sampled_from([1, 4]), st.integers(0, 100))
 def test_parts_merge_to_the_whole(cut, seed):
     arrays = sample(seed=seed)

@@ -26,7 +26,7 @@ SHAPE = (27, 1)
 GARBAGE = st.sampled_from([np.nan, np.inf, -np.inf, 1e30, -1e30])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(ALL), st.lists(GARBAGE, min_size=5, max_size=5), st.integers(0, 2**16))
 def test_what_is_masked_does_not_matter(objective, garbage, seed):
     *arrays, mask = sample(4, 3, seed)

@@ -51,7 +51,7 @@ packed = jax.jit(packing.packed, static_argnames=("rows", "columns"))
 unpacked = jax.jit(packing.unpacked, static_argnames="columns")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 9), min_size=12, max_size=12).map(np.array), st.integers(0, 99))
 @pytest.mark.parametrize("columns", [9, 20])
 def test_packed_rows_hold_the_sequences_and_give_their_values_back(columns, lengths, seed):

@@ -75,7 +75,7 @@ def reference(q, k, v, table, first, kind=PLAIN):
 CASES = [(1, 4, KINDS[2]), (3, 4, PLAIN), (1, 16, PLAIN), (3, 16, KINDS[1]), (1, 128, KINDS[1]), (3, 128, KINDS[2])]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=40), case=st.sampled_from(CASES), seed=st.integers(0, 99)
 )
@@ -152,7 +152,7 @@ def test_copying_a_page_and_writing_beyond_the_pool(kernel):
         np.testing.assert_array_equal(whole[2], whole[5])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_pages_are_never_lost_nor_held_twice(data):
     width, rows, count = 4, 3, 9
@@ -264,7 +264,7 @@ def cut(rollout, counts):
 
 
 @pytest.mark.parametrize("max_new", [NEW, LONG])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.integers(0, NEW), min_size=18, max_size=18), st.integers(0, 6), st.sets(st.integers(0, 5)))
 @example([0] * 18, 6, set())
 @example([NEW - 1] * 18, 0, {5})

@@ -43,7 +43,7 @@ def run(model, tree, **changes):
     return jax.tree.map(np.asarray, generate(model, tree, rows, key=KEY, step=0, **sizes, **arguments))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     arrays.arrays(np.float32, (4, 6), elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False)),
     st.sampled_from(DTYPES),

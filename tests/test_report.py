@@ -43,7 +43,7 @@ def runs_of(most):
     return st.integers(1, most).flatmap(lambda count: arrays(np.float64, count, elements=SCORES))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(runs_of(4), runs_of(4))
 def test_the_permutation_test_counts_every_division(x, y):
     if min(len(x), len(y)) < 2:

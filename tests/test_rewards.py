@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rpg_jax.rewards import VERIFIERS, final_answer, overlong_penalty, scale_named
@@ -45,7 +45,6 @@ expressions = st.recursive(
 
 
 @given(expressions)
-@settings(deadline=None)
 def test_evaluate_agrees_with_python(expression):
     """Against Python's own parser on exact fractions, wherever the expression is within our bounds."""
     exact = re.sub(r"\d+", r"Fraction(\g<0>)", expression)
@@ -67,7 +66,6 @@ def test_evaluate_agrees_with_python(expression):
 @example("1" * 200, "arithmetic")
 @example("/".join(["9999999999"] * 26), "countdown")
 @example("1/(1-1)", "countdown")
-@settings(deadline=None)
 def test_verifiers_give_a_verdict_on_any_text(text, name):
     answers = {"arithmetic": "7", "guess": "[1, 9]", "countdown": '{"numbers": [1, 2], "target": 3}'}
     answer = answers.get(name, '"a,b"')
