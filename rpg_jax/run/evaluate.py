@@ -44,7 +44,8 @@ class Subject(NamedTuple):
     problems: list[data.Problem]
     scorer: Scorer
     settings: dict  # k, seed, rows and those of sampling
-    find: Callable[[str | None], tuple[dict, dict, Callable[[], Params]]]  # which -> (its name, digests, how to load)
+    files: dict | None  # digests of the user's own files that its config names
+    find: Callable[[], tuple[dict, str, Callable[[], Params]]]  # (its name, a digest of its weights, how to load them)
 
 
 def main(options) -> int:
@@ -73,23 +74,17 @@ def of_run(options, place: epath.Path) -> Subject:
         if "tasks" in config.data:
             raise InputError(f"--data={options.data[0]}: a run of generated tasks knows no other text; leave it out")
         sets = read_sets(options, run.data.tokenizer, settings["max_prompt"], config.data.wording)
-    shapes = states.abstract(run, partial(states.build_state, run))
-    policies = make_policies(run.model, run.optimizer, run.mesh, shapes.state)
-    frozen = states.load_frozen(config, run)
 
-    def find(which):
+    def find():
         with phase("state"):
-            step, found = states.restore_state(place, run, which, frozen)
+            step, found = states.restore_state(place, run, options.which or "best", states.load_frozen(config, run))
         sums = checksums(parallel.named_leaves((found.state, found.checksums)))
-        digests = dict(weights=digest(sums), files=as_json(config).get(CODE))
-        return (
-            dict(checkpoint="step", step=step),
-            digests,
-            lambda: policies.sampling_params(policies.current(found.state), found.frozen),
-        )
+        policies = make_policies(run.model, run.optimizer, run.mesh, found.state)
+        load = partial(policies.sampling_params, policies.current(found.state), found.frozen)
+        return dict(checkpoint="step", step=step), digest(sums), load
 
-    problems = list(sets.problems("heldout"))
-    return Subject(run.model, run.mesh, run.data.tokenizer, problems, run.scorer, settings, find)
+    problems, files = list(sets.problems("heldout")), as_json(config).get(CODE)
+    return Subject(run.model, run.mesh, run.data.tokenizer, problems, run.scorer, settings, files, find)
 
 
 def of_checkpoint(options) -> Subject:
@@ -105,16 +100,16 @@ def of_checkpoint(options) -> Subject:
     config = ConfigDict(dict(model=section, reward=dict(function=options.reward)))
     model = models.build_model(config, tokenizer, longest, mesh)
 
-    def find(_):
-        files = [(file.name, file.stat()) for file in sorted(pathlib.Path(folder).glob("*"))]
-        stamps = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-        digests = dict(weights=digest(stamps), files=as_json(config).get(CODE))
-        return dict(checkpoint=folder), digests, lambda: states.checkpoint_params(folder, model, mesh)
+    def find():
+        stats = [(file.name, file.stat()) for file in sorted(pathlib.Path(folder).glob("*"))]
+        stamps = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        return dict(checkpoint=folder), digest(stamps), partial(states.checkpoint_params, folder, model, mesh)
 
     sets = read_sets(options, tokenizer, settings["max_prompt"])
     scoring = dict(extraction=options.extraction or "stated", network=options.network, tasks=sets.tasks)
     scorer = Scorer(options.reward, generated=False, **scoring)
-    return Subject(model, mesh, tokenizer, list(sets.problems("heldout")), scorer, settings, find)
+    problems, files = list(sets.problems("heldout")), as_json(config).get(CODE)
+    return Subject(model, mesh, tokenizer, problems, scorer, settings, files, find)
 
 
 def sampling_settings(options, **defaults) -> dict:
@@ -137,20 +132,21 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording="pape
 
 
 def conditions(options, subject: Subject) -> dict:
-    """What responses and scores depend on beside weights and files; slots, rows and pages change rounding only."""
+    """What responses and scores depend on beside weights; slots, rows and pages change rounding only."""
     sampling = {name: value for name, value in subject.settings.items() if name not in ("slots", "rows", "page_size")}
     asked = {name: getattr(options, name) for name in ASKED}
-    return {**asked, **sampling, "problems": digest([dataclasses.astuple(problem) for problem in subject.problems])}
+    problems = digest([dataclasses.astuple(problem) for problem in subject.problems])
+    return {**asked, **sampling, "files": subject.files, "problems": problems}
 
 
 def evaluate(options, subject: Subject, should_stop: Callable[[], bool]) -> bool:
     """Evaluates a checkpoint, prints its table and writes its files. Returns False when told to stop."""
-    source, digests, load = subject.find(options.which or "best")
+    source, weights, load = subject.find()
     k = subject.settings["k"]
     name = "-".join(str(value) for value in source.values())
     evaluations = pathlib.Path(options.workdir or "runs") / "evaluation"
     out = writable("out", options.out or evaluations / f"{pathlib.Path(name).name}-k{k}")
-    log = ResponseLog(out, {**source, **digests, **conditions(options, subject)}, subject.problems)
+    log = ResponseLog(out, {**source, "weights": weights, **conditions(options, subject)}, subject.problems)
     if not answer(subject, name, load, log, should_stop):
         return False
     scores = evaluation.metrics(log.answered(), subject.scorer.vote)
