@@ -64,9 +64,7 @@ class Checkpoints(contextlib.ExitStack):
 
     def __init__(self, directory, keep_last: int = 2):
         super().__init__()
-        self.directory = epath.Path(directory).expanduser()
-        if "://" not in str(directory):
-            self.directory = epath.Path(os.path.abspath(self.directory))
+        self.directory = epath.Path(directory if "://" in str(directory) else os.path.abspath(directory))
         self._keep_last = keep_last
         self._resumed_from, self._saved = None, False
         options = ocp.CheckpointManagerOptions(

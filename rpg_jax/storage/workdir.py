@@ -183,7 +183,7 @@ def _resolved(folder) -> str:
     """A folder's absolute path, or a bucket's URL without a slash at its end."""
     folder = str(folder)
     if "://" not in folder:
-        return os.path.abspath(os.path.expanduser(folder))
+        return os.path.abspath(folder)
     if not folder.startswith(BUCKETS):
         raise InputError(f"{folder} is neither a folder nor a bucket; buckets begin with {' or '.join(BUCKETS)}")
     return folder.rstrip("/")
