@@ -99,8 +99,6 @@ def is_open(section: str, objective: str | None) -> bool:
 def _check_config(given: dict[str, str]) -> None:
     """Raises InputError for a config file that is none, or a --config.KEY that it may not have; the flags take any."""
     overrides = {name.removeprefix("config."): value for name, value in given.items() if name.startswith("config.")}
-    if "config" not in flags.FLAGS or not given.get("config"):
-        return
     settings = _plain(read_config(given["config"], f"--config={given['config']}"))
     objective = overrides.get("objective.name", flatten(settings).get("objective.name"))
     for key in overrides:
@@ -247,13 +245,13 @@ def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types
             joined[-1] += "="  # --config.KEY '' in two words
         else:
             joined.append(word)
-    words, given = joined, _given(joined)
-    _find_configs(words)
-    _check_config(given)
-    empty = [word for word in words if word.startswith("--config.") and word.find("=") == len(word) - 1]
-    empty = empty if "config" in flags.FLAGS and given.get("config") else []
+    given, emptied = _given(joined), list[str]()
+    _find_configs(joined)
+    if "config" in flags.FLAGS and given.get("config"):
+        _check_config(given)
+        emptied = [word for word in joined if re.fullmatch(r"--config\.[^=]*=", word)]
     try:
-        words = flags.FLAGS([argv[0], *(word for word in words if word not in empty)])[1:]
+        words = flags.FLAGS([argv[0], *(word for word in joined if word not in emptied)])[1:]
     except (flags.Error, ValueError, TypeError, LookupError, AttributeError) as error:  # of ml_collections
         raise InputError(error) from None
     own = flags.FLAGS.get_key_flags_for_module(module)
@@ -262,7 +260,7 @@ def _parsed(argv: list[str], module: types.ModuleType, arguments: bool) -> types
         raise InputError(f"unexpected argument {words[0]!r}; options start with --")
     options = types.SimpleNamespace(**{flag.name: flag.value for flag in own})
     options.arguments, options.given = words, {flag.name for flag in own if flag.present}
-    for name in (word[2:-1] for word in empty):
+    for name in (word[2:-1] for word in emptied):
         if not given[name]:
             unset(options.config, name.removeprefix("config."))
     return options
