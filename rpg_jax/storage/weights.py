@@ -44,9 +44,40 @@ def load(directory, shapes: Any) -> Any:
       ValueError, OSError: the folder or a file cannot be read; tensors are missing, unexpected, of another shape or of
         an unsupported dtype (one error has all of these kinds); a tensor holds NaN or infinity.
     """
-    leaves = named_leaves(shapes)
     say(f"loading weights of {directory}")
-    arrays = _load(pathlib.Path(directory), leaves)
+    leaves, arrays = named_leaves(shapes), {}
+    stored, placement = _check(pathlib.Path(directory), leaves), places(leaves)
+
+    def read(name):
+        """(name, the tensor's shape on disk, how it is divided there, what reads a shard of it)."""
+        place = placement[name]
+        sharding = _stored_sharding(leaves[place.leaf], place)
+        rows = [
+            index[0].indices(place.shape[0]) for index in sharding.addressable_devices_indices_map(place.shape).values()
+        ]
+        first, last = min(start for start, *_ in rows), max(stop for _, stop, _ in rows)
+        block = stored[name].rows(first, last)
+
+        def shard(index):
+            start, stop, _ = index[0].indices(place.shape[0])
+            return block[(slice(start - first, stop - first), *index[1:])]
+
+        return name, place.shape, sharding, shard
+
+    unchecked = None
+    with Progress("loading tensors", 0, len(placement)) as progress:
+        for done, (name, *parts) in enumerate(_ahead(read, placement)):
+            place, leaf = placement[name], leaves[placement[name].leaf]
+            if place.index and not any(place.index):
+                arrays[place.leaf] = jnp.zeros(leaf.shape, leaf.dtype, device=_sharding(leaf))
+            tensor = jax.make_array_from_callback(*parts)
+            write = _writer(leaf.dtype, _sharding(leaf), place.transposed)
+            arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.index)
+            if unchecked is not None:  # the previous tensor: this one's check would wait for its write
+                _refuse_not_finite(*unchecked)
+            unchecked = finite, name, stored[name].file
+            progress(done + 1)
+    _refuse_not_finite(*unchecked)
     return jax.tree.structure(shapes).unflatten(arrays[name] for name in leaves)
 
 
@@ -158,42 +189,6 @@ def _refuse_not_finite(finite, name, place):
 
 
 # Loading onto the devices.
-
-
-def _load(directory, leaves):
-    stored, placement, arrays = _check(directory, leaves), places(leaves), {}
-
-    def read(name):
-        """(the tensor's shape on disk, how it is divided there, what reads a shard of it)."""
-        place = placement[name]
-        sharding = _stored_sharding(leaves[place.leaf], place)
-        rows = [
-            index[0].indices(place.shape[0]) for index in sharding.addressable_devices_indices_map(place.shape).values()
-        ]
-        first, last = min(start for start, *_ in rows), max(stop for _, stop, _ in rows)
-        block = stored[name].rows(first, last)
-
-        def shard(index):
-            start, stop, _ = index[0].indices(place.shape[0])
-            return block[(slice(start - first, stop - first), *index[1:])]
-
-        return name, place.shape, sharding, shard
-
-    unchecked = None
-    with Progress("loading tensors", 0, len(placement)) as progress:
-        for done, (name, *parts) in enumerate(_ahead(read, placement)):
-            place, leaf = placement[name], leaves[placement[name].leaf]
-            if place.index and not any(place.index):
-                arrays[place.leaf] = jnp.zeros(leaf.shape, leaf.dtype, device=_sharding(leaf))
-            tensor = jax.make_array_from_callback(*parts)
-            write = _writer(leaf.dtype, _sharding(leaf), place.transposed)
-            arrays[place.leaf], finite = write(arrays.get(place.leaf), tensor, place.index)
-            if unchecked is not None:  # the previous tensor: this one's check would wait for its write
-                _refuse_not_finite(*unchecked)
-            unchecked = finite, name, stored[name].file
-            progress(done + 1)
-    _refuse_not_finite(*unchecked)
-    return arrays
 
 
 def _ahead(function, items: Iterable) -> Iterator:
