@@ -14,23 +14,18 @@ source "$root/launch/common.sh"
 help_if_asked "$@"
 grace=5 # seconds for the others to end by themselves once one has ended
 
-usage() {
-  echo "error: $1; usage: launch/multihost_cpu.sh N [--devices=D] -- TRAIN_FLAGS" >&2
-  exit 2
-}
-
 count="${1:-}" devices=1
-[[ "$count" =~ ^[1-9][0-9]*$ ]] || usage "the number of processes is '$count'"
+[[ "$count" =~ ^[1-9][0-9]*$ ]] || refuse "the number of processes is '$count'"
 shift
 while [[ $# -gt 0 && "$1" != -- ]]; do
   case "$1" in
     --devices=*) devices="${1#*=}" ;;
-    *) usage "unknown option '$1'" ;;
+    *) refuse "unknown option '$1'" ;;
   esac
   shift
 done
-[[ "$devices" =~ ^[1-9][0-9]*$ ]] || usage "the number of devices is '$devices'"
-[[ $# -gt 0 ]] || usage "-- is missing"
+[[ "$devices" =~ ^[1-9][0-9]*$ ]] || refuse "the number of devices is '$devices'"
+[[ $# -gt 0 ]] || refuse "-- is missing"
 shift
 
 # shellcheck source=launch/setup.sh

@@ -13,16 +13,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh
 source launch/common.sh
 help_if_asked "$@"
-flags=()
-for word in "$@"; do
-  case "$word" in
-    --dry-run) flags+=(--dry_run) ;;
-    *) flags+=("$word") ;;
-  esac
-done
-[[ ${#flags[@]} -gt 0 ]] || refuse "the file of a sweep is missing"
+set -- "${@/#--dry-run/--dry_run}" # the spelling of launchers, and that of flags
+[[ $# -gt 0 ]] || refuse "the file of a sweep is missing"
 
 # shellcheck source=launch/setup.sh
 source launch/setup.sh </dev/null
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
-exec .venv/bin/python -m rpg_jax.sweep "${flags[@]}"
+exec .venv/bin/python -m rpg_jax.sweep "$@"
