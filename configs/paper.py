@@ -119,16 +119,10 @@ class Score(NamedTuple):
     note: str
 
     @property
-    def task(self) -> str:
-        """The held-out task that our evaluations call the benchmark."""
-        return pathlib.Path((BENCHMARKS | MORE_BENCHMARKS)[self.benchmark]).name
-
-    @property
     def variant(self) -> str:
-        """The variant that the row stands for."""
+        """The variant that the row stands for, whatever it evaluates on."""
         model = next(name for name, checkpoint in MODELS.items() if checkpoint == self.model)
-        more = ",minerva-olympiad" if self.benchmark in MORE_BENCHMARKS else ""
-        return f"{model},{self.method.lower()},{self.context}{more}"
+        return f"{model},{self.method.lower()},{self.context}"
 
 
 def _known(kind, word, known):
@@ -183,11 +177,7 @@ def published(variant: str) -> list[Score]:
     """What the paper has for a variant, on the benchmarks that the variant evaluates; empty if it is not there."""
     asked = parse(variant)
     run = asked._replace(benchmarks=None)
-    return [
-        row
-        for row in scores()
-        if row.benchmark in asked.heldout and parse(row.variant)._replace(benchmarks=None) == run
-    ]
+    return [row for row in scores() if row.benchmark in asked.heldout and parse(row.variant) == run]
 
 
 def get_config(variant=""):
@@ -230,7 +220,7 @@ def get_config(variant=""):
 def listing() -> str:
     """Every published run: the end of its command, its tables, and its best scores."""
     rows = scores()
-    variants = list(dict.fromkeys(row.variant.removesuffix(",minerva-olympiad") for row in rows))
+    variants = dict.fromkeys(row.variant for row in rows)
     columns = BENCHMARKS | MORE_BENCHMARKS
     lines = [("--config=", "tables", *columns)]
     for variant in variants:
