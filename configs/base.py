@@ -144,9 +144,7 @@ KEYS = dict(
         # With record they are the sampler's, and the policy with them is trained and scored (docs/method.md 9.7).
         routes=one_of("recompute", "record")("recompute"),  # [name] of how a token's experts in training are chosen
         temperature=positive(1.0),  # [logits divided by it] of the behavior policy
-        delay=count_or_zero(
-            0
-        ),  # [optimizer updates] age of the policy that responses are drawn from; 0: the current one
+        delay=count_or_zero(0),  # [optimizer updates] age of the policy that responses are drawn from; 0: the current
         overlap=switch(True),  # [switch] with mesh.sampler: sample while the step before is learned, or after it
         dynamic_sampling=switch(False),  # [switch] leave out groups whose responses all score the same, generate more
         carry_over=switch(False),  # [switch] a step ends with `prompts` complete groups; the others go on in the next
