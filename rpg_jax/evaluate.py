@@ -50,17 +50,14 @@ def check_flags(options) -> None:
         raise InputError("give one of --workdir=FOLDER and --checkpoint=FOLDER; see --help")
     if options.checkpoint and not (options.data or "").strip(", "):
         raise InputError("--checkpoint needs --data=SET,...: folders of rpg_jax.prepare, .parquet or .jsonl files")
-    for name in ("tensor", "tokenizer", "template", "dtype"):
-        if name in options.given and not options.checkpoint:
-            raise InputError(
-                f"--{name} is for a --checkpoint: a run is evaluated with that of its config; leave it out"
-            )
-    for name in ("wording", "template_options", "overlong"):
-        if name in options.given and not options.data:
-            raise InputError(f"--{name} is for the sets of --data=SET,..., which is not given; leave it out")
-    for name in ("which", "checkpoint_dir"):
-        if getattr(options, name) and not options.workdir:
-            raise InputError(f"--{name} is for the checkpoints of a run: give its --workdir, not --checkpoint")
+    for names, flag, reason in (
+        ("tensor tokenizer template dtype", "checkpoint", "a --checkpoint: a run has that of its config; leave it out"),
+        ("wording template_options overlong", "data", "the sets of --data=SET,..., which is not given; leave it out"),
+        ("which checkpoint_dir", "workdir", "the checkpoints of a run: give its --workdir, not --checkpoint"),
+    ):
+        for name in names.split():
+            if name in options.given and not getattr(options, flag):
+                raise InputError(f"--{name} is for {reason}")
 
 
 def main(options):
