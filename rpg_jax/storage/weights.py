@@ -46,7 +46,7 @@ def load(directory, shapes: Any) -> Any:
     """
     say(f"loading weights of {directory}")
     leaves, arrays = named_leaves(shapes), {}
-    stored, placement = _check(pathlib.Path(directory), leaves), places(leaves)
+    stored, placement = _check(pathlib.Path(directory), leaves)
 
     def read(name):
         """(name, the tensor's shape on disk, how it is divided there, what reads a shard of it)."""
@@ -84,8 +84,8 @@ def load(directory, shapes: Any) -> Any:
 def with_stored_dtypes(directory, shapes: Any) -> Any:
     """`shapes` with the dtypes of the weights in a folder. Checks names and shapes, and raises as `load` does."""
     leaves, dtypes = named_leaves(shapes), {}
-    stored = _check(pathlib.Path(directory), leaves)
-    for name, place in places(leaves).items():
+    stored, placement = _check(pathlib.Path(directory), leaves)
+    for name, place in placement.items():
         dtype = tensor_files.DTYPES[stored[name].code]
         dtypes[place.leaf] = jnp.promote_types(dtypes.get(place.leaf, dtype), dtype)
     kept = (jax.ShapeDtypeStruct(x.shape, dtypes[name], sharding=x.sharding) for name, x in leaves.items())
@@ -130,13 +130,14 @@ def save_safetensors(directory, params: Any, max_shard_bytes: float, name: str =
 
 
 def _check(directory, leaves):
-    """{tensor: Stored}, after checking names, shapes and dtypes."""
+    """{tensor: Stored} and {tensor: Place}, after checking names, shapes and dtypes."""
     if directory.suffix == gguf_files.SUFFIX:
         stored = gguf_files.contents(gguf_files.read_header(directory))
     else:
         stored = tensor_files.contents(directory)
     stored = {name: entry for name, entry in stored.items() if not _IGNORED.search(name)}
-    expected = {name: place.shape for name, place in places(leaves).items()}
+    placement = places(leaves)
+    expected = {name: place.shape for name, place in placement.items()}
     tied_head = _HEAD not in expected and stored.pop(_HEAD, None)  # saved although tied: harmless if the same matrix
     faults = _differences(expected, {name: entry.shape for name, entry in stored.items()})
     unknown = [f"{name} ({entry.code})" for name, entry in stored.items() if entry.code not in tensor_files.DTYPES]
@@ -150,7 +151,7 @@ def _check(directory, leaves):
             f"{tied_head.file}: {_HEAD} differs from {_EMBEDDING} though config.json ties them; "
             f"set tie_word_embeddings to false, or drop the tensor"
         )
-    return stored
+    return stored, placement
 
 
 def _differences(expected: dict[str, tuple], stored: dict[str, tuple]) -> list[str]:
