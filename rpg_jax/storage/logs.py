@@ -43,6 +43,15 @@ def write_json_atomic(path, value: Any) -> None:
     write_text_atomic(path, json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path) -> dict | None:
+    """The JSON object in a file; None when there is no file, or no whole object in it."""
+    try:
+        value = json.loads(pathlib.Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def read_jsonl(path, needs: Mapping[str, type | tuple[type, ...]] | None = None) -> tuple[list[dict], int]:
     """(rows, number of lines dropped): 1 when a kill cut the last line short, else 0. A missing file has no rows.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rpg_jax import InputError
 from rpg_jax.data.problems import Problem
-from rpg_jax.storage.logs import read_jsonl, write_json_atomic, write_text_atomic
+from rpg_jax.storage.logs import read_json, read_jsonl, write_json_atomic, write_text_atomic
 from rpg_jax.storage.settings import changes
 from rpg_jax.training.evaluation import Answered
 
@@ -89,12 +89,8 @@ def _name(problem):
 
 def _refuse_other(file: pathlib.Path, settings: dict):
     """Raises InputError unless a file has these settings."""
-    mend = f"give another --out or remove {file.parent}"
-    try:
-        old = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        old = None
-    if not isinstance(old, dict):
+    old, mend = read_json(file), f"give another --out or remove {file.parent}"
+    if old is None:
         raise InputError(f"{file} is not a JSON object; {mend}")
     if changed := changes(old, settings):
         raise InputError(f"{file.parent} holds responses made with other settings ({'; '.join(changed)}); {mend}")

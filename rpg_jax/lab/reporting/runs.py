@@ -10,8 +10,8 @@ import re
 import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.logged import ALL, SCORE, finite, read_json
-from rpg_jax.storage.logs import read_jsonl
+from rpg_jax.lab.reporting.logged import ALL, SCORE, finite
+from rpg_jax.storage.logs import read_json, read_jsonl
 from rpg_jax.storage.settings import completed, flatten, matters
 
 LOG = "metrics.jsonl"

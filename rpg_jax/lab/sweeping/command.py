@@ -12,13 +12,13 @@ import jinja2
 import pandas as pd
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.logged import read_json
 from rpg_jax.lab.sweeping import variants, warm_starts
 from rpg_jax.lab.sweeping.pool import Pool, Task, carries
 from rpg_jax.lab.sweeping.variants import Run, Sweep
 from rpg_jax.run import cli
 from rpg_jax.run.target import width, writable
 from rpg_jax.storage import workdir
+from rpg_jax.storage.logs import read_json
 
 SCRIPTS = jinja2.Environment(
     loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent), undefined=jinja2.StrictUndefined,

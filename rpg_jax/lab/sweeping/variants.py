@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError
-from rpg_jax.lab.reporting.logged import read_json
 from rpg_jax.run import build, cli
+from rpg_jax.storage.logs import read_json
 from rpg_jax.storage.settings import changes, completed, edited, flatten, matters, of_config
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
