@@ -267,9 +267,10 @@ def test_workdir_names_the_keys_that_differ(tmp_path):
     assert workdir.read_config(tmp_path / "run").steps == 3  # until a checkpoint is found to fit
     workdir.record(path, folder, config)
     assert workdir.read_config(tmp_path / "run").steps == 7
-    (tmp_path / "run" / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="not JSON"):
-        workdir.open_workdir(tmp_path / "run", config, accept_change=False)
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "run" / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="not JSON"):
+            workdir.open_workdir(tmp_path / "run", config, accept_change=False)
     for text in ("[]", "{}", "3"):
         (tmp_path / "run" / "config.json").write_text(text)
         with pytest.raises(ValueError, match="config.json is not the config of a run"):

@@ -150,7 +150,7 @@ def read_config(path) -> ConfigDict:
     mend = "restore it from the run's command, or train in another --workdir"
     try:
         settings = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{file} is not JSON ({error}); {mend}") from None
     if not isinstance(settings, dict) or "steps" not in settings:
         raise InputError(f"{file} is not the config of a run; {mend}")
