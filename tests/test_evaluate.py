@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from fuzzing import outcome
 
 from configs import quickstart
-from rpg_jax.run import build, states
+from rpg_jax.run import build, evaluate, states
 from rpg_jax.storage import workdir
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training import evaluation
@@ -98,6 +99,12 @@ def test_a_checkpoint_that_is_not_whole_yet_is_passed_over(found):
     newest = found["on its way"]
     assert newest["code"] == 0 and "step-2" in newest["out"], newest
     assert len(newest["lines"]) == 1 and "checkpoint 3" in newest["lines"][0], "one warning"
+
+
+def test_variables_of_a_template_are_an_object():
+    for text, words in (("{", "is not JSON"), ("[1]", "is no JSON object")):
+        with pytest.raises(ValueError, match=f"^--template_options=.* {words}"):
+            evaluate.read_sets(types.SimpleNamespace(template_options=text), None, 1)
 
 
 REFUSED = {

@@ -127,6 +127,8 @@ def read_sets(options, tokenizer: data.Tokenizer, max_prompt: int, wording="pape
         variables = json.loads(options.template_options)
     except json.JSONDecodeError as error:
         raise InputError(f"--template_options={options.template_options} is not JSON: {error}") from None
+    if not isinstance(variables, dict):
+        raise InputError(f"--template_options={options.template_options} is no JSON object of variables")
     rendering = dict(tokenizer=tokenizer, overlong=options.overlong, template_options=variables)
     return data.load(None, tuple(options.data), max_prompt=max_prompt, wording=options.wording or wording, **rendering)
 
