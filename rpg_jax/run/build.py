@@ -159,16 +159,6 @@ def build_environment(config: ConfigDict, tokenizer: data.Tokenizer, model: Mode
     return Environment(**made, **set_keys(config.environment, "role", "stop", "failures"))
 
 
-def try_rewards(run: Run) -> None:
-    """Tries the environment, and each user's function, on the first problem that it is to score.
-
-    Raises ValueError where a call fails.
-    """
-    for split in ("train", "heldout"):
-        if len(run.data.problems(split)):
-            run.scorer.try_out(run.data.problems(split)[0], rewards=split == "train")
-
-
 def check_pages(model: Model, mesh: Mesh, rollout: RolloutSettings) -> None:
     """Raises ValueError for a KV cache that the sampler refuses."""
     try:

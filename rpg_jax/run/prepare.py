@@ -21,7 +21,9 @@ def main(options) -> None:
     """Makes the dataset that the flags of `rpg_jax.prepare` describe."""
     start = time.monotonic()
     if options.list_gym:
-        return print_families()
+        for family, parameters in families().items():
+            print(f"{family}({', '.join(f'{name}={default}' for name, default in parameters.items())})")
+        return
     options.source = listed(options.source or "")
     check_flags(options)
     target = new_folder("target", options.target)
@@ -40,12 +42,6 @@ def main(options) -> None:
     summary = json.dumps({**settings, **counts}, indent=1) + "\n"
     problems.publish({"train": written}, {"summary.json": summary.encode()}, target)
     print_summary(str(target), {**counts, "seconds": f"{time.monotonic() - start:.1f}"})
-
-
-def print_families() -> None:
-    """The families of reasoning-gym on stdout, with the defaults of their parameters."""
-    for family, parameters in families().items():
-        print(f"{family}({', '.join(f'{name}={default}' for name, default in parameters.items())})")
 
 
 def check_flags(options) -> None:

@@ -39,7 +39,8 @@ def main(options, draw: Callable[[list[dict], pathlib.Path], None], look: Callab
             models.check_base(config)
             run = build.build_run(config, log=job.say)
             build.check_rows(config, run)
-            build.try_rewards(run)
+            for split in ("train", "heldout"):  # the environment, and each user's function on what it is to score
+                run.scorer.try_out(run.data.problems(split)[0], rewards=split == "train")
             if run.teacher is not None:  # whose weights are read after the warm start, which would be for nothing
                 weights.with_stored_dtypes(config.reference.checkpoint, run.teacher.shapes)
             window = profile.window(options.profile, config.steps)
