@@ -26,7 +26,9 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import word_problems  # noqa: E402
 
-from rpg_jax.data.templates import paper  # noqa: E402
+from rpg_jax.data.templates import named  # noqa: E402
+
+paper = named("paper")
 
 
 def main(peer_python, workdir, evaluation_sets, smoke):
