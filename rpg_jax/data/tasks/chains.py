@@ -8,12 +8,10 @@ from rpg_jax import InputError
 OPERATORS = {"+": add, "-": sub, "*": mul, "/": Fraction}  # of a quotient's two parts
 
 
-def check_operators(task: str, operators: str) -> None:
-    """Raises ValueError unless `operators` is a non-empty string of distinct members of OPERATORS."""
-    if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
-        raise InputError(
-            f"task {task!r}: operators={operators!r} must be distinct characters out of '{''.join(OPERATORS)}'"
-        )
+def check_operators(task: str, operators: str, known: str = "".join(OPERATORS)) -> None:
+    """Raises ValueError unless `operators` is a non-empty string of distinct characters out of `known`."""
+    if not operators or set(operators) - set(known) or len(set(operators)) < len(operators):
+        raise InputError(f"task {task!r}: operators={operators!r} must be distinct characters out of {known!r}")
 
 
 def text(start: int, steps) -> str:
