@@ -153,16 +153,12 @@ def _open_parquet(path, title, fields):
 
     def records():
         number = 0
-        batches = file.iter_batches(_BATCH)  # one batch at a time, whatever the row groups
-        while True:
-            try:
-                rows = next(batches).to_pylist()
-            except StopIteration:
-                return
-            except (*broken, ValueError, OverflowError) as error:  # of a time that Python has not
-                raise InputError(f"{title}, from row {number} on: {error}") from error
-            yield from enumerate(rows, number)
-            number += len(rows)
+        try:
+            for rows in map(pa.RecordBatch.to_pylist, file.iter_batches(_BATCH)):  # whatever the row groups
+                yield from enumerate(rows, number)
+                number += len(rows)
+        except (*broken, ValueError, OverflowError) as error:  # of a time that Python has not
+            raise InputError(f"{title}, from row {number} on: {error}") from error
 
     return Source(title, _name(path), "row", file.metadata.num_rows, fields, records())
 
