@@ -150,22 +150,21 @@ def _column(source, number, record, kind, convert, reply=None):
 
 def _messages(value, template, ends):
     """((role, content), …) of a problem that is text, chat messages, or JSON of them, and the reply that follows."""
-    if isinstance(value, (str, bytes)) and _MESSAGES.match(_text(value)):
+    if isinstance(value, (str, bytes)):
+        text = _text(value)
+        if not _MESSAGES.match(text):
+            return (("user", template(_filled(text))),), None
         try:
-            value = json.loads(_text(value))
+            value = json.loads(text)
         except (ValueError, RecursionError):
             raise InputError("begins like chat messages and is not JSON; write them with json.dumps") from None
-    if isinstance(value, (str, bytes)):
-        problem = _filled(_text(value))
-        return (("user", template(problem)),), None
     if not isinstance(value, list):
         raise InputError(f"is {type(value).__name__}; expected text, or a list of messages with role and content")
     if not value:
         raise InputError("is empty; expected at least one message")
-    messages = tuple([_message(i, message) for i, message in enumerate(value)])
-    reply = None
+    messages, reply = [_message(i, message) for i, message in enumerate(value)], None
     if messages[-1][0] == "assistant" and len(messages) > 1 and not ends:
-        *messages, (_, reply) = messages
+        _, reply = messages.pop()
     role, content = messages[-1]
     if role == "assistant":
         raise InputError("ends with the assistant's message; a prompt ends before the response")
