@@ -41,39 +41,36 @@ def special_tokens(folder: pathlib.Path, token_to_id: Callable[[str], int | None
     """({"bos_token": "<s>", …} of the named tokens, all special tokens) of the files of `_special`.
 
     Raises ValueError, with file and key, for what is no known token."""
-    named, extra = _special(folder)
-    for key, text, file in (*((key, *value) for key, value in named.items()), *extra):
+    special = list(_special(folder))
+    for key, text, file in special:
         if token_to_id(text) is None:
             raise InputError(
                 f"{folder / file}: {key} {text!r} is not in the tokenizer's vocabulary; "
                 "correct it there, or save the tokenizer again with this token added"
             )
-    texts = {key: text for key, (text, _) in named.items()}
-    return texts, [*texts.values(), *(text for _, text, _ in extra)]
+    return {key: text for key, text, _ in special if key in _NAMED}, [text for _, text, _ in special]
 
 
 def _special(folder):
-    """({key: (token, file)} of named tokens, [(key, token, file)] of others): of `tokenizer_config.json`, and, unless
-    that has `added_tokens_decoder`, of `special_tokens_map.json`, which then has precedence, as transformers has it."""
+    """(key, token, file) of each special token: of `tokenizer_config.json`, and, unless that has
+    `added_tokens_decoder`, of `special_tokens_map.json`, which then has precedence, as transformers has it."""
     named, extra, files = {}, [], ["tokenizer_config.json", "special_tokens_map.json"]
     if read_json(folder / files[0]).get(_DECODER) is not None:
         files.pop()
-
-    def content(key, token, file):
-        text = token.get("content") if isinstance(token, dict) else token
-        if not isinstance(text, str) or not text:
-            raise InputError(f"{folder / file}: {key} is {str(token)[:60]!r}, expected a token's text")
-        return text
-
     for file in files:
         settings = read_json(folder / file)
-        named |= {key: (settings[key], file) for key in _NAMED if settings.get(key) is not None}
-        for key, tokens in ((key, settings.get(key)) for key in _EXTRA):
+        named |= {key: (key, settings[key], file) for key in _NAMED if settings.get(key) is not None}
+        for key in _EXTRA:
+            tokens = settings.get(key)
             if not isinstance(tokens, list | dict | None):
                 raise InputError(f"{folder / file}: {key} is {tokens!r:.60}, expected a list of tokens")
             tokens = tokens.values() if isinstance(tokens, dict) else tokens or ()
-            extra += [(key, content(key, token, file), file) for token in tokens]
-    return {key: (content(key, *value), value[1]) for key, value in named.items()}, extra
+            extra += [(key, token, file) for token in tokens]
+    for key, token, file in (*named.values(), *extra):
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str) or not text:
+            raise InputError(f"{folder / file}: {key} is {str(token)[:60]!r}, expected a token's text")
+        yield key, text, file
 
 
 def added_tokens(folder: pathlib.Path) -> dict[int, dict[str, Any]]:
@@ -83,8 +80,7 @@ def added_tokens(folder: pathlib.Path) -> dict[int, dict[str, Any]]:
     special that `_special` has. Raises ValueError for anything else there."""
     decoder, found = read_json(folder / "tokenizer_config.json").get(_DECODER), {}
     if decoder is None:
-        named, extra = _special(folder)
-        special = {text for text, _ in named.values()} | {text for _, text, _ in extra}
+        special = {text for _, text, _ in _special(folder)}
         file, entries = "added_tokens.json", read_json(folder / "added_tokens.json")
         tokens = [(id, dict(content=text, special=text in special)) for text, id in entries.items()]
     else:
