@@ -81,9 +81,9 @@ def _byte_level(keys: dict, used: dict[str, int], kinds: list[int]):
     if not isinstance(merges := keys.get("merges"), list):
         raise InputError("tokenizer.ggml.merges is missing")
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    wrong = next((m for m, pair in zip(merges, pairs, strict=True) if not _merges(pair, used)), None)
-    if wrong is not None:
-        raise InputError(f"tokenizer.ggml.merges: {wrong!r:.60} is no pair of tokens that make another")
+    for merge, pair in zip(merges, pairs, strict=True):
+        if len(pair) != 2 or not used.keys() >= {*pair, "".join(pair)}:
+            raise InputError(f"tokenizer.ggml.merges: {merge!r:.60} is no pair of tokens that make another")
     model = tokenizers.Tokenizer(models.BPE(vocab=used, merges=pairs, ignore_merges=keeps_whole))
     if normalized:
         model.normalizer = normalizers.NFC()
@@ -129,10 +129,6 @@ def _sentencepiece(keys: dict, used: dict[str, int], kinds: list[int]):
 
 
 _MODELS = {"gpt2": _byte_level, "llama": _sentencepiece}  # tokenizer.ggml.model -> its Tokenizer
-
-
-def _merges(pair: tuple[str, ...], tokens: dict[str, int]) -> bool:
-    return len(pair) == 2 and pair[0] in tokens and pair[1] in tokens and "".join(pair) in tokens
 
 
 def _id(keys: dict, key: str) -> int | None:
