@@ -126,8 +126,6 @@ class Records(Sequence):
     def _read(self, call):
         try:
             result, reason = call(), "a record is not there"
-        except IndexError:
-            raise
         except Exception as error:
             result, reason = None, " ".join(f"{type(error).__name__}: {error}".split())
         if result is None:
