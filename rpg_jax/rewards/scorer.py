@@ -198,15 +198,11 @@ class Scorer(contextlib.ExitStack):
     def vote(self, problem, response: str) -> str | None:
         """A response's vote in maj@k: the answer that the problem's rule judges, normalized; None if it finds none.
 
-        What a user's function looks at is not known, so its responses vote with their whole text.
+        What a user's function or an environment looks at is not known, so responses vote with their whole text there.
         """
         function = self.function_of(self.judge, problem.task)
-        if function == ENVIRONMENT:
-            return " ".join(response.split()) or None
-        if function in VERIFIERS:
-            return voted_answer(response, final_answer)
-        if function in JUDGED:
-            return voted_answer(response, JUDGED[function])
+        if extract := final_answer if function in VERIFIERS else JUDGED.get(function):
+            return voted_answer(response, extract)
         extracted = self._extract(response) if function == _GYM else response
         return " ".join((extracted or "").split()) or None
 
