@@ -1,21 +1,10 @@
 r"""Rules for answers to mathematical problems: (response, answer) -> bool, without exceptions, in bounded steps."""
 
 from collections.abc import Callable
+from functools import partial
 
 from rpg_jax.answer import boxed_answer, stated_answer
 from rpg_jax.rewards.same import canonical, same
-
-
-def dapo(response: str, answer: str) -> bool:
-    """The last `Answer:` in the final 300 characters states the answer, both normalized (DAPO, arXiv 2503.14476)."""
-    stated = stated_answer(response)
-    return stated is not None and same(stated, answer)
-
-
-def boxed(response: str, answer: str) -> bool:
-    r"""The last \boxed{...} in the final 300 characters holds the answer, both normalized."""
-    inside = boxed_answer(response)
-    return inside is not None and same(inside, answer)
 
 
 def stated_or_boxed_answer(response: str) -> str | None:
@@ -30,6 +19,13 @@ def voted_answer(response: str, extract: Callable[[str], str | None] = stated_or
     return None if answer is None else canonical(answer)
 
 
-RULES = {"dapo": dapo, "boxed": boxed}
-# Where each rule looks for the answer; maj@k counts votes on the same text that the rule judges.
+def finds(extract: Callable[[str], str | None], response: str, answer: str) -> bool:
+    """Whether what `extract` takes out of a response is the answer, both normalized."""
+    found = extract(response)
+    return found is not None and same(found, answer)
+
+
+# Where each rule looks for the answer, within the final 300 characters: dapo is that of DAPO (arXiv 2503.14476). maj@k
+# counts votes on the same text that the rule judges.
 JUDGED = {"dapo": stated_answer, "boxed": boxed_answer, "math_verify": stated_or_boxed_answer}
+RULES = {name: partial(finds, JUDGED[name]) for name in ("dapo", "boxed")}
