@@ -105,16 +105,25 @@ def observed(value, method: str) -> str | None:
 
 
 def judge(function, /, **values) -> float:
-    """The score of a function, which is given what its signature names. Raises Refused, or what the function raises."""
-    return score(function(**arguments(function, values)))
+    """The score in 0..1 of a function, which is given what its signature names: a number of any library, but no text.
+
+    Raises Refused, or what the function raises.
+    """
+    value = function(**arguments(function, values))
+    number = number_of(value)
+    if number is None:
+        raise Refused(f"returned {value!r:.60} ({type(value).__name__}), not a number in 0..1")
+    if not -ROUNDING <= number <= 1.0 + ROUNDING:
+        raise Refused(f"returned {number!r}, not a number in 0..1; return a share, and set its size by reward.weights")
+    return min(max(0.0, number), 1.0)
 
 
 def arguments(function, values: dict) -> dict:
     """What a call is given by name: the values that the signature names, or all of them for **columns."""
     parameters = inspect.signature(function).parameters.values()
-    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
     for each in parameters:
-        absent = each in named and each.name not in values and each.default is each.empty
+        absent = each.name in named and each.name not in values and each.default is each.empty
         if absent or each.kind is each.POSITIONAL_ONLY:
             columns = ", ".join(name for name in values if name not in OURS) or "none"
             raise Refused(
@@ -122,18 +131,7 @@ def arguments(function, values: dict) -> dict:
                 f"which has the columns {columns}"
             )
     everything = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    wanted = {each.name for each in named}
-    return {name: value for name, value in values.items() if everything or name in wanted}
-
-
-def score(value) -> float:
-    """A number in 0..1 from what a function returned: a number of any library, but no text. Raises Refused."""
-    number = number_of(value)
-    if number is None:
-        raise Refused(f"returned {value!r:.60} ({type(value).__name__}), not a number in 0..1")
-    if not -ROUNDING <= number <= 1.0 + ROUNDING:
-        raise Refused(f"returned {number!r}, not a number in 0..1; return a share, and set its size by reward.weights")
-    return min(max(0.0, number), 1.0)
+    return {name: value for name, value in values.items() if everything or name in named}
 
 
 def number_of(value) -> float | None:
