@@ -12,9 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
 from typing import Any
 
 from rpg_jax import InputError
@@ -50,9 +50,7 @@ class Pool:
         file = os.path.abspath(where) if where.endswith(".py") else where  # the function may change the folder
         arguments = [file, name, str(memory_mb), str(int(network)), kind]
         self._workers = [_Worker(arguments, timeout_seconds) for _ in range(workers)]
-        self._threads, self._free = ThreadPoolExecutor(workers), SimpleQueue()  # a thread waits for each worker
-        for worker in self._workers:
-            self._free.put(worker)
+        self._threads, self._free = ThreadPoolExecutor(workers), deque(self._workers)  # a thread waits for each worker
         try:
             reason, *_ = self._threads.map(_Worker.start, self._workers)
         except BaseException:
@@ -69,14 +67,14 @@ class Pool:
         return self._threads.submit(self._ask, question, before)
 
     def _ask(self, question: dict, before: Iterable[dict]) -> Any:
-        worker = self._free.get()  # nobody else asks it meanwhile: it may keep an object from one question to the next
+        worker = self._free.popleft()  # nobody else asks it: it may keep an object from one question to the next
         try:
             answer = worker.ask(question)
             while answer is None:
                 *_, answer = (worker.ask(each) for each in (*before, question))
             return answer
         finally:
-            self._free.put(worker)
+            self._free.append(worker)
 
     def close(self) -> None:
         """Ends the workers with all of their sessions; questions that have no answer fail."""
