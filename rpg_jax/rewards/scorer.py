@@ -18,8 +18,7 @@ from rpg_jax.rewards.worker import OURS
 
 _GYM = "gym"  # a problem of reasoning-gym has a task named gym:FAMILY
 # The project's own functions that need a worker, by module and name.
-_MODULES = {"math_verify": ("rpg_jax.rewards.math_rule", "math_verify")}
-_WORKERS = _MODULES | {_GYM: ("rpg_jax.rewards.gym_rule", "gym")}
+_WORKERS = {"math_verify": ("rpg_jax.rewards.math_rule", "math_verify"), _GYM: ("rpg_jax.rewards.gym_rule", "gym")}
 _IN_PROCESS = VERIFIERS | RULES
 _FORMS = "Answer: {}", "\\boxed{{{}}}"  # of a response that states an answer
 
@@ -185,7 +184,7 @@ class Scorer(contextlib.ExitStack):
                         f"({problem.task}), {problem.answer!r:.60}, in no response: name another column with "
                         f"--answer_field of rpg_jax.prepare, or give a reward function of your own"
                     )
-            if function in (OWN, ENVIRONMENT) or function in _IN_PROCESS or function in _MODULES:
+            if function in (OWN, ENVIRONMENT) or function in VERIFIERS or function in JUDGED:
                 continue
             try:
                 self._pool(function).submit(_question(problem, problem.answer, 1)).result()
@@ -214,8 +213,7 @@ class Scorer(contextlib.ExitStack):
 
     def function_of(self, function: str, task: str) -> str:
         """The name of the rule, verifier or function that scores a task's problems where `function` is set."""
-        is_ours = function == OWN or function in RULES or function in _MODULES
-        if task.startswith(f"{_GYM}:") and is_ours:
+        if task.startswith(f"{_GYM}:") and (function == OWN or function in JUDGED):
             return _GYM
         if function != OWN:
             return function
@@ -224,7 +222,7 @@ class Scorer(contextlib.ExitStack):
     def _pool(self, function: str) -> Pool:
         """The workers of a function, started when they are first asked for."""
         if function not in self._pools:
-            known = ", ".join([OWN, *RULES, *_MODULES])
+            known = ", ".join([OWN, *JUDGED])
             where, name = _WORKERS.get(function) or file_and_name("reward function", function, known)
             if function == _GYM and self._partial_credit:
                 name = "credit"
