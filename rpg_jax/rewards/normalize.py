@@ -134,7 +134,7 @@ _TO_TEXT = _rules(
 _TITLE = re.compile(r"(?<![\\A-Za-z])[A-Z][a-z]{2,}")  # Yes is yes; N and n, AB and ab differ
 _GROUPED = re.compile(r"(?<![0-9.,(\[])[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])")
 _STRUCTURE = re.compile(r"\\begin|\\end|[()\[\]{}]|,|(?<![\\A-Za-z])or(?![A-Za-z])|(?<![<>!])=")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
+COMMAND = re.compile(r"\\[A-Za-z]+")
 _ALSO = re.compile(r"[0-9]|\bor\b")  # text beside a formula with one of these is part of the answer
 _AROUND = " *`_\"'"
 
@@ -230,5 +230,5 @@ def _right_sides(text: str, last: bool) -> str:
 
 def is_equation(left: str) -> bool:
     """Whether the left side of an equals sign makes an equation, such as x^2+y^2, not a definition, such as f(x)."""
-    left = _COMMAND.sub("", left)
+    left = COMMAND.sub("", left)
     return bool(re.search("[A-Za-z]", left) and re.search(r"[-+*/^]", left))

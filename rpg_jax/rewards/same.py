@@ -2,9 +2,8 @@ r"""Whether two answers are the same as text: by a normal form, as a choice's le
 
 import re
 
-from rpg_jax.rewards.normalize import FONT, forms, formula, is_equation
+from rpg_jax.rewards.normalize import COMMAND, FONT, forms, formula, is_equation
 
-_COMMAND = re.compile(r"\\[A-Za-z]+")
 # (B) 12, B: 12 cm, B. 12, option B: a letter that is marked as a choice, and the text of the choice.
 _CHOICE = re.compile(
     r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?:? ?)?"
@@ -107,4 +106,4 @@ def _meet(readings, text):
 
 
 def _is_number(text):
-    return bool(re.search("[0-9]", text)) and not re.search("[^\\W\\d_]", _COMMAND.sub("", text))
+    return bool(re.search("[0-9]", text)) and not re.search("[^\\W\\d_]", COMMAND.sub("", text))
