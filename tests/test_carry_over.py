@@ -13,7 +13,7 @@ from rpg_jax import parallel
 from rpg_jax.data import Problem, ProblemStream
 from rpg_jax.models import token_logprobs, unstack_layers
 from rpg_jax.rewards import Scores, signed_reward
-from rpg_jax.sampling.turns import Row
+from rpg_jax.sampling.turns import rows_of
 from rpg_jax.training import collect as collecting
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.settings import check_carry_over, steps_to_wait
@@ -60,13 +60,13 @@ def reluctant(seed):
         fresh = mask & ~rows.loss_mask
         tokens = np.where(fresh, rows.problem[:, None], rows.tokens)
         versions = np.where(fresh, version, rows.version)
-        whole = np.flatnonzero(length - rows.prompt_length == NEW)
-        watch([Row(n, tokens[n, : length[n]].tolist(), mask[n, : length[n]].tolist()) for n in whole.tolist()])
+        complete = length - rows.prompt_length == NEW
         drawn = dataclasses.replace(
-            rows, tokens=tokens, length=length, loss_mask=mask, version=versions,
-            complete=length - rows.prompt_length == NEW,
-        )  # fmt: skip
-        return parallel.to_global(sharding.mesh, parallel.ROWS, drawn)
+            rows, tokens=tokens, length=length, loss_mask=mask, version=versions, complete=complete
+        )
+        drawn = parallel.to_global(sharding.mesh, parallel.ROWS, drawn)
+        watch(rows_of(drawn, np.flatnonzero(complete)))
+        return drawn
 
     return generate
 

@@ -64,9 +64,8 @@ class Talk:
         self.stops, self.late, self.delay, self.turns = stops, [], delay, {}
 
     def reply(self, row):
-        turns = spans(row.drawn, int(np.repeat(LENGTHS, SAMPLES)[row.number]))
+        turns, length, prompt = spans(row.drawn), len(row.tokens), row.prompt
         said = sum(row.tokens[slice(*turns[-1])]) if turns else 0
-        length, prompt = len(row.tokens), int(np.repeat(LENGTHS, SAMPLES)[row.number])
         observation = [8 + (said + n) % 32 for n in range(said % 3)] if turns else [9] * (row.number % 2)
         left = prompt + NEW - length - len(observation)
         if len(turns) > 3 or left < 1 or said % 11 == 0 and turns:
@@ -445,34 +444,32 @@ class Scripted:
         return future
 
 
-def episodes(environment, prompts=(4, 4), **settings):
-    groups = range(len(prompts))
-    settings = dict(samples=1, max_new=20, prompt_length=np.array(prompts), names=[(0, n) for n in groups]) | settings
-    problems = [dataclasses.replace(PROBLEM, id=n) for n in groups]
-    return Episodes(environment, Characters(), problems=problems, **settings)
+def episodes(environment, groups=2, **settings):
+    names, problems = zip(*(((0, n), dataclasses.replace(PROBLEM, id=n)) for n in range(groups)), strict=True)
+    return Episodes(environment, Characters(), problems, names, **dict(samples=1, max_new=20) | settings)
 
 
 def row(index, *parts):
-    """A row of texts, of which the second, fourth, ... are the policy's."""
+    """A row of texts, of which the first is the prompt, and the second, fourth, ... are the policy's."""
     tokens = [ord(character) for part in parts for character in part]
-    return Row(index, tokens, [n % 2 == 1 for n, part in enumerate(parts) for _ in part])
+    return Row(index, tokens, [n % 2 == 1 for n, part in enumerate(parts) for _ in part], len("".join(parts[:1])))
 
 
 def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
     said = []
     environment = Scripted(lambda actions: said.append(list(actions)) or (None, [0.5] * len(actions)))
     environment.stops = stop_table(["ST"], [chr(n) for n in range(128)])
-    talk = episodes(environment, prompts=(4, 4, 4))
+    talk = episodes(environment, groups=3)
     under_way, between = row(0, "abcd", "one", "ok", "tS"), row(1, "abcd", "one", "ok")
     assert talk([under_way, between], 0) == [Answer(0, limit=11, matched=1), Answer(1, limit=11)] and not said
     assert talk([row(0, "abcd", "one", "ok", "tST")], None) == [Answer(0, ended=True, finished=True)]
     assert said == [["one", "tST"]] and talk.outcome(row(0)).result() == 1.0
     assert talk.outcome(row(2, "abcd", "one", "ok", "two")).result() == 1.0 and said[-1] == ["one", "two"]
     # An opening of no tokens is none, and a later observation of none fails.
-    talk = episodes(Scripted(lambda actions: ("", [0.0] * len(actions))), prompts=(4,))
+    talk = episodes(Scripted(lambda actions: ("", [0.0] * len(actions))))
     assert talk([row(0, "abcd")], None) == [Answer(0, [], limit=6)]
     assert talk([row(0, "abcd", "one")], None) == [Answer(0, ended=True)]
-    resumed = episodes(Scripted(lambda actions: ("" if "one" in actions else "long", [0.0])), prompts=(4, 4), max_new=7)
+    resumed = episodes(Scripted(lambda actions: ("" if "one" in actions else "long", [0.0])), max_new=7)
     for ended in talk.outcome(row(0)), resumed.outcome(row(0, "abcd", "one")):
         with pytest.raises(Failure, match="an observation of no tokens"):
             ended.result()
@@ -482,7 +479,7 @@ def test_a_row_goes_on_after_a_resume_in_a_turn_between_turns_and_at_its_end():
 def test_every_response_has_an_episode_and_a_seed_of_its_own():
     seeds = {}
     submit = lambda name, problem, seed, actions: seeds.update({name: seed})  # noqa: E731
-    talk = episodes(SimpleNamespace(seed=1, stops=None, submit=submit), prompts=(4,) * 4, samples=2)
+    talk = episodes(SimpleNamespace(seed=1, stops=None, submit=submit), samples=2)
     for number in range(4):
         talk.outcome(row(number, "abcd"))
     assert [*seeds] == ["0-0-0", "0-0-1", "0-1-0", "0-1-1"] and len({*seeds.values()}) == 4
@@ -506,7 +503,7 @@ def test_any_episode_ends_within_its_limits(answers, turns, prompt, max_new, max
             raise said
         return said, [1.0] * len(actions)
 
-    talk = episodes(Scripted(answer, max_turns, turn_tokens), prompts=(prompt,) * batch, max_new=max_new)
+    talk = episodes(Scripted(answer, max_turns, turn_tokens), batch, max_new=max_new)
     rows = [row(n, "p" * prompt) for n in range(batch)]
     for number in range(max_turns + 2):
         answered = talk(rows, None)
@@ -519,7 +516,7 @@ def test_any_episode_ends_within_its_limits(answers, turns, prompt, max_new, max
                 assert prompt + a.limit - length <= turn_tokens
             drawn = min(turns[number], prompt + a.limit - length)
             tokens, mask = [*old.tokens, *a.observation], [*old.drawn, *[False] * len(a.observation)]
-            rows.append(Row(old.number, tokens + [ord("y")] * drawn, mask + [True] * drawn))
+            rows.append(Row(old.number, tokens + [ord("y")] * drawn, mask + [True] * drawn, prompt))
         if not rows:
             break
     assert not rows
@@ -562,14 +559,13 @@ def test_a_failed_episode_counts_or_is_left_out_and_observations_are_no_length(f
     outcomes = [Outcome([1.0]), Outcome([0.0]), Outcome(failure="broken")]
     rows = [row(n, "abcd", drawn, "said by others", "x") for n, drawn in enumerate(("five", "a", "b"))]
     begun, talk = {}, SimpleNamespace(outcome=lambda row: outcomes[row.number])
-    sequences = SimpleNamespace(prompt_length=jax.numpy.full(3, 4))
     sizes = dict(prompts=1, samples=3, max_prompt=4, slots=3, oversample=1.0, dynamic_sampling=False)
     settings = rollout_settings(**sizes, environment_failures=failures)
     environment = Scripted(None)
     environment.close = lambda: None
     with Scorer(environment=environment) as scorer:
         run = np.ones(1, bool)
-        watcher(scorer, Characters(), [PROBLEM], [0], run, sequences, 3, begun, episodes=talk)(rows)
+        watcher(scorer, Characters(), [PROBLEM], [0], run, 3, begun, episodes=talk)(rows)
         groups, grade = [[begun[0, n] for n in range(3)]], functools.partial(make_grade, scorer, settings)
         graded = grade(scale_named("signed"), {})(np.arange(1), groups)
         half = grade(scale_named("signed"), {ENVIRONMENT: 0.5})(np.arange(1), groups)

@@ -31,6 +31,7 @@ class Row(NamedTuple):
     number: int  # among this process's rows
     tokens: list[int]  # that exist, the prompt's first
     drawn: list[bool]  # which of them the policy drew
+    prompt: int  # how many of them are the prompt
 
 
 class Answer(NamedTuple):
@@ -60,15 +61,15 @@ def rows_of(sequences: Sequences, numbers: np.ndarray) -> list[Row]:
     """These of this process's rows, i64[n], whole."""
     if not len(numbers):
         return []
-    names = ("tokens", "loss_mask", "length")
+    names = ("tokens", "loss_mask", "length", "prompt_length")
     arrays = (parallel.local_rows(getattr(sequences, name))[numbers] for name in names)
     rows = zip(numbers.tolist(), *arrays, strict=True)
-    return [Row(n, tokens[:end].tolist(), drawn[:end].tolist()) for n, tokens, drawn, end in rows]
+    return [Row(n, tokens[:end].tolist(), drawn[:end].tolist(), int(prompt)) for n, tokens, drawn, end, prompt in rows]
 
 
-def spans(drawn: Sequence[bool], start: int = 0) -> list[tuple[int, int]]:
-    """The turns of a row from column `start` on: (begin, end) of each run of tokens that the policy drew."""
-    edges = np.flatnonzero(np.diff(np.r_[False, np.asarray(drawn[start:], bool), False])) + start
+def spans(drawn: Sequence[bool]) -> list[tuple[int, int]]:
+    """The turns of a row: (begin, end) of each run of tokens that the policy drew."""
+    edges = np.flatnonzero(np.diff(np.r_[False, np.asarray(drawn, bool), False]))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 

@@ -22,7 +22,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from rpg_jax import InputError, parallel
 from rpg_jax.data import Problem, ProblemStream, Tokenizer, prompt_rows
-from rpg_jax.environments import Environment
 from rpg_jax.models import Model, quantize_params
 from rpg_jax.parallel import REPLICATED, ROWS, multihost
 from rpg_jax.rewards import Scorer
@@ -110,17 +109,6 @@ def limits_of(mesh: Mesh, runs: np.ndarray, max_new: int) -> jax.Array:
     return parallel.to_global(mesh, ROWS, np.where(runs, max_new, 0).astype(np.int32))
 
 
-def episodes_of(
-    environment: Environment | None, tokenizer: Tokenizer, sequences: Sequences, problems: Sequence[Problem],
-    names: Sequence[tuple[int, ...]], *, samples: int, max_new: int,
-) -> Episodes | None:  # fmt: skip
-    """The conversations of this process's groups (`Episodes`); None without an environment."""
-    if environment is None:
-        return None
-    prompts, sizes = parallel.local_rows(sequences.prompt_length), dict(samples=samples, max_new=max_new)
-    return Episodes(environment, tokenizer, problems=problems, names=names, prompt_length=prompts, **sizes)
-
-
 @partial(jax.jit, static_argnames=("mesh", "dtype"))
 def quantized(params: Params, mesh: Mesh, dtype: str) -> Params:
     """The sampler's parameters with their matrices in 8 bits, laid out for sampling."""
@@ -201,12 +189,12 @@ def make_collect(
         before = fresh if sequences is None else merge_rows(fresh, sequences, rows_of(placed))
         had, _ = _account(mesh, before, samples)
         names = [(placed[place].begun, placed[place].position) for place in local]
-        episodes = episodes_of(scorer.environment, tokenizer, before, problems, names, **sizes)
+        episodes = scorer.environment and Episodes(scorer.environment, tokenizer, problems, names, **sizes)
         after = generate(
             model, params, before, key=key, step=np.array([group.begun for group in placed]), version=version,
             decoding=settings.decoding, sampling=sampling, limits=limits_of(mesh, runs, settings.max_new),
             until=until + len(padding), must=ranks < oldest, should_stop=should_stop,
-            watch=watcher(scorer, tokenizer, problems, positions, runs, before, samples, begun, episodes=episodes),
+            watch=watcher(scorer, tokenizer, problems, positions, runs, samples, begun, episodes=episodes),
             conversation=episodes, **sizes,
         )  # fmt: skip
         if should_stop():

@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,8 @@ from rpg_jax.models import Model
 from rpg_jax.parallel import multihost
 from rpg_jax.rewards import Scorer
 from rpg_jax.sampling import Decoding, Sampling, generate
-from rpg_jax.training.collect import episodes_of, limits_of, prompts_of
+from rpg_jax.training.collect import limits_of, prompts_of
+from rpg_jax.training.episodes import Episodes
 from rpg_jax.training.grading import Response, verdicts, watcher
 
 ALL = "all"  # the name of all tasks together
@@ -137,7 +139,7 @@ def make_evaluate(
     number of responses that are complete, over all processes as this one's share tells, and after every batch.
     """
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
-    sizes = dict(samples=k, max_prompt=max_prompt, max_new=max_new, routes=routes)
+    sizes: dict[str, Any] = dict(samples=k, max_new=max_new)
 
     def evaluate(params, problems, should_stop=None, positions=None, progress=None):
         def tell(before: int, count: int, mine: int, padding: int, complete: int) -> None:
@@ -148,20 +150,20 @@ def make_evaluate(
         for start in range(0, len(problems), rows):
             batch = [problems[i] for i in range(start, min(start + rows, len(problems)))]
             held = multihost.row_indices(mesh, rows)  # of this process, those that pad the last batch included
-            mine = held[held < len(batch)]
+            runs = held < len(batch)
+            mine = held[runs]
             padded = [min(row, len(batch) - 1) for row in held]
             own, places = [batch[row] for row in padded], [positions[start + row] for row in padded]
-            runs = held < len(batch)
-            sequences = prompts_of(mesh, tokenizer, own, places, **sizes)
+            sequences = prompts_of(mesh, tokenizer, own, places, max_prompt=max_prompt, routes=routes, **sizes)
             begun: dict[tuple[int, int], Response] = {}
             names = [(EVALUATED, place) for place in places]
-            episodes = episodes_of(scorer.environment, tokenizer, sequences, own, names, samples=k, max_new=max_new)
+            episodes = scorer.environment and Episodes(scorer.environment, tokenizer, own, names, **sizes)
             drawn = generate(
-                model, params, sequences, samples=k, max_new=max_new, decoding=decoding, sampling=sampling, key=key,
-                step=np.zeros(rows, np.int32), limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
+                model, params, sequences, key=key, step=np.zeros(rows, np.int32), decoding=decoding, sampling=sampling,
+                limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
                 progress=progress and partial(tell, k * start, len(batch), len(mine), k * (len(held) - len(mine))),
-                conversation=episodes,
-                watch=watcher(scorer, tokenizer, own, places, runs, sequences, k, begun, False, episodes),
+                watch=watcher(scorer, tokenizer, own, places, runs, k, begun, False, episodes),
+                conversation=episodes, **sizes,
             )  # fmt: skip
             if should_stop is not None and should_stop():
                 return

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rpg_jax import InputError, parallel
+from rpg_jax import InputError
 from rpg_jax.data import Problem, Tokenizer
 from rpg_jax.environments import Outcome
 from rpg_jax.parallel import multihost
@@ -18,7 +18,6 @@ from rpg_jax.sampling.generate import Watch
 from rpg_jax.sampling.turns import Row, spans
 from rpg_jax.training.episodes import Episodes
 from rpg_jax.training.settings import RolloutSettings
-from rpg_jax.types import Sequences
 
 EXAMPLES = 3  # responses of a step that are logged
 
@@ -67,27 +66,24 @@ class Graded(NamedTuple):
 
 def watcher(
     scorer: Scorer, tokenizer: Tokenizer, problems: Sequence[Problem], positions: Sequence[int], runs: np.ndarray,
-    sequences: Sequences, samples: int, begun: dict[tuple[int, int], Response], rewards: bool = True,
-    episodes: Episodes | None = None,
+    samples: int, begun: dict[tuple[int, int], Response], rewards: bool = True, episodes: Episodes | None = None,
 ) -> Watch:  # fmt: skip
     """The `watch` of `generate` that gives each complete response to the scorer.
 
-    `problems`, `positions` and `runs` (bool[N], false for padding) are those of this process's N groups in `sequences`.
-    Responses are added to `begun` by position and number; those that are in it are not scored again. With `rewards`
-    false they are scored for their accuracy alone. `episodes` are those of a conversation.
+    `problems`, `positions` and `runs` (bool[N], false for padding) are those of this process's N groups. Responses are
+    added to `begun` by position and number; those that are in it are not scored again. With `rewards` false they are
+    scored for their accuracy alone. `episodes` are those of a conversation.
     """
-    prompt_length = parallel.local_rows(sequences.prompt_length)
 
     def watch(rows: Sequence[Row]) -> None:
         for row in rows:
             group, sample = divmod(row.number, samples)
             if not runs[group] or (positions[group], sample) in begun:
                 continue
-            prompt = prompt_length[row.number]
-            ids = row.tokens[prompt:]
-            text, turns, outcome, length = tokenizer.decode(ids), None, None, sum(row.drawn[prompt:])
+            text, length = tokenizer.decode(row.tokens[row.prompt :]), sum(row.drawn)
+            turns, outcome = None, None
             if episodes is not None:
-                outcome, turns = episodes.outcome(row), turns_of(row, prompt, tokenizer)
+                outcome, turns = episodes.outcome(row), turns_of(row, tokenizer)
             verdict: Submitted | InputError
             try:
                 outcomes = () if outcome is None else (outcome,)
@@ -99,9 +95,9 @@ def watcher(
     return watch
 
 
-def turns_of(row: Row, prompt: int, tokenizer: Tokenizer) -> list[dict[str, str]]:
+def turns_of(row: Row, tokenizer: Tokenizer) -> list[dict[str, str]]:
     """The turns of an episode, for the log: each action with the observation after it, and an opening one first."""
-    cuts = [prompt, *(cut for span in spans(row.drawn, prompt) for cut in span), len(row.tokens)]
+    cuts = [row.prompt, *(cut for span in spans(row.drawn) for cut in span), len(row.tokens)]
     opening, *rest = (tokenizer.decode(row.tokens[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False))
     turns = [dict(action=action, observation=said) for action, said in zip(rest[::2], rest[1::2], strict=True)]
     return [dict(observation=opening), *turns] if opening else turns

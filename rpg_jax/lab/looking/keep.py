@@ -70,7 +70,7 @@ def make_look(run: Run, stream: ProblemStream, chunk: int) -> Look:
         for number, row in enumerate(rows[:count].tolist()):
             group, sample = divmod(row, settings.samples)
             position, scores = groups.graded[group]
-            (problem,), turns = stream.at([position]), spans(kept["loss_mask"][number], int(prompts[number]))
+            (problem,), turns = stream.at([position]), spans(kept["loss_mask"][number])
             told = dict(problem=problem.id, task=problem.task, prompt=problem.prompt, answer=str(problem.answer))
             told |= dict(update=int(checkpoint.state.step), group=group, sample=sample, finished=bool(finished[number]))
             named = {name: float(values[sample]) for name, values in scores.items()}
