@@ -165,11 +165,6 @@ def make_collect(
     places, local = np.argsort(ranks), multihost.row_indices(mesh, total)
     begun: dict[tuple[int, int], Response] = {}  # what is being scored, by position and sample
 
-    def begin(step: int, count: int) -> list[Group]:
-        first = stream.cursor
-        stream.next(count, ())
-        return [Group(position, step, NONE) for position in range(first, first + count)]
-
     def rows_of(groups: Sequence[Group]) -> np.ndarray:
         """The rows of these groups, i64; -1 where they have none."""
         rows = np.array([group.place for group in groups], int)[:, None] * samples + np.arange(samples)
@@ -209,14 +204,14 @@ def make_collect(
         params = quantized(params, mesh, settings.weights_dtype) if settings.weights_dtype else params
         names = zip(pending.position.tolist(), pending.begun.tolist(), strict=True) if pending else ()
         groups = [Group(*name, place) for place, name in enumerate(names) if name[0] >= 0]  # oldest first
-        sequences, rewards = pending and pending.rollout, list[np.ndarray]()  # f32[G] of each kept group
-        turn_rewards, failed = list[np.ndarray](), list[np.ndarray]()  # f32[G, K], bool[G]
-        graded = list[tuple[int, dict[str, np.ndarray]]]()
-        kept: Any = None  # their Sequences
-        while (filled := len(rewards)) < prompts:
+        sequences = pending and pending.rollout
+        kept = list[tuple[int, Graded, int]]()  # of each group that is trained: its problem's position, its scores' row
+        trained: Any = None  # their Sequences
+        while (filled := len(kept)) < prompts:
             check_batches(settings, step, filled, seen)
             room = total - filled if settings.carry_over else total
-            groups += begin(step, room - len(groups))
+            first, stream.cursor = stream.cursor, stream.cursor + room - len(groups)
+            groups += [Group(position, step, NONE) for position in range(first, stream.cursor)]
             until = prompts - filled if settings.carry_over else room
             oldest = must_finish([group.begun for group in groups], step, prompts, wait)
             sequences, groups, complete, drawn, waited = advance(params, version, groups, sequences, until, oldest)
@@ -231,14 +226,9 @@ def make_collect(
             usable = np.flatnonzero(settings.usable(seen[-1].unpunished))[: prompts - filled]
             rows = rows_of([Group(0, 0, NONE)] * filled + [ready[n] for n in usable])
             rows = np.concatenate([rows, np.full(prompts * samples - len(rows), NONE)])
-            kept = merge_rows(take_rows(sequences, np.maximum(rows, 0)) if kept is None else kept, sequences, rows)
-            rewards += [seen[-1].reward[n] for n in usable]
-            failed += [seen[-1].failed[n] for n in usable]
-            scores = dict(correct=seen[-1].correct, reward=seen[-1].reward)
-            scores |= {f"reward/{name}": values for name, values in seen[-1].rewards.items()}
-            graded += [(ready[n].position, {name: values[n] for name, values in scores.items()}) for n in usable]
-            if seen[-1].turn_reward is not None:
-                turn_rewards += [seen[-1].turn_reward[n] for n in usable]
+            trained = take_rows(sequences, np.maximum(rows, 0)) if trained is None else trained
+            trained = merge_rows(trained, sequences, rows)
+            kept += [(ready[n].position, seen[-1], n) for n in usable]
             tokens += drawn
             groups = [group for group in groups if group not in ready]
         if settings.carry_over:
@@ -247,11 +237,14 @@ def make_collect(
         under_way = {group.position for group in groups}
         for name in [name for name in begun if name[0] not in under_way]:  # of a group that another process has now
             del begun[name]
-        if np.any(failed):
-            kept = without_rows(mesh, kept, np.concatenate(failed))
-        lengths, said, trained = on_host(kept.length), logged(settings, seen), int(kept.loss_mask.sum())
-        of_both = np.stack(rewards), np.stack(turn_rewards) if turn_rewards else None
-        spent = clock.seconds, tokens, trained
-        return Collected(kept, lengths, of_both, graded, *said, *spent, pending, stream.cursor)
+        failed = np.concatenate([batch.failed[n] for _, batch, n in kept])
+        if failed.any():
+            trained = without_rows(mesh, trained, failed)
+        turns = [batch.turn_reward[n] for _, batch, n in kept if batch.turn_reward is not None]
+        rewards = np.stack([batch.reward[n] for _, batch, n in kept]), np.stack(turns) if turns else None
+        graded = [(position, {name: x[n] for name, x in batch.scores.items()}) for position, batch, n in kept]
+        lengths, said = on_host(trained.length), logged(settings, seen)
+        spent = clock.seconds, tokens, int(trained.loss_mask.sum())
+        return Collected(trained, lengths, rewards, graded, *said, *spent, pending, stream.cursor)
 
     return collect

@@ -63,6 +63,12 @@ class Graded(NamedTuple):
     environment_failures: int  # episodes whose environment failed
     turn_reward: np.ndarray | None  # f32[P, G, K], weighted rewards of an episode's turns; 0 beyond the last
 
+    @property
+    def scores(self) -> dict[str, np.ndarray]:
+        """f32[P, G] of each name under which they are logged."""
+        named = {f"reward/{name}": values for name, values in self.rewards.items()}
+        return dict(correct=self.correct, reward=self.reward) | named
+
 
 def watcher(
     scorer: Scorer, tokenizer: Tokenizer, problems: Sequence[Problem], positions: Sequence[int], runs: np.ndarray,
@@ -174,17 +180,14 @@ def without(reward: np.ndarray, failed: np.ndarray) -> np.ndarray:
 
 def logged(settings: RolloutSettings, seen: list[Graded]) -> tuple[dict[str, float], list[dict], list[str]]:
     """The metrics, examples and failures of a step in which these groups were graded."""
-    correct, unpunished, reward = (
-        np.concatenate([getattr(batch, name) for batch in seen]) for name in ("correct", "unpunished", "reward")
-    )
-    rewards = {name: [batch.rewards[name] for batch in seen] for name in seen[0].rewards}
+    means = {name: float(np.concatenate([b.scores[name] for b in seen]).mean()) for name in seen[0].scores}
+    unpunished = np.concatenate([batch.unpunished for batch in seen])
     failures = [f"{line}; it scores 0" for batch in seen for line in batch.failures]
     failures += [line for batch in seen for line in batch.notes]
     of_environment = sum(batch.environment_failures for batch in seen)
     metrics = {
-        "accuracy": float(correct.mean()),
-        "reward": float(reward.mean()),
-        **{f"reward/{name}": float(np.concatenate(values).mean()) for name, values in rewards.items()},
+        "accuracy": means.pop("correct"),
+        **means,
         "kept_fraction": float(settings.usable(unpunished).mean()),
         "generation_batches": len(seen),
         "reward_failures": sum(len(batch.failures) for batch in seen) - of_environment,
@@ -201,7 +204,6 @@ def examples(batch: Graded) -> list[dict]:
         dict(problem=first.problem.id, task=first.problem.task, prompt=first.problem.prompt)
         | dict(response=first.text, answer=first.problem.answer)
         | ({} if first.turns is None else dict(turns=first.rewarded_turns))
-        | dict(correct=float(batch.correct[row, 0]), reward=float(batch.reward[row, 0]))
-        | {f"reward/{name}": float(values[row, 0]) for name, values in batch.rewards.items()}
+        | {name: float(values[row, 0]) for name, values in batch.scores.items()}
         for row, first in zip(batch.rows.tolist(), firsts, strict=False)
     ]
