@@ -8,6 +8,7 @@ exceptions, because they estimate something from the responses that a loss is ca
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -145,17 +146,6 @@ def make_update(
     """
     state_shardings = layout(optimizer, mesh, shapes)
 
-    def policy(params, held, rows, undo):
-        """Log-probs of the sequences' tokens, with kl="full" each token's divergence from the reference, and with
-        experts the auxiliary numbers of the layers."""
-        settings = rows | dict(temperature=temperature, chunk=logprob_chunk, auxiliary=True)
-        if objective.full_kl is None:
-            logp, auxiliary = token_logprobs(model, params, **settings)
-            return undo(logp), None, auxiliary
-        divergence = partial(full_vocabulary, objective.full_kl)
-        logp, full_kl, auxiliary = token_logprobs_and_divergence(model, params, held, divergence, **settings)
-        return undo(logp), undo(full_kl), auxiliary
-
     def update(state, batch, plan, policies):
         state = jax.lax.with_sharding_constraint(state, state_shardings)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, parallel.ROWS))
@@ -165,12 +155,19 @@ def make_update(
 
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
-            with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
-                logp, full_kl, auxiliary = policy(join(model.lora, base, params), held, model_rows, undo)
+            settings: dict[str, Any] = model_rows | dict(temperature=temperature, chunk=logprob_chunk, auxiliary=True)
+            with jax.named_scope("policy_logprobs"):
+                whole = join(model.lora, base, params)
+                if objective.full_kl is None:
+                    *found, auxiliary = token_logprobs(model, whole, **settings)
+                else:
+                    divergence = partial(full_vocabulary, objective.full_kl)
+                    *found, auxiliary = token_logprobs_and_divergence(model, whole, held, divergence, **settings)
+                logp, *full_kl = map(undo, found)  # [rows, T], or [B, T] when packed
             value, metrics = objective(
                 logp, sequences.behavior_logp, sequences.advantage, sequences.loss_mask,
                 reference_logp=sequences.reference_logp, weight=sequences.weight, denominator=total,
-                **({} if full_kl is None else dict(full_kl=full_kl)),
+                full_kl=full_kl[0] if full_kl else None,
             )  # fmt: skip
             metrics |= sample_sizes(logp, sequences.behavior_logp, sequences.loss_mask)
             if sequences.drawn_logp is not None:
@@ -188,7 +185,7 @@ def make_update(
         reference = None if objective.full_kl is None else joined(policies, REFERENCE)
         if not model.scan:
             params, base, reference = (tree and unstack_layers(tree) for tree in (params, base, reference))
-        held = reference and (policies[REFERENCE].model, reference)
+        held: Any = reference and (policies[REFERENCE].model, reference)
 
         def body(index, carry):
             value, metrics, grads = carry
