@@ -73,7 +73,7 @@ def spans(drawn: Sequence[bool]) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def stop_table(strings: Sequence[str], texts: Sequence[str]) -> np.ndarray | None:
+def stop_table(strings: Sequence[str], texts: Sequence[str]) -> np.ndarray:
     """i32[states, V], an automaton that reads tokens and finds the first of some strings, wherever tokens begin.
 
     A state is the longest end of the text so far that begins one of the strings; the state after a token is
@@ -82,10 +82,8 @@ def stop_table(strings: Sequence[str], texts: Sequence[str]) -> np.ndarray | Non
     Args:
       strings: not empty; texts: what each token adds to a text, V of them.
 
-    Returns the table; None without strings. Raises InputError for an empty string or too many characters in all.
+    Raises InputError for an empty string or too many characters in all.
     """
-    if not strings:
-        return None
     states = list(dict.fromkeys(["", *(string[:end] for string in strings for end in range(1, len(string)))]))
     if not all(strings) or len(states) > MOST_STATES:
         raise InputError(f"stop strings {list(strings)}: expected no empty one, and {MOST_STATES} characters in all")
