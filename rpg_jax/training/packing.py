@@ -82,7 +82,7 @@ def packed(
       columns: W, of a packed row; routes: [B, T, N], or None.
 
     Returns:
-      tokens, mask, positions, segment_ids, and routes if given, each [rows, W, ...]; padding is a segment of its own.
+      tokens, mask, positions, segment_ids and routes, each [rows, W, ...]; padding is a segment of its own.
     """
     begin = start - first * columns  # [B], relative to the first of these rows
     # [rows * W] each from here on. How many sequences begin at a slot, then which sequence covers it:
@@ -96,10 +96,9 @@ def packed(
         mask=real & mask.reshape(-1)[source],
         positions=jnp.where(real, position, 0),
         segment_ids=jnp.where(real, sequence, -1).astype(jnp.int32),
+        routes=None if routes is None else jnp.where(real[:, None], routes.reshape(mask.size, -1)[source], 0),
     )
-    if routes is not None:
-        flat["routes"] = jnp.where(real[:, None], routes.reshape(mask.size, -1)[source], 0)
-    return {name: array.reshape(rows, columns, *array.shape[1:]) for name, array in flat.items()}
+    return jax.tree.map(lambda array: array.reshape(rows, columns, *array.shape[1:]), flat)
 
 
 def unpacked(start: jax.Array, values: jax.Array, columns: int) -> jax.Array:
@@ -130,8 +129,7 @@ def model_rows(
 ) -> Rows:  # fmt: skip
     """The rows of a microbatch by its index: packed at `start` in `columns`, or as they are if that is None."""
     if start is None:
-        recorded = {} if routes is None else dict(routes=routes)
-        whole = split_rows(mesh, dict(tokens=tokens, mask=mask) | recorded, rows)
+        whole = split_rows(mesh, dict(tokens=tokens, mask=mask, routes=routes), rows)
         return lambda index: entry(whole, index)
     spread = NamedSharding(mesh, parallel.ROWS)
 
