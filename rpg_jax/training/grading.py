@@ -122,13 +122,13 @@ def verdicts(scorer: Scorer, groups: Sequence[Sequence[Response]], rewards: bool
             if isinstance(failure, InputError):
                 raise failure
         scores: Scores = functools.reduce(operator.add, begun, scorer.submit([], [], rewards)).result()
-    shape = len(groups), -1
-    named = {name: values.reshape(shape).tolist() for name, values in scores.rewards.items()} if groups else {}
+    shape = len(groups), len(groups[0] if groups else ())
+    named = {name: values.reshape(shape).tolist() for name, values in scores.rewards.items()}
     return [
         (correct, {name: values[row] for name, values in named.items()}, [r.length for r in groups[row]],
          [r.turn_rewards for r in groups[row]],
          ([], [], 0) if row else (scores.failures, scores.notes, scores.environment_failures))
-        for row, correct in enumerate(scores.correct.reshape(shape).tolist() if groups else [])
+        for row, correct in enumerate(scores.correct.reshape(shape).tolist())
     ]  # fmt: skip
 
 
