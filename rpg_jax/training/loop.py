@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -89,8 +88,8 @@ def evaluated(parts: Parts, checkpoint: Checkpoint) -> tuple[dict[str, float], l
     clock = Clock()
     with phase("evaluation"), parts.log.progress("responses of the evaluation", 0, parts.heldout) as progress:
         params = parts.policies.sampling_params(parts.policies.current(checkpoint.state), checkpoint.frozen)
-        evaluate = partial(parts.evaluate, params, should_stop=parts.should_stop, progress=progress)
-        answered = parts.rollouts.call(lambda: list(evaluate()))
+        answers = parts.evaluate(params, should_stop=parts.should_stop, progress=progress)  # a generator
+        answered = parts.rollouts.call(lambda: list(answers))
     if parts.should_stop():
         return None
     clock.lap("evaluation")
