@@ -81,7 +81,7 @@ def generate(
     model: Model, params: Params, sequences: Sequences, *, key: jax.Array, step: int | np.ndarray | jax.Array,
     samples: int, max_new: int, decoding: Decoding, sampling: decode.Sampling,
     limits: jax.Array | np.ndarray | None = None, version: int | jax.Array = 0,
-    until: int | None = None, must: np.ndarray | None = None, should_stop: Callable[[], bool] | None = None,
+    until: int | None = None, must: np.ndarray | None = None, should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] | None = None, watch: Watch | None = None,
     conversation: turns.Conversation | None = None,
 ) -> Sequences:  # fmt: skip
@@ -161,7 +161,7 @@ def generate(
         if conversation is not None:
             patience = turns.PATIENCE if goes_on and not waits_for_all else SEGMENT_SECONDS
             state, missing = turns.exchange(mesh, state, conversation, patience)
-            while waits_for_all and missing and not (should_stop is not None and should_stop()):
+            while waits_for_all and missing and not should_stop():
                 state, missing = turns.exchange(mesh, state, conversation, patience)
         begin = time.monotonic()
         unfinished, ended, state = decode_segment(sampler, mesh, inputs, state, jnp.int32(steps))
@@ -169,15 +169,14 @@ def generate(
         taken, done = int(state.step) - done, int(state.step)
         if fixed is None and taken:
             steps = next_steps(taken, time.monotonic() - begin)
-        if progress is not None or watch is not None:
-            complete = parallel.local_rows(state.status) == decode.COMPLETE
-            if progress is not None and goes_on:
-                progress(int(complete.sum()))
-            if watch is not None and (complete & ~seen).any():
-                watch(turns.rows_of(state.rows, np.flatnonzero(complete & ~seen)))
-            seen = complete
+        complete = parallel.local_rows(state.status) == decode.COMPLETE
+        if progress is not None and goes_on:
+            progress(int(complete.sum()))
+        if watch is not None and (complete & ~seen).any():
+            watch(turns.rows_of(state.rows, np.flatnonzero(complete & ~seen)))
+        seen = complete
         is_over = not (goes_on or missing or bool(ended))
-        if is_over or (should_stop is not None and should_stop()):
+        if is_over or should_stop():
             now = state.rows, state.status, state.begin, state.position, state.request
             return _result(mesh, *now, samples=samples, keep_all=until is not None)
 

@@ -129,7 +129,7 @@ def make_evaluate(
     k: int, rows: int, temperature: float, max_prompt: int, max_new: int, decoding: Decoding,
     key: jax.Array, top_k: int = 0, top_p: float = 1.0, routes: int = 0,
 ) -> Callable[..., Iterator[Answered]]:  # fmt: skip
-    """Builds `evaluate(params, problems, should_stop=None, positions=None, progress=None)`, which yields the answers to
+    """Builds `evaluate(params, problems, should_stop=…, positions=None, progress=None)`, which yields the answers to
     problems in order, of which k are sampled to each of `rows` at a time (`problems_of`).
 
     Noise depends on `key`, on the problem's position in the set and on the response's number alone: evaluations of one
@@ -141,7 +141,7 @@ def make_evaluate(
     sampling = Sampling.make(temperature=temperature, top_k=top_k, top_p=top_p, stop_ids=tokenizer.stop_ids)
     sizes: dict[str, Any] = dict(samples=k, max_new=max_new)
 
-    def evaluate(params, problems, should_stop=None, positions=None, progress=None):
+    def evaluate(params, problems, should_stop=lambda: False, positions=None, progress=None):
         def tell(before: int, count: int, mine: int, padding: int, complete: int) -> None:
             """Says how many responses of all processes are complete, as this one's of a batch of `count` tell."""
             progress(before + round((complete - padding) * count / max(mine, 1)))
@@ -165,7 +165,7 @@ def make_evaluate(
                 watch=watcher(scorer, tokenizer, own, places, runs, k, begun, False, episodes),
                 conversation=episodes, **sizes,
             )  # fmt: skip
-            if should_stop is not None and should_stop():
+            if should_stop():
                 return
             groups = [[begun[place, sample] for sample in range(k)] for place in places[: len(mine)]]
             said = verdicts(scorer, groups, rewards=False)
