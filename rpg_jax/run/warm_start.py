@@ -80,8 +80,7 @@ def warm_started(
             batch = TrainBatch(tokens, lengths, mask, zeros, zeros, zeros[:, :1] + 1.0, zeros + 1.0)
             batch = parallel.to_global(run.mesh, parallel.ROWS, batch)
             lengths = packing.on_host(batch.length)  # of all processes
-            packed = run.loop.packed_columns, run.loop.packed_sequences
-            return batch, packing.plan(lengths, settings.microbatch_rows, *packed), checkpoint.frozen
+            return batch, run.loop.plan(lengths, settings.microbatch_rows), checkpoint.frozen
 
         with Progress("warm start", start, settings.steps) as progress:
             state, finished = learn(

@@ -41,12 +41,13 @@ def learning(
     policies = scored(parts.policies._replace(current=lambda _: current), checkpoint, parts.source)
     sizes = rows, rollout.max_prompt + rollout.max_new, rollout.recorded(current.model.config)
     responses = by_rows(jax.eval_shape(lambda: no_sequences(*sizes)), rows)
-    score = policies, responses, settings.score_plan(np.ones(rows, int))
+    score = policies, responses, settings.plan(np.ones(rows, int), settings.scoring_rows)
     rewards = jax.ShapeDtypeStruct((settings.prompts, settings.samples), jnp.float32)
     scores = jax.eval_shape(parts.score, *score)
     batch, _ = jax.eval_shape(parts.experience, responses, (rewards, None), scores, state.step)
     rows = settings.minibatch_prompts * settings.samples
-    update = state, by_rows(batch, rows), settings.plan(np.ones(rows, int)), held(checkpoint)
+    plan = settings.plan(np.ones(rows, int), settings.microbatch_rows)
+    update = state, by_rows(batch, rows), plan, held(checkpoint)
     return {"experience": (parts.score, score), "update": (parts.update, update)}
 
 

@@ -66,13 +66,13 @@ def rl_step(parts: Parts, settings: LoopSettings, checkpoint: Checkpoint, step: 
     record = Record(settings, groups)
     with record.phase("experience"):
         policies = scored(parts.policies, checkpoint, parts.source)
-        scores = parts.score(policies, groups.sequences, settings.score_plan(groups.lengths))
+        scores = parts.score(policies, groups.sequences, settings.plan(groups.lengths, settings.scoring_rows))
         batch, before = parts.experience(groups.sequences, groups.rewards, scores, checkpoint.state.step)
         record.before = before
         jax.block_until_ready(batch)
     with record.phase("update"):
         for number, rows in enumerate(settings.minibatches(step), 1):
-            plan = settings.plan(groups.lengths[rows])
+            plan = settings.plan(groups.lengths[rows], settings.microbatch_rows)
             if parts.look is not None and number == settings.updates:
                 record.look = parts.look.rows(checkpoint, batch, groups, rows, step)
             state, metrics = parts.update(checkpoint.state, take_rows(batch, rows), plan, held(checkpoint))

@@ -130,13 +130,9 @@ class LoopSettings:
             for chosen in groups.reshape(-1, self.minibatch_prompts):
                 yield (chosen[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
 
-    def plan(self, lengths: np.ndarray) -> packing.Plan:
-        """`packing.plan` of rows with these lengths, in the microbatches of an update."""
-        return packing.plan(lengths, self.microbatch_rows, self.packed_columns, self.packed_sequences)
-
-    def score_plan(self, lengths: np.ndarray) -> packing.Plan:
-        """`packing.plan` of rows with these lengths, in the microbatches of a log-prob pass."""
-        return packing.plan(lengths, self.scoring_rows, self.packed_columns, self.packed_sequences)
+    def plan(self, lengths: np.ndarray, rows: int) -> packing.Plan:
+        """`packing.plan` of sequences with these lengths, in microbatches of so many rows."""
+        return packing.plan(lengths, rows, self.packed_columns, self.packed_sequences)
 
 
 def steps_to_wait(max_age: int | None, updates: int, delay: int) -> int | None:

@@ -59,7 +59,7 @@ def make_look(run: Run, stream: ProblemStream, chunk: int) -> Look:
         done, every = step + 1, settings.look_every
         if not (settings.is_evaluated(done) or every and done % every == 0):
             return []
-        plan = settings.plan(np.where(np.arange(len(rows)) < count, groups.lengths[rows], 0))
+        plan = settings.plan(np.where(np.arange(len(rows)) < count, groups.lengths[rows], 0), settings.microbatch_rows)
         if plan.start is None:  # of the rows in their order only the first
             plan = Plan(np.int32(-(-count // settings.microbatch_rows)), None)
         function, arguments = program(checkpoint, take_rows(batch, rows), plan)
