@@ -89,7 +89,6 @@ def stop_table(strings: Sequence[str], texts: Sequence[str]) -> np.ndarray:
         raise InputError(f"stop strings {list(strings)}: expected no empty one, and {MOST_STATES} characters in all")
     number = {state: index for index, state in enumerate(states)}
 
-    @partial(np.vectorize, otypes=[np.int32])
     def after(index: int, token: int) -> int:
         held = states[index]
         for character in texts[token]:
@@ -106,8 +105,7 @@ def stop_table(strings: Sequence[str], texts: Sequence[str]) -> np.ndarray:
         ends = [state[start:] for start in range(len(state)) if state[start:] in number]
         following = {x[len(end)] for end in ends for x in strings if x.startswith(end) and len(x) > len(end)}
         may = [n for n, text in enumerate(texts) if text[:1] in following or not begins.isdisjoint(text) or not text]
-        if may:
-            table[index, may] = after(index, np.array(may))
+        table[index, may] = [after(index, token) for token in may]
     return table
 
 
