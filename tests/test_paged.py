@@ -156,7 +156,8 @@ def test_copying_a_page_and_writing_beyond_the_pool(kernel):
 @given(st.data())
 def test_pages_are_never_lost_nor_held_twice(data):
     width, rows, count = 4, 3, 9
-    free, table, held = pages.all_free(count), np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
+    free, held = pages.Free(jnp.arange(count), jnp.full(1, count)), np.zeros(rows, np.int32)
+    table = np.zeros((rows, width), np.int32)
     for _ in range(data.draw(st.integers(1, 12))):
         new = np.array([data.draw(st.integers(0, width)) for _ in range(rows)], np.int32)
         if np.maximum(new - held, 0).sum() > int(free.count[0]):

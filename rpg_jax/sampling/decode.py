@@ -142,7 +142,8 @@ def start(
     complete = rows.complete | (rows.length - rows.prompt_length >= limit)
     return DecodeState(
         pools=[sampler.kernel.empty(*cache) for _ in range(sampler.model.config.layers)],
-        free=pages.all_free(cache_pages), table=table, held=of_rows, cached=of_rows, samples=jnp.int32(samples),
+        free=pages.Free(jnp.arange(cache_pages, dtype=jnp.int32), jnp.full(1, cache_pages, jnp.int32)),
+        table=table, held=of_rows, cached=of_rows, samples=jnp.int32(samples),
         prompt_table=table, prompt_ready=jnp.zeros_like(rows.complete),
         position=of_slots, request=of_slots - 1, done=off, stopped=off, matched=of_slots,
         step=jnp.int32(0), preemptions=jnp.zeros(1, jnp.int32), status=jnp.where(complete, COMPLETE, ready),

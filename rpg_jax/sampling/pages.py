@@ -20,11 +20,6 @@ class Free:
     count: jax.Array  # i32[1]
 
 
-def all_free(pages: int) -> Free:
-    """All of `pages` pages free."""
-    return Free(jnp.arange(pages, dtype=jnp.int32), jnp.full(1, pages, jnp.int32))
-
-
 def _ranks(table: jax.Array, begin: jax.Array, end: jax.Array) -> tuple[jax.Array, jax.Array]:
     """bool[R, W], the entries begin to end - 1 of each row, and i32[R, W], how many of them come before each."""
     entries = jnp.arange(table.shape[1])
