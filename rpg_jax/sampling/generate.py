@@ -227,13 +227,11 @@ def make_sampler(
 
 def layouts(pools: PartitionSpec, params: Params = REPLICATED) -> tuple[decode.Inputs, decode.DecodeState]:
     """Prefix trees of PartitionSpecs for Inputs and DecodeState; `pools` is that of keys and values."""
-    fields: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
-    own = dict(key=ROWS, must=ROWS, params=parallel.held(params))
-    names = (field.name for field in dataclasses.fields(decode.Inputs))
-    inputs: dict[str, Any] = {name: own.get(name, REPLICATED) for name in names}
-    return decode.Inputs(**inputs), decode.DecodeState(
-        **fields | dict(pools=pools, step=REPLICATED, samples=REPLICATED)
-    )
+    inputs: dict[str, Any] = {field.name: REPLICATED for field in dataclasses.fields(decode.Inputs)}
+    inputs |= dict(key=ROWS, must=ROWS, params=parallel.held(params))
+    state: dict[str, Any] = {field.name: ROWS for field in dataclasses.fields(decode.DecodeState)}
+    state |= dict(pools=pools, step=REPLICATED, samples=REPLICATED)
+    return decode.Inputs(**inputs), decode.DecodeState(**state)
 
 
 def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:

@@ -40,7 +40,7 @@ def sees(query: jax.Array, key: jax.Array, kind: AttentionKind) -> jax.Array:
 def running_softmax(
     q: jax.Array, fetch: Callable, table: jax.Array, first: jax.Array, page_size: int, kind: AttentionKind
 ) -> jax.Array:
-    """Attention with a running softmax over blocks of pages, whose work follows the tokens that there are.
+    """Attention by a running softmax over blocks of pages.
 
     Rows are sorted by length, and a tile of them takes turns until its longest row is through. A row's result depends
     on its own sequence alone, and not on the page size: in each turn its columns are the same tokens, and a turn beyond
