@@ -82,8 +82,7 @@ def generate(
     samples: int, max_new: int, decoding: Decoding, sampling: decode.Sampling,
     limits: jax.Array | np.ndarray | None = None, version: int | jax.Array = 0,
     until: int | None = None, must: np.ndarray | None = None, should_stop: Callable[[], bool] = lambda: False,
-    progress: Callable[[int], None] | None = None, watch: Watch | None = None,
-    conversation: turns.Conversation | None = None,
+    watch: Watch | None = None, conversation: turns.Conversation | None = None,
 ) -> Sequences:  # fmt: skip
     """Goes on with all sequences until each has its stop token or as many tokens as it may have.
 
@@ -107,9 +106,8 @@ def generate(
         what they have drawn, which then depends on slots, pages and the mesh. None is all prompts.
       must: bool[P] on the host: with `until`, prompts whose rows have to be complete, too.
       should_stop: called after each segment; once it is true, complete rows are returned, and the others as they came.
-      progress: called between segments with the number of this process's complete rows, padding included.
-      watch: called between segments, and at the end, with this process's rows that have become complete. The first
-        call has those that were so before, padding included.
+      watch: called between segments, and at the end, with this process's rows that have become complete, if any. The
+        first call has those that were so before, padding included.
       conversation: what answers when a stop token, a stop string or the limit of a turn ends it, and says when a row is
         complete. `max_new` counts what it appends, too.
 
@@ -170,9 +168,7 @@ def generate(
         if fixed is None and taken:
             steps = next_steps(taken, time.monotonic() - begin)
         complete = parallel.local_rows(state.status) == decode.COMPLETE
-        if progress is not None and goes_on:
-            progress(int(complete.sum()))
-        if watch is not None and (complete & ~seen).any():
+        if watch is not None:
             watch(turns.rows_of(state.rows, np.flatnonzero(complete & ~seen)))
         seen = complete
         is_over = not (goes_on or missing or bool(ended))

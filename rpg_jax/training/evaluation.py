@@ -142,9 +142,11 @@ def make_evaluate(
     sizes: dict[str, Any] = dict(samples=k, max_new=max_new)
 
     def evaluate(params, problems, should_stop=lambda: False, positions=None, progress=None):
-        def tell(before: int, count: int, mine: int, padding: int, complete: int) -> None:
-            """Says how many responses of all processes are complete, as this one's of a batch of `count` tell."""
-            progress(before + round((complete - padding) * count / max(mine, 1)))
+        def tell(watch, begun, before, count, mine, complete):
+            """Scores; says how many responses of all processes are there, as this one's of `count` problems tell."""
+            watch(complete)
+            if len(begun) < k * mine:  # else it is said after the batch
+                progress(before + round(len(begun) * count / mine))
 
         positions = range(len(problems)) if positions is None else positions
         for start in range(0, len(problems), rows):
@@ -158,12 +160,11 @@ def make_evaluate(
             begun: dict[tuple[int, int], Response] = {}
             names = [(EVALUATED, place) for place in places]
             episodes = scorer.environment and Episodes(scorer.environment, tokenizer, own, names, **sizes)
+            watch = watcher(scorer, tokenizer, own, places, runs, k, begun, False, episodes)
             drawn = generate(
                 model, params, sequences, key=key, step=np.zeros(rows, np.int32), decoding=decoding, sampling=sampling,
-                limits=limits_of(mesh, runs, max_new), should_stop=should_stop,
-                progress=progress and partial(tell, k * start, len(batch), len(mine), k * (len(held) - len(mine))),
-                watch=watcher(scorer, tokenizer, own, places, runs, k, begun, False, episodes),
-                conversation=episodes, **sizes,
+                limits=limits_of(mesh, runs, max_new), should_stop=should_stop, conversation=episodes,
+                watch=partial(tell, watch, begun, k * start, len(batch), len(mine)) if progress else watch, **sizes,
             )  # fmt: skip
             if should_stop():
                 return
@@ -178,7 +179,7 @@ def make_evaluate(
                 lines = [*(f"{line}; it scores 0" for line in failures), *notes]
                 arrays = np.array(correct, np.float32), np.array(lengths, np.int32), np.array(finished)
                 yield Answered(problem, texts, *arrays, lines, turns)
-            if progress is not None:  # on a fast device a batch is complete before its first segment is over
+            if progress is not None:
                 progress(k * (start + len(batch)))
 
     return evaluate
