@@ -87,16 +87,14 @@ def watcher(
             if not runs[group] or (positions[group], sample) in begun:
                 continue
             text, length = tokenizer.decode(row.tokens[row.prompt :]), sum(row.drawn)
-            turns, outcome = None, None
-            if episodes is not None:
-                outcome, turns = episodes.outcome(row), turns_of(row, tokenizer)
+            outcomes = [] if episodes is None else [episodes.outcome(row)]
+            turns = None if episodes is None else turns_of(row, tokenizer)
             verdict: Submitted | InputError
             try:
-                outcomes = () if outcome is None else (outcome,)
                 verdict = scorer.submit([(problems[group], text)], [length], rewards, outcomes)
             except InputError as error:  # raised in `verdicts`: here, other processes would wait for this one
                 verdict = error
-            begun[positions[group], sample] = Response(problems[group], text, length, verdict, turns, outcome)
+            begun[positions[group], sample] = Response(problems[group], text, length, verdict, turns, *outcomes)
 
     return watch
 
