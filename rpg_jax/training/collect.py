@@ -224,8 +224,8 @@ def make_collect(
             seen.append(grade(np.array(mine, int), responses))
             clock.lap("reward")
             usable = np.flatnonzero(settings.usable(seen[-1].unpunished))[: prompts - filled]
-            rows = rows_of([Group(0, 0, NONE)] * filled + [ready[n] for n in usable])
-            rows = np.concatenate([rows, np.full(prompts * samples - len(rows), NONE)])
+            rows, new = np.full(prompts * samples, NONE), rows_of([ready[n] for n in usable])
+            rows[filled * samples : filled * samples + len(new)] = new
             trained = take_rows(sequences, np.maximum(rows, 0)) if trained is None else trained
             trained = merge_rows(trained, sequences, rows)
             kept += [(ready[n].position, seen[-1], n) for n in usable]
