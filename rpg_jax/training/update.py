@@ -167,7 +167,7 @@ def make_update(
             value, metrics = objective(
                 logp, sequences.behavior_logp, sequences.advantage, sequences.loss_mask,
                 reference_logp=sequences.reference_logp, weight=sequences.weight, denominator=total,
-                full_kl=full_kl[0] if full_kl else None,
+                **({} if objective.full_kl is None else dict(full_kl=full_kl[0])),
             )  # fmt: skip
             metrics |= sample_sizes(logp, sequences.behavior_logp, sequences.loss_mask)
             if sequences.drawn_logp is not None:
