@@ -48,6 +48,11 @@ def joined(policies: Mapping[str, Policy], name: str) -> Params:
     return join(policy.model.lora, frozen_params(policies), fetched(policy.params))
 
 
+def merged(policy: Policy, frozen: Mapping[str, Policy]) -> Params:
+    """The whole tree of a policy, adapters merged; for use inside jit."""
+    return merge(policy.model.lora, frozen_params(frozen), fetched(policy.params))
+
+
 def make_policies(
     model: Model, optimizer: Optimizer, mesh: Mesh, shapes: TrainState, decay: float | None = None,
     sampler: Mesh | None = None,
@@ -77,8 +82,7 @@ def make_policies(
         return Policy(model, jax.tree.map(leaf, reference.params, current(state).params), state.step)
 
     def sampling_params(policy, frozen):
-        merged = merge(policy.model.lora, frozen_params(frozen), fetched(policy.params))
-        return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), merged))
+        return unstack_layers(jax.tree.map(lambda x: x.astype(model.dtype), merged(policy, frozen)))
 
     held = jax.eval_shape(current, shapes)
     on_device, on_host = layout(optimizer, mesh, held), layout(optimizer, mesh, {"past": held})["past"]
