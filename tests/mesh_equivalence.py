@@ -157,7 +157,7 @@ def largest_collective(mesh, batch: int, length: int) -> int:
     lengths = jax.ShapeDtypeStruct((batch,), jnp.int32, sharding=rows)
 
     def read(tokens, lengths, mask, plan):
-        count_tokens = lambda tokens, mask, positions, segment_ids: (tokens + positions + segment_ids,)  # noqa: E731
+        count_tokens = lambda tokens, positions, segment_ids, **_: (tokens + positions + segment_ids,)  # noqa: E731
         return packing.map_rows(count_tokens, mesh, plan, tokens, lengths, mask, 8)
 
     plan = packing.Plan(np.int32(1), np.zeros(batch, np.int32))
