@@ -167,10 +167,10 @@ def generate(
         taken, done = int(state.step) - done, int(state.step)
         if fixed is None and taken:
             steps = next_steps(taken, time.monotonic() - begin)
-        complete = parallel.local_rows(state.status) == decode.COMPLETE
         if watch is not None:
+            complete = parallel.local_rows(state.status) == decode.COMPLETE
             watch(turns.rows_of(state.rows, np.flatnonzero(complete & ~seen)))
-        seen = complete
+            seen = complete
         is_over = not (goes_on or missing or bool(ended))
         if is_over or should_stop():
             now = state.rows, state.status, state.begin, state.position, state.request
