@@ -290,16 +290,17 @@ def get_config(data: ConfigDict, **settings) -> ConfigDict:
     return _with(KEYS | {"data": data}, settings)
 
 
-def completed(settings: dict, keys: dict | None = None) -> dict:
-    """The contents of a saved `config.json`, with its default for each key that was defined after it was written.
+def completed(settings: dict) -> dict:
+    """The contents of a saved `config.json`, with its default for each key that was defined after it was written."""
+    return _completed(settings, _keys(settings.get("data")))
 
-    With `keys`, those of a section of it.
-    """
+
+def _completed(settings: dict, keys: dict) -> dict:
     full = dict(settings)
-    for name, key in (keys or _keys(settings.get("data"))).items():
+    for name, key in keys.items():
         if isinstance(key, dict):
             section = settings.get(name, {})
-            full[name] = completed(section, key) if isinstance(section, dict) else section
+            full[name] = _completed(section, key) if isinstance(section, dict) else section
         elif key.default is Required:
             full.setdefault(name, None)  # which `check` refuses
         else:
@@ -314,18 +315,21 @@ def _keys(data: Any) -> dict:
     return KEYS | {"data": GENERATED if generated else PREPARED}
 
 
-def check(config: ConfigDict, keys: dict | None = None, path: str = "") -> None:
+def check(config: ConfigDict) -> None:
     """Raises ValueError, which names the key, for a value of another type, out of its bounds, or unset though needed.
 
-    A key that is not there is not looked at. With `keys`, those of the section at `path`.
+    A key that is not there is not looked at.
     """
+    _check(config, _keys(config.get("data")), "")
+
+
+def _check(config: ConfigDict, keys: dict, path: str) -> None:
     if not isinstance(config, ConfigDict):
         raise InputError(f"{path[:-1]} is {config!r:.60}; it must be {users.must_be}")
-    keys = keys or _keys(config.get("data"))
     for name in filter(config.__contains__, keys):
         key, value = keys[name], _value(config, name)
         if isinstance(key, dict):
-            check(value, key, f"{path}{name}.")
+            _check(value, key, f"{path}{name}.")
         elif key.bound.must_be and not (value in (None, "") and key.default is None) and key.bound.refuses(value):
             shown = "unset" if value in (None, "") else f"{value!r:.60}"
             raise InputError(f"{path}{name} is {shown}; it must be {key.bound.must_be}")
