@@ -156,18 +156,19 @@ def make_update(
         def loss(params, index):
             model_rows, sequences, undo = micro(index)
             settings: dict[str, Any] = model_rows | dict(temperature=temperature, chunk=logprob_chunk, auxiliary=True)
-            with jax.named_scope("policy_logprobs"):
+            regularizer = {}
+            with jax.named_scope("policy_logprobs"):  # [rows, T], or [B, T] when packed
                 whole = join(model.lora, base, params)
                 if objective.full_kl is None:
-                    *found, auxiliary = token_logprobs(model, whole, **settings)
+                    logp, auxiliary = token_logprobs(model, whole, **settings)
                 else:
                     divergence = partial(full_vocabulary, objective.full_kl)
-                    *found, auxiliary = token_logprobs_and_divergence(model, whole, held, divergence, **settings)
-                logp, *full_kl = map(undo, found)  # [rows, T], or [B, T] when packed
+                    logp, full_kl, auxiliary = token_logprobs_and_divergence(model, whole, held, divergence, **settings)
+                    regularizer = dict(full_kl=undo(full_kl))
+                logp = undo(logp)
             value, metrics = objective(
                 logp, sequences.behavior_logp, sequences.advantage, sequences.loss_mask,
-                reference_logp=sequences.reference_logp, weight=sequences.weight, denominator=total,
-                **({} if objective.full_kl is None else dict(full_kl=full_kl[0])),
+                reference_logp=sequences.reference_logp, weight=sequences.weight, denominator=total, **regularizer,
             )  # fmt: skip
             metrics |= sample_sizes(logp, sequences.behavior_logp, sequences.loss_mask)
             if sequences.drawn_logp is not None:
