@@ -180,11 +180,13 @@ def answer(
         check_finite(params, name, "a policy that cannot be sampled has no score; name another checkpoint")
         left = [subject.problems[place] for place in missing]
         answers = responses(params, left, should_stop, missing, lambda complete: progress(begun + complete, **numbers))
+        means = [answered.correct.mean() for answered in log.answered()]
         for answered in answers:
             log.write(answered)
             for failure in answered.failures:
                 print(f"warning: {failure}", file=sys.stderr)
-            numbers["accuracy"] = np.mean([answered.correct.mean() for answered in log.answered()])
+            means.append(answered.correct.mean())
+            numbers["accuracy"] = np.mean(means)
     return not log.missing()
 
 
