@@ -37,21 +37,32 @@ def compared(final: pd.DataFrame, arms: list[str]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def draw(table: pd.DataFrame) -> str:
-    """A panel for each regime: what each arm's outcome is above that of `rpg`, in points, with 95 % intervals."""
+def draw(final: pd.DataFrame, table: pd.DataFrame) -> str:
+    """Two panels for each regime: the scores of all runs and the mean of each arm by evaluation, and what its outcome
+    is above that of `rpg`, in points, of each seed and with 95 % intervals."""
     regimes = list(table.groupby(AT, sort=False))
 
     def panels(axes):
-        for axis, ((machine, level, regime), of) in zip(axes, regimes, strict=True):
+        for (curves, gaps), (at, of) in zip(zip(axes[::2], axes[1::2], strict=True), regimes, strict=True):
+            runs = final[(final[AT] == list(at)).all(axis=1)]
+            area = 100 * runs.pivot(index="seed", columns="arm", values="area")
             for row, (arm, mean, half) in enumerate(of[["arm", "mean", "half"]].itertuples(index=False)):
-                style = dict(color=COLORS[row], marker=MARKERS[row], capsize=2)
-                axis.errorbar(100 * mean, -row, xerr=100 * half, **style)
-                axis.text(0.02, -row, arm, transform=axis.get_yaxis_transform(), fontsize=7, va="bottom")
-            axis.axvline(0, color="black", linewidth=0.8)
-            axis.set_yticks([])
-            frame(axis, f"{regime}, level {level}, {machine}", "points of mean score above rpg", "")
+                scores = 100 * np.stack(list(runs.scores[runs.arm == arm]))
+                steps = np.linspace(0, len(runs.kl.iloc[0]), scores.shape[1])
+                curves.plot(steps, scores.T, color=COLORS[row], linewidth=0.5, alpha=0.5)
+                curves.plot(steps, scores.mean(axis=0), color=COLORS[row], marker=MARKERS[row], linewidth=2, label=arm)
+                if arm != REFERENCE:
+                    seeds = area[arm] - area[REFERENCE]
+                    gaps.plot(seeds, np.full(len(seeds), 0.25 - row), ".", color=COLORS[row], alpha=0.6)
+                    gaps.errorbar(100 * mean, -row, xerr=100 * half, color=COLORS[row], marker=MARKERS[row], capsize=2)
+            curves.legend(fontsize=7)
+            gaps.axvline(0, color="black", linewidth=0.8)
+            gaps.set_yticks(-np.arange(1, len(of)), of.arm[1:])
+            gaps.set_ylim(0.7 - len(of), -0.3)
+            frame(curves, "{2}, level {1}, {0}".format(*at), "RL step", "held-out score, %")
+            frame(gaps, "outcome above rpg", "points", "")
 
-    return svg_figure("real_model", len(regimes), panels, height=2.8, columns=3)
+    return svg_figure("real_model", 2 * len(regimes), panels, height=2.8, columns=2)
 
 
 def show(final: pd.DataFrame, arms: list[str], folder: pathlib.Path) -> None:
@@ -59,4 +70,4 @@ def show(final: pd.DataFrame, arms: list[str], folder: pathlib.Path) -> None:
     table = compared(final, arms)
     print("no run to compare yet" if table.empty else table.to_string(index=False, float_format="{:.3g}".format))
     if "mean" in table:
-        (folder / "real_model.svg").write_text(draw(table.dropna(subset="mean")) + "\n")
+        (folder / "real_model.svg").write_text(draw(final, table) + "\n")
