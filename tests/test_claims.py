@@ -323,10 +323,38 @@ def test_the_papers_own_family():
         assert right in text, right
 
 
-def test_runs_of_the_study_of_a_real_model():
-    """The page's table has all scores of the runs that chose its level, and of those that choose rates."""
+def test_the_study_of_a_real_model():
+    """The page's table of all runs, and of the seeds that are compared outcomes, differences and what stands beside."""
     kept, text = pd.read_parquet(STUDY / "real_model.parquet"), page("docs/study/real_model.md")
+    arms = ["rpg", "none", "grpo"]
     for (seed, rate), of in kept.groupby(["seed", "rate"]):
         scores = of.set_index("arm").scores.map(lambda x: ", ".join(f"{100 * score:.1f}" for score in x))
-        cells = " | ".join(scores.reindex(["rpg", "none", "grpo"], fill_value="–"))
-        assert f"| {seed} | {rate:g} | {cells} |".replace("e-0", "e-") in text
+        cell = " | ".join(scores.reindex(arms, fill_value="–"))
+        assert f"| {seed} | {rate:g} | {cell} |".replace("e-0", "e-") in text
+    kept["area"] = kept.scores.map(lambda x: 100 * np.mean(x[1:]))
+    final, families, by_step = kept[kept.seed >= 120], {}, {}
+    area = final.pivot(index="seed", columns="arm", values="area")
+    assert area.shape == (5, 3) and not area.isna().any(axis=None)
+    gaps = {arm: area[arm] - area.rpg for arm in arms[1:]}
+    found = corrected({arm: paired(gap.to_numpy() / 100, np.zeros(5)) for arm, gap in gaps.items()})
+    equal = dict(zip(gaps, holm([stats.t.sf((2 - abs(x.mean())) / x.sem(), 4) for x in gaps.values()]), strict=True))
+    for arm, of in final.groupby("arm"):
+        before, _, last = by_step[arm] = 100 * np.stack(of.scores).mean(axis=0)
+        line = f"| `{arm}` | {of.rate.iloc[0]:g} | {before:.1f} % | {area[arm].mean():.1f} % | {last:.1f} % |"
+        line = line.replace("e-0", "e-") + (f" {cells(*found[arm])} | {equal[arm]:.2g} |" if arm in found else "")
+        assert line in text, line
+        beside = []
+        for name, digits in dict(kl=2, entropy=2, clipped=2, length=1).items():
+            mean = (100 if name == "clipped" else 1) * np.stack(of[name]).mean(axis=0)
+            beside.append(f"{mean.mean():.{digits}f}, {mean[-1]:.{digits}f}")
+        assert f"| `{arm}` | {' | '.join(beside)} |" in text, (arm, beside)
+        for name in (of_families := [json.loads(row) for row in of.families])[0]:
+            scores = 100 * np.mean([row[name] for row in of_families], axis=0)
+            families.setdefault(name.removeprefix("gym:"), {"base": scores[0]})[arm] = scores[-1]
+    for name, of in families.items():
+        row = " | ".join(f"{of[key]:.1f} %" for key in ("base", *arms))
+        assert re.search(rf"\| {name} \| \d+ \| [\d.]+ % \| {row} \|", text), (name, row)
+    _, early, late = by_step["none"] - by_step["rpg"]
+    assert f"After 4 steps it is {early:.1f} points, after 8 steps {late:.1f}" in text
+    for name in ("docs/findings.md", "README.md"):
+        assert f"{found['none'][0]:.1f} ± {found['none'][1]:.1f} points" in page(name), name
