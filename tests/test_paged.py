@@ -379,10 +379,10 @@ def test_work_and_memory_of_decoding_do_not_grow_with_the_longest_response():
         decoding = Decoding(SLOTS, page_size=4, cache_pages=3 * LEAST + 60)
         sampler, slots, pool = make_sampler(MODEL, mesh, decoding, COLUMNS, max_new, 18)
         rows, limits = prompts_of(LENGTHS, COLUMNS, max_new=max_new), np.full(6, 40, np.int32)
-        keys, state = module.start(sampler, mesh, rows, KEY, np.int32(0), limits, 3, slots, pool, decode.WAITING)
+        keys, state = module.start(sampler, mesh, rows, KEY, np.int32(0), limits, 3, slots, pool)
         inputs = decode.Inputs(
             params(), keys, Sampling.make(), version=jnp.int32(0), until=jnp.int32(6), must=np.zeros(18, bool),
-            left=jnp.int32(decode.COMPLETE), stops=None,
+            stops=None,
         )  # fmt: skip
         compiled = module.decode_segment.lower(sampler, mesh, inputs, state, jnp.int32(9)).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)

@@ -34,16 +34,17 @@ def first_true(mask: jax.Array, count: int) -> jax.Array:
     return jnp.take(order, jnp.arange(count), mode="fill", fill_value=mask.size)
 
 
-def collect(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
+def collect(sampler: Sampler, state: DecodeState) -> DecodeState:
     """Rows that are done leave their slots, and pages of what is complete are free again."""
     running = jnp.where(state.request >= 0, state.request, NOWHERE)
     state = dataclasses.replace(state, cached=state.cached.at[running].set(state.position, mode="drop"))
-    complete = state.done & (inputs.left == COMPLETE)
-    row = jnp.where(complete, state.request, NOWHERE)
-    finished = state.rows.finished.at[row].set(state.stopped, mode="drop")
-    state = dataclasses.replace(state, rows=dataclasses.replace(state.rows, finished=finished))
-    state = holding.release(sampler, holding.leave(state, state.done, inputs.left), row)
-    return holding.drop_prompts(sampler, state, ~state.has(state.status != COMPLETE))
+    left = holding.leave(state, state.done, ENDED if sampler.conversation else COMPLETE)
+    if not sampler.conversation:  # it says when a row is complete
+        row = jnp.where(state.done, state.request, NOWHERE)
+        finished = left.rows.finished.at[row].set(state.stopped, mode="drop")
+        left = dataclasses.replace(left, rows=dataclasses.replace(left.rows, finished=finished))
+        left = holding.release(sampler, left, row)
+    return holding.drop_prompts(sampler, left, ~left.has(left.status != COMPLETE))
 
 
 def observes(state: DecodeState) -> jax.Array:
@@ -60,8 +61,10 @@ def next_input(state: DecodeState, row: jax.Array, column: jax.Array) -> jax.Arr
     return jnp.argmax(drawn & (columns > column[:, None]), axis=1) - 1
 
 
-def first_input(state: DecodeState, row: jax.Array) -> jax.Array:
+def first_input(sampler: Sampler, state: DecodeState, row: jax.Array) -> jax.Array:
     """The column of the first input of each of some rows, i32[n], when it comes into a slot."""
+    if not sampler.conversation:
+        return state.begin[row] - 1
     return next_input(state, row, jnp.where(state.held[row] > 0, state.cached[row], state.begin[row] - 1))
 
 
@@ -106,7 +109,7 @@ def admission(sampler: Sampler, state: DecodeState) -> Admission:
     load = jnp.where(leads & ~state.prompt_ready[prompt], of_prompts[prompt], 0)
     may_grow = running & (most(jnp.maximum(state.request, 0)) > 0)
     budget = state.free.count[0] - may_grow.sum()
-    least = more_pages(request, first_input(state, request))
+    least = more_pages(request, first_input(sampler, state, request))
     total = jnp.cumsum(jnp.where(valid, least + (most(request) > least) + load, 0))  # [slots], with a page to grow
     alone = ~running.any() & (rank == 0) & (least + load <= state.free.count[0])
     starts = valid & ((total <= budget) | alone)
@@ -129,10 +132,10 @@ def occupy(sampler: Sampler, state: DecodeState, request: jax.Array, count: jax.
     takes = idle & (rank < count)  # [slots]
     request = jnp.where(takes, request[rank], NOWHERE)
     at = jnp.minimum(request, state.status.size - 1)
-    new, full, position = takes & (state.held[at] == 0), holding.full_pages(sampler, state, at), first_input(state, at)
+    new, full = takes & (state.held[at] == 0), holding.full_pages(sampler, state, at)
     state = dataclasses.replace(
         state,
-        position=jnp.where(takes, position, state.position),
+        position=jnp.where(takes, first_input(sampler, state, at), state.position),
         request=jnp.where(takes, request, state.request),
         status=state.status.at[request].set(RUNNING, mode="drop"),
     )
@@ -210,7 +213,8 @@ def admit(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeState:
         waits = following.waits | stuck
         load = following.load & ~stuck
         state = holding.drop_prompts(sampler, state, holding.idle_prompts(state) & stuck)
-        state = holding.evict(sampler, state, rows & stuck)
+        if sampler.conversation:  # else no row that does not run holds pages
+            state = holding.evict(sampler, state, rows & stuck)
         state = occupy(sampler, state, following.request, jnp.where(waits, 0, following.count))
         state = holding.hold_prompts(sampler, state, load & waits)
         return agreed(waits)[0], prefill(sampler, inputs, state, load & waits)
@@ -241,7 +245,9 @@ def unfinished(inputs: Inputs, state: DecodeState) -> jax.Array:
 
 def undisturbed(sampler: Sampler, state: DecodeState) -> jax.Array:
     """Whether on all shards together some slot runs, and none is done, needs a page or reads an observation: bool[]."""
-    disturbed = state.done | (holding.needs_pages(sampler, state) > 0) | observes(state)
+    disturbed = state.done | (holding.needs_pages(sampler, state) > 0)
+    if sampler.conversation:
+        disturbed |= observes(state)
     running, disturbed = agreed((state.request >= 0).any(), disturbed.any())
     return running & ~disturbed
 
@@ -272,15 +278,17 @@ def advance(
     Returns whether rows are left, bool[], and the state.
     """
     end, inputs = state.step + max_steps, prepared(sampler, inputs, state)
-    over = (state.status == COMPLETE) & (state.held > 0)  # ended by their environments
-    state = holding.release(sampler, state, jnp.where(over, jnp.arange(over.size), NOWHERE))
+    if sampler.conversation:
+        over = (state.status == COMPLETE) & (state.held > 0)  # ended by their environments
+        state = holding.release(sampler, state, jnp.where(over, jnp.arange(over.size), NOWHERE))
 
     def goes_on(carry):
         return carry[0] & (carry[1].step < end)
 
     def turn_over(carry):
-        state = admit(sampler, inputs, holding.grant(sampler, read_observations(carry[1])))
-        state = collect(sampler, inputs, decode(sampler, inputs, state, end))
+        state = read_observations(carry[1]) if sampler.conversation else carry[1]
+        state = admit(sampler, inputs, holding.grant(sampler, state))
+        state = collect(sampler, decode(sampler, inputs, state, end))
         return unfinished(inputs, state), state
 
     return jax.lax.while_loop(goes_on, turn_over, (unfinished(inputs, state), state))

@@ -113,6 +113,7 @@ class Sampler:
     page_size: int  # tokens of a page
     chunk: int  # tokens of a row that are prefilled at a time
     prefill_rows: int  # rows that are prefilled at a time
+    conversation: bool  # whether environments answer: rows then leave at the end of a turn, and keep their pages
 
 
 @pytree
@@ -125,21 +126,21 @@ class Inputs:
     version: jax.Array  # i32[], optimizer updates of the parameters
     until: jax.Array  # i32[], prompts over all shards whose rows are to be complete; the rollout ends with them
     must: jax.Array  # bool[N], rows that have to be complete, too
-    left: jax.Array  # i32[], status of a row that leaves: COMPLETE, or ENDED where an environment answers
     stops: jax.Array | None  # i32[states, V], of `turns.stop_table`; None without stop strings
     turns: Any = ()  # `Model.turns` of all positions, which `prepared` adds
 
 
 def start(
-    sampler: Sampler, rows: Sequences, samples: int, limit: jax.Array, slots: int, cache_pages: int, ready: int
+    sampler: Sampler, rows: Sequences, samples: int, limit: jax.Array, slots: int, cache_pages: int
 ) -> DecodeState:
-    """The state before the first step: every slot idle, every page free, and of every row that is not complete the
-    status `ready`: WAITING, or ENDED where its environment is asked first."""
+    """The state before the first step: every slot idle, every page free, and every row that is not complete WAITING, or
+    ENDED where its environment is asked first."""
     width = table_width(rows.tokens.shape[1], sampler.page_size)
     of_slots, off = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
     of_rows, table = jnp.zeros_like(rows.length), jnp.zeros((len(rows.length), width), jnp.int32)
     cache = sampler.model.config, sampler.cache_dtype, cache_pages, sampler.page_size
     complete = rows.complete | (rows.length - rows.prompt_length >= limit)
+    ready = ENDED if sampler.conversation else WAITING
     return DecodeState(
         pools=[sampler.kernel.empty(*cache) for _ in range(sampler.model.config.layers)],
         free=pages.Free(jnp.arange(cache_pages, dtype=jnp.int32), jnp.full(1, cache_pages, jnp.int32)),
@@ -225,16 +226,20 @@ def decode_step(sampler: Sampler, inputs: Inputs, state: DecodeState) -> DecodeS
     if state.rows.routes is not None and routes is not None:
         written["routes"] = state.rows.routes.at[row, state.position].set(routes[:, 0], mode="drop")
     stopped = running & (token[:, None] == inputs.sampling.stop_ids).any(-1)  # [slots]
-    matched = jnp.where(column == state.turn[request], state.turn_matched[request], state.matched)
+    matched = state.matched
     if inputs.stops is not None:
+        matched = jnp.where(column == state.turn[request], state.turn_matched[request], matched)
         matched = inputs.stops[matched, token]
         stopped |= running & (matched == inputs.stops.shape[0])
+    done = running & (stopped | (count + 1 >= state.limit[request]))
+    if sampler.conversation:  # a row that began anew may draw what it drew before
+        done &= column >= state.turn[request]
     return dataclasses.replace(
         state,
         pools=pools,
         rows=dataclasses.replace(state.rows, **written),
         position=state.position + running,
-        done=running & (stopped | (count + 1 >= state.limit[request])) & (column >= state.turn[request]),
+        done=done,
         stopped=stopped,
         matched=matched,
         step=state.step + 1,

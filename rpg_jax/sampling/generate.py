@@ -132,12 +132,9 @@ def generate(
     if not isinstance(params["layers"], list):
         raise InputError("generate: params['layers'] is stacked; pass models.unstack_layers(params)")
     sampler, slots, pages = make_sampler(
-        model, mesh, decoding, columns - max_new, max_new, rows, keeps=conversation is not None
+        model, mesh, decoding, columns - max_new, max_new, rows, conversation is not None
     )
-    keys, state = start(
-        sampler, mesh, sequences, key, np.asarray(step, np.int32), limits, samples, slots, pages,
-        decode.ENDED if conversation else decode.WAITING,
-    )  # fmt: skip
+    keys, state = start(sampler, mesh, sequences, key, np.asarray(step, np.int32), limits, samples, slots, pages)
     # On CPU a product with tied embeddings would transpose their table at each step.
     params = with_head(params) if mesh.devices.flat[0].platform == "cpu" else params
     inputs = decode.Inputs(
@@ -148,7 +145,6 @@ def generate(
         version=version if isinstance(version, jax.Array) else parallel.to_global(mesh, REPLICATED, np.int32(version)),
         until=jnp.int32(count if until is None else until),
         must=jnp.asarray(np.repeat(np.zeros(count, bool) if must is None else must, samples)),
-        left=jnp.int32(decode.ENDED if conversation else decode.COMPLETE),
         stops=jnp.asarray(conversation.stops) if conversation and conversation.stops is not None else None,
     )
     waits_for_all = conversation is not None and until is not None
@@ -190,11 +186,11 @@ def next_steps(steps: int, seconds: float) -> int:
 
 
 def make_sampler(
-    model: Model, mesh: Mesh, decoding: Decoding, columns: int, max_new: int, rows: int, keeps: bool = False
+    model: Model, mesh: Mesh, decoding: Decoding, columns: int, max_new: int, rows: int, conversation: bool = False
 ) -> tuple[decode.Sampler, int, int]:
     """The `Sampler` of a data shard, its slots, and the pages of its pool.
 
-    `columns` are those of the prompts, `rows` of all shards, which keep their pages between turns if `keeps`. Raises
+    `columns` are those of the prompts, `rows` of all shards, which in a conversation keep pages between turns. Raises
     InputError for pages or a cache_dtype that the kernel does not take, for pages that do not divide over the shards,
     and for too few for one longest response.
     """
@@ -211,14 +207,15 @@ def make_sampler(
     longest = -(-(columns + max_new - 1) // page)  # the last token's keys and values are never read
     least, pages = longest + 1, decoding.cache_pages  # beside the last page of its prompt, which is copied
     if pages is None:
-        pages = (max(slots, rows // shards) if keeps else slots) * least * shards
+        pages = (max(slots, rows // shards) if conversation else slots) * least * shards
     elif pages % shards or pages // shards < least:
         raise InputError(
             f"cache_pages is {pages}; a response of {max_new} tokens to a prompt of {columns} needs {least} "
             f"pages of {page} tokens on each of the {shards} data shards; give a multiple of {shards}, at "
             f"least {least * shards}"
         )
-    return decode.Sampler(model, kernel, dtype, page, chunk, max(1, PREFILL_TOKENS // chunk)), slots, pages // shards
+    prefilled = max(1, PREFILL_TOKENS // chunk)
+    return decode.Sampler(model, kernel, dtype, page, chunk, prefilled, conversation), slots, pages // shards
 
 
 def layouts(pools: PartitionSpec, params: Params = REPLICATED) -> tuple[decode.Inputs, decode.DecodeState]:
@@ -236,17 +233,17 @@ def _pin(mesh: Mesh, tree: Any, specs: Any) -> Any:
     return jax.lax.with_sharding_constraint(tree, laid_out)
 
 
-@partial(jax.jit, static_argnames=("sampler", "mesh", "samples", "slots", "cache_pages", "ready"))
+@partial(jax.jit, static_argnames=("sampler", "mesh", "samples", "slots", "cache_pages"))
 def start(
     sampler: decode.Sampler, mesh: Mesh, sequences: Sequences, key: jax.Array, step: jax.Array, limits: jax.Array,
-    samples: int, slots: int, cache_pages: int, ready: int,
+    samples: int, slots: int, cache_pages: int,
 ) -> tuple[jax.Array, decode.DecodeState]:  # fmt: skip
     """The keys of all rows, and the state before the first decode step; counts are those of a data shard."""
 
     def begin(rows, key, step, limits):
         step, limit = (jnp.repeat(jnp.broadcast_to(x, limits.size), samples) for x in (step, limits))
         keys = jax.vmap(partial(request_key, key))(step, rows.problem, rows.sample)
-        return keys, decode.start(sampler, rows, samples, limit, slots, cache_pages, ready)
+        return keys, decode.start(sampler, rows, samples, limit, slots, cache_pages)
 
     (_, state_spec), (_, laid_out) = layouts(sampler.kernel.rows), layouts(sampler.kernel.spec)
     in_specs = (ROWS, REPLICATED, ROWS if step.ndim else REPLICATED, ROWS)

@@ -83,7 +83,7 @@ def drop_prompts(sampler: Sampler, state: DecodeState, drop: jax.Array) -> Decod
     return dataclasses.replace(state, free=free, prompt_ready=state.prompt_ready & ~drop)
 
 
-def leave(state: DecodeState, slots: jax.Array, status: int | jax.Array) -> DecodeState:
+def leave(state: DecodeState, slots: jax.Array, status: int) -> DecodeState:
     """The slots that are true in bool[slots] are idle; their rows get `status`, and keep what they have drawn."""
     row = jnp.where(slots, state.request, NOWHERE)
     length = state.rows.length.at[row].max(state.position + 1, mode="drop")

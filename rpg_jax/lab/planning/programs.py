@@ -78,7 +78,7 @@ def sampler_programs(
     rows = laid_out(mesh, jax.eval_shape(partial(to_answer, mesh, **sizes), tokens, counts, counts), parallel.ROWS)
     requests = prompts * rollout.samples
     sampler, slots, pages = make_sampler(model, mesh, rollout.decoding, rollout.max_prompt, rollout.max_new, requests)
-    counted = dict(samples=rollout.samples, slots=slots, cache_pages=pages, ready=decode.WAITING)
+    counted = dict(samples=rollout.samples, slots=slots, cache_pages=pages)
     begin = partial(start, sampler, mesh, **counted)
     keys, state = jax.eval_shape(begin, rows, laid_out(mesh, key, every), scalar, counts)
     state = laid_out(mesh, state, layouts(sampler.kernel.spec)[1])
@@ -89,7 +89,6 @@ def sampler_programs(
         version=scalar,
         until=scalar,
         must=laid_out(mesh, jax.ShapeDtypeStruct((requests,), bool), parallel.ROWS),
-        left=scalar,
         stops=None,
     )
     return {

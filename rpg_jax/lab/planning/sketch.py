@@ -63,7 +63,7 @@ def sketch(
     build.check_rows(config, run)
     if keeps and run.rollout.cache_pages is None:
         sizes = run.rollout.max_prompt, run.rollout.max_new, run.rollout.fresh_prompts * run.rollout.samples
-        *_, pages = make_sampler(run.sampler_model, run.sampler_mesh, run.rollout.decoding, *sizes, keeps=True)
+        *_, pages = make_sampler(run.sampler_model, run.sampler_mesh, run.rollout.decoding, *sizes, conversation=True)
         pages *= parallel.row_shards(run.sampler_mesh)
         run = dataclasses.replace(run, rollout=dataclasses.replace(run.rollout, cache_pages=pages))
     # No program of a step has in its arguments what rollout.carry_over keeps.
