@@ -63,7 +63,7 @@ def next_input(state: DecodeState, row: jax.Array, column: jax.Array) -> jax.Arr
 
 def first_input(sampler: Sampler, state: DecodeState, row: jax.Array) -> jax.Array:
     """The column of the first input of each of some rows, i32[n], when it comes into a slot."""
-    if not sampler.conversation:
+    if not sampler.conversation:  # nothing is observed, and a row that waits holds no pages
         return state.begin[row] - 1
     return next_input(state, row, jnp.where(state.held[row] > 0, state.cached[row], state.begin[row] - 1))
 

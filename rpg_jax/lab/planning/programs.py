@@ -65,7 +65,7 @@ def prefill(
 
 
 def sampler_programs(
-    model: Model, mesh: Mesh, params: Params, rollout: RolloutSettings
+    model: Model, mesh: Mesh, params: Params, rollout: RolloutSettings, conversation: bool = False
 ) -> dict[str, tuple[Callable, tuple]]:
     """Prefill and decode as (jitted function, its arguments), with the shapes that `generate` calls them with; `params`
     are those of the unstacked tree, with shardings."""
@@ -77,7 +77,9 @@ def sampler_programs(
     tokens = laid_out(mesh, jax.ShapeDtypeStruct((prompts, rollout.max_prompt), jnp.int32), parallel.ROWS)
     rows = laid_out(mesh, jax.eval_shape(partial(to_answer, mesh, **sizes), tokens, counts, counts), parallel.ROWS)
     requests = prompts * rollout.samples
-    sampler, slots, pages = make_sampler(model, mesh, rollout.decoding, rollout.max_prompt, rollout.max_new, requests)
+    sampler, slots, pages = make_sampler(
+        model, mesh, rollout.decoding, rollout.max_prompt, rollout.max_new, requests, conversation
+    )
     counted = dict(samples=rollout.samples, slots=slots, cache_pages=pages)
     begin = partial(start, sampler, mesh, **counted)
     keys, state = jax.eval_shape(begin, rows, laid_out(mesh, key, every), scalar, counts)
@@ -110,7 +112,7 @@ def programs(sketch: Sketch) -> dict[str, Program]:
         weights = jax.eval_shape(partial(quantize_params, dtype=rollout.weights_dtype), weights)
     layout = parallel.shardings(run.sampler_mesh, weights, parallel.SAMPLING)
     weights = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, layout)
-    sampler = sampler_programs(run.sampler_model, run.sampler_mesh, weights, rollout)
+    sampler = sampler_programs(run.sampler_model, run.sampler_mesh, weights, rollout, sketch.conversation)
     drawing = sampler["decode"][1][3]  # the state of decoding
     beside_sampling = device_bytes(checkpoint) if run.sampler_mesh is run.mesh else 0.0
     return {

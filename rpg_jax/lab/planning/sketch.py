@@ -11,11 +11,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from rpg_jax import InputError, parallel
+from rpg_jax import InputError
 from rpg_jax.lab.planning.workload import PHASES, SAMPLED, Workload
 from rpg_jax.models import SIZES, active_parameter_count, huggingface, named
 from rpg_jax.run import build, states
-from rpg_jax.sampling import make_sampler
 from rpg_jax.training.loop import Parts
 from rpg_jax.types import Checkpoint
 
@@ -27,6 +26,7 @@ class Sketch(NamedTuple):
     parts: Parts  # the jitted functions of an RL step
     checkpoint: Checkpoint  # abstract, with shardings
     sides: dict[str, Workload]  # of each phase: that of the devices that sample, or of those that learn
+    conversation: bool  # whether environments answer
 
     @property
     def workload(self) -> Workload:
@@ -46,9 +46,7 @@ def sketch(
     config = config.copy_and_resolve_references()
     if size is not None:
         config.model.size, config.model.checkpoint = size, None
-    keeps = bool(config.environment.name)
-    if keeps:
-        config.environment.name = None  # no program of a step knows of it, but rows keep their pages between turns
+    conversation, config.environment.name = bool(config.environment.name), None  # no program knows which it is
     size, checkpoint = config.model.size, config.model.checkpoint
     shapes = [named(size) if checkpoint is None else huggingface.read_config(checkpoint)]
     if teacher := config.reference.checkpoint:  # of the same vocabulary, which a size may have more rows for
@@ -61,11 +59,6 @@ def sketch(
         devices = devices[count:], devices[:count]
     run = build.build_run(config, devices=devices, problems=problems)
     build.check_rows(config, run)
-    if keeps and run.rollout.cache_pages is None:
-        sizes = run.rollout.max_prompt, run.rollout.max_new, run.rollout.fresh_prompts * run.rollout.samples
-        *_, pages = make_sampler(run.sampler_model, run.sampler_mesh, run.rollout.decoding, *sizes, conversation=True)
-        pages *= parallel.row_shards(run.sampler_mesh)
-        run = dataclasses.replace(run, rollout=dataclasses.replace(run.rollout, cache_pages=pages))
     # No program of a step has in its arguments what rollout.carry_over keeps.
     checkpoint = dataclasses.replace(states.abstract(run, partial(states.build_state, run)), pending=None)
     state, reference = checkpoint.state, float(run.reference.mode != "iterative")
@@ -85,7 +78,7 @@ def sketch(
     )
     sampling = dataclasses.replace(workload, model=run.sampler_model, mesh=run.sampler_mesh.shape)
     sides = {phase: sampling if phase in SAMPLED else workload for phase in PHASES}
-    return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, sides)
+    return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, sides, conversation)
 
 
 def planned_size(config: ConfigDict) -> str | None:
