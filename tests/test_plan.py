@@ -221,10 +221,11 @@ def test_the_command_compiles_for_gpus(tmp_path):
         assert plan["mesh"] == dict(data=1, fsdp=devices, tensor=1, expert=1) and tuple(phases) == PHASES
         # Float32 parameters, the averaged iterate and the second moment; then at least their gradient.
         assert 3 < update["arguments"] / (weights / devices) < 3.1 and update["temporaries"] > weights / devices
-        # A decode step is one CUDA graph without branches; of one GPU only the loop's condition is outside of it.
-        launches, outside = dict(phases["decode"]["launches"]), 1 if devices == 1 else 10
+        # A decode step is a CUDA graph without branches; of one GPU only the loop's condition is outside of it, and of
+        # eight what runs beside the all-reduce is a second one.
+        launches, (outside, graphs) = dict(phases["decode"]["launches"]), (1, 1) if devices == 1 else (6, 2)
         assert 10 * SIZES["tiny"].layers < launches.pop("kernels") <= 80 and launches.pop("outside") <= outside
-        assert launches == dict(command_buffers=1, conditionals=0, loops=0)
+        assert launches == dict(command_buffers=graphs, conditionals=0, loops=0)
         assert plan["measured"]["seconds"]["sum"] > plan["step"]["seconds"]["sum"] and not plan["step"]["estimated"]
         assert ("all-gather" in update["collectives"]) == (devices > 1) == any(one["sent"] for one in phases.values())
         assert plan["fits"] and f"{plan['topology']}: it fits" in text
