@@ -14,6 +14,8 @@ from processes import metrics, succeed
 
 from rpg_jax import objectives, parallel
 from rpg_jax.models import LoRA, Model, ModelConfig, join, merge
+from rpg_jax.rewards import scorer
+from rpg_jax.run import build
 from rpg_jax.training.optimizer import make_optimizer
 from rpg_jax.training.packing import Plan
 from rpg_jax.training.update import init_state, make_update
@@ -150,7 +152,10 @@ def test_a_base_that_has_changed_is_refused(folder, finished):
     assert status == 2 and "1 of 13 arrays differ, layers/up/kernel among them" in line
 
 
-def test_exports_are_the_merged_model_and_the_adapters_as_peft_names_them(folder, finished):
+def test_exports_are_the_merged_model_and_the_adapters_as_peft_names_them(folder, finished, monkeypatch):
+    """An export needs no problems and no workers."""
+    monkeypatch.setattr(build, "build_data", None)
+    monkeypatch.setattr(scorer, "Pool", None)
     for to, target in (("huggingface", "merged"), ("peft", "adapters")):
         arguments = f"--workdir={finished}", f"--target={folder / target}", f"--to={to}", "--which=last"
         assert call("convert", *arguments) == (0, "")

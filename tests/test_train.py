@@ -130,9 +130,9 @@ def test_training_again_does_nothing_more(finished):
     assert status == 2 and "does not fit" in err and (finished / "config.json").read_text() == config
 
 
-def interrupted(path, number, reached, *flags, **environment):
+def interrupted(path, number, reached, arguments):
     """The exit status and stderr of a training process that is sent a signal once `reached(path)`."""
-    process, (_, errors) = start("train", *train_arguments(path, *flags), **environment)
+    process, (_, errors) = start("train", *arguments(path), **AS_USERS)
     deadline = time.monotonic() + 300
     while not reached(path):
         assert process.is_alive(), errors.read()
@@ -152,46 +152,41 @@ def metrics_hold(count):
     return found
 
 
-def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder, finished):
-    """kill -9 in the warm start and SIGTERM after a step, of one run; the next test kills another after a step."""
-    path = folder / "interrupted"
-    in_the_warm_start = lambda path: (path / "warm_start" / "3").exists()  # noqa: E731
-    assert interrupted(path, signal.SIGKILL, in_the_warm_start)[0] == -signal.SIGKILL
-    status, err = interrupted(path, signal.SIGTERM, metrics_hold(2))
-    assert status == 75 and "stopping after saving" in err and re.search(r"goes on at update [3-6] of the warm", err)
-    step = len(rows(path)) - 1
-    assert step < 3 and f"saved step {step}; the same command goes on" in err
-    said = succeed("train", *train_arguments(path)).stderr
-    assert f"goes on at step {step}" in said and re.search(r"responses of the evaluation (\d+)/\1 ", said)
-    assert metrics(path) == metrics(finished)
-    (step, saved, cursor), (other_step, other, other_cursor) = final_state(path), final_state(finished)
-    assert (step, cursor) == (other_step, other_cursor)
-    assert_equal(saved, other)
+def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder):
+    """kill -9 in the warm start, SIGTERM after a step, kill -9 after another, with the compiler as users have it.
 
-
-def test_a_killed_run_goes_on_with_unfinished_responses_and_earlier_policies(folder):
-    """Bit for bit, with the compiler as users have it. A rollout is drawn from the policy of three updates ago, one and
-    a half steps, half of the groups under way go on in the next step, and the reference is renewed after the second."""
+    A rollout is drawn from the policy of three updates ago, one and a half steps, half of the groups under way go on in
+    the next step, and the reference is renewed after the second.
+    """
     settings = """
-        warm_start.steps=0 rollout.prompts=2 learner.minibatch_prompts=1 optimizer.warmup_steps=0
+        rollout.prompts=2 learner.minibatch_prompts=1 optimizer.warmup_steps=0
         rollout.delay=3 behavior.source=sampler rollout.carry_over=True rollout.oversample=2.0 rollout.max_age=6
         reference.mode=every reference.every=4 seed=1
     """  # with this seed the last step trains a token of the first policy
-    flags = [f"--config.{setting}" for setting in settings.split()]
-    whole, killed = folder / "delayed", folder / "killed"
-    assert interrupted(killed, signal.SIGKILL, metrics_hold(3), *flags, **AS_USERS)[0] == -signal.SIGKILL
-    for path in (whole, killed):
-        succeed("train", *train_arguments(path, *flags), **AS_USERS)
-    assert metrics(whole) == metrics(killed) and len(metrics(whole)) == 4
+    whole, path = folder / "delayed", folder / "interrupted"
+    of = lambda path: train_arguments(path, *(f"--config.{setting}" for setting in settings.split()))  # noqa: E731
+    in_the_warm_start = lambda path: (path / "warm_start" / "3").exists()  # noqa: E731
+    assert interrupted(path, signal.SIGKILL, in_the_warm_start, of)[0] == -signal.SIGKILL
+    status, err = interrupted(path, signal.SIGTERM, metrics_hold(2), of)
+    assert status == 75 and "stopping after saving" in err and re.search(r"goes on at update [3-6] of the warm", err)
+    step = len(rows(path)) - 1
+    assert step < 3 and f"saved step {step}; the same command goes on" in err
+    status, err = interrupted(path, signal.SIGKILL, metrics_hold(3), of)
+    assert status == -signal.SIGKILL and f"goes on at step {step}" in err
+    for each in (whole, path):
+        said = succeed("train", *of(each), **AS_USERS).stderr
+    assert re.search(r"responses of the evaluation (\d+)/\1 ", said)
+    assert metrics(whole) == metrics(path) and len(metrics(whole)) == 4
     trained = rows(whole)[1:]
     assert [row["train/policy_age_max"] for row in trained] == [1, 3, 5]
     assert [row["train/reference_age"] for row in trained] == [2, 4, 2]
     gap = [abs(row["train/kl_reference_k2"] - row["train/kl_behavior_k2"]) for row in trained]
     assert max(gap[:2]) < 1e-6 < gap[2], "only in the last step the reference is another policy than that which drew"
     assert not {"train/entropy", "train/sampler_logp_gap"} & trained[-1].keys(), "what nothing computed"
-    (_, saved, _), (_, other, _) = final_state(whole), final_state(killed)
+    (step, saved, cursor), (other_step, other, other_cursor) = final_state(whole), final_state(path)
     assert len(saved.past) == 2 and [int(policy.version) for policy in saved.past] == [3, 5]
     assert saved.pending.begun.tolist() == [2] * 2 and 0 < saved.pending.rollout.loss_mask.sum() < 8 * 36
+    assert (step, cursor) == (other_step, other_cursor)
     assert_equal(saved, other)
 
 

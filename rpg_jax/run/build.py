@@ -113,8 +113,8 @@ def build_run(config: ConfigDict, log: Callable[[str], None] = print, *, devices
         say("reading problems")
         problems = build_data(config, log)
         check_vocabulary(config, problems.tokenizer)
-    if not len(problems.problems("heldout")):
-        raise InputError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
+        if not len(problems.problems("heldout")):
+            raise InputError("there are no held-out problems to evaluate on: name at least one set in data.heldout")
     longest = rollout.max_prompt + rollout.max_new
     model = build_model(config, problems.tokenizer, longest, mesh, pack=config.learner.pack)
     samples = model if sampler is mesh else build_model(config, problems.tokenizer, longest, sampler)
@@ -226,14 +226,19 @@ def build_data(config: ConfigDict, log: Callable[[str], None]) -> data.Sets:
     """Generated problems if the config has `data.tasks`, else prepared sets, read with the checkpoint's tokenizer."""
     if "tasks" in config.data:
         return data.prepare(**set_keys(config.data), log=log)
-    folder = config.data.tokenizer or config.model.checkpoint
-    if folder is None:
-        raise InputError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
-    tokenizer = data.load_tokenizer(folder, config.data.template)
+    tokenizer = read_tokenizer(config, config.data.template)
     return data.load(
         **set_keys(config.data, "tokenizer", "template", "template_options"), tokenizer=tokenizer, log=log,
         max_prompt=config.rollout.max_prompt, template_options=set_keys(config.data.template_options),
     )  # fmt: skip
+
+
+def read_tokenizer(config: ConfigDict, template: str | None = None) -> data.Tokenizer:
+    """The tokenizer of prepared sets, with the chat template of its own folder or of the file `template`."""
+    folder = config.data.tokenizer or config.model.checkpoint
+    if folder is None:
+        raise InputError("data.tokenizer is unset and so is model.checkpoint: name the folder of a tokenizer")
+    return data.load_tokenizer(folder, template)
 
 
 ROLLOUT, EVALUATION = range(2)

@@ -104,12 +104,11 @@ def of_path(path: pathlib.Path, dtype: str) -> Source:
 def of_run(options) -> Source:
     """A run's checkpoint, at its evaluation parameters: its adapters for --to=peft, else the whole model."""
     folder = workdir.checkpoint_dir(options.workdir, options.checkpoint_dir)
-    config, run = states.read_run(folder)
+    config, run = states.read_policy(folder)
     source, lora = config.model.checkpoint, run.model.lora
     if options.to == PEFT and lora is None:
         raise InputError(f"--to={PEFT} writes adapters, and {folder} is a run without any (its model.lora.rank is 0)")
-    with run.scorer:
-        step, found = states.restore_state(folder, run, options.which or "best", states.load_frozen(config, run))
+    step, found = states.restore_state(folder, run, options.which or "best", states.load_frozen(config, run))
     place = folder / "checkpoints" / str(step)
     dtype = jnp.float32 if options.dtype == "keep" else options.dtype
 

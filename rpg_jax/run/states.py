@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from rpg_jax import InputError, parallel
+from rpg_jax.data import Sets
 from rpg_jax.models import Model, quantize_params, unstack_layers
-from rpg_jax.rewards.scorer import ENVIRONMENT, OWN, judge_of, named_rewards
-from rpg_jax.run.build import Run, build_run
+from rpg_jax.rewards.scorer import ENVIRONMENT, NO_REWARD, OWN, judge_of, named_rewards
+from rpg_jax.run.build import Run, build_run, read_tokenizer
 from rpg_jax.storage import weights, workdir
 from rpg_jax.storage.checkpoints import Checkpoints, DamagedCheckpoint, checksums, saved_steps
 from rpg_jax.training.collect import nothing_pending
@@ -54,7 +55,7 @@ def for_inference(config: ConfigDict) -> ConfigDict:
 def read_run(
     folder: epath.Path, heldout=None, reward: str | None = None, extraction: str | None = None, network: bool = False
 ) -> tuple[ConfigDict, Run]:
-    """The config in a folder of checkpoints, and the run of it, for sampling or export.
+    """The config in a folder of checkpoints, and the run of it, for sampling.
 
     Its scorer has the function of the accuracy alone.
 
@@ -76,6 +77,18 @@ def read_run(
     if network:
         config.reward.network = True
     return config, build_run(config)
+
+
+def read_policy(folder: epath.Path) -> tuple[ConfigDict, Run]:
+    """The config in a folder of checkpoints, and the run of it, for export.
+
+    What answers and scores, and sets of problems that are not generated, are no part of it, and may not be here.
+    """
+    config = for_inference(workdir.read_config(folder))
+    config.environment.name = config.evaluation.function = config.reward.functions = None
+    config.reward.function, config.reward.weights = NO_REWARD, ConfigDict()
+    config.rollout.dynamic_sampling = False  # which asks for a reward
+    return config, build_run(config, problems=None if "tasks" in config.data else Sets(read_tokenizer(config), {}))
 
 
 def build_state(run: Run, params: Params, **frozen: Any) -> Checkpoint:
