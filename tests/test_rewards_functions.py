@@ -65,26 +65,13 @@ REWARDS = """
 import functools
 calls = []
 
-def right(response, answer):
-    return response == answer
-
-def brief(response_tokens, limit=4):
-    return response_tokens <= limit
-
-def level(*, level):
-    return level / 4
-
-def text(response):
-    return "1.0"
-
-def inverse(response):
-    return 1 / len(response)
-
-def divide(response):
-    return helper(len(response))
-
-def helper(n):
-    return 1 / 0
+def right(response, answer): return response == answer
+def brief(response_tokens, limit=4): return response_tokens <= limit
+def level(*, level): return level / 4
+def text(response): return "1.0"
+def inverse(response): return 1 / len(response)
+def divide(response): return helper(len(response))
+def helper(n): return 1 / 0
 """
 
 
@@ -153,7 +140,7 @@ def test_settings_that_make_no_sense(settings, says):
 
 @pytest.mark.parametrize(("name", "says"), [
     ("text", "returned '1.0' (str), not a number in 0..1"),
-    ("divide", "mine.py:24: ZeroDivisionError: division by zero"), ("inverse", None),
+    ("divide", "mine.py:11: ZeroDivisionError: division by zero"), ("inverse", None),
 ])  # fmt: skip
 def test_each_function_is_tried_on_a_problem_with_its_own_answer(file, name, says):
     with Scorer(functions=["dapo", f"{file}:{name}"], workers=1, max_failures=1.0) as scorer:

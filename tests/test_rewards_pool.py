@@ -26,48 +26,30 @@ def note(file, *pids):
 
 def reward(prompt, response, answer, task):
     print("printed in a call")
-    if response == "raise":
-        raise KeyError("of mine\\nover two lines")
-    if response == "hang":
-        time.sleep(1000)
-    if response == "exit":
-        os._exit(3)
-    if response == "sys.exit":
-        sys.exit(0)
-    if response == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if response == "memory":
-        return len(bytearray(1 << 40))
-    while response == "memory in pieces":
-        eaten.append(bytearray(1 << 24))
-    while response == "memory in crumbs":
-        eaten.append([None] * 1000)
-    if response == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if response == "stdin":
-        sys.stdin.readline()
-    if response == "fork":
-        os.fork()
+    if response == "raise": raise KeyError("of mine\\nover two lines")
+    if response == "hang": time.sleep(1000)
+    if response == "exit": os._exit(3)
+    if response == "sys.exit": sys.exit(0)
+    if response == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if response == "memory": return len(bytearray(1 << 40))
+    while response == "memory in pieces": eaten.append(bytearray(1 << 24))
+    while response == "memory in crumbs": eaten.append([None] * 1000)
+    if response == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if response == "stdin": sys.stdin.readline()
+    if response == "fork": os.fork()
     if response == "connect":
         socket.create_connection(("127.0.0.1", int(answer)), 5).close()
         return 1.0
-    if response == "shown":
-        return type("Shown", (), {"__repr__": lambda self: 1 / 0})()
-    if response == "said":
-        raise type("Said", (Exception,), {"__str__": lambda self: 1 / 0})()
+    if response == "shown": return type("Shown", (), {"__repr__": lambda self: 1 / 0})()
+    if response == "said": raise type("Said", (Exception,), {"__str__": lambda self: 1 / 0})()
     if response.startswith("children"):
         child = os.fork()
-        if not child:
-            time.sleep(1000)
+        if not child: time.sleep(1000)
         note(answer, os.getpid(), child, subprocess.Popen(["sleep", "1000"]).pid)
-        if response == "children":  # in a group of its own
-            os.setpgid(child, child)
-        while response == "children, and dies":
-            os._exit(3)
-        while response == "children, and hangs":
-            time.sleep(1000)
-        while response == "children, and a call of C":
-            ctypes.PyDLL(None).sleep(1000)  # no other thread can run
+        if response == "children": os.setpgid(child, child)  # in a group of its own
+        while response == "children, and dies": os._exit(3)
+        while response == "children, and hangs": time.sleep(1000)
+        while response == "children, and a call of C": ctypes.PyDLL(None).sleep(1000)  # no other thread can run
     return float(response == answer) if task == "t" else 0.5
 """
 
