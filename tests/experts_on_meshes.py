@@ -88,7 +88,7 @@ def updated(sizes, drawn, params, adapters=None) -> dict:
         merging = make_policies(model, optimizer, mesh, state)
         found["merged"] = merging.sampling_params(merging.current(state), policies)
     found = jax.device_get(found)
-    _, metrics = update(state, batch, plan._replace(count=jnp.int32(1)), policies)
+    _, metrics = update(state, batch, plan._replace(count=np.int32(1)), policies)
     assert update._cache_size() == 1
     return found | {"loss_of_one": np.asarray(metrics["loss"].value())}
 
