@@ -8,8 +8,8 @@ A source is a folder with config.json and model.safetensors (or numbered files w
 (`pip install ".[gguf]"`): its weights are dequantized, and its tokenizer and chat template written as well.
 config.json and the tokenizer's files come along; `model.checkpoint` of a config takes the folder. A run is exported at
 its evaluation parameters, such that transformers loads it; adapters are merged, or with --to=peft written by
-themselves, such that peft loads them; for that neither its problems nor its reward functions need be on
-this machine. Nothing is left behind when something fails.
+themselves, such that peft loads them. Neither its problems nor its reward functions need be on this machine. Nothing
+is left behind when something fails.
 """
 
 from absl import flags

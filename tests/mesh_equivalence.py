@@ -23,7 +23,8 @@ from rpg_jax.training.policies import make_policies
 from rpg_jax.training.update import init_params, init_state, make_update
 
 CONFIG = ModelConfig(264, 32, 64, 2, 8, 4, 8, qk_norm=True, max_length=64)
-MESH = 2, 2, 2  # whose step packs its rows; tests/experts_on_meshes.py has an update that does not
+# Copies on two devices are also trained by the job of tests/test_multihost.py. One of the steps packs its rows.
+MESHES = _, PACKED = (2, 4, 1), (2, 2, 2)
 PROMPTS, SAMPLES, COLUMNS, NEW = 8, 4, 6, 10
 KEY = jax.random.key(3, impl="threefry2x32")
 COLLECTIVE = r"\[([\d,]*)\]\S* (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
@@ -83,7 +84,11 @@ def rl_step(mesh, initial, columns=None) -> dict:
     found["donated"] = compiled.memory_analysis().alias_size_in_bytes / bytes_of_state
     state, metrics = compiled(state, batch, plan, {})
     found |= {"loss": np.asarray(metrics["loss"].value()), "gradient": jax.device_get(state.opt_state[0].mu)}
-    return found | {"params": jax.device_get(state.params)}
+    found["params"] = jax.device_get(state.params)
+    # What was compiled serves any number of microbatches.
+    state, metrics = compiled(state, batch, plan._replace(count=jnp.int32(2)), {})
+    found["loss_of_half"] = np.asarray(metrics["loss"].value())
+    return found
 
 
 def carried_over(mesh, steps=3):
@@ -169,21 +174,22 @@ def initialization(mesh):
 
 
 def main():
-    single, mesh = parallel.make_mesh(1, devices=jax.devices()[:1]), parallel.make_mesh(*MESH)
+    single, mesh = parallel.make_mesh(1, devices=jax.devices()[:1]), parallel.make_mesh(2, 2, 2)
     initial = initial_params(single)
     one = rl_step(single, initial)
-    other = rl_step(mesh, initial, COLUMNS + NEW)
-    rows = (one["tokens"] == other["tokens"]).all(1)
-    found = {
-        **{name: distance(one[name], other[name]) for name in ("loss", "gradient", "params", "recalled")},
-        "response_tokens": int(one["mask"].sum()),
-        "other_tokens": int((~rows).sum()),
-        "logp": float(np.abs(one["logp"] - other["logp"])[rows].max()),
-        "sampler_gap": float(np.abs(other["logp"] - other["sampled_logp"])[other["mask"]].max()),
-        "remembered": other["remembered"] / one["remembered"],
-        "microbatches": [one["microbatches"], other["microbatches"]],
-        **{name: other[name] for name in ("donated", "gathered")},
-    }
+    found = {"meshes": {}, "response_tokens": int(one["mask"].sum())}
+    for sizes in MESHES:
+        other = rl_step(parallel.make_mesh(*sizes), initial, COLUMNS + NEW if sizes == PACKED else None)
+        rows = (one["tokens"] == other["tokens"]).all(1)
+        found["meshes"][str(sizes)] = {
+            **{name: distance(one[name], other[name]) for name in ("loss", "gradient", "params", "loss_of_half")},
+            "other_tokens": int((~rows).sum()),
+            "logp": float(np.abs(one["logp"] - other["logp"])[rows].max()),
+            "sampler_gap": float(np.abs(other["logp"] - other["sampled_logp"])[other["mask"]].max()),
+            "recalled": distance(one["recalled"], other["recalled"]),
+            "remembered": other["remembered"] / one["remembered"],
+            **{name: other[name] for name in ("donated", "gathered", "microbatches")},
+        }
     found["carried_over"] = [carried_over(on) for on in (single, parallel.make_mesh(devices=jax.devices()[:2]))]
     found["initial"] = distance(initial, initial_params(mesh))
     found["largest_collective"] = largest_collective(parallel.make_mesh(2, 4), 64, 32)

@@ -237,16 +237,13 @@ def test_all_stop_at_the_same_point_and_end_by_themselves_when_one_is_lost():
 
 REWARD = """
 def sevenths(prompt, response, answer, task):
-    if len(response) % 7 == 6:
-        raise ValueError("no verdict")
+    if len(response) % 7 == 6: raise ValueError("no verdict")
     return float(len(response) % 7 == 0)
 
 class Echo:
-    def __init__(self, problem, seed):
-        self.left = 1 + seed % 3
+    def __init__(self, problem, seed): self.left = 1 + seed % 3
 
-    def reset(self):
-        return None
+    def reset(self): return None
 
     def step(self, action):
         self.left -= 1

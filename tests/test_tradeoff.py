@@ -208,8 +208,7 @@ def test_a_grid_that_cannot_be_enumerated_is_refused_before_anything_is_done(cha
 MINE = """
 import jax.numpy as jnp
 
-def infinite(logp, advantage):
-    return jnp.sqrt(logp - logp) * advantage
+def infinite(logp, advantage): return jnp.sqrt(logp - logp) * advantage
 """
 
 

@@ -171,7 +171,8 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder)
     assert status == 75 and "stopping after saving" in err and re.search(r"goes on at update [3-6] of the warm", err)
     step = len(rows(path)) - 1
     assert step < 3 and f"saved step {step}; the same command goes on" in err
-    assert interrupted(path, signal.SIGKILL, metrics_hold(3), of)[0] == -signal.SIGKILL
+    status, err = interrupted(path, signal.SIGKILL, metrics_hold(3), of)  # at its start, if step 2 was over before
+    assert status == -signal.SIGKILL and (step == 2 or f"goes on at step {step}" in err)
     for each in (whole, path):
         said = succeed("train", *of(each), **AS_USERS).stderr
     assert re.search(r"goes on at step [12]", said) and re.search(r"responses of the evaluation (\d+)/\1 ", said)
@@ -192,13 +193,11 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder)
 MINE = """
 import jax.numpy as jnp
 
-def broken(logp):
-    return 0 * jnp.log(logp)
+def broken(logp): return 0 * jnp.log(logp)
 """
 REWARD = """
 def flaky(prompt, response, answer, task):
-    if task == "sorting":
-        raise KeyError("no such thing")
+    if task == "sorting": raise KeyError("no such thing")
     return float(len(response) % 2)
 """
 
