@@ -134,8 +134,8 @@ def test_the_sampler_asks_for_each_layers_kind():
 
     @jax.jit
     def both(params):
-        attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=model.kinds[layer]), None)  # noqa: E731
-        hidden, *_ = model.cached(unstack_layers(params), TOKENS, model.turns(np.arange(17)[None]), attend)
+        attend = lambda kind, _, q, k, v: (causal_attention(q, k, v, kind=kind), None)  # noqa: E731
+        hidden, *_ = model.cached(unstack_layers(params), TOKENS, model.turns(np.arange(17)[None]), attend, [None] * 6)
         return hidden, model.hidden(params, TOKENS)
 
     np.testing.assert_allclose(*both(params), rtol=1e-4, atol=1e-5)

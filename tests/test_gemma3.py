@@ -68,12 +68,12 @@ def test_decoding_looks_back_as_far_as_training_does():
     turns = model.turns(jnp.arange(length)[None])
 
     def step(pools, t):
-        def attend(layer, q, k, v):
-            pool = BLOCKS.write(pools[layer], k[:, 0], v[:, 0], table[0, t // 4][None], t[None] % 4)
-            return BLOCKS.attend(q, pool, table, t[None], 4, model.kinds[layer]), pool
+        def attend(kind, pool, q, k, v):
+            pool = BLOCKS.write(pool, k[:, 0], v[:, 0], table[0, t // 4][None], t[None] % 4)
+            return BLOCKS.attend(q, pool, table, t[None], 4, kind), pool
 
         own = jax.tree.map(lambda x: x[:, t][:, None], turns)
-        hidden, pools, _ = model.cached(unstack_layers(params), jnp.asarray(TOKENS)[:1, t][:, None], own, attend)
+        hidden, pools, _ = model.cached(unstack_layers(params), jnp.asarray(TOKENS)[:1, t][:, None], own, attend, pools)
         return pools, hidden[:, 0]
 
     @jax.jit

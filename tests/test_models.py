@@ -65,17 +65,19 @@ def test_scan_unrolled_unstacked_and_cached_agree(family):
     unstacked = unstack_layers(params)
     assert len(unstacked["layers"]) == model.config.layers
     np.testing.assert_allclose(scanned, forward(model, unstacked, tokens)[0], rtol=1e-5, atol=1e-5)
-    positions, kept = np.broadcast_to(np.arange(9), (2, 9)), []
+    positions = np.broadcast_to(np.arange(9), (2, 9))
 
     @jax.jit
     def cached(params):
-        attend = lambda layer, q, k, v: (causal_attention(q, k, v), (layer, k.shape))  # noqa: E731
-        hidden, kept[:], _ = model.cached(params, tokens, model.turns(positions), attend)
-        return hidden, *(model.logits(tree, hidden) for tree in (params, with_head(params)))
+        attend = lambda kind, cache, q, k, v: (causal_attention(q, k, v, kind=kind), cache + 0 * k)  # noqa: E731
+        caches = list(jnp.arange(model.config.layers))
+        hidden, kept, _ = model.cached(params, tokens, model.turns(positions), attend, caches)
+        return kept, hidden, *(model.logits(tree, hidden) for tree in (params, with_head(params)))
 
-    hidden, logits, own = cached(unstacked)
+    kept, hidden, logits, own = cached(unstacked)
     np.testing.assert_allclose(scanned, hidden, rtol=1e-5, atol=1e-5)
-    assert kept == [(i, (2, 9, model.config.kv_heads, model.config.head_dim)) for i in range(model.config.layers)]
+    assert kept[0].shape == (2, 9, model.config.kv_heads, model.config.head_dim)
+    assert [set(np.asarray(cache).flat) for cache in kept] == [{index} for index in range(model.config.layers)]
     np.testing.assert_allclose(logits, own, rtol=1e-5, atol=1e-5)
 
 

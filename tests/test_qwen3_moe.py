@@ -103,7 +103,7 @@ def test_auxiliary_numbers_are_sums_over_the_counted_tokens(params):
 
 
 def test_decoding_computes_the_same_also_with_8_bits(params):
-    attend = lambda layer, q, k, v: (causal_attention(q, k, v, kind=MODEL.kinds[layer]), None)  # noqa: E731
+    attend = lambda kind, _, q, k, v: (causal_attention(q, k, v, kind=kind), None)  # noqa: E731
     quantized = quantization.quantize_params(unstack_layers(params), "int8")
     rounded = [quantization.dequantized(layer, jnp.float32) for layer in quantized["layers"]]
     assert isinstance(quantized["layers"][0]["experts"]["up"]["kernel"], quantization.Quantized)
@@ -113,8 +113,12 @@ def test_decoding_computes_the_same_also_with_8_bits(params):
     @jax.jit
     def both(plain, quantized, rounded):
         turns = MODEL.turns(np.arange(17)[None])
-        eight = MODEL.cached(quantized, TOKENS, turns, attend)[0], MODEL.hidden(rounded, TOKENS)
-        return MODEL.cached(unstack_layers(plain), TOKENS, turns, attend)[0], MODEL.hidden(plain, TOKENS), *eight
+        eight = MODEL.cached(quantized, TOKENS, turns, attend, [None] * 2)[0], MODEL.hidden(rounded, TOKENS)
+        return (
+            MODEL.cached(unstack_layers(plain), TOKENS, turns, attend, [None] * 2)[0],
+            MODEL.hidden(plain, TOKENS),
+            *eight,
+        )
 
     embed = quantization.dequantized(quantized["embed"], jnp.float32)
     found = both(params, quantized, params | {"layers": rounded, "embed": embed})

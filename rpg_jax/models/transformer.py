@@ -103,9 +103,11 @@ class Model:
         kinds = dict.fromkeys(self.kinds)
         return tuple(rope.turns(positions, self.config.head_dim, kind.rope_theta, kind.rope_scaling) for kind in kinds)
 
-    def layer(self, params: dict, x: jax.Array, index: int, turns: tuple, attend: Callable, **routing) -> tuple:
-        """The layer of an index, with its parameters, as a family gives it; `turns` are those of all kinds."""
-        own = turns[list(dict.fromkeys(self.kinds)).index(self.kinds[index])]
+    def layer(
+        self, kind: AttentionKind, params: dict, x: jax.Array, turns: tuple, attend: Callable, **routing
+    ) -> tuple:
+        """A layer of a kind, with its parameters, as a family gives it; `turns` are those of all kinds."""
+        params, own = dequantized(params, self.dtype), turns[list(dict.fromkeys(self.kinds)).index(kind)]
         more = routing | {"per_expert": self.per_expert} if self.config.experts else {}
         return self.family.layer(self.config, params, x, own, attend, self.constrain, **more)
 
@@ -136,25 +138,26 @@ class Model:
         x, layers, period = self.embed(params, tokens), params["layers"], _period(self.kinds)
         scan = self.scan and not isinstance(layers, list) and period <= max(self.config.layers // 2, 1)
 
-        def layer(index):
+        def layer(kind, x, own):
             def attend(q, k, v):
-                return self.attention(q, k, v, kind=self.kinds[index], **segments), None
+                return self.attention(q, k, v, kind=kind, **segments), None
 
-            def run(x, own):
-                params, routes = own
-                params = dequantized(params, self.dtype)
-                x, _, auxiliary = self.layer(params, x, index, turns, attend, counted=counted, routes=routes)
-                return x, auxiliary
+            params, routes = own
+            x, _, auxiliary = self.layer(kind, params, x, turns, attend, counted=counted, routes=routes)
+            return x, auxiliary
 
+        if self.remat != "none":
             policy = REMAT_POLICIES[self.remat]
-            return run if self.remat == "none" else jax.checkpoint(run, policy=policy, prevent_cse=not scan)
+            layer = jax.checkpoint(layer, policy=policy, prevent_cse=not scan, static_argnums=0)
+        if not scan:  # JAX traces layers of a kind once, and XLA inlines them
+            layer = jax.jit(layer, static_argnums=0)
 
         def unrolled(x, own):
             layers, routes = own
             layers = layers if isinstance(layers, list) else _unstacked(layers)
             auxiliary = []
             for index, params in enumerate(layers):
-                x, numbers = layer(index)(x, (params, None if routes is None else routes[index]))
+                x, numbers = layer(self.kinds[index], x, (params, None if routes is None else routes[index]))
                 auxiliary.append(numbers)
             return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *auxiliary)
 
@@ -164,26 +167,33 @@ class Model:
             x, auxiliary = jax.lax.scan(unrolled, x, own)
             auxiliary = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), auxiliary)
         else:
-            x, auxiliary = jax.lax.scan(layer(0), x, own) if scan else unrolled(x, own)
+            x, auxiliary = jax.lax.scan(partial(layer, self.kinds[0]), x, own) if scan else unrolled(x, own)
         return self.family.norm(self.config, x, params["final_norm"]), auxiliary
 
-    def cached(self, params: dict, tokens, turns, attend: Callable) -> tuple[jax.Array, list, jax.Array | None]:
+    def cached(
+        self, params: dict, tokens: jax.Array, turns: tuple, attend: Callable, caches: list
+    ) -> tuple[jax.Array, list, jax.Array | None]:
         """One pass for sampling, unrolled over the layers of an unstacked tree.
 
         Args:
           params: the tree of `unstack_layers`, its matrices `Quantized` or not.
           tokens: i32[B, T]; turns: those of their positions, as the method of this name gives them.
-          attend: (layer index, q, k, v) -> (out, kept); reads and writes the KV cache.
+          attend: (kind, cache, q, k, v) -> (out, cache), which reads and writes the KV cache of a layer.
+          caches: one for each layer, in a form that `attend` knows.
 
-        Returns final hidden states [B, T, hidden], a list of what `attend` kept in each layer, and with experts the
-        routes (`models.routes`), else None.
+        Returns final hidden states [B, T, hidden], the caches, and with experts the routes (`models.routes`), else
+        None.
         """
-        x, kept, chosen = self.embed(params, tokens), [], []
-        for index, layer_params in enumerate(params["layers"]):
-            layer_params = dequantized(layer_params, self.dtype)
-            x, keep, auxiliary = self.layer(layer_params, x, index, turns, partial(attend, index))
-            kept.append(keep)
-            chosen.append(auxiliary.get("routes"))
+
+        @partial(jax.jit, static_argnums=0)  # as in `hidden_and_auxiliary`
+        def layer(kind, params, x, kept):
+            x, kept, auxiliary = self.layer(kind, params, x, turns, partial(attend, kind, kept))
+            return x, kept, auxiliary.get("routes")
+
+        x, kept, chosen = self.embed(params, tokens), list(caches), []
+        for index, kind in enumerate(self.kinds):
+            x, kept[index], routes = layer(kind, params["layers"][index], x, kept[index])
+            chosen.append(routes)
         x = self.family.norm(self.config, x, params["final_norm"])
         return x, kept, recorded(chosen) if self.config.experts else None
 

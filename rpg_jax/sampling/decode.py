@@ -178,13 +178,13 @@ def extend(
     offset = (position % sampler.page_size).reshape(-1)
     start = jnp.where(count > 0, first, -1)
 
-    def write_and_attend(layer, q, k, v):  # each [R, C, heads, head_dim]
+    def write_and_attend(kind, pool, q, k, v):  # each [R, C, heads, head_dim]
         k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
-        pool = sampler.kernel.write(pools[layer], k, v, page, offset)
-        return sampler.kernel.attend(q, pool, table, start, sampler.page_size, sampler.model.kinds[layer]), pool
+        pool = sampler.kernel.write(pool, k, v, page, offset)
+        return sampler.kernel.attend(q, pool, table, start, sampler.page_size, kind), pool
 
     turns = jax.tree.map(lambda x: jnp.take(x, position, axis=0, mode="clip"), inputs.turns)  # [R, C, head_dim / 2]
-    return sampler.model.cached(inputs.params, tokens, turns, write_and_attend)
+    return sampler.model.cached(inputs.params, tokens, turns, write_and_attend, pools)
 
 
 def sample(

@@ -192,10 +192,14 @@ def map_rows(
             return values.at[index].set(new)
         return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new, width), values)
 
+    @jax.jit  # traced once, for shapes and in the loop
+    def found(index):
+        return function(**take(index))
+
     def body(index, values):
-        values = jax.tree.map(lambda old, new: put(index, old, new), values, function(**take(index)))
+        values = jax.tree.map(lambda old, new: put(index, old, new), values, found(index))
         return jax.lax.with_sharding_constraint(values, spread)
 
-    kinds = jax.eval_shape(lambda: function(**take(0)))
-    nothing = jax.tree.map(lambda x: jnp.zeros(tokens.shape, x.dtype).reshape(shape), kinds)
+    shapes = jax.eval_shape(found, 0)
+    nothing = jax.tree.map(lambda x: jnp.zeros(tokens.shape, x.dtype).reshape(shape), shapes)
     return jax.tree.map(lambda x: x.reshape(tokens.shape), jax.lax.fori_loop(0, count, body, nothing))
