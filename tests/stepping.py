@@ -9,11 +9,6 @@ from rpg_jax.training.experience import make_experience, make_score
 from rpg_jax.training.policies import BEHAVIOR, REFERENCE, make_policies
 
 
-def rows_as_they_are(rollout, rows):
-    """The plan of a batch that is not packed, `rows` at a time."""
-    return packing.plan([1] * len(rollout.tokens), rows, None)
-
-
 def make_experienced(model, objective, optimizer, mesh, shapes, *, rows, source="trainer", **settings):
     """Builds `experienced(state, rollout, reward, plan=None, behavior=None, reference=None) -> (batch, metrics)`.
 
@@ -26,7 +21,7 @@ def make_experienced(model, objective, optimizer, mesh, shapes, *, rows, source=
         behavior = behavior or policies.current(state)
         named = {BEHAVIOR: behavior} if source == "trainer" else {}
         named |= {REFERENCE: dataclasses.replace(behavior, params=reference)} if reference is not None else {}
-        scores = score(named, rollout, plan or rows_as_they_are(rollout, rows))
+        scores = score(named, rollout, plan or packing.plan([1] * len(rollout.tokens), rows, None))
         return experience(rollout, (reward, None), scores, state.step)
 
     experienced.programs = score, experience.__wrapped__

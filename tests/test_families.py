@@ -115,30 +115,24 @@ def test_its_loss_and_gradient_are_those_of_numpy():
             np.testing.assert_allclose(slope, (up - down) / 2e-5, rtol=1e-5)
 
 
-def test_layers_are_scanned_in_periods_and_give_their_auxiliary_numbers():
-    model = Model(CONFIG)
-    params = parameters(dtype=np.float32)
-    text = str(jax.make_jaxpr(model.hidden)(params, TOKENS))
-    assert "length=2" in text and "length=6" not in text, "two periods of three layers"
-    both = [dataclasses.replace(model, scan=scan).hidden_and_auxiliary for scan in (True, False)]
-    (hidden, scanned), (plain, unrolled) = (jax.jit(f)(params, TOKENS) for f in both)
-    np.testing.assert_allclose(hidden, plain, rtol=1e-4, atol=1e-5)
-    assert scanned["gate"].shape == (6,) and len(set(np.asarray(scanned["gate"]).tolist())) == 6
-    np.testing.assert_allclose(scanned["gate"], unrolled["gate"], rtol=1e-3)
-
-
-def test_the_sampler_asks_for_each_layers_kind():
+def test_layers_in_periods_are_scanned_or_decoded_by_their_kinds_and_give_auxiliary_numbers():
     model, params = Model(CONFIG), parameters(dtype=np.float32)
+    text, turns = str(jax.make_jaxpr(model.hidden)(params, TOKENS)), model.turns(np.arange(17)[None])
+    assert "length=2" in text and "length=6" not in text, "two periods of three layers"
     assert [kind.window for kind in model.kinds] == [4, 4, None] * 2
-    assert len(model.turns(np.arange(17)[None])) == 2, "two bases of rotary positions"
+    assert len(turns) == 2, "two bases of rotary positions"
 
     @jax.jit
-    def both(params):
+    def every_way(params):
         attend = lambda kind, _, q, k, v: (causal_attention(q, k, v, kind=kind), None)  # noqa: E731
-        hidden, *_ = model.cached(unstack_layers(params), TOKENS, model.turns(np.arange(17)[None]), attend, [None] * 6)
-        return hidden, model.hidden(params, TOKENS)
+        both = [dataclasses.replace(model, scan=scan).hidden_and_auxiliary(params, TOKENS) for scan in (True, False)]
+        return *both, model.cached(unstack_layers(params), TOKENS, turns, attend, [None] * 6)
 
-    np.testing.assert_allclose(*both(params), rtol=1e-4, atol=1e-5)
+    (hidden, scanned), (plain, unrolled), (decoded, *_) = every_way(params)
+    np.testing.assert_allclose(hidden, plain, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(hidden, decoded, rtol=1e-4, atol=1e-5)
+    assert scanned["gate"].shape == (6,) and len(set(np.asarray(scanned["gate"]).tolist())) == 6
+    np.testing.assert_allclose(scanned["gate"], unrolled["gate"], rtol=1e-3)
 
 
 def test_its_files(tmp_path):

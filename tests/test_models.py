@@ -65,17 +65,21 @@ def test_scan_unrolled_unstacked_and_cached_agree(family):
     unstacked = unstack_layers(params)
     assert len(unstacked["layers"]) == model.config.layers
     np.testing.assert_allclose(scanned, forward(model, unstacked, tokens)[0], rtol=1e-5, atol=1e-5)
-    positions = np.broadcast_to(np.arange(9), (2, 9))
+    positions, traced = np.broadcast_to(np.arange(9), (2, 9)), []
 
     @jax.jit
     def cached(params):
-        attend = lambda kind, cache, q, k, v: (causal_attention(q, k, v, kind=kind), cache + 0 * k)  # noqa: E731
+        def attend(kind, cache, q, k, v):
+            traced.append(kind)
+            return causal_attention(q, k, v, kind=kind), cache + 0 * k
+
         caches = list(jnp.arange(model.config.layers))
         hidden, kept, _ = model.cached(params, tokens, model.turns(positions), attend, caches)
         return kept, hidden, *(model.logits(tree, hidden) for tree in (params, with_head(params)))
 
     kept, hidden, logits, own = cached(unstacked)
     np.testing.assert_allclose(scanned, hidden, rtol=1e-5, atol=1e-5)
+    assert traced == [model.kinds[0]], "once for both layers"
     assert kept[0].shape == (2, 9, model.config.kv_heads, model.config.head_dim)
     assert [set(np.asarray(cache).flat) for cache in kept] == [{index} for index in range(model.config.layers)]
     np.testing.assert_allclose(logits, own, rtol=1e-5, atol=1e-5)

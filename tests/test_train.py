@@ -34,12 +34,6 @@ def rows(path):
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def assert_equal(one, other):
-    """Leaf by leaf: the models of two runs are equal, but no one object, so that their trees have other structures."""
-    for (path, leaf), same in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(leaf, same, err_msg=str(path))
-
-
 def final_state(path):
     config = workdir.read_config(path)
     run_ = build.build_run(config)
@@ -187,7 +181,9 @@ def test_a_run_that_is_killed_and_preempted_again_and_again_is_bit_exact(folder)
     assert len(saved.past) == 2 and [int(policy.version) for policy in saved.past] == [3, 5]
     assert saved.pending.begun.tolist() == [2] * 2 and 0 < saved.pending.rollout.loss_mask.sum() < 8 * 36
     assert (step, cursor) == (other_step, other_cursor)
-    assert_equal(saved, other)
+    # The models of two runs are equal, but no one object, so that their trees have other structures.
+    for (path, leaf), same in zip(jax.tree_util.tree_leaves_with_path(saved), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(leaf, same, err_msg=str(path))
 
 
 MINE = """

@@ -13,6 +13,7 @@ import pytest
 
 from rpg_jax import objectives, parallel
 from rpg_jax.models import Model, ModelConfig
+from rpg_jax.models.attention import causal_attention
 from rpg_jax.storage.checkpoints import Checkpoints
 from rpg_jax.training.experience import merge_rows, take_rows
 from rpg_jax.training.optimizer import check_offload, layout, make_optimizer
@@ -61,13 +62,13 @@ ANY = objective_of("rpg", divergence="urkl", estimator="reinforce", clip="none",
 
 
 @cache
-def compiled(objective, *, rows=4, name="adamw", clip_norm=1.0, denominator=None, offload=False):
+def compiled(objective, *, model=MODEL, rows=4, name="adamw", clip_norm=1.0, denominator=None, offload=False):
     """A first state on the host, where its leaves belong, and the update: once for all tests with these settings."""
     mesh = parallel.make_mesh()
     optimizer = make_optimizer(name, learning_rate=1e-2, warmup_steps=2, weight_decay=0.1, offload=offload)
     state = init_state(optimizer, mesh, initial())
     update = make_update(
-        MODEL, objective, optimizer, mesh, state, rows=rows, temperature=0.8, clip_norm=clip_norm, logprob_chunk=5,
+        model, objective, optimizer, mesh, state, rows=rows, temperature=0.8, clip_norm=clip_norm, logprob_chunk=5,
         denominator=denominator,
     )  # fmt: skip
     return jax.device_get(state), layout(optimizer, mesh, state), update
@@ -135,6 +136,14 @@ def test_count_is_traced_and_leaves_the_rest_out():
         state, _ = update(state, batch, Plan(np.int32(count), None), {})
     # Two: the first call's state came from another program and carries no donated layout.
     assert update._cache_size() <= 2
+
+
+def test_a_loss_is_traced_once_for_shapes_and_its_loop_and_so_is_a_layer_for_all():
+    traced = []
+    attention = lambda *given, **named: traced.append(1) or causal_attention(*given, **named)  # noqa: E731
+    state, _, update = compiled(ANY, model=dataclasses.replace(MODEL, scan=False, attention=attention))
+    jax.eval_shape(update, state, make_batch(), Plan(np.int32(2), None), {})
+    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("name", ["adamw", "schedule_free_adamw"])
