@@ -10,6 +10,7 @@ from environment import environment
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.update(environment())
+os.environ.pop("PYTHONUNBUFFERED", None)  # what tests start buffers its output, as where users start it
 
 import jax  # noqa: E402
 

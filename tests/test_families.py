@@ -119,8 +119,7 @@ def test_layers_in_periods_are_scanned_or_decoded_by_their_kinds_and_give_auxili
     model, params = Model(CONFIG), parameters(dtype=np.float32)
     text, turns = str(jax.make_jaxpr(model.hidden)(params, TOKENS)), model.turns(np.arange(17)[None])
     assert "length=2" in text and "length=6" not in text, "two periods of three layers"
-    assert [kind.window for kind in model.kinds] == [4, 4, None] * 2
-    assert len(turns) == 2, "two bases of rotary positions"
+    assert [kind.window for kind in model.kinds] == [4, 4, None] * 2 and len(turns) == 2, "and two bases of rotations"
 
     @jax.jit
     def every_way(params):

@@ -49,8 +49,9 @@ def print_table(table: Table) -> None:
         print(title)
     for column in table.columns:
         column.overflow, column.min_width = "fold", max(map(len, str(column.header).split()), default=0)
+    sys.stdout.flush()  # rich, which would do it, has a status of its own for a pipe that is closed
     console = Console(width=width() or 10_000)
-    console.begin_capture()  # rich itself has a status of its own for a pipe that is closed
+    console.begin_capture()
     console.print(table)
     print(console.end_capture(), end="")
 
