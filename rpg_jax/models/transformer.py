@@ -149,8 +149,8 @@ class Model:
         if self.remat != "none":
             policy = REMAT_POLICIES[self.remat]
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=not scan, static_argnums=0)
-        if not scan:  # JAX traces layers of a kind once, and XLA inlines them
-            layer = jax.jit(layer, static_argnums=0)
+        if not scan:  # so that layers of a kind are traced once
+            layer = jax.jit(layer, static_argnums=0, inline=True)
 
         def unrolled(x, own):
             layers, routes = own
@@ -185,7 +185,7 @@ class Model:
         None.
         """
 
-        @partial(jax.jit, static_argnums=0)  # as in `hidden_and_auxiliary`
+        @partial(jax.jit, static_argnums=0, inline=True)  # as in `hidden_and_auxiliary`
         def layer(kind, params, x, kept):
             x, kept, auxiliary = self.layer(kind, params, x, turns, partial(attend, kind, kept))
             return x, kept, auxiliary.get("routes")

@@ -11,6 +11,7 @@ The objective never sees packed rows: log-probs are computed on them and gathere
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -192,7 +193,7 @@ def map_rows(
             return values.at[index].set(new)
         return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new, width), values)
 
-    @jax.jit  # traced once, for shapes and in the loop
+    @partial(jax.jit, inline=True)  # traced once, for shapes and in the loop
     def found(index):
         return function(**take(index))
 

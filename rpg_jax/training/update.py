@@ -180,7 +180,7 @@ def make_update(
                 value, metrics = value + router_balance * balance * count / trained, metrics | routed
             return value, metrics
 
-        gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))  # traced once, here and in the loop
+        gradient = jax.jit(jax.value_and_grad(loss, has_aux=True), inline=True)  # traced once, for both calls
         # Unrolled layers are cut out of the stack once, and not in every microbatch.
         params, base = state.params, frozen_params(policies)
         reference = None if objective.full_kl is None else joined(policies, REFERENCE)
