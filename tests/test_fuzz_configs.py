@@ -54,5 +54,5 @@ def test_a_config_file_is_refused_by_the_name_of_a_key_or_begins(folder, changes
     config = folder / f"fuzzed_{next(COUNT)}.py"  # a new name: bytecode of a file as long and as old would be taken
     config.write_text(FILE.format(directory=str(folder / "data"), changes=changes))
     status, line = call("train", f"--config={config}", "--workdir=run", "--watchdog_seconds=0")
-    names = {name for key in changes for name in key.split(".")[-2:]} - {"name"}  # those of sections for that one
+    names = {name for key in changes for name in key.split(".")[-2:]} - {"name"}  # a key `name` goes by its section
     assert status == 2 and (line == "error: accepted" or any(map(line.count, names))), f"{changes}: {line}"

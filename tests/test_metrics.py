@@ -102,6 +102,8 @@ def test_effective_sample_size_of_ratios_that_overflow():
     a, b = (measured(log_ratio[i], mask[i]) for i in (slice(0, 1), slice(1, 5)))
     assert float(a.merge(b).value()) == float(b.merge(a).value()) == 0.5
     assert float(measured(np.full(5, -500, np.float32), np.ones(5, bool)).value()) == 1
+    rounded = metrics.EffectiveSampleSize(*np.array([0, 3, 2.999999, 3], np.float32))
+    assert float(rounded.value()) == 1 < rounded.first**2 / (rounded.count * rounded.second)
 
 
 def test_bootstrap_interval_of_two_problems_is_exact_and_that_of_many_the_normal_one():

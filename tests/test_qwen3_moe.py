@@ -112,13 +112,11 @@ def test_decoding_computes_the_same_also_with_8_bits(params):
 
     @jax.jit
     def both(plain, quantized, rounded):
-        turns = MODEL.turns(np.arange(17)[None])
-        eight = MODEL.cached(quantized, TOKENS, turns, attend, [None] * 2)[0], MODEL.hidden(rounded, TOKENS)
-        return (
-            MODEL.cached(unstack_layers(plain), TOKENS, turns, attend, [None] * 2)[0],
-            MODEL.hidden(plain, TOKENS),
-            *eight,
-        )
+        decoded = [
+            MODEL.cached(tree, TOKENS, MODEL.turns(np.arange(17)[None]), attend, [None] * 2)[0]
+            for tree in (unstack_layers(plain), quantized)
+        ]
+        return decoded[0], MODEL.hidden(plain, TOKENS), decoded[1], MODEL.hidden(rounded, TOKENS)
 
     embed = quantization.dequantized(quantized["embed"], jnp.float32)
     found = both(params, quantized, params | {"layers": rounded, "embed": embed})

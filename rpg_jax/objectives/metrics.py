@@ -71,7 +71,8 @@ class EffectiveSampleSize:
         return EffectiveSampleSize(jnp.full_like(zero, -jnp.inf), zero, zero, zero)
 
     def value(self) -> jax.Array:
-        return self.first**2 / jnp.where(self.count == 0, 1, self.count * self.second)
+        share = self.first**2 / jnp.where(self.count == 0, 1, self.count * self.second)
+        return jnp.minimum(share, 1)  # which rounding alone can exceed
 
 
 Metric: TypeAlias = Mean | Max | EffectiveSampleSize

@@ -193,7 +193,7 @@ def map_rows(
             return values.at[index].set(new)
         return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new, width), values)
 
-    @partial(jax.jit, inline=True)  # traced once, for shapes and in the loop
+    @partial(jax.jit, inline=True)  # traced once, for shapes and in the loop, whose index is of the type of 0
     def found(index):
         return function(**take(index))
 

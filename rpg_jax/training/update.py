@@ -180,7 +180,7 @@ def make_update(
                 value, metrics = value + router_balance * balance * count / trained, metrics | routed
             return value, metrics
 
-        gradient = jax.jit(jax.value_and_grad(loss, has_aux=True), inline=True)  # traced once, for both calls
+        gradient = jax.jit(jax.value_and_grad(loss, has_aux=True), inline=True)  # traced once for both calls
         # Unrolled layers are cut out of the stack once, and not in every microbatch.
         params, base = state.params, frozen_params(policies)
         reference = None if objective.full_kl is None else joined(policies, REFERENCE)
@@ -193,7 +193,7 @@ def make_update(
             (more, more_metrics), more_grads = gradient(params, index)
             return value + more, metric.merge(metrics, more_metrics), jax.tree.map(jnp.add, grads, more_grads)
 
-        (value, metrics), _ = jax.eval_shape(gradient, params, 0)
+        (value, metrics), _ = jax.eval_shape(gradient, params, 0)  # a number as the loop's index is, weakly typed
         nothing = jnp.zeros(value.shape, value.dtype), metric.empty(metrics), jax.tree.map(jnp.zeros_like, params)
         value, metrics, grads = jax.lax.fori_loop(0, plan.count, body, nothing)
         grads = grads if model.scan else stack_layers(grads)
