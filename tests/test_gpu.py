@@ -66,22 +66,22 @@ def test_kernels_compute_what_the_blockwise_path_does(dim, segments, kind):
         assert np.abs(np.asarray(a, np.float32) - b).max() < 0.02 * np.abs(b).max()
 
 
+@pytest.mark.parametrize("kind", [PLAIN, AttentionKind(0.2, None, 50)], ids=["all", "window"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_single_queries_read_the_pages_of_their_rows(dim):
-    """cuDNN in bfloat16 against every device's path in float32, from pages in any order, fewer than tables name."""
+def test_single_queries_read_the_pages_of_their_rows(dim, kind):
+    """In bfloat16 against every device's path in float32, from pages in any order, fewer than tables name."""
     rng, config = np.random.default_rng(0), ModelConfig(64, 64, 64, 1, 4, 2, dim)
     kernel = paged_attention.choose(one_device(), config, 32)
-    rows, width, pages = 5, 8, 19
+    rows, pages, first = 5, 19, np.array([0, 31, 32, 255, -1], np.int32)
     k, v = (jnp.asarray(rng.normal(size=(pages * 32, 2, dim)), jnp.bfloat16) for _ in "kv")
     page, offset = np.divmod(np.arange(pages * 32), 32)
-    table = rng.integers(0, pages, (rows, width)).astype(np.int32)
-    first = np.array([0, 31, 32, 255, -1], np.int32)
+    table = rng.integers(0, pages, (rows, 8)).astype(np.int32)
     q = jnp.asarray(rng.normal(size=(rows, 1, 4, dim)), jnp.bfloat16)
 
     @partial(jax.jit, static_argnums=0)
     def outcome(kernel, q, k, v):
         pool = kernel.write(kernel.empty(config, k.dtype, pages, 32), k, v, page, offset)
-        return kernel.attend(q, pool, table, first, 32, PLAIN)
+        return kernel.attend(q, pool, table, first, 32, kind)
 
     ours = np.asarray(outcome(kernel, q, k, v), np.float32)
     with jax.default_matmul_precision("highest"):

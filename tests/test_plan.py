@@ -235,12 +235,13 @@ def test_the_command_compiles_for_gpus(tmp_path):
 
 
 @pytest.mark.skipif(not has_compiler("h100:1"), reason="needs the CUDA plugin of the installed jax")
-def test_a_decode_step_for_an_h100_is_one_graph_without_branches():
-    """Qwen3-0.6B's shape, 256 rows: of at most 420 kernels only the loop's condition is outside of the graph."""
+@pytest.mark.parametrize(("size", "max_new", "most"), [("qwen3-0.6b", 160, 420), ("gemma3-270m", 1024, 440)])
+def test_a_decode_step_for_an_h100_is_one_graph_without_branches(size, max_new, most):
+    """256 rows, also longer than a window: of so many kernels only the loop's condition is outside of the graph."""
     [topology] = chips.parse("h100:1")
     mesh = parallel.make_mesh(data=1, devices=command.topology_devices(topology))
-    sizes = dict(prompts=32, samples=8, slots=256, max_prompt=128, max_new=160, dynamic_sampling=False)
-    w = workload(SIZES["qwen3-0.6b"], dtype=jnp.bfloat16, rollout=sizes)
+    sizes = dict(prompts=32, samples=8, slots=256, max_prompt=128, max_new=max_new, dynamic_sampling=False)
+    w = workload(SIZES[size], dtype=jnp.bfloat16, rollout=sizes)
     model = dataclasses.replace(w.model, constrain=parallel.make_constrain(mesh))
     shapes = jax.eval_shape(unstack_layers, model.shapes)
     layout = parallel.shardings(mesh, shapes, parallel.SAMPLING)
@@ -248,7 +249,7 @@ def test_a_decode_step_for_an_h100_is_one_graph_without_branches():
     decode = programs.sampler_programs(model, mesh, params, w.rollout)["decode"]
     with cudnn.without_gpu():
         found = measure.memory(topology, "decode", programs.Program(*decode, beside=0.0, turns=1), w)["launches"]
-    assert found.pop("kernels") <= 420 and found == dict(outside=1, command_buffers=1, conditionals=0, loops=0), found
+    assert found.pop("kernels") <= most and found == dict(outside=1, command_buffers=1, conditionals=0, loops=0), found
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

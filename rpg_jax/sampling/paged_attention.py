@@ -171,15 +171,22 @@ def cudnn_pages(
     """cuDNN's kernel for single queries in 16 bits, else `running_softmax`.
 
     The kernel knows no soft cap, and would align windows, and the causality of several queries, with the first token.
+    A single query reads its window in one turn: between turns of a loop the host would wait for the GPU.
     """
-    if q.shape[1] > 1 or kind.window is not None or kind.soft_cap is not None or q.dtype.itemsize != 2:
+    windowed, block = kind.window is not None and kind.window < table.shape[1] * page_size, None
+    if windowed and q.shape[1] == 1:
+        width = min((kind.window - 2) // page_size + 2, table.shape[1])  # that a window may touch
+        before = jnp.maximum(first - kind.window + 1, 0) // page_size  # [R]
+        table = jnp.take_along_axis(table, before[:, None] + jnp.arange(width), axis=1, mode="clip")
+        first, block = first - before * page_size, width * page_size
+    if q.shape[1] > 1 or windowed or kind.soft_cap is not None or q.dtype.itemsize != 2:
 
         def fetch(pages):  # i32[T, n]
             both = pool[0][pages].transpose(2, 0, 4, 1, 3, 5)  # [2, T, kv_heads, n, page_size, head_dim]
             k, v = both.reshape(*both.shape[:3], -1, both.shape[-1])
             return k.swapaxes(2, 3), v
 
-        return running_softmax(q, fetch, table, first, page_size, kind)
+        return running_softmax(q, fetch, table, first, page_size, kind, block)
     kernel = partial(cudnn.paged_attention, scale=kind.scale_of(q.shape[-1]))
     by_head = over_heads(kernel, PartitionSpec(None, None, None, "tensor"))
     return by_head(q[:, 0], pool[0], table, jnp.maximum(first, 0) + 1)[:, None]

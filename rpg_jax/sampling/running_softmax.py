@@ -38,8 +38,9 @@ def sees(query: jax.Array, key: jax.Array, kind: AttentionKind) -> jax.Array:
 
 
 def running_softmax(
-    q: jax.Array, fetch: Callable, table: jax.Array, first: jax.Array, page_size: int, kind: AttentionKind
-) -> jax.Array:
+    q: jax.Array, fetch: Callable, table: jax.Array, first: jax.Array, page_size: int, kind: AttentionKind,
+    block: int | None = None,
+) -> jax.Array:  # fmt: skip
     """Attention by a running softmax over blocks of pages.
 
     Rows are sorted by length, and a tile of them takes turns until its longest row is through. A row's result depends
@@ -51,12 +52,13 @@ def running_softmax(
         nothing.
       fetch: pages i32[T, n] -> (k [T, kv_heads, head_dim, n * page_size], v [T, kv_heads, n * page_size, head_dim]).
       table: i32[R, W], with W pages a multiple of those of a block; first: i32[R].
+      block: tokens that are read in a turn; `block_of` what W pages hold if None.
 
     Returns [R, C, heads, head_dim]; scores and sums are at least float32.
     """
     rows, count, heads, dim = q.shape
     width = table.shape[1] * page_size
-    block = block_of(width)
+    block = block or block_of(width)
     pages = block // page_size  # of a turn
     wide = jnp.promote_types(q.dtype, jnp.float32)
     kv_heads = jax.eval_shape(fetch, table[:, :1])[0].shape[1]
