@@ -147,7 +147,7 @@ def study(model, level):
     config.log.update(dict(look_every=0, tensorboard=False))
     if model == QWEN:
         config.rollout.update(dict(max_prompt=256, max_new=384))
-        config.learner.update(dict(microbatch_rows=32, scoring_rows=64, packed_lengths=1))  # as the pilot
+        config.learner.update(dict(microbatch_rows=16, scoring_rows=32))  # as many tokens as the pilot's
         config.steps, config.evaluation.every = 20, 5
     else:
         config.rollout.update(dict(prompts=8, slots=64))

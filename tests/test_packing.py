@@ -26,22 +26,20 @@ STOP = np.array([12, 2, 5, 0, 7, 12, 3, 3, 3, 2, 9, 4, 0, 6, 2, 11])
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=24).map(np.array), st.integers(0, 9), st.integers(1, 4))
 def test_first_fit_puts_each_sequence_whole_where_there_was_room(lengths, room, most):
-    """In rows of any number of sequences, and of at most so many."""
-    columns = max(lengths.max() + room, 1)
-    start, used = packing.first_fit(lengths, columns)
-    assert packing.first_fit(lengths, columns, columns)[0].tolist() == start.tolist()
-    few, rows = packing.first_fit(lengths, columns, most)
-    held = np.bincount(few[lengths > 0] // columns, minlength=1)
-    assert held.max() <= most and (held[:rows] > 0).all() and held.sum() == (lengths > 0).sum()
-    real = lengths > 0
-    assert start.dtype == np.int32 and (start[~real] == len(lengths) * columns).all()
-    taken = np.zeros(len(lengths) * columns, int)
-    for begin, length in zip(start[real], lengths[real], strict=True):
-        assert begin // columns == (begin + length - 1) // columns
-        taken[begin : begin + length] += 1
-    rows = taken.reshape(-1, columns)
-    assert taken.max(initial=0) <= 1 and rows[:used].any(1).all() and not rows[used:].any()
-    full = rows.sum(1)
+    """In rows of any number of sequences, of at most so many, and in those of a plan."""
+    columns, real = max(lengths.max() + room, 1), lengths > 0
+    (start, used), (few, rows) = (packing.first_fit(lengths, columns, places) for places in (None, most))
+    count, planned = packing.plan(lengths, 3, columns, most)
+    assert -(-real.sum() // most) <= 3 * count <= rows + 2
+    for at, within, places in (start, used, columns), (few, rows, most), (planned, 3 * count, most):
+        assert at.dtype == np.int32 and (at[~real] == len(lengths) * columns).all()
+        taken = np.zeros(within * columns, int)
+        for begin, length in zip(at[real], lengths[real], strict=True):
+            assert begin // columns == (begin + length - 1) // columns
+            taken[begin : begin + length] += 1
+        assert taken.sum() == lengths.sum() and taken.max(initial=0) <= 1
+        assert np.bincount(at[real] // columns, minlength=1).max() <= places
+    full = np.bincount(start[real] // columns, lengths[real], minlength=1)
     for row in range(1, used):  # a row's first sequence, its longest, had no room in any row before
         longest = lengths[real & (start == row * columns)].item()
         assert (full[:row] + longest > columns).all()
@@ -53,15 +51,15 @@ unpacked = jax.jit(packing.unpacked, static_argnames="columns")
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 9), min_size=12, max_size=12).map(np.array), st.integers(0, 99))
-@pytest.mark.parametrize("columns", [9, 20])
-def test_packed_rows_hold_the_sequences_and_give_their_values_back(columns, lengths, seed):
-    """Rows as wide as those of the batch, and wider ones."""
+@pytest.mark.parametrize("columns, most", [(9, None), (20, None), (20, 3)])
+def test_packed_rows_hold_the_sequences_and_give_their_values_back(columns, most, lengths, seed):
+    """Rows as wide as those of the batch, and wider ones, also of at most so many sequences."""
     rng, width, rows = np.random.default_rng(seed), 9, 3
     tokens = rng.integers(1, 1000, (len(lengths), width)).astype(np.int32)
     mask = (np.arange(width) < lengths[:, None]) & (rng.random(tokens.shape) < 0.5)
     mask[lengths > 0, lengths[lengths > 0] - 1] = True
     routes = rng.integers(0, 9, (*tokens.shape, 4)).astype(np.uint8)
-    count, start = packing.plan(lengths, rows, columns)
+    count, start = packing.plan(lengths, rows, columns, most)
     assert 0 <= count <= len(lengths) // rows
     found = {}
     for index in range(count):
@@ -94,6 +92,8 @@ def test_long_tailed_lengths_leave_little_padding():
     assert start is None and whole == 32
     wastes = [1 - lengths.sum() / (n * 16 * columns) for n in (count, whole)]
     assert wastes[0] < 0.1 and wastes[1] > 0.7
+    # In rows twice as long, with 8 places each, first fit takes six microbatches; spread evenly, they take four.
+    assert packing.first_fit(lengths, 2 * columns, 8)[1] > 80 and packing.plan(lengths, 16, 2 * columns, 8).count == 4
 
 
 def random_step(seed=0):

@@ -173,13 +173,14 @@ def cudnn_pages(
     The kernel knows no soft cap, and would align windows, and the causality of several queries, with the first token.
     A single query reads its window in one turn: between turns of a loop the host would wait for the GPU.
     """
-    windowed, block = kind.window is not None and kind.window < table.shape[1] * page_size, None
-    if windowed and q.shape[1] == 1:
-        width = min((kind.window - 2) // page_size + 2, table.shape[1])  # that a window may touch
-        before = jnp.maximum(first - kind.window + 1, 0) // page_size  # [R]
+    window = kind.window if (kind.window or 0) < table.shape[1] * page_size else None  # none: no sequence is longer
+    block = None
+    if window is not None and q.shape[1] == 1:
+        width = min((window - 2) // page_size + 2, table.shape[1])  # pages that a window may touch
+        before = jnp.maximum(first - window + 1, 0) // page_size  # [R]
         table = jnp.take_along_axis(table, before[:, None] + jnp.arange(width), axis=1, mode="clip")
         first, block = first - before * page_size, width * page_size
-    if q.shape[1] > 1 or windowed or kind.soft_cap is not None or q.dtype.itemsize != 2:
+    if q.shape[1] > 1 or window is not None or kind.soft_cap is not None or q.dtype.itemsize != 2:
 
         def fetch(pages):  # i32[T, n]
             both = pool[0][pages].transpose(2, 0, 4, 1, 3, 5)  # [2, T, kv_heads, n, page_size, head_dim]

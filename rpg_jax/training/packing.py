@@ -43,12 +43,15 @@ def plan(lengths: np.ndarray, rows: int, columns: int | None, most: int | None =
       most: sequences of a packed row; None is as many as it has room for.
     """
     start, used = (None, len(lengths)) if columns is None else first_fit(lengths, columns, most)
+    if columns and most:  # where long sequences share rows, short ones run out of places in the others
+        least = -(-np.sum(lengths) // (rows * columns)) * rows  # rows that hold so many tokens
+        start, used = min((start, used), first_fit(lengths, columns, most, least), key=lambda fit: fit[1])
     return Plan(np.int32(-(-used // rows)), start)
 
 
-def first_fit(lengths: np.ndarray, columns: int, most: int | None = None) -> tuple[np.ndarray, int]:
+def first_fit(lengths: np.ndarray, columns: int, most: int | None = None, spread: int = 0) -> tuple[np.ndarray, int]:
     """First-fit decreasing: each sequence, the longest first, goes into the first row that has room for it, and fewer
-    than `most` others.
+    than `most` others; or, of the first `spread` rows, into the one with the most room for each place that is left.
 
     Returns start i32[B], the index of each sequence's first token when all rows are laid end to end; B * columns, which
     is beyond the last row, for a sequence without tokens. And the number of rows used, at most B.
@@ -56,10 +59,11 @@ def first_fit(lengths: np.ndarray, columns: int, most: int | None = None) -> tup
     lengths = np.asarray(lengths)
     room = np.full(len(lengths), columns)  # free columns of each row
     places = np.full(len(lengths), most or columns)  # free for sequences
+    first = np.arange(len(lengths)) < spread
     start = np.full(len(lengths), len(lengths) * columns, np.int32)
     for sequence in np.argsort(-lengths, kind="stable"):
         if lengths[sequence]:
-            row = np.argmax((room >= lengths[sequence]) & (places > 0))
+            row = np.argmax((room >= lengths[sequence]) * (places > 0) * (1 + first * room / places.clip(1)))
             start[sequence] = (row + 1) * columns - room[row]
             room[row] -= lengths[sequence]
             places[row] -= 1
@@ -141,11 +145,6 @@ def model_rows(
     return take
 
 
-def standing_in(start: jax.Array, index: ArrayLike, size: int) -> jax.Array:
-    """Which sequences microbatch `index` of `size` tokens holds: bool[B, 1]."""
-    return (start // size == index)[:, None]
-
-
 def microbatches(
     mesh: Mesh, start: jax.Array | None, batch: TrainBatch, rows: int, columns: int | None = None
 ) -> Callable[[ArrayLike], Microbatch]:
@@ -165,7 +164,7 @@ def microbatches(
     size = rows * columns
 
     def micro(index):
-        sequences = dataclasses.replace(batch, loss_mask=batch.loss_mask & standing_in(start, index, size))
+        sequences = dataclasses.replace(batch, loss_mask=batch.loss_mask & (start // size == index)[:, None])
         return take(index), sequences, lambda logp: unpacked(start - index * size, logp, length)
 
     return micro
@@ -191,7 +190,7 @@ def map_rows(
     def put(index, values, new):
         if start is None:
             return values.at[index].set(new)
-        return jnp.where(mask & standing_in(start, index, size), unpacked(start - index * size, new, width), values)
+        return jnp.where(mask & (start // size == index)[:, None], unpacked(start - index * size, new, width), values)
 
     @partial(jax.jit, inline=True)  # traced once, for shapes and in the loop, whose index is of the type of 0
     def found(index):
