@@ -66,12 +66,13 @@ def test_topologies_are_those_that_exist_and_others_are_refused_with_those_that_
 def test_work_of_a_program_counts_as_often_as_it_is_done():
     """As libtpu writes it: a loop that the compiler counted, one of a counter raised by 2, one of a traced count."""
     text = (ROOT / "tests/data/step.hlo").read_text()
-    found = hlo.work(text, traced=3, experts=4)
+    found = hlo.work(text, traced=3, experts=4, within=2)
     sent = {
         "collective-permute": (4, 4 * 128),  # 0, 2, 4, 6; 8 x 4 float32 are 128 bytes
         "all-reduce": (3 + 5, 8 * 2 * 128 * 3 / 4),
         "all-gather": (1, 64 * 3 / 4),
         "reduce-scatter": (1, 16 * 7),
+        "collective-broadcast": (3 * 2 + 5 * 3, 21 * 128),  # in a loop of a traced count within each of two loops
     }
     assert {kind: (found[f"{kind} times"], found[f"{kind} sent"]) for kind in sent} == sent
     assert found["sent"] == sum(size for _, size in sent.values())
@@ -102,8 +103,8 @@ def test_what_a_turn_of_the_innermost_large_loop_launches():
     assert hlo.launches("000: kCommandBuffer [source | sink]\n" + buffered)["outside"] == 0
 
 
-def operations(jaxpr) -> float:
-    """Multiplications and additions of all matrix products of a traced function, loops counted as they turn."""
+def operations(jaxpr, chunks) -> float:
+    """Multiplications and additions of a function's matrix products; a loop of no fixed length has `chunks` turns."""
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -111,11 +112,11 @@ def operations(jaxpr) -> float:
             left = equation.invars[0].aval.shape
             total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
         elif equation.primitive.name == "cond":
-            total += max(operations(branch.jaxpr) for branch in equation.params["branches"])
+            total += max(operations(branch.jaxpr, chunks) for branch in equation.params["branches"])
         else:
-            turns = equation.params["length"] if equation.primitive.name == "scan" else 1
+            turns = {"scan": equation.params.get("length"), "while": chunks}.get(equation.primitive.name, 1)
             for inner in jax.extend.core.jaxprs_in_params(equation.params):
-                total += turns * operations(inner)
+                total += turns * operations(inner, chunks)
     return total
 
 
@@ -130,7 +131,7 @@ def test_operations_of_an_update_are_those_of_the_model(size, remat):
     def loss(params, tokens):
         return token_logprobs(model, params, tokens, tokens > 0, chunk=8).sum()
 
-    counted = operations(jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr)
+    counted = operations(jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr, chunks=2)
     cost = floor.costs(workload(shape, remat))["update"]
     # Half of all pairs of 16 tokens, two products forward and five backward, and forward again where it is not kept.
     passes = 3.5 + {"none": 0, "dots": 1, "full": 1}[remat]

@@ -31,7 +31,7 @@ def token_logprobs(model: Model, params: dict, tokens: jax.Array, mask: jax.Arra
     Returns [B, T], float32 or wider.
     """
     found = _chunked(((model, params),), _logprob, tokens, mask, **settings)
-    return found if settings.get("auxiliary") else found[0]
+    return (found[0], found[-1]) if settings.get("auxiliary") else found[0]
 
 
 def token_logprobs_and_entropy(model: Model, params: dict, tokens, mask, **settings) -> tuple[jax.Array, jax.Array]:
@@ -46,8 +46,8 @@ def token_logprobs_and_divergence(
     distributions. `reference` is a model of any size, with the same tokens, and its tree, which takes a forward pass of
     its own and gets no gradient."""
 
-    def measure(logits, targets):
-        return *_logprob(logits, targets), divergence(*logits)
+    def measure(logits, targets, _):
+        return _logprob(logits, targets)[0], divergence(*logits)
 
     return _chunked(((model, params), reference), measure, tokens, mask, **settings)
 
@@ -61,21 +61,31 @@ def token_logprobs_of_two(
     return _chunked(((model, params), other), _compared, tokens, mask, **settings)
 
 
-# What is measured: from the logits [..., V] of each policy and targets i32[...] to a tuple of [...].
+# What is measured: from the logits [..., V] of each policy, targets i32[...] and, in the backward pass, what was found
+# before, to a tuple of [...].
 
 
-def _logprob(logits, targets):
-    picked = jnp.take_along_axis(logits[0], targets[..., None], -1)[..., 0]
-    return (picked - jax.nn.logsumexp(logits[0], -1),)
+def _logprob(logits, targets, found=None):
+    """Log-probs, and the largest logits and the sums of a softmax. With these, a function of the same gradient whose
+    value nobody reads, so that it needs no pass over the vocabulary; on GPUs a scatter would write the gradient out."""
+    x, at = logits[0], partial(jnp.take_along_axis, indices=targets[..., None], axis=-1)
+    top, total = (jax.lax.stop_gradient(x.max(-1)), None) if found is None else found[1:]
+    mass = jnp.exp(x - top[..., None])
+    if total is None:
+        total = mass.sum(-1)
+        return at(x)[..., 0] - top - jnp.log(total), top, total
+    chosen = targets[..., None] == jnp.arange(x.shape[-1])
+    picked = jax.lax.platform_dependent(x, cpu=at, default=lambda x: jnp.where(chosen, x, 0.0).sum(-1, keepdims=True))
+    return picked[..., 0] - (mass / total[..., None]).sum(-1), top, total
 
 
-def _logprob_and_entropy(logits, targets):
+def _logprob_and_entropy(logits, targets, _=None):
     logp = jax.nn.log_softmax(logits[0], -1)
     entropy = -jnp.sum(jnp.exp(logp) * jnp.where(logp > -jnp.inf, logp, 0.0), -1)
     return jnp.take_along_axis(logp, targets[..., None], -1)[..., 0], entropy
 
 
-def _compared(logits, targets):
+def _compared(logits, targets, _):
     shared = min(x.shape[-1] for x in logits)
     logits = [x[..., :shared] for x in logits]
     log_p, log_q = (jax.nn.log_softmax(x, -1) for x in logits)
@@ -126,10 +136,8 @@ def _by_chunks(models, measure, chunk, head, hidden, constants):
                 logits = models[0].logits(heads[0], hidden[0])
                 return _measured(models, measure, tokens, mask, temperature, heads[1:], hidden[1:], logits)
 
-            def skipped(*args):
-                return jax.tree.map(jnp.zeros_like, jax.eval_shape(measured, *args))
-
-            return None, jax.lax.cond(used, measured, skipped, heads, hidden)
+            nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(measured, heads, hidden))
+            return None, jax.lax.cond(used, measured, lambda *_: nothing, heads, hidden)
 
         values = jax.lax.scan(step, None, (used, *_split(rows, chunk)))[1]
         return None, _join(values, mask.shape[1])
@@ -139,35 +147,34 @@ def _by_chunks(models, measure, chunk, head, hidden, constants):
 
 
 def _backward(models, measure, chunk, saved, d_values):
-    head, hidden, ((fixed, others), tokens, mask, temperature) = saved
+    head, hidden, ((fixed, others), tokens, mask, temperature), found = saved
 
     def on_shard(heads, shared, rows):
         used, temperature = shared
         trained = {} if models[0].lora else heads[0]
 
-        def step(d_head, part):
-            used, (hidden, *others), tokens, mask, d_values = part
+        start = jax.tree.map(lambda x, like: jnp.zeros(x.shape, like.dtype), trained, trained and head)
+        chunks, order = _split(rows, chunk), jnp.argsort(~used)  # those with a token first
 
-            def measured(d_head):
-                logits = models[0].logits(heads[0], hidden)
-                values = partial(_measured, models, measure, tokens, mask, temperature, heads[1:], others)
-                _, pullback = jax.vjp(values, logits)
-                d_matrix, d_hidden = _of_product(models[0], heads[0], hidden, *pullback(d_values))
-                return jax.tree.map(lambda total: total + d_matrix.astype(total.dtype), d_head), d_hidden
+        def step(index, carry):
+            (hidden, *others), tokens, mask, found, d_values = jax.tree.map(lambda x: x[order[index]], chunks)
+            logits = models[0].logits(heads[0], hidden)
+            values = partial(_measured, models, measure, tokens, mask, temperature, heads[1:], others, found=found)
+            _, pullback = jax.vjp(values, logits)
+            d_matrix, d_hidden = _of_product(models[0], heads[0], hidden, *pullback(d_values))
+            d_head = jax.tree.map(lambda total: total + d_matrix.astype(total.dtype), carry[0])
+            return d_head, carry[1].at[order[index]].set(d_hidden)
 
-            return jax.lax.cond(used, measured, lambda d_head: (d_head, jnp.zeros_like(hidden)), d_head)
-
-        dtypes = {name: head[name] for name in trained}
-        start = jax.tree.map(lambda x, like: jnp.zeros(x.shape, like.dtype), trained, dtypes)
-        d_head, d_hidden = jax.lax.scan(step, start, (used, *_split(rows, chunk)))
+        # A conditional in each turn would copy the matrix's gradient twice.
+        d_head, d_hidden = jax.lax.fori_loop(0, used.sum(), step, (start, jnp.zeros_like(chunks[0][0])))
         return d_head, _join(d_hidden, mask.shape[1])
 
-    shared, rows = (_used(mask, chunk), temperature), ([hidden, *others], tokens, mask, d_values)
+    shared, rows = (_used(mask, chunk), temperature), ([hidden, *others], tokens, mask, found, d_values)
     d_head, d_hidden = models[0].per_shard(on_shard, _narrow(models, [head, *fixed]), shared, rows)
     return jax.tree.map(jnp.zeros_like, head) | d_head, d_hidden, None
 
 
-_by_chunks.defvjp(lambda *given: (_by_chunks(*given), given[3:]), _backward)
+_by_chunks.defvjp(lambda *given: (found := _by_chunks(*given), (*given[3:], found)), _backward)
 
 
 def _narrow(models, heads):
@@ -185,10 +192,9 @@ def _split(tree, chunk):
     """Leaves [B, T, ...] as [chunks, B, chunk, ...]."""
 
     def split(x):
-        batch, length = x.shape[:2]
-        count = -(-length // chunk)
-        x = jnp.pad(x, ((0, 0), (0, count * chunk - length)) + ((0, 0),) * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(batch, count, chunk, *x.shape[2:]), 1, 0)
+        count = -(-x.shape[1] // chunk)
+        x = jnp.pad(x, ((0, 0), (0, count * chunk - x.shape[1])) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(x.shape[0], count, chunk, *x.shape[2:]), 1, 0)
 
     return jax.tree.map(split, tree)
 
@@ -198,10 +204,11 @@ def _join(tree, length):
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :length], tree)
 
 
-def _measured(models, measure, tokens, mask, temperature, heads, hidden, logits):
+def _measured(models, measure, tokens, mask, temperature, heads, hidden, logits, found=None):
     """From the logits [B, chunk, V] of the first model, and the heads and hidden states of the others."""
+    found = jax.tree.map(lambda x: jnp.where(mask, x, jnp.inf), found)  # exp(x - inf) is 0, exp(x - 0) may overflow
     every = [logits, *(model.logits(*pair) for model, *pair in zip(models[1:], heads, hidden, strict=True))]
-    return tuple(jnp.where(mask, value, 0.0) for value in measure([x / temperature for x in every], tokens))
+    return tuple(jnp.where(mask, value, 0.0) for value in measure([x / temperature for x in every], tokens, found))
 
 
 def _of_product(model, head, hidden, d_logits):
@@ -212,7 +219,6 @@ def _of_product(model, head, hidden, d_logits):
     """
     wide, tied, matrix = d_logits.dtype, "embed" in head, jax.tree.leaves(head)[0]
     d_logits = d_logits.astype(model.dtype) if model.dtype == jnp.bfloat16 else d_logits
-
     product = partial(jax.lax.dot_general, preferred_element_type=wide)
     d_hidden = product(d_logits, matrix, (((2,), (0 if tied else 1,)), ((), ()))).astype(hidden.dtype)
     if tied:

@@ -57,8 +57,7 @@ def running_softmax(
     Returns [R, C, heads, head_dim]; scores and sums are at least float32.
     """
     rows, count, heads, dim = q.shape
-    width = table.shape[1] * page_size
-    block = block or block_of(width)
+    block = block or block_of(table.shape[1] * page_size)
     pages = block // page_size  # of a turn
     wide = jnp.promote_types(q.dtype, jnp.float32)
     kv_heads = jax.eval_shape(fetch, table[:, :1])[0].shape[1]
@@ -95,14 +94,9 @@ def running_softmax(
     if table.shape[1] == pages or rows <= TILE:
         out = attention(tile)  # [R, K, G * C, D]
     else:
-        order = jnp.argsort(-turns, stable=True)  # [R], longest first
-        out = jax.lax.map(attention, jax.tree.map(lambda x: _tiles(x[order]), tile))
+        order = jnp.argsort(-turns, stable=True)  # [R], longest first; zeros fill up the last tile
+        index = jnp.pad(order, (0, -rows % TILE), constant_values=rows).reshape(-1, TILE)
+        out = jax.lax.map(attention, jax.tree.map(lambda x: x.at[index].get(mode="fill", fill_value=0), tile))
         out = out.reshape(-1, *out.shape[2:])[jnp.argsort(order)]
     out = out.reshape(rows, kv_heads, group, count, dim)
     return out.transpose(0, 3, 1, 2, 4).reshape(rows, count, heads, dim).astype(q.dtype)
-
-
-def _tiles(x):
-    """[R, ...] as [tiles, TILE, ...]; zeros fill up the last one."""
-    padded = jnp.pad(x, ((0, -x.shape[0] % TILE),) + ((0, 0),) * (x.ndim - 1))
-    return padded.reshape(-1, TILE, *x.shape[1:])

@@ -42,7 +42,9 @@ class _Instruction(NamedTuple):
         return float(stated[1]) if stated and int(stated[1]) < 2**63 - 1 else 0.0
 
 
-def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float = 1, experts: int = 0) -> Work:
+def work(
+    text: str, traced: float, apart: tuple[str, ...] = (), outside: float = 1, experts: int = 0, within: float = 1
+) -> Work:
     """The work of a partitioned program, `compiled.as_text()`, on one device; a loop counts once for every iteration.
 
     Args:
@@ -50,6 +52,7 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
       apart: names of `jax.named_scope` whose loops and conditionals do not count.
       outside: the share that counts of what is outside of all loops.
       experts: of a layer on the device, if there are any; the kernels of others are not read.
+      within: iterations of a loop whose trip count is not a constant inside of another such loop.
 
     Returns:
       cycles: the sum of the `estimated_cycles` that XLA for TPUs writes on every fusion, without custom calls and
@@ -65,7 +68,7 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
     devices = int(partitions[1]) if partitions else 1
 
     @functools.cache
-    def work_of(computation: str, share: float = 1) -> Work:
+    def work_of(computation: str, share: float = 1, traced: float = traced) -> Work:
         """The work of one computation and of all that it calls; `share` counts of what is outside of its loops."""
         total = {}
 
@@ -82,12 +85,14 @@ def work(text: str, traced: float, apart: tuple[str, ...] = (), outside: float =
                 sent = _sent(kind, instruction, devices)
                 add({f"{kind} times": 1, f"{kind} sent": sent, "sent": sent}, share)
             elif kind == "while":
-                add(work_of(instruction.computation("body")), _trip_count(instruction, computations, traced))
+                known = _trip_count(instruction, computations)
+                body = work_of(instruction.computation("body"), 1, within if known is None else traced)
+                add(body, traced if known is None else known)
             elif kind == "conditional":
-                branches = [work_of(branch, share) for branch in _branches(instruction)]
+                branches = [work_of(branch, share, traced) for branch in _branches(instruction)]
                 add(max(branches, key=lambda branch: (branch.get("cycles", 0), branch.get("sent", 0))))
             elif kind in ("fusion", "call", "async"):
-                called = work_of(instruction.computation("calls|to_apply"), share)
+                called = work_of(instruction.computation("calls|to_apply"), share, traced)
                 # A fusion's own estimate covers what is fused in it.
                 add({**called, "cycles": share * stated} if stated else called)
             elif _KERNEL in instruction.rest and name.startswith(("ragged-dot", "tgmm")):
@@ -151,8 +156,8 @@ def _branches(conditional: _Instruction) -> list[str]:
     return [conditional.computation(f"{branch}_computation") for branch in ("true", "false")]
 
 
-def _trip_count(loop: _Instruction, computations, traced: float) -> float:
-    """Iterations of a loop: as the compiler states them, or from a condition `counter < constant`; else `traced`."""
+def _trip_count(loop: _Instruction, computations) -> int | None:
+    """Iterations of a loop: as the compiler states them, or from a condition `counter < constant`; else None."""
     if stated := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.rest):
         return int(stated[1])
     condition, body = (computations[loop.computation(key)] for key in ("condition", "body"))
@@ -163,7 +168,7 @@ def _trip_count(loop: _Instruction, computations, traced: float) -> float:
         if limit.opcode == "constant" and index:
             carry = next(instruction for instruction in reversed(body.values()) if instruction.opcode == "tuple")
             return -(-limit.constant() // _increment(carry.operands()[int(index[1])], body))
-    return traced
+    return None
 
 
 def _increment(name: str, body: dict[str, _Instruction]) -> int:

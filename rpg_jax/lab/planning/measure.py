@@ -165,7 +165,8 @@ def memory(topology: Topology, phase: str, program: Program, workload: Workload)
             return _refused(str(error), program)
         counted = {"launches": hlo.launches(_sequence(pathlib.Path(folder)))} if launches else {}
     analysis = executable.memory_analysis()
-    work = dict(hlo.work(executable.as_text(), program.turns, program.apart, program.outside, experts))
+    counted_as = program.turns, program.apart, program.outside, experts, program.chunks
+    work = dict(hlo.work(executable.as_text(), *counted_as))
     arguments = analysis.argument_size_in_bytes
     output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     sizes = {

@@ -31,6 +31,7 @@ class Program(NamedTuple):
     cache: float = 0.0  # bytes of the KV cache on a device
     apart: tuple[str, ...] = ()  # named scopes whose loops and conditionals are no part of that work
     outside: float = 1.0  # share of what is outside of its loops, in that work
+    chunks: float = 1.0  # turns of such a loop within another
 
 
 def device_bytes(tree: Any) -> float:
@@ -134,5 +135,6 @@ def programs(sketch: Sketch) -> dict[str, Program]:
             *learn["update"],
             beside=batch + device_bytes(responses),
             turns=workload.microbatches(workload.minibatch_rows, loop.microbatch_rows),
+            chunks=sketch.chunks,
         ),
     }

@@ -27,6 +27,7 @@ class Sketch(NamedTuple):
     checkpoint: Checkpoint  # abstract, with shardings
     sides: dict[str, Workload]  # of each phase: that of the devices that sample, or of those that learn
     conversation: bool  # whether environments answer
+    chunks: int  # of a row, whose logits are computed one after the other
 
     @property
     def workload(self) -> Workload:
@@ -78,7 +79,9 @@ def sketch(
     )
     sampling = dataclasses.replace(workload, model=run.sampler_model, mesh=run.sampler_mesh.shape)
     sides = {phase: sampling if phase in SAMPLED else workload for phase in PHASES}
-    return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, sides, conversation)
+    columns = run.loop.packed_columns or run.rollout.max_prompt + run.rollout.max_new
+    chunks = -(-columns // config.learner.logprob_chunk)
+    return Sketch(run, build.build_parts(config, run, state, **unused), checkpoint, sides, conversation, chunks)
 
 
 def planned_size(config: ConfigDict) -> str | None:
