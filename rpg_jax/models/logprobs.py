@@ -152,7 +152,6 @@ def _backward(models, measure, chunk, saved, d_values):
     def on_shard(heads, shared, rows):
         used, temperature = shared
         trained = {} if models[0].lora else heads[0]
-
         start = jax.tree.map(lambda x, like: jnp.zeros(x.shape, like.dtype), trained, trained and head)
         chunks, order = _split(rows, chunk), jnp.argsort(~used)  # those with a token first
 
