@@ -28,9 +28,9 @@ STOP = np.array([12, 2, 5, 0, 7, 12, 3, 3, 3, 2, 9, 4, 0, 6, 2, 11])
 def test_first_fit_puts_each_sequence_whole_where_there_was_room(lengths, room, most):
     """In rows of any number of sequences, of at most so many, and in those of a plan."""
     columns, real = max(lengths.max() + room, 1), lengths > 0
-    (start, used), (few, rows) = (packing.first_fit(lengths, columns, places) for places in (None, most))
+    (start, used), (few, rows), same = (packing.first_fit(lengths, columns, at) for at in (None, most, columns))
     count, planned = packing.plan(lengths, 3, columns, most)
-    assert -(-real.sum() // most) <= 3 * count <= rows + 2
+    assert same[0].tolist() == start.tolist() and -(-real.sum() // most) <= 3 * count <= rows + 2
     for at, within, places in (start, used, columns), (few, rows, most), (planned, 3 * count, most):
         assert at.dtype == np.int32 and (at[~real] == len(lengths) * columns).all()
         taken = np.zeros(within * columns, int)
@@ -38,7 +38,8 @@ def test_first_fit_puts_each_sequence_whole_where_there_was_room(lengths, room, 
             assert begin // columns == (begin + length - 1) // columns
             taken[begin : begin + length] += 1
         assert taken.sum() == lengths.sum() and taken.max(initial=0) <= 1
-        assert np.bincount(at[real] // columns, minlength=1).max() <= places
+        held = np.bincount(at[real] // columns)  # no row is left out, and a plan fills up its last microbatch
+        assert held.max(initial=0) <= places and (held > 0).all() and held.size >= within - 2 * (at is planned)
     full = np.bincount(start[real] // columns, lengths[real], minlength=1)
     for row in range(1, used):  # a row's first sequence, its longest, had no room in any row before
         longest = lengths[real & (start == row * columns)].item()

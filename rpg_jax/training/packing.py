@@ -63,7 +63,8 @@ def first_fit(lengths: np.ndarray, columns: int, most: int | None = None, spread
     start = np.full(len(lengths), len(lengths) * columns, np.int32)
     for sequence in np.argsort(-lengths, kind="stable"):
         if lengths[sequence]:
-            row = np.argmax((room >= lengths[sequence]) * (places > 0) * (1 + first * room / places.clip(1)))
+            preferred = 1 + first * room / places.clip(1) if spread else 1
+            row = np.argmax((room >= lengths[sequence]) * (places > 0) * preferred)
             start[sequence] = (row + 1) * columns - room[row]
             room[row] -= lengths[sequence]
             places[row] -= 1
